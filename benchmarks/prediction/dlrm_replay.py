@@ -22,7 +22,7 @@ from lin2024.execution import (
 
 from torchtraceap import _core
 from torchtraceap.lab.prediction.capture.calls import Phase
-from torchtraceap.lab.prediction.lowering.call_context import Situation, crossing
+from torchtraceap.lab.prediction.lowering.call_context import CallContext, crossing
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.recorded_host import call_name
 from torchtraceap.lab.prediction.lowering.work import HostTime
@@ -40,7 +40,7 @@ RETURN_NS = 5_000
 class HostCall:
     """A call of the host with the GPU work that it launches."""
 
-    situation: Situation
+    situation: CallContext
     pieces: tuple[tuple[float, Node], ...]
     """ns and node of each; a collective has NaN, the replay knows its time."""
     nodes: tuple[Node, ...]
@@ -76,7 +76,9 @@ def host_calls(tree: CallTree, device: Device, launches: Mapping[str, int]) -> l
                 pieces.append((float("nan"), each))
             elif count and on_gpu(each):
                 pieces += [(gpu_time(each, count, device) / count, each)] * count
-        calls.append(HostCall(Situation(name, last, phase, between), tuple(pieces), tuple(inside)))
+        calls.append(
+            HostCall(CallContext(name, last, phase, between), tuple(pieces), tuple(inside))
+        )
         last, last_grad, last_phase = name, grad, phase
     return calls
 

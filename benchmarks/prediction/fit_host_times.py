@@ -58,7 +58,7 @@ class Rows:
         chains, traces, values = [], [], []
         for trace, one in enumerate(data):
             for index, value in zip(*one.calls.times(quantity), strict=True):
-                call = one.calls.situations[int(index)]
+                call = one.calls.call_contexts[int(index)]
                 if call.crossing == UNKNOWN_CROSSING:
                     call = replace(call, crossing=crossings.get(call.name, crossings[""]))
                 chain = [keys.setdefault(key, len(keys)) for key in call.classes(quantity)]
@@ -87,7 +87,7 @@ def usual_crossings(data: Sequence[host_data.HostData]) -> dict[str, str]:
     """By name, where modules were recorded; "" for the rest."""
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     for one in data:
-        for call in one.calls.situations:
+        for call in one.calls.call_contexts:
             if call.crossing.startswith("modules") and call.crossing != UNKNOWN_CROSSING:
                 seen[call.name][call.crossing] += 1
                 seen[""][call.crossing] += 1

@@ -68,7 +68,7 @@ def row_of(one: host_data.HostData, models: Models, by: list[str]) -> dict[str, 
         "calibrated_by": by,
     }
     for name, model in models.items():
-        times = model.times_of(one.calls.situations, one.calls.counts.tolist())
+        times = model.times_of(one.calls.call_contexts, one.calls.counts.tolist())
         phases = predicted_ns(one, times.calls)
         best = sum(phases.values())
         row[name] = {
@@ -89,7 +89,7 @@ def measured_ns(one: host_data.HostData) -> dict[Phase, float]:
     found = dict.fromkeys(Phase, 0.0)
     inside = calls.to_launch + calls.between * np.maximum(calls.counts - 1, 0) + calls.after
     whole = np.nan_to_num(calls.before) + inside
-    for call, ns, launches in zip(calls.situations, whole.tolist(), calls.launches, strict=True):
+    for call, ns, launches in zip(calls.call_contexts, whole.tolist(), calls.launches, strict=True):
         found[call.phase] += ns + sum(launches)
     return found
 
@@ -98,7 +98,7 @@ def predicted_ns(one: host_data.HostData, times: Sequence[HostTime]) -> dict[Pha
     """Over what was measured: where the gap before a call is not known, neither is its own."""
     found = dict.fromkeys(Phase, 0.0)
     known = np.isfinite(one.calls.before).tolist()
-    for call, time, has_gap in zip(one.calls.situations, times, known, strict=True):
+    for call, time, has_gap in zip(one.calls.call_contexts, times, known, strict=True):
         found[call.phase] += time.total_ns - (0.0 if has_gap else time.before)
     return found
 

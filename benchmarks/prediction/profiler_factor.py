@@ -74,7 +74,7 @@ def one_round(model: nn.Module, x: torch.Tensor, options: dict[str, Any]) -> dic
         calls = recorded_calls(ttap.load(path).rank())
     views = [
         float(calls.to_launch[place])
-        for place, call in enumerate(calls.situations)
+        for place, call in enumerate(calls.call_contexts)
         if call.name in ("aten::view", "aten::t", "aten::transpose")
     ]
     gaps = calls.before[np.isfinite(calls.before)]

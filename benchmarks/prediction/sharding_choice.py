@@ -11,7 +11,7 @@ import numpy as np
 from sharding_truth import Machine, draw_task, measured_ns
 
 from torchtraceap.lab.sharding import Cluster, choose_sharding
-from torchtraceap.lab.sharding.sharders import SEVEN
+from torchtraceap.lab.sharding.sharders import PUBLISHED_SHARDERS
 from torchtraceap.ops.devices import load_devices
 
 PLATFORMS = ("v100_sxm2_32gb", "a100_sxm_40gb")
@@ -95,7 +95,7 @@ def _choice(platform: str, year: int, seed: int, blocks: list[np.ndarray], drawn
         for _ in range(2)
     )
     places = {one.sharder: [load.parts for load in one.ranks] for one in choice.ranking}
-    of_seven = [name for name in SEVEN if name in predicted]
+    of_seven = [name for name in PUBLISHED_SHARDERS if name in predicted]
     chosen = min(of_seven, key=predicted.__getitem__)
     fastest = min(of_seven, key=measured.__getitem__)
     return Choice(
@@ -121,7 +121,9 @@ def summary(found: list[Choice]) -> dict[str, float | int]:
         abs(one.predicted_ns[name] / one.measured_ns[name] - 1.0)
         for one in found for name in one.predicted_ns
     ]  # fmt: skip
-    by_rule = {name: sum(one.fastest_of_seven == name for one in found) for name in SEVEN}
+    by_rule = {
+        name: sum(one.fastest_of_seven == name for one in found) for name in PUBLISHED_SHARDERS
+    }
     return {
         "tasks": len(found),
         "right": sum(one.is_right for one in found),

@@ -22,7 +22,7 @@ import numpy as np
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.lab.prediction.lowering.recorded_host import recorded_calls
-from torchtraceap.lab.prediction.timeline.skew import expected_most
+from torchtraceap.lab.prediction.timeline.skew import expected_maximum
 from torchtraceap.trace.ranks import RankTrace
 
 TRACES = (
@@ -98,7 +98,8 @@ def main() -> None:
         if "waits" in one:
             others = [row for row in rows if row is not one]
             one["predicted"] = max(
-                share * (expected_most([r for row in others for r in row[side]], one["ranks"]) - 1)
+                share
+                * (expected_maximum([r for row in others for r in row[side]], one["ranks"]) - 1)
                 for side, share in one["shares"].items()
             )
         print(json.dumps(one))

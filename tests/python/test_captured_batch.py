@@ -27,9 +27,9 @@ from torchtraceap.lab.prediction.capture import (  # noqa: E402
     capture_step,
 )
 from torchtraceap.lab.prediction.capture.batch_sizes import (  # noqa: E402
-    changed_strides,
-    viewed,
-    whole_sizes,
+    rescaled_strides,
+    resolve_sizes,
+    view_shapes,
 )
 
 
@@ -211,19 +211,19 @@ def test_a_trace_of_a_gpu_at_another_batch() -> None:
 
 
 def test_sizes_of_views() -> None:
-    assert whole_sizes((2, -1, 3), 24) == (2, 4, 3)
-    assert whole_sizes((-1, 5), 24) is None
-    (found,) = viewed((4, 12, 64), (8, 12, 64), (48, 64), 4, {})
+    assert resolve_sizes((2, -1, 3), 24) == (2, 4, 3)
+    assert resolve_sizes((-1, 5), 24) is None
+    (found,) = view_shapes((4, 12, 64), (8, 12, 64), (48, 64), 4, {})
     assert found == ((96, 64), {48: 12})
-    (found,) = viewed((48, 64), (96, 64), (4, 12, 64), 4, {48: {12}})
+    (found,) = view_shapes((48, 64), (96, 64), (4, 12, 64), 4, {48: {12}})
     assert found[0] == (8, 12, 64)
-    (found,) = viewed((48, 64), (96, 64), (12, 4, 64), 4, {48: {1}})
+    (found,) = view_shapes((48, 64), (96, 64), (12, 4, 64), 4, {48: {1}})
     assert found[0] == (12, 8, 64)
-    assert list(viewed((16, 3), (8, 3), (4, 4, 3), 16, {})) == []  # the batch itself is cut
+    assert list(view_shapes((16, 3), (8, 3), (4, 4, 3), 16, {})) == []  # the batch itself is cut
 
 
 def test_strides_grow_with_what_lies_between_rows() -> None:
-    assert changed_strides((4, 12, 64), (768, 64, 1), (8, 12, 64)) == (768, 64, 1)
-    assert changed_strides((12, 4, 64), (256, 64, 1), (12, 8, 64)) == (512, 64, 1)
-    assert changed_strides((12, 4, 64), (64, 768, 1), (12, 8, 64)) == (64, 768, 1)
-    assert changed_strides((4, 1), (0, 1), (8, 1)) == (0, 1)
+    assert rescaled_strides((4, 12, 64), (768, 64, 1), (8, 12, 64)) == (768, 64, 1)
+    assert rescaled_strides((12, 4, 64), (256, 64, 1), (12, 8, 64)) == (512, 64, 1)
+    assert rescaled_strides((12, 4, 64), (64, 768, 1), (12, 8, 64)) == (64, 768, 1)
+    assert rescaled_strides((4, 1), (0, 1), (8, 1)) == (0, 1)

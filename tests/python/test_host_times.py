@@ -13,7 +13,7 @@ import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Phase
 from torchtraceap.lab.prediction.lowering import recorded_host
-from torchtraceap.lab.prediction.lowering.call_context import situations
+from torchtraceap.lab.prediction.lowering.call_context import call_contexts
 from torchtraceap.lab.prediction.lowering.host import HostModel, HostTimes
 from torchtraceap.lab.prediction.lowering.probe import probe
 from torchtraceap.lab.prediction.lowering.recorded_host import (
@@ -62,7 +62,7 @@ def test_every_call_has_times_and_as_many_launches_as_it_makes() -> None:
 
 
 def test_modules_and_nodes_take_time_between_calls() -> None:
-    found = list(situations(STEP))
+    found = list(call_contexts(STEP))
     assert [each.crossing for each in found] == [
         "modules 2",
         "modules 0",
@@ -146,7 +146,7 @@ def recorded(factor: float, capture: tuple[Call, ...] = STEP * 20) -> RecordedCa
     times = base.times(Capture(capture), LAUNCHES * 20).calls
     return RecordedCalls(
         np.arange(len(capture)),
-        tuple(situations(capture)),
+        tuple(call_contexts(capture)),
         np.array([time.before for time in times]) * factor,
         np.array([time.to_launch for time in times]) * factor,
         tuple(tuple(each * factor for each in time.launches) for time in times),
@@ -203,7 +203,7 @@ def test_a_probe_of_this_machine_narrows_the_interval() -> None:
     found = probe(profiler="plain")
     places, gaps = found.times("before")
     assert len(places) > 300 and (gaps >= 0).all()
-    kept = {found.situations[place].name for place in found.times("alone")[0].tolist()}
+    kept = {found.call_contexts[place].name for place in found.times("alone")[0].tolist()}
     assert "aten::view" in kept and not kept & {"aten::addmm", "aten::mm", "aten::copy_"}
     unknown = HostModel(profiler="plain")
     known = unknown.calibrated([found])
@@ -270,7 +270,7 @@ def corpus(path: str) -> ttap.Trace:
 
 def test_calls_of_a_trace_are_those_of_a_capture() -> None:
     calls = recorded_calls(corpus("tracelens/h100/vit_nsfw_inference.json.gz").rank())
-    names = [each.name for each in calls.situations]
+    names = [each.name for each in calls.call_contexts]
     assert names.count("aten::addmm") == 73 and names.count("aten::linear") == 0
     assert names.count("aten::scaled_dot_product_attention") == 12
     assert "aten::_flash_attention_forward" not in names

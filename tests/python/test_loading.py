@@ -63,7 +63,7 @@ def test_batches_that_come_in_time_are_not_waited_for() -> None:
     step = loaded(Loading("pageable", 30e6, 2))
     (times,) = schedule_steps(with_steady_loader([step]), count=3).ranks
     assert times.fetch_begin is not None and times.fetch_end is not None
-    fetch = step.around.fetch
+    fetch = step.loop.fetch
     assert fetch is not None
     assert np.abs(times.fetch_end - times.fetch_begin - fetch.host_ns).max() <= 1
 

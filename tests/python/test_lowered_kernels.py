@@ -20,7 +20,7 @@ from torchtraceap.lab.prediction.lowering import (
     op_times,
 )
 from torchtraceap.lab.prediction.lowering.kernels import RULED
-from torchtraceap.lab.prediction.lowering.kernels.lists import launched_chunks
+from torchtraceap.lab.prediction.lowering.kernels.lists import launch_blocks
 from torchtraceap.lab.prediction.lowering.launching_op import libraries_of
 from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
 from torchtraceap.ops.devices import Device, device_named
@@ -212,10 +212,10 @@ def test_convolutions_move_channels_together_unless_they_are() -> None:
 
 
 def test_lists_of_tensors_are_cut_into_chunks() -> None:
-    assert launched_chunks([65_536 * 3], 2) == [3]
-    assert launched_chunks([100] * 65, 2) == [64, 1]
-    assert launched_chunks([65_536 * 700], 1) == [320, 320, 60]
-    assert launched_chunks([], 3) == []
+    assert launch_blocks([65_536 * 3], 2) == [3]
+    assert launch_blocks([100] * 65, 2) == [64, 1]
+    assert launch_blocks([65_536 * 700], 1) == [320, 320, 60]
+    assert launch_blocks([], 3) == []
     parts = tuple(tensor(1000, 1000) for _ in range(70))
     works = lowered("_foreach_add_", parts, parts, 1)
     assert len(works) == 4 and all("BinaryOpListAlphaFunctor" in each.name for each in works)

@@ -11,9 +11,9 @@ import pytest
 from torchtraceap import _core
 from torchtraceap.lab.prediction.timeline.profilers import (
     PROFILERS,
-    as_profiled,
     collective_kernel,
-    profiler_of,
+    detect_profiler,
+    rewrite_for_profiler,
 )
 from torchtraceap.trace.event_table import event_table
 
@@ -53,11 +53,11 @@ def written(table: _core.EventTable) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", PROFILERS)
 def test_a_version_is_known_by_what_it_writes(newest: _core.EventTable, version: str) -> None:
-    assert profiler_of(as_profiled(newest, PROFILERS[version])).torch == version
+    assert detect_profiler(rewrite_for_profiler(newest, PROFILERS[version])).torch == version
 
 
 def test_torch_2_1_counts_whole_microseconds_since_1970(newest: _core.EventTable) -> None:
-    said = written(as_profiled(newest, PROFILERS["2.1"]))
+    said = written(rewrite_for_profiler(newest, PROFILERS["2.1"]))
     events = {event["name"]: event for event in said["traceEvents"]}
     assert set(events) == {
         "aten::mm", "record_param_comms",
@@ -72,7 +72,7 @@ def test_torch_2_1_counts_whole_microseconds_since_1970(newest: _core.EventTable
 
 
 def test_torch_2_4_says_less_of_collectives(newest: _core.EventTable) -> None:
-    said = written(as_profiled(newest, PROFILERS["2.4"]))
+    said = written(rewrite_for_profiler(newest, PROFILERS["2.4"]))
     events = {event["name"]: event for event in said["traceEvents"]}
     kept = {"External id", "Record function id", "Collective name", "Group size"}
     assert set(events["record_param_comms"]["args"]) == kept
@@ -84,6 +84,6 @@ def test_torch_2_4_says_less_of_collectives(newest: _core.EventTable) -> None:
 
 @pytest.mark.parametrize("version", ["2.4", "2.6", "2.9"])
 def test_newer_versions_keep_nanoseconds(newest: _core.EventTable, version: str) -> None:
-    table = as_profiled(newest, PROFILERS[version])
+    table = rewrite_for_profiler(newest, PROFILERS[version])
     assert np.array_equal(np.sort(table.ts_ns), np.sort(newest.ts_ns))
     assert len(table) == len(newest)

@@ -12,7 +12,7 @@ from conftest import CORPUS
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.capture.exchanges import exchanges_of
+from torchtraceap.lab.prediction.capture.exchanges import collectives_by_node
 from torchtraceap.trace.execution.reader import read_nodes
 
 torch = pytest.importorskip("torch")
@@ -45,7 +45,7 @@ def tensor(number: int, elements: int) -> list[Any]:
 
 def read(path: Path, *nodes: dict[str, Any]) -> dict[int, Any]:
     path.write_text(json.dumps({"schema": "1.0.1", "nodes": [node(1, "root", 0), *nodes]}))
-    return exchanges_of(read_nodes(path, with_arguments=True).nodes)
+    return collectives_by_node(read_nodes(path, with_arguments=True).nodes)
 
 
 def test_an_all_gather_tells_among_how_many(tmp_path: Path) -> None:

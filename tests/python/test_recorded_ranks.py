@@ -19,7 +19,7 @@ from torchtraceap.lab.prediction.capture.calls import (
     Phase,
     TensorInfo,
 )
-from torchtraceap.lab.prediction.parallel.recorded import buckets_of, with_other_ranks
+from torchtraceap.lab.prediction.parallel.recorded import change_ranks, ddp_buckets
 from torchtraceap.lab.prediction.parallel.strategy import parse_strategy
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def real(name: str) -> str:
 def test_a_profile_of_one_process_gets_torchs_buckets(tmp_path: Path) -> None:
     part = ttap.load(recorded(tmp_path / "p.json", wide())).ranks[0]
     plan = parse_strategy("ddp", 4)
-    found = with_other_ranks(capture_profile(part), plan, part.path).capture
+    found = change_ranks(capture_profile(part), plan, part.path).capture
     (expected,) = capture_ranks(wide, plan).captures
     assert exchanged(found) == exchanged(expected)
 
@@ -85,9 +85,9 @@ def gradient(calls: int, elements: int) -> Gradient:
 
 def test_buckets_are_full_at_1_and_25_mib() -> None:
     mib = 1 << 18
-    found = buckets_of([gradient(k, mib) for k in range(30)])
+    found = ddp_buckets([gradient(k, mib) for k in range(30)])
     assert [len(bucket) for bucket in found] == [1, 25, 4]
-    found = buckets_of([gradient(0, mib // 2), gradient(1, 30 * mib), gradient(2, 30 * mib)])
+    found = ddp_buckets([gradient(0, mib // 2), gradient(1, 30 * mib), gradient(2, 30 * mib)])
     assert [len(bucket) for bucket in found] == [2, 1]
 
 
@@ -107,7 +107,7 @@ def test_more_ranks_change_collectives_alone() -> None:
         sorted(call.collective.elements_in for call in capture.calls if call.collective)
         for capture in (
             capture_gpu_trace(ttap.load(path).ranks[0]).capture,
-            with_other_ranks(
+            change_ranks(
                 capture_gpu_trace(ttap.load(path).ranks[0]).capture, parse_strategy("ddp", 16), path
             ).capture,
         )
@@ -118,7 +118,7 @@ def test_more_ranks_change_collectives_alone() -> None:
 def test_more_ranks_have_smaller_shards() -> None:
     path = real(SHARDED)
     before = capture_gpu_trace(ttap.load(path).ranks[0]).capture
-    after = with_other_ranks(before, parse_strategy("ddp", 16), path).capture
+    after = change_ranks(before, parse_strategy("ddp", 16), path).capture
     pairs = [
         (a.collective, b.collective)
         for a, b in zip(before.calls, after.calls, strict=True)
@@ -166,4 +166,4 @@ REFUSED: dict[str, tuple[Capture, str, str]] = {
 @pytest.mark.parametrize(("capture", "strategy", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_a_record_does_not_tell_is_refused(capture: Capture, strategy: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        with_other_ranks(capture, parse_strategy(strategy, 4), "trace.json")
+        change_ranks(capture, parse_strategy(strategy, 4), "trace.json")

@@ -19,7 +19,7 @@ from torchtraceap.lab.prediction.parallel.placement import (
     Piece,
     Placement,
     Plan,
-    placed,
+    place_lookups,
     read_plan,
 )
 from torchtraceap.lab.sharding import choose_sharding
@@ -314,16 +314,16 @@ TABLES = tuple(lookup(f"t{each}", 100_000 * (each + 1)) for each in range(12))
 
 
 def test_what_nobody_says_is_chosen() -> None:
-    found = placed(TABLES, 4, DEVICE)
+    found = place_lookups(TABLES, 4, DEVICE)
     assert set(found.pieces) == {each.table for each in TABLES}
     assert {piece.rank for own in found.pieces.values() for piece in own} == {0, 1, 2, 3}
-    fixed = placed(TABLES, 4, DEVICE, {"t3": 2, "t1?": "row_wise"})
+    fixed = place_lookups(TABLES, 4, DEVICE, {"t3": 2, "t1?": "row_wise"})
     assert fixed.pieces["t3"] == (Piece(2, 64),)
     assert fixed.by_rows == {"t10", "t11"}
 
 
 def test_a_table_that_no_gpu_holds_is_shared_by_rows() -> None:
-    found = placed((*TABLES, lookup("huge", 500_000_000)), 4, DEVICE)
+    found = place_lookups((*TABLES, lookup("huge", 500_000_000)), 4, DEVICE)
     assert found.by_rows == {"huge"}
     assert "no GPU holds huge" in found.notes[0]
 
@@ -334,20 +334,20 @@ def test_a_sharding_and_its_document_are_plans(tmp_path: Path) -> None:
         for each in TABLES[:3]
     ]
     chosen = choose_sharding(tables, {"device": DEVICE, "ranks": 4}, column_wise=True)
-    found = placed(TABLES[:3], 4, DEVICE, chosen)
-    assert found == placed(TABLES[:3], 4, DEVICE, chosen.best)
+    found = place_lookups(TABLES[:3], 4, DEVICE, chosen)
+    assert found == place_lookups(TABLES[:3], 4, DEVICE, chosen.best)
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(chosen.to_dict()))
-    assert placed(TABLES[:3], 4, DEVICE, read_plan(str(path))) == found
+    assert place_lookups(TABLES[:3], 4, DEVICE, read_plan(str(path))) == found
     own = [part for load in chosen.best.ranks for part in load.parts if part.table == "t2"]
     assert sorted(piece.columns for piece in found.pieces["t2"]) == sorted(p.columns for p in own)
     path.write_text('{"t0": [0, 1], "t1": "row_wise", "t2": 3}')
-    assert placed(TABLES[:3], 4, DEVICE, read_plan(str(path))).by_rows == {"t1"}
+    assert place_lookups(TABLES[:3], 4, DEVICE, read_plan(str(path))).by_rows == {"t1"}
 
 
 def test_many_ranks_are_of_few_kinds() -> None:
     tables = tuple(lookup(f"t{each}", 1000 + each, indices=100 + each) for each in range(64))
-    found = placed(tables, 64, DEVICE, {each.table: at for at, each in enumerate(tables)})
+    found = place_lookups(tables, 64, DEVICE, {each.table: at for at, each in enumerate(tables)})
     assert len(set(found.kinds)) <= 8
     assert found.kinds.count(found.kinds[63]) == 1  # the one with the most to look up
 
@@ -369,16 +369,16 @@ def test_many_ranks_are_of_few_kinds() -> None:
 )
 def test_an_impossible_plan_is_refused(plan: Any, reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
-        placed((*TABLES, lookup("small", 3)), 4, DEVICE, plan)
+        place_lookups((*TABLES, lookup("small", 3)), 4, DEVICE, plan)
 
 
 def test_tables_that_can_not_be_shared_are_refused() -> None:
     with pytest.raises(OptionError, match="looks up none"):
-        placed((), 4, DEVICE)
+        place_lookups((), 4, DEVICE)
     with pytest.raises(OptionError, match="go to 1 of 8 ranks"):
-        placed((lookup("t", 100, columns=4, indices=4096),), 8, DEVICE)
+        place_lookups((lookup("t", 100, columns=4, indices=4096),), 8, DEVICE)
     with pytest.raises(OptionError, match="don't hold"):
-        placed((lookup("t", 10_000_000_000),), 2, DEVICE)
+        place_lookups((lookup("t", 10_000_000_000),), 2, DEVICE)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from test_prediction_timeline import HOST, call, collective, launching
 
 from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import HostTime
-from torchtraceap.lab.prediction.timeline import schedule_steps, with_slowest
-from torchtraceap.lab.prediction.timeline.skew import expected_most
+from torchtraceap.lab.prediction.timeline import add_slowest_ranks, schedule_steps
+from torchtraceap.lab.prediction.timeline.skew import expected_maximum
 
 
 def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LoweredStep:
@@ -26,7 +26,7 @@ def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LoweredStep:
 
 def length_ns(ranks: int, ns: float, host_ns: float = 4_000.0) -> tuple[int, int]:
     """Of the step, and of the collective on a usual rank."""
-    steps, kinds = with_slowest([step_of(ranks, ns, host_ns)], (0,) * ranks)
+    steps, kinds = add_slowest_ranks([step_of(ranks, ns, host_ns)], (0,) * ranks)
     usual = schedule_steps(steps, kinds, count=3).ranks[0]
     return usual.step_length_ns(), int(usual.work_end[-1, -1] - usual.work_begin[-1, -1])
 
@@ -35,10 +35,10 @@ def test_the_largest_of_many_draws() -> None:
     rng = np.random.default_rng(0)
     values = rng.lognormal(0.0, 0.05, 40).tolist()
     drawn = rng.choice(values, (20_000, 8)).max(axis=1).mean()
-    assert expected_most(values, 8) == pytest.approx(drawn, rel=0.002)
-    assert expected_most(values, 1) == pytest.approx(np.mean(values))
-    assert expected_most(values, 0) == 1.0
-    assert expected_most(values, 10_000) == pytest.approx(max(values))
+    assert expected_maximum(values, 8) == pytest.approx(drawn, rel=0.002)
+    assert expected_maximum(values, 1) == pytest.approx(np.mean(values))
+    assert expected_maximum(values, 0) == 1.0
+    assert expected_maximum(values, 10_000) == pytest.approx(max(values))
 
 
 @pytest.mark.parametrize("ns", [1_000_000.0, 2_000.0])
@@ -64,14 +64,14 @@ def test_hosts_vary_more_than_gpus() -> None:
 
 def test_ranks_that_never_meet_do_not_wait() -> None:
     step = LoweredStep((launching(1_000.0),))
-    assert with_slowest([step], (0, 0, 0)) == ([step], (0, 0, 0))
+    assert add_slowest_ranks([step], (0, 0, 0)) == ([step], (0, 0, 0))
     shared = step_of(4, 1_000.0)
-    steps, kinds = with_slowest([shared], (0,) * 4)
+    steps, kinds = add_slowest_ranks([shared], (0,) * 4)
     assert kinds == (0, 1, 1, 1)
     assert steps[0] is shared
     # without two of a kind in the group there is nobody to wait for beside those that are known
     pair = step_of(1, 1_000.0)
-    assert with_slowest([pair], (0, 0))[1] == (0, 0)
+    assert add_slowest_ranks([pair], (0, 0))[1] == (0, 0)
 
 
 def stages(ranks: int) -> list[LoweredStep]:
@@ -88,7 +88,7 @@ def stages(ranks: int) -> list[LoweredStep]:
 
 
 def test_the_slowest_of_stages_talk_to_each_other() -> None:
-    steps, kinds = with_slowest(stages(4), (0,) * 4 + (1,) * 4)
+    steps, kinds = add_slowest_ranks(stages(4), (0,) * 4 + (1,) * 4)
     assert kinds == (0, 2, 2, 2, 1, 3, 3, 3)
     ranks = schedule_steps(steps, kinds, count=2).ranks
     assert len(ranks) == 4
@@ -96,4 +96,4 @@ def test_the_slowest_of_stages_talk_to_each_other() -> None:
     assert (ranks[2].work_end[:, 1] == ranks[3].work_end[:, 0]).all()
     assert (ranks[2].work_end[:, 1] > ranks[0].work_end[:, 1]).all()
     uneven = (0, 0, 0, 1, 1)
-    assert with_slowest(stages(4), uneven)[1] == uneven
+    assert add_slowest_ranks(stages(4), uneven)[1] == uneven

@@ -28,7 +28,7 @@ from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     capture_ranks,
     parse_strategy,
 )
-from torchtraceap.lab.prediction.parallel.blocks import blocks_of  # noqa: E402
+from torchtraceap.lab.prediction.parallel.blocks import model_blocks  # noqa: E402
 from torchtraceap.lab.prediction.predictor import lower_steps  # noqa: E402
 from torchtraceap.lab.prediction.timeline import schedule_steps  # noqa: E402
 from torchtraceap.lab.workloads.workload import find_workload  # noqa: E402
@@ -253,13 +253,13 @@ def blocks(width: int = 256, count: int = 3) -> nn.Module:
 
 
 def test_blocks_are_the_outermost_that_recur() -> None:
-    assert list(blocks_of(blocks())) == ["0.0", "0.1", "0.2"]
-    assert list(blocks_of(layers())) == ["0", "1", "3"]
+    assert list(model_blocks(blocks())) == ["0.0", "0.1", "0.2"]
+    assert list(model_blocks(layers())) == ["0", "1", "3"]
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, batch_first=True), 2)
-    assert list(blocks_of(encoder)) == ["layers.0", "layers.1"]
+    assert list(model_blocks(encoder)) == ["layers.0", "layers.1"]
     encoder._no_split_modules = ["TransformerEncoderLayer"]  # type: ignore[assignment]
-    assert list(blocks_of(encoder)) == ["layers.0", "layers.1"]
-    assert blocks_of(nn.Linear(2, 2)) == {}
+    assert list(model_blocks(encoder)) == ["layers.0", "layers.1"]
+    assert model_blocks(nn.Linear(2, 2)) == {}
 
 
 def test_parameters_are_gathered_by_block_and_gradients_scattered() -> None:

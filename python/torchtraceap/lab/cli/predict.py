@@ -1,4 +1,4 @@
-"""`predict`: what a step of a model would take on a GPU."""
+"""Command `predict`: predict a training or inference step of a model on a GPU."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def _predict(options: Options) -> int:
 
 
 def _files(options: Options) -> list[str]:
-    """What is read, that of a workload among it."""
+    """Return the files that are read, including that of a workload."""
     source = options.source if Path(options.source).exists() else options.source.rpartition(":")[0]
     return [each for each in (source, *options.calibrate) if Path(each).exists()]
 
 
 def _predictions(options: Options) -> list[Prediction]:
-    """For each device and strategy."""
+    """Predict a step for each device and strategy."""
     from torchtraceap.lab.prediction import predict
 
     traces = [load([path], 0) for path in options.calibrate]
@@ -141,7 +141,7 @@ def _loading(options: Options) -> Loading | None:
 
 
 def _plan(options: Options) -> dict[str, Any] | None:
-    """Of embedding tables; other strategies that are compared with it have none."""
+    """Read the plan for embedding tables; strategies compared with it take none."""
     if options.sharding is None:
         return None
     if not any(map(_shares_tables, options.strategy or [])):

@@ -1,4 +1,4 @@
-"""`shard`: which rank should hold which embedding table."""
+"""Command `shard`: choose which rank holds which embedding table."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torchtraceap.lab.prediction.lowering.step import LoweredStep
 from torchtraceap.lab.prediction.predictor import lower_steps
 from torchtraceap.lab.prediction.sources import captured_step
 from torchtraceap.lab.prediction.timeline import Recording, rank_trace, schedule_steps
-from torchtraceap.lab.prediction.timeline.profilers import PROFILERS, Profiler, as_profiled
+from torchtraceap.lab.prediction.timeline.profilers import PROFILERS, Profiler, rewrite_for_profiler
 from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.ops.devices import device_named
 from torchtraceap.tables.detection import present_findings
@@ -102,7 +102,7 @@ def _run(drawn: Drawn, profiler: Profiler, seed: int) -> Base:
     step = lower_steps(captured.captures[:1], device)[0]
     times = schedule_steps([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
     newest = rank_trace(step, times, Recording(device, 0, drawn.world_size, seed))
-    part = RankTrace(as_profiled(newest.table, profiler), newest.rank)
+    part = RankTrace(rewrite_for_profiler(newest.table, profiler), newest.rank)
     types = frozenset(present_findings(Ranks([part])))
     return Base(
         part, drawn.name, "lifted", drawn.task, types,

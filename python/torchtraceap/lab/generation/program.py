@@ -20,7 +20,7 @@ import numpy as np
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.lab.generation.noise import USUAL_VARIATION
-from torchtraceap.lab.prediction.timeline.profilers import Profiler, profiler_of
+from torchtraceap.lab.prediction.timeline.profilers import Profiler, detect_profiler
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 
@@ -342,7 +342,7 @@ class Program:
     @cached_property
     def profiler(self) -> Profiler:
         """The version that writes most like the recording."""
-        return profiler_of(self.table)
+        return detect_profiler(self.table)
 
     @cached_property
     def is_ancient(self) -> bool:

@@ -27,7 +27,7 @@ from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.renumber import as_rank
 from torchtraceap.lab.generation.scene import NewEvent, Outcome, Scene
-from torchtraceap.lab.prediction.timeline.profilers import Profiler, job_members
+from torchtraceap.lab.prediction.timeline.profilers import Profiler, distributed_info
 from torchtraceap.simulation.edited_trace import event_text
 from torchtraceap.trace.ranks import RankTrace
 
@@ -133,7 +133,7 @@ def _head(base: Base, header: Header, profiler: Profiler) -> bytes:
     """The trace's own id and name are drawn, as no two files have the same."""
     members = dict(base.members)
     if header.world_size > 1:
-        job = job_members(header.rank, header.world_size, profiler)
+        job = distributed_info(header.rank, header.world_size, profiler)
         members["distributedInfo"] = json.dumps(job)
     rng = random.Random(header.draw)
     if "trace_id" in members:

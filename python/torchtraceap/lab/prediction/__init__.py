@@ -1,4 +1,4 @@
-"""The virtual GPU: what a step of a model would do on a GPU where it never ran.
+"""The virtual GPU predicts a step of a model on a GPU where it never ran.
 
 The way of the data: a workload (workload.py) is captured without computing it (capture/), on one
 rank of each kind (parallel/); lowered to what a GPU would launch, with host and GPU times

@@ -1,4 +1,4 @@
-"""How far a predicted step may be off: the step replayed with times drawn from their intervals.
+"""Prediction interval of a step, from replays with sampled durations.
 
 Note [What errs together]: a model of durations errs partly alike for all calls of one operator and
 partly for each shape, half of the variance each. Intervals of single kernels are those of the
@@ -20,18 +20,18 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.lab.prediction.lowering.host import TAIL
 from torchtraceap.lab.prediction.lowering.step import LoweredStep
-from torchtraceap.lab.prediction.timeline import schedule_steps, with_slowest
+from torchtraceap.lab.prediction.timeline import add_slowest_ranks, schedule_steps
 
 __all__ = ["step_interval"]
 
 _TAIL = 1.2816
-"""Standard deviations of a normal distribution to either side that hold 80 %."""
-_HELD = 0.05, 0.95
-"""The interval of a step, as quantiles."""
+"""Standard deviations to either side that hold 80 % of a normal distribution."""
+_QUANTILES = 0.05, 0.95
+"""Quantiles of the interval."""
 _DRAWS = 60
 _DEVICE_DEVIATION = 0.15
-"""Of the logarithm of all GPU time; a trace of another model leaves it as it is."""
-_OF_INTERVAL = 0.4
+"""Deviation of the logarithm of all GPU time; a trace of another model doesn't reduce it."""
+_INTERVAL_SHARE = 0.4
 
 
 def step_interval(
@@ -41,7 +41,7 @@ def step_interval(
     *,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Between which times a step lies in 90 of 100 cases, ns; it holds the prediction.
+    """Return the 90 % interval of a step, ns, which contains the prediction.
 
     Args:
         steps, kind_of_rank: As for `lay_out`.
@@ -50,30 +50,32 @@ def step_interval(
     """
     rng = np.random.default_rng(seed)
     low, high = steps[0].host_range
-    steps, kind_of_rank = with_slowest(steps, kind_of_rank)
-    works = [_Works(step) for step in steps]
+    steps, kind_of_rank = add_slowest_ranks(steps, kind_of_rank)
+    works = [_WorkTimes(step) for step in steps]
     found = []
-    for of_device, of_host in zip(_even_scores(rng), _even_scores(rng), strict=True):
+    for of_device, of_host in zip(_stratified_scores(rng), _stratified_scores(rng), strict=True):
         device = exp(_DEVICE_DEVIATION * of_device)
         scores: dict[Hashable, float] = {}
-        gpu_ns = [each.drawn(device, scores, rng) for each in works]
+        gpu_ns = [each.draw(device, scores, rng) for each in works]
         at = of_host / TAIL
         host = (1 / low) ** at if at < 0 else high**at
         times = schedule_steps(steps, kind_of_rank, count=2, gpu_ns=gpu_ns, host_factor=host).ranks
         found.append(max(rank.step_length_ns() for rank in times))
-    least, most = np.quantile(found, _HELD).tolist()
+    least, most = np.quantile(found, _QUANTILES).tolist()
     return min(least, predicted_ns), max(most, predicted_ns)
 
 
-def _even_scores(rng: np.random.Generator) -> list[float]:
-    """Normal scores of all draws, one from each part of the distribution: what all work shares
-    counts most, and few draws by chance would move the interval's ends."""
+def _stratified_scores(rng: np.random.Generator) -> list[float]:
+    """Return a stratified sample of normal scores.
+
+    Shared factors matter most, and few independent draws would move the interval's ends.
+    """
     shares = (rng.permutation(_DRAWS) + 0.5) / _DRAWS
     return [NormalDist().inv_cdf(share) for share in shares.tolist()]
 
 
-class _Works:
-    """Times of all work of a step, and how far they may be off."""
+class _WorkTimes:
+    """Estimated times of all GPU work of a step and their deviations."""
 
     def __init__(self, step: LoweredStep) -> None:
         works = [(op.op, work) for op in step.ops() for work in op.works]
@@ -82,12 +84,10 @@ class _Works:
         self._kinds = [(op.name, *(tensor.shape for tensor in op.tensors)) for op, _ in works]
         estimates = [work.estimate for _, work in works]
         width = [max(each.high_ns, 1.0) / max(each.low_ns, 1.0) for each in estimates]
-        self._deviation = _OF_INTERVAL * np.log(np.array(width)) / (2 * _TAIL)
+        self._deviation = _INTERVAL_SHARE * np.log(np.array(width)) / (2 * _TAIL)
 
-    def drawn(
-        self, device: float, scores: dict[Hashable, float], rng: np.random.Generator
-    ) -> Array:
-        """int64 `[works]`, ns; operators and shapes that have no score yet get one."""
+    def draw(self, device: float, scores: dict[Hashable, float], rng: np.random.Generator) -> Array:
+        """Sample times, int64 `[works]`, ns; new operators and shapes get a score."""
         common, own = (
             np.array([_score(key, scores, rng) for key in keys])
             for keys in (self._names, self._kinds)

@@ -1,4 +1,4 @@
-"""Kernels that a GPU would be given for a step that was recorded on a CPU."""
+"""Predicts the operators that launch kernels on a GPU for a step recorded on a CPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["launching_operators"]
 
 
 def launching_operators(part: RankTrace, device: Device) -> tuple[str, ...]:
-    """The operator that launches each kernel of a steady step, in order.
+    """Return the operator that launches each kernel of a steady step, in order.
 
     Raises:
         MissingDependencyError: torch is absent; its rules take operators apart.

@@ -1,4 +1,4 @@
-"""How much memory a step needs, from when its tensors come and go."""
+"""Memory need of a step from the lifetimes of its tensors."""
 
 from __future__ import annotations
 
@@ -17,41 +17,44 @@ from torchtraceap.lab.prediction.capture.calls import (
 __all__ = ["MemoryNeed", "known_memory", "memory_need"]
 
 _BLOCK = 512
-"""The allocator of CUDA rounds up to it."""
+"""Granularity of CUDA's allocator, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed(Result):
-    """Bytes of a GPU's memory that the tensors of a step take. The allocator's slack, the context
-    and the libraries' workspaces come on top."""
+    """GPU memory of a step's tensors, bytes.
+
+    The allocator's slack, the context and the libraries' workspaces come on top.
+    """
 
     parameters: int
-    """Buffers included."""
+    """Parameters and buffers."""
     gradients: int
     optimizer: int
     activations: int
-    """The most that all other tensors take at once."""
+    """Peak of all other tensors."""
     peak: int
 
 
 def memory_need(capture: Capture) -> MemoryNeed | None:
-    """Of a captured step; None where the capture does not know when memory is freed."""
+    """Return the memory of a captured step; None if the capture doesn't know when memory is
+    freed."""
     held = capture.storages
     if held is None:
         return None
     known = held.parameters | held.gradients | held.optimizer
-    peak = _most(capture, held, frozenset())
+    peak = _peak_bytes(capture, held, frozenset())
     return MemoryNeed(
         parameters=_bytes(held, held.parameters),
         gradients=_bytes(held, held.gradients),
         optimizer=_bytes(held, held.optimizer),
-        activations=_most(capture, held, known),
+        activations=_peak_bytes(capture, held, known),
         peak=peak,
     )
 
 
 def known_memory(capture: Capture) -> str | None:
-    """What a recorded step tells of its memory, in words; None where it trains nothing.
+    """Describe the known memory of a recorded step in words; None if it trains nothing.
 
     Gradients say how large the parameters are that they are of. What an optimiser's calls take and
     none of them makes are parameters, gradients and its state. When activations come and go a
@@ -87,8 +90,8 @@ def _bytes(held: Storages, storages: Iterable[int]) -> int:
     return sum(-(-held.bytes[each] // _BLOCK) * _BLOCK for each in storages)
 
 
-def _most(capture: Capture, held: Storages, without: frozenset[int]) -> int:
-    """The most bytes at once, of storages that are not left out."""
+def _peak_bytes(capture: Capture, held: Storages, without: frozenset[int]) -> int:
+    """Return the peak of the storages that are not excluded, bytes."""
     alive = {each for each in held.at_begin if each not in without}
     total = _bytes(held, alive)
     most = total

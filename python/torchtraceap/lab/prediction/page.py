@@ -1,4 +1,4 @@
-"""Predictions as one self-contained HTML page: steps, memory and the timeline beside each other."""
+"""Predictions as a self-contained HTML page with steps, memory and timelines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.units import format_bytes, format_ns
 from torchtraceap.core.writing import check_target, write_text
-from torchtraceap.lab.prediction.text import BOUND, parts_of
+from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
 from torchtraceap.report.page.document import compressed_json, render_document
 from torchtraceap.report.page.table_data import table_data
 from torchtraceap.report.view import GPU_LABELS, Segment
@@ -58,7 +58,7 @@ _LANES = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prediction: its bars are to the scale of the page."""
+    """A prediction whose bars share the scale of the page."""
 
     time: str
     between: str
@@ -72,15 +72,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A thread or a stream, cut into runs of one colour."""
+    """A thread or stream as runs of one color."""
 
     label: str
     runs: list[tuple[str, float, float]]
-    """Colour, begin and length as shares of the range."""
+    """Color, begin and length as shares of the range."""
 
 
 def write_prediction_page(found: Sequence[Prediction], path: Path, inputs: Sequence[str]) -> None:
-    """Writes the page.
+    """Write predictions to an HTML page.
 
     Args:
         found: Devices and strategies; at least one.
@@ -96,7 +96,7 @@ def write_prediction_page(found: Sequence[Prediction], path: Path, inputs: Seque
 
 
 def render_predictions(found: Sequence[Prediction]) -> str:
-    """The page. Pure: the same predictions give the same text."""
+    """Render predictions as a page; equal predictions give equal text."""
     ordered = sorted(found, key=lambda each: each.step.predicted_ns)
     best = ordered[0]
     notes = [words.one_line(note, 600) for note in dict.fromkeys(_notes(ordered))]
@@ -121,8 +121,8 @@ def render_predictions(found: Sequence[Prediction]) -> str:
         headline=_headline(best, len(ordered)),
         explanation=_explanation(best),
         rows=rows,
-        keys=_once(segment for row in rows for segment in row.segments),
-        memory_keys=_once(segment for row in rows for segment in row.memory),
+        keys=_legend(segment for row in rows for segment in row.segments),
+        memory_keys=_legend(segment for row in rows for segment in row.memory),
         lanes=lanes,
         lane_keys=[(fill, label) for fill, label in _LANES.items() if fill in drawn],
         sections=heads,
@@ -137,7 +137,7 @@ def _headline(best: Prediction, count: int) -> str:
 
 def _explanation(best: Prediction) -> str:
     low, high = format_ns(best.step.low_ns), format_ns(best.step.high_ns)
-    return f"9 of 10 between {low} and {high} · bound by {BOUND[best.bound_by]}"
+    return f"9 of 10 between {low} and {high} · bound by {BOUND_LABELS[best.bound_by]}"
 
 
 def _label(found: Prediction) -> str:
@@ -157,14 +157,14 @@ def _row(found: Prediction, every: Sequence[Prediction]) -> Row:
     step = found.step
     segments = [
         Segment(key, label, ns, ns / longest, key == "unknown", format_ns(ns))
-        for key, label, ns in parts_of(found)
+        for key, label, ns in step_shares(found)
         if ns > 0
     ]
     memory, text = _memory(found, every)
     return Row(
         time=format_ns(step.predicted_ns),
         between=f"{format_ns(step.low_ns)} to {format_ns(step.high_ns)}",
-        facts=f"bound by {BOUND[found.bound_by]}",
+        facts=f"bound by {BOUND_LABELS[found.bound_by]}",
         segments=segments,
         low_share=step.low_ns / longest,
         high_share=step.high_ns / longest,
@@ -174,7 +174,7 @@ def _row(found: Prediction, every: Sequence[Prediction]) -> Row:
 
 
 def _memory(found: Prediction, every: Sequence[Prediction]) -> tuple[list[Segment], str]:
-    """What each part takes at the peak; they need not be there at the same moment."""
+    """Return the peak of each kind of memory; they may not coincide."""
     need = found.memory_bytes
     if need is None:
         return [], ""
@@ -193,8 +193,8 @@ def _size(found: Prediction) -> int:
     return 1 if need is None else max(1, sum(need.to_dict()[name] for name in _MEMORY))
 
 
-def _once(segments: Iterator[Segment]) -> list[Segment]:
-    """One of each colour, for a legend."""
+def _legend(segments: Iterator[Segment]) -> list[Segment]:
+    """Return one segment of each color for a legend."""
     return list({segment.key: segment for segment in segments}.values())
 
 
@@ -202,7 +202,7 @@ def _once(segments: Iterator[Segment]) -> list[Segment]:
 
 
 def _lanes(part: RankTrace) -> list[Lane]:
-    """Threads by phase, and streams by class of work, over all steps."""
+    """Return threads by phase and streams by class of work, over all steps."""
     table, tree = part.table, part.tree
     ends = table.ts_ns + table.dur_ns
     is_gpu = tree.gpu_class != _core.GpuClass.NONE
@@ -235,7 +235,7 @@ def _gpu_fill(name: str) -> str:
 
 
 def _runs(begin: Array, end: Array, fills: Array) -> list[tuple[str, float, float]]:
-    """What is drawn: places of a lane by colour, neighbours of one colour as one."""
+    """Merge events of one color into runs on a grid of bins."""
     colours = np.full(BINS, -1)
     known = dict.fromkeys(fills.tolist())
     codes = {fill: code for code, fill in enumerate(known)}
@@ -254,7 +254,7 @@ def _runs(begin: Array, end: Array, fills: Array) -> list[tuple[str, float, floa
 
 
 def _numbered(lanes: Sequence[Lane]) -> list[Lane]:
-    """Threads before streams."""
+    """Number the lanes, threads before streams."""
     found = []
     for kind in ("thread", "stream"):
         own = [lane for lane in lanes if lane.label == kind]
@@ -266,7 +266,7 @@ def _numbered(lanes: Sequence[Lane]) -> list[Lane]:
 
 
 def _sections(found: Sequence[Prediction]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The operators, one view for each prediction."""
+    """Return the operator tables, one view for each prediction."""
     views = [
         {"key": str(place), "label": _label(each), "hint": "", "find": "", "meter": ""}
         for place, each in enumerate(found)

@@ -33,9 +33,9 @@ from torchtraceap.lab.prediction.result import (
 from torchtraceap.lab.prediction.sources import captured_step
 from torchtraceap.lab.prediction.timeline import (
     Recording,
+    add_slowest_ranks,
     rank_trace,
     schedule_steps,
-    with_slowest,
     with_steady_loader,
 )
 from torchtraceap.ops.devices import Device, device_named, find_device
@@ -114,7 +114,7 @@ def predict(
         world_size=world_size, strategy=strategy, device=chip, sharding=sharding,
     )  # fmt: skip
     traces = tuple(calibrate)
-    ran_on = _device_of(captured.profile)
+    ran_on = _recorded_device(captured.profile)
     own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
     lowered = lower_steps(
         captured.captures, chip, traces, hosts=[*own, *traces], loading=loading, probed=probed
@@ -145,18 +145,21 @@ def predict(
         ops=_ops(ops),
         sequence=tuple(op.op.name for op in ops),
         unknown=_unknown(ops),
-        notes=(*_notes_of(captured.captures[0]), *_notes(chip, traces, loading, fetch_ns, probed)),
+        notes=(
+            *_capture_notes(captured.captures[0]),
+            *_notes(chip, traces, loading, fetch_ns, probed),
+        ),
         trace=trace,
     )
 
 
-def _notes_of(capture: Capture) -> tuple[str, ...]:
+def _capture_notes(capture: Capture) -> tuple[str, ...]:
     """What its source says, and what it tells of memory where that is not all known."""
     said = known_memory(capture) if capture.storages is None else None
     return capture.notes if said is None else (*capture.notes, said)
 
 
-def _device_of(profile: CapturedProfile | None) -> Device | None:
+def _recorded_device(profile: CapturedProfile | None) -> Device | None:
     """Where a trace was recorded, as far as it says so."""
     return None if profile is None or profile.device is None else find_device(profile.device)
 
@@ -207,10 +210,10 @@ def _synthesize(
 ) -> tuple[Trace, float]:
     """One rank of each kind as a trace, and what the fetch of a batch takes, ns."""
     # While a batch is fetched the GPU may do what the step before gave it.
-    warm_up = int(any(step.around.fetch for step in lowered))
-    together, kinds = with_slowest(lowered, kind_of_rank)
+    warm_up = int(any(step.loop.fetch for step in lowered))
+    together, kinds = add_slowest_ranks(lowered, kind_of_rank)
     schedule = schedule_steps(with_steady_loader(together, kinds), kinds, count=steps + warm_up)
-    draw, parts, fetched = _draw(lowered), [], [0.0]
+    draw, parts, fetched = _seed(lowered), [], [0.0]
     for kind, times in enumerate(schedule.ranks[: len(lowered)]):
         rank = tuple(kind_of_rank).index(kind)
         recording = Recording(
@@ -222,7 +225,7 @@ def _synthesize(
     return Trace(parts), max(fetched)
 
 
-def _draw(lowered: Sequence[LoweredStep]) -> int:
+def _seed(lowered: Sequence[LoweredStep]) -> int:
     """A number that the same steps always have: process, clock and such are drawn from it."""
     times = [work.estimate.ns for step in lowered for work in step.works()]
     return zlib.crc32(np.array([len(lowered[0].calls), *times]).tobytes())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.lab.prediction.parallel.placement import Plan
-    from torchtraceap.lab.prediction.parallel.recorded import OtherRanks
+    from torchtraceap.lab.prediction.parallel.recorded import ChangedRanks
     from torchtraceap.lab.prediction.parallel.strategy import Strategy
     from torchtraceap.ops.devices import Device
 
@@ -96,7 +96,7 @@ def _recorded_step(
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.lab.prediction.capture.precision import with_dtype
     from torchtraceap.lab.prediction.capture.source import capture_source, execution_traces_in
-    from torchtraceap.lab.prediction.parallel.recorded import ranks_of, with_other_ranks
+    from torchtraceap.lab.prediction.parallel.recorded import change_ranks, rank_count
     from torchtraceap.lab.prediction.parallel.strategy import parse_strategy
 
     files = execution_traces_in(path)
@@ -105,13 +105,13 @@ def _recorded_step(
     kind, found = capture_source(path, batch=batch, ranks=world_size if world_size > 1 else None)
     profile = found if isinstance(found, CapturedProfile) else None
     capture = found.changed or found.capture if isinstance(found, CapturedProfile) else found
-    ranks = ranks_of(capture)
+    ranks = rank_count(capture)
     if strategy is not None or world_size not in (1, ranks):
         plan = parse_strategy(strategy or "ddp", world_size)
-        other = with_other_ranks(capture, plan, path)
+        other = change_ranks(capture, plan, path)
         capture, ranks = other.capture, plan.world_size
         if profile is not None:
-            profile = _of_other_ranks(profile, plan, other, path)
+            profile = _profile_of_ranks(profile, plan, other, path)
     if dtype is not None:
         capture = with_dtype(capture, _dtype_name(dtype))
     return CapturedStep(kind, (capture,), (0,) * ranks, profile)
@@ -128,7 +128,7 @@ def _all_ranks(
     """A step of ranks that recorded an execution trace each."""
     from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
     from torchtraceap.lab.prediction.capture.precision import with_dtype
-    from torchtraceap.lab.prediction.parallel.recorded import ranks_of
+    from torchtraceap.lab.prediction.parallel.recorded import rank_count
 
     if strategy is not None or world_size not in (1, len(files)):
         raise OptionError(
@@ -136,7 +136,7 @@ def _all_ranks(
             "is predicted from the trace of one of them, or from a workload"
         )
     captures = [capture_execution_trace(file, batch, len(files)) for file in files]
-    most = max(map(ranks_of, captures))
+    most = max(map(rank_count, captures))
     if most > len(files):
         raise OptionError(
             f"{path} holds the execution traces of {len(files)} ranks, and their collectives are "
@@ -147,17 +147,19 @@ def _all_ranks(
     return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
 
 
-def _of_other_ranks(
-    profile: CapturedProfile, plan: Strategy, other: OtherRanks, path: str
+def _profile_of_ranks(
+    profile: CapturedProfile, plan: Strategy, other: ChangedRanks, path: str
 ) -> CapturedProfile:
     """What was measured, for the calls that there are now."""
-    from torchtraceap.lab.prediction.parallel.recorded import expanded, with_other_ranks
+    from torchtraceap.lab.prediction.parallel.recorded import change_ranks, expand_values
 
     places = [place for place in other.places if place is not None]
     has_new = len(places) < len(other.places)
-    recorded = with_other_ranks(profile.capture, plan, path).capture if has_new else profile.capture
+    recorded = change_ranks(profile.capture, plan, path).capture if has_new else profile.capture
     return replace(
-        profile, capture=recorded, measured_ns=tuple(expanded(profile.measured_ns, other.places))
+        profile,
+        capture=recorded,
+        measured_ns=tuple(expand_values(profile.measured_ns, other.places)),
     )
 
 
@@ -246,7 +248,7 @@ def _converted(workload: Workload, dtype: torch.dtype) -> Workload:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
     return replace(
-        workload, model=workload.model.to(dtype), inputs=_of_tensors(workload.inputs, convert)
+        workload, model=workload.model.to(dtype), inputs=_map_tensors(workload.inputs, convert)
     )
 
 
@@ -265,10 +267,10 @@ def _with_batch(workload: Workload, batch: int) -> Workload:
             return tensor
         return tensor[:1].expand(batch, *tensor.shape[1:]).contiguous()
 
-    return replace(workload, inputs=_of_tensors(workload.inputs, resized))
+    return replace(workload, inputs=_map_tensors(workload.inputs, resized))
 
 
-def _of_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _map_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     import torch
     from torch.utils._pytree import tree_map_only
 

@@ -12,11 +12,11 @@ from torchtraceap.report.tables import TextTable
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.result import Prediction
 
-__all__ = ["BOUND", "comparison_table", "parts_of", "prediction_tables"]
+__all__ = ["BOUND_LABELS", "comparison_table", "prediction_tables", "step_shares"]
 
 _MOST_OPS = 15
 _WIDTH = 60
-BOUND = {
+BOUND_LABELS = {
     "gpu": "the GPU",
     "host": "the host",
     "borderline": "the GPU or the host: too near to tell",
@@ -39,7 +39,7 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
 def _step_table(found: Prediction) -> TextTable:
     step, gpu = found.step, found.gpu
     job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
-    bound = BOUND[found.bound_by]
+    bound = BOUND_LABELS[found.bound_by]
     title = f"Step {_time(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
     rows = [
         ("step", _time(step.predicted_ns), f"9 of 10 between {_span(found)}"),
@@ -60,7 +60,7 @@ def _step_table(found: Prediction) -> TextTable:
 def _bar(found: Prediction) -> str:
     """Parts of the step, and what they are."""
     whole = max(found.step.predicted_ns, 1)
-    parts = parts_of(found)
+    parts = step_shares(found)
     bar = "".join(
         sign * round(_WIDTH * ns / whole) for sign, (_, _, ns) in zip(_SIGNS, parts, strict=True)
     )
@@ -73,7 +73,7 @@ def _bar(found: Prediction) -> str:
     return f"{bar}\n{words}\n{notes}"
 
 
-def parts_of(found: Prediction) -> list[tuple[str, str, int]]:
+def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
     """Parts of the step: colour on a page, label, ns."""
     gpu = found.gpu
     exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns

@@ -10,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.sharding.cluster import Cluster, made_cluster
+from torchtraceap.lab.sharding.cluster import Cluster, as_cluster
 from torchtraceap.lab.sharding.cost import Costs, Lookups, whole_tables
 from torchtraceap.lab.sharding.result import Part, Sharding
-from torchtraceap.lab.sharding.search import improved
-from torchtraceap.lab.sharding.sharders import SEVEN, NoRoomError, greedy
-from torchtraceap.lab.sharding.tables import Table, checked_tables
+from torchtraceap.lab.sharding.search import local_search
+from torchtraceap.lab.sharding.sharders import PUBLISHED_SHARDERS, NoRoomError, greedy
+from torchtraceap.lab.sharding.tables import Table, as_tables
 from torchtraceap.ops.durations import EmbeddingTable
 
 __all__ = ["SHARDERS", "choose_sharding"]
 
 IntArray = npt.NDArray[np.int64]
 
-SHARDERS = (*SEVEN, "search")
+SHARDERS = (*PUBLISHED_SHARDERS, "search")
 """Who makes assignments."""
 _MOST_BATCH = 1 << 30
 # FBGEMM takes rows in multiples of four elements, and a row narrower than this wastes sectors.
@@ -67,8 +67,8 @@ def choose_sharding(
         OptionError: Something can't be meant, no model answers for the device or its links, or the
             tables do not fit into memory; the message says which and why.
     """
-    found = checked_tables(tables)
-    cluster = made_cluster(cluster)
+    found = as_tables(tables)
+    cluster = as_cluster(cluster)
     _check(batch, dense_ns, sharders, seed)
     lookups = Lookups(found, cluster, batch)
     costs = Costs(
@@ -78,12 +78,12 @@ def choose_sharding(
         float(dense_ns),
         with_indices=bool(exchange_indices),
     )
-    costs, notes = _that_fit(costs, column_wise)
-    made, refused = _by_the_seven(costs, sharders, seed)
+    costs, notes = _fit_memory(costs, column_wise)
+    made, refused = _published_assignments(costs, sharders, seed)
     candidates = [costs.candidate(name, ranks) for name, ranks in made.items()]
     if "search" in sharders:
-        starts = made or _by_the_seven(costs, tuple(SEVEN), seed)[0]
-        best_costs, best = _searched(costs, _starts(costs, starts), column_wise)
+        starts = made or _published_assignments(costs, tuple(PUBLISHED_SHARDERS), seed)[0]
+        best_costs, best = _search(costs, _starts(costs, starts), column_wise)
         candidates.append(best_costs.candidate("search", best))
     if not candidates:
         raise OptionError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
@@ -115,7 +115,7 @@ def _check(batch: int, dense_ns: float, sharders: Sequence[str], seed: int) -> N
         raise OptionError(f"sharders are some of {', '.join(SHARDERS)}, not {sharders!r}")
 
 
-def _that_fit(costs: Costs, column_wise: bool) -> tuple[Costs, list[str]]:
+def _fit_memory(costs: Costs, column_wise: bool) -> tuple[Costs, list[str]]:
     """With tables split as far as a GPU's memory asks for it.
 
     Raises:
@@ -139,7 +139,7 @@ def _that_fit(costs: Costs, column_wise: bool) -> tuple[Costs, list[str]]:
                 f"GiB for tables; {how}"
             )
         split[part.table] = split.get(part.table, 1) + 1
-        costs = _with(costs, worst, halves)
+        costs = _with_split(costs, worst, halves)
     notes = [
         f"{name} is larger than a GPU's memory: {count} parts" for name, count in split.items()
     ]
@@ -156,7 +156,7 @@ def _halves(part: Part) -> tuple[Part, Part] | None:
     )
 
 
-def _with(costs: Costs, at: int, halves: tuple[Part, Part]) -> Costs:
+def _with_split(costs: Costs, at: int, halves: tuple[Part, Part]) -> Costs:
     """One part replaced; the second half stands at the end."""
     parts = [*costs.parts, halves[1]]
     parts[at] = halves[0]
@@ -169,15 +169,15 @@ def _with(costs: Costs, at: int, halves: tuple[Part, Part]) -> Costs:
     )
 
 
-def _by_the_seven(
+def _published_assignments(
     costs: Costs, sharders: Sequence[str], seed: int
 ) -> tuple[dict[str, IntArray], dict[str, str]]:
     """Assignments by name, and reasons of those that can't be."""
     made: dict[str, IntArray] = {}
     refused: dict[str, str] = {}
-    for name in (name for name in SEVEN if name in sharders):
+    for name in (name for name in PUBLISHED_SHARDERS if name in sharders):
         try:
-            ranks = SEVEN[name](costs, seed)
+            ranks = PUBLISHED_SHARDERS[name](costs, seed)
         except NoRoomError as error:
             refused[name] = str(error)
             continue
@@ -208,12 +208,12 @@ def _starts(costs: Costs, made: Mapping[str, IntArray]) -> list[IntArray]:
     )
 
 
-def _searched(
-    costs: Costs, starts: Sequence[IntArray], column_wise: bool
-) -> tuple[Costs, IntArray]:
+def _search(costs: Costs, starts: Sequence[IntArray], column_wise: bool) -> tuple[Costs, IntArray]:
     """The best assignment that is found, the starts among them."""
-    first = sorted(starts, key=costs.of)
-    best = min([first[0], *(improved(costs, one) for one in first[:_STARTS])], key=costs.of)
+    first = sorted(starts, key=costs.step_time)
+    best = min(
+        [first[0], *(local_search(costs, one) for one in first[:_STARTS])], key=costs.step_time
+    )
     if column_wise and costs.ranks > 1:
         return _split_further(costs, best)
     return costs, best
@@ -225,7 +225,7 @@ def _split_further(costs: Costs, ranks: IntArray) -> tuple[Costs, IntArray]:
     Of several ranks that are as slow each needs a split before the step gains: as many in a row as
     there are ranks may gain nothing.
     """
-    best, best_ns, in_vain = (costs, ranks), costs.of(ranks), 0
+    best, best_ns, in_vain = (costs, ranks), costs.step_time(ranks), 0
     for _ in range(_MOST_SPLITS):
         slowest = int(costs.sums(costs.time, ranks).argmax())
         own = np.flatnonzero(ranks == slowest)
@@ -233,9 +233,9 @@ def _split_further(costs: Costs, ranks: IntArray) -> tuple[Costs, IntArray]:
         halves = _halves(costs.parts[at])
         if halves is None:
             break
-        costs = _with(costs, at, halves)
-        ranks = improved(costs, np.append(ranks, slowest))
-        now = costs.of(ranks)
+        costs = _with_split(costs, at, halves)
+        ranks = local_search(costs, np.append(ranks, slowest))
+        now = costs.step_time(ranks)
         fits = costs.too_full(ranks) is None
         if fits and now < best_ns:
             best, best_ns, in_vain = (costs, ranks), now, 0

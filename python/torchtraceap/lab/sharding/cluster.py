@@ -11,7 +11,7 @@ from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import UnknownDurationError
 from torchtraceap.ops.durations.estimate import the_device
 
-__all__ = ["Cluster", "made_cluster"]
+__all__ = ["Cluster", "as_cluster"]
 
 _MOST_RANKS = 4096
 _MOST_BYTES = 1e15
@@ -81,7 +81,7 @@ class Cluster:
         return int(_SHARE_FOR_TABLES * self.chip.memory_bytes)
 
 
-def made_cluster(given: Cluster | Mapping[str, Any]) -> Cluster:
+def as_cluster(given: Cluster | Mapping[str, Any]) -> Cluster:
     """A cluster, or one of a mapping with its names.
 
     Raises:

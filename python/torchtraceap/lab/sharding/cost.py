@@ -77,7 +77,7 @@ class Lookups:
         """Of each table: the samples of all ranks."""
         return self.batch * self.cluster.ranks
 
-    def of(self, parts: Sequence[Part]) -> tuple[FloatArray, FloatArray]:
+    def times(self, parts: Sequence[Part]) -> tuple[FloatArray, FloatArray]:
         """ns of forward and backward of each part, without the start of the kernel.
 
         Raises:
@@ -144,7 +144,7 @@ class Costs:
         self.optimizer = optimizer
         self.dense_ns = dense_ns
         self.with_indices = with_indices
-        self.forward_ns, self.backward_ns = lookups.of(parts)
+        self.forward_ns, self.backward_ns = lookups.times(parts)
         """float64 `[parts]`, both."""
         tables = [lookups.tables[part.table] for part in parts]
         columns = np.array([part.columns for part in parts], np.float64)
@@ -253,7 +253,7 @@ class Costs:
         exchanged = self.exchanged(widths, index_widths)[0]
         return np.asarray(times.max(axis=1) + 2.0 * START_NS + exchanged + self.dense_ns)
 
-    def of(self, ranks: IntArray) -> float:
+    def step_time(self, ranks: IntArray) -> float:
         """ns of a step of one assignment."""
         sums = (self.sums(v, ranks)[None] for v in (self.time, self.width, self.index_width))
         return float(self.step_ns(*sums)[0])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from torchtraceap.lab.sharding.cost import Costs
 
-__all__ = ["improved"]
+__all__ = ["local_search"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ class _Steps(NamedTuple):
     to: IntArray
 
 
-def improved(costs: Costs, ranks: IntArray) -> IntArray:
+def local_search(costs: Costs, ranks: IntArray) -> IntArray:
     """An assignment from which no move and no swap leads on; `ranks` must fit in memory."""
     found = ranks.copy()
     for _ in range(min(_MOST_ROUNDS, _ROUNDS_PER_PART * len(found) + 8)):
@@ -60,12 +60,12 @@ def _best_step(costs: Costs, ranks: IntArray) -> tuple[int, int, int] | None:
     best, best_value = None, now * (1.0 - 1e-9)
     for rank in dict.fromkeys(int(each.argmax()) for each in sums if each.any()):
         steps = _steps_from(costs, ranks, rank)
-        after = _after(costs.memory, held, rank, steps)
+        after = _sums_after(costs.memory, held, rank, steps)
         steps = _Steps(*(column[(after <= costs.limit).all(axis=1)] for column in steps))
         if not len(steps.own):
             continue
         after_steps = (
-            _after(v, now_of, rank, steps) for v, now_of in zip(values, sums, strict=True)
+            _sums_after(v, now_of, rank, steps) for v, now_of in zip(values, sums, strict=True)
         )
         found = _objective(costs, *after_steps)
         at = int(found.argmin())
@@ -103,7 +103,7 @@ def _thinned(parts: IntArray, times: FloatArray, most: int) -> IntArray:
     return order[np.linspace(0, len(order) - 1, most).astype(np.int64)]
 
 
-def _after(values: FloatArray, sums: FloatArray, rank: int, steps: _Steps) -> FloatArray:
+def _sums_after(values: FloatArray, sums: FloatArray, rank: int, steps: _Steps) -> FloatArray:
     """Sums of each rank after each step, `[steps, ranks]`."""
     back = np.where(steps.other >= 0, values[steps.other], 0.0)
     change = values[steps.own] - back

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torchtraceap.lab.sharding.cost import Costs
 from torchtraceap.lab.sharding.tables import Table
 
-__all__ = ["SEVEN", "NoRoomError", "greedy"]
+__all__ = ["PUBLISHED_SHARDERS", "NoRoomError", "greedy"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -108,19 +108,19 @@ def _reuse(table: Table, bags: int) -> float:
     return max(1.0, float(asked / (table.rows * (1.0 - missing))))
 
 
-def _by(weights: Callable[[Costs], FloatArray]) -> Callable[[Costs, int], IntArray]:
+def _greedy_by(weights: Callable[[Costs], FloatArray]) -> Callable[[Costs, int], IntArray]:
     return lambda costs, _: greedy(costs, weights(costs))
 
 
-SEVEN = MappingProxyType(
+PUBLISHED_SHARDERS = MappingProxyType(
     {
         "naive": _naive,
         "naive_chunk": _naive_chunk,
         "random": _random,
-        "size_greedy": _by(_size),
-        "lookup_greedy": _by(_lookup),
-        "norm_lookup_greedy": _by(_norm_lookup),
-        "size_lookup_greedy": _by(_size_lookup),
+        "size_greedy": _greedy_by(_size),
+        "lookup_greedy": _greedy_by(_lookup),
+        "norm_lookup_greedy": _greedy_by(_norm_lookup),
+        "size_lookup_greedy": _greedy_by(_size_lookup),
     }
 )
 """By name; each takes the costs and a seed, and raises `NoRoomError`."""

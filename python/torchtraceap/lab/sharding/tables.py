@@ -20,7 +20,7 @@ from torchtraceap.ops.durations import (
 )
 from torchtraceap.ops.durations.estimate import element_bytes
 
-__all__ = ["Table", "checked_tables", "read_tables"]
+__all__ = ["Table", "as_tables", "read_tables"]
 
 _MOST_TABLES = 100_000
 _MOST_ROWS = 10**13
@@ -78,7 +78,7 @@ class Table:
         )
 
 
-def checked_tables(
+def as_tables(
     tables: Sequence[Table | EmbeddingTable | Mapping[str, Any]],
 ) -> tuple[Table, ...]:
     """Tables, those of durations/, or what a file has of them.
@@ -190,4 +190,4 @@ def read_tables(path: str | os.PathLike[str]) -> tuple[Table, ...]:
     tables = document.get("tables") if isinstance(document, dict) else document
     if not isinstance(tables, list):
         raise OptionError(f"{path} holds no list of tables")
-    return checked_tables(tables)
+    return as_tables(tables)

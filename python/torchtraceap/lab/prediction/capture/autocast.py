@@ -1,4 +1,4 @@
-"""Mixed precision as on a GPU: which operators get which type differs from a CPU.
+"""Autocast as on a GPU, where other operators run in lower precision than on a CPU.
 
 `torch.autocast("cuda")` does nothing where torch finds no GPU. Within a capture it is taken for the
 CPU's, whose operators of lower precision are nearly the same; those that a GPU, and not a CPU, runs
@@ -38,7 +38,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 @contextmanager
 def autocast_as_on_a_gpu() -> Iterator[None]:
-    """Within, `torch.autocast("cuda")` does what it does on a GPU."""
+    """Make `torch.autocast("cuda")` work as on a GPU within the context."""
     before = autocast.__init__
     library = Library("aten", "IMPL")
 

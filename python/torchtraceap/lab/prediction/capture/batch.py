@@ -33,60 +33,61 @@ from torchtraceap.compat.replay.schema import match_operator
 from torchtraceap.core.dtypes import dtype_named, dtype_numbered
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.batch_arguments import (
-    Sizes,
-    changed_numbers,
-    sees_through,
+    CallSizes,
+    is_view_op,
+    rescaled_arguments,
 )
 from torchtraceap.lab.prediction.capture.batch_sizes import (
     Shape,
-    changed_strides,
-    contiguous,
-    viewed,
+    contiguous_strides,
+    rescaled_strides,
+    view_shapes,
 )
 from torchtraceap.lab.prediction.capture.calls import Phase, TensorInfo
-from torchtraceap.lab.prediction.capture.reexecution import Again, calling_again
+from torchtraceap.lab.prediction.capture.reexecution import Reexecutor, reexecution
 
-__all__ = ["Asked", "ChangedBatch", "change_batch"]
+__all__ = ["ChangedBatch", "TracedCall", "change_batch"]
 
 _WEIGHTS = re.compile(r"weight|bias|running_|^params$|^gamma$|^beta$|_w$|_b$")
 _INDICES = ("int64", "int32", "bool", "uint8")
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _MOST_STEPS = 8
-"""Possible steps that are followed."""
+"""Limit on the candidate steps followed at once."""
 _MOST_WAYS = 256
-"""In which the tensors of a call may be told."""
-_SAID = 4
+"""Limit on the assignments of shapes tried for one call."""
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A recorded call of which a capture took what it was given."""
+class TracedCall:
+    """A recorded call whose arguments a capture used."""
 
     row: int
     call: RecordedCall
     phase: Phase
     is_needed: bool = True
-    """The capture has it; others only tell what comes of what."""
+    """True if the capture contains the call; other calls only show how tensors depend on each
+    other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedBatch:
-    """Calls of a step at another batch size."""
+    """The calls of a step at another batch size."""
 
     batch: int
-    """As recorded."""
+    """Recorded batch size."""
     calls: Mapping[int, RecordedCall]
-    """By row of the trace."""
+    """Calls by row of the trace."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor that a call made, or that was there."""
+class _KnownTensor:
+    """A tensor whose new shape is known."""
 
     dtype: str
     strides: Shape
-    """As recorded."""
+    """Recorded strides."""
     changed: Shape
 
 
@@ -96,7 +97,7 @@ class _Slot:
 
     place: int
     index: int | None
-    """In a list of tensors."""
+    """Place in a list of tensors; None outside of lists."""
     argument: str
     shape: Shape
     strides: Shape | None
@@ -109,28 +110,28 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What a tensor may become."""
+    """A possible new shape of a tensor."""
 
     shape: Shape
     rank: int = 0
-    """Taken only if those with a lower one don't fit."""
+    """Choices of a higher rank are used only if those of lower ranks don't fit."""
 
 
 @dataclass
 class _Step:
-    """One of the possible steps."""
+    """A candidate for the step at the new batch size."""
 
-    made: dict[Shape, dict[_Made, None]] = field(default_factory=dict)
+    made: dict[Shape, dict[_KnownTensor, None]] = field(default_factory=dict)
     inner: dict[int, frozenset[int]] = field(default_factory=dict)
     leading: dict[int, frozenset[int]] = field(default_factory=dict)
-    """By size of a leading dimension: what it became, where it scales."""
+    """New sizes of leading dimensions that scale, by recorded size."""
     calls: dict[int, RecordedCall] = field(default_factory=dict)
 
     def copy(self) -> _Step:
         made = {shape: dict(found) for shape, found in self.made.items()}
         return _Step(made, dict(self.inner), dict(self.leading), dict(self.calls))
 
-    def add(self, shape: Shape, tensor: _Made) -> None:
+    def add(self, shape: Shape, tensor: _KnownTensor) -> None:
         self.made.setdefault(shape, {})[tensor] = None
         before, after = shape[0], tensor.changed[0]
         if before != after:
@@ -139,10 +140,10 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to give a call its arguments."""
+    """A consistent set of new shapes for the tensors of a call."""
 
     shapes: tuple[Shape, ...]
-    """Of each slot."""
+    """Shape of each slot."""
     call: RecordedCall
     made: tuple[TensorInfo, ...]
 
@@ -151,9 +152,9 @@ _Results: TypeAlias = "tuple[TensorInfo, ...] | None"
 
 
 def change_batch(
-    asked: Sequence[Asked], to: int, parameters: Sequence[Shape], where: str
+    traced: Sequence[TracedCall], to: int, parameters: Sequence[Shape], where: str
 ) -> ChangedBatch:
-    """The calls of a step at another batch size.
+    """Return the calls of a step at another batch size.
 
     Args:
         asked: The calls, in the order of the host.
@@ -164,45 +165,46 @@ def change_batch(
     Raises:
         OptionError: It can't be told which sizes are the batch.
     """
-    with calling_again() as again, _without_a_log():
-        return _Changing(asked, to, frozenset(parameters), where, again).changed()
+    with reexecution() as reexecutor, _without_a_log():
+        return _BatchChanger(traced, to, frozenset(parameters), where, reexecutor).changed()
 
 
-class _Changing:
-    """See Note [What scales]."""
+class _BatchChanger:
+    """Infers the calls of a step at another batch size; see Note [What scales]."""
 
     def __init__(
         self,
-        asked: Sequence[Asked],
+        traced: Sequence[TracedCall],
         to: int,
         parameters: frozenset[Shape],
         where: str,
-        again: Again,
+        reexecutor: Reexecutor,
     ) -> None:
-        self._asked, self._to, self._where, self._again = asked, to, where, again
+        self._traced, self._to, self._where, self._reexecutor = traced, to, where, reexecutor
         self._parameters = parameters | {
-            slot.shape for each in asked for slot in _slots(each.call) if slot.is_weight
+            slot.shape for each in traced for slot in _slots(each.call) if slot.is_weight
         }
         self._trained = parameters
         self._results: dict[str, _Results] = {}
         self._input = self._input_shape()
         self._batch = self._input[0]
-        backward = [k for k, each in enumerate(asked) if each.phase is Phase.BACKWARD]
-        self._last_backward = backward[-1] if backward else len(asked)
+        backward = [k for k, each in enumerate(traced) if each.phase is Phase.BACKWARD]
+        self._last_backward = backward[-1] if backward else len(traced)
         self._same: dict[Shape, None] = {}
 
     def changed(self) -> ChangedBatch:
         if self._batch == self._to:
-            return ChangedBatch(self._batch, {each.row: each.call for each in self._asked}, ())
+            return ChangedBatch(self._batch, {each.row: each.call for each in self._traced}, ())
         steps = [_Step()]
-        for place, asked in enumerate(self._asked):
-            after = [new for step in steps for new in self._through(step, asked, place)]
+        for place, traced in enumerate(self._traced):
+            after = [new for step in steps for new in self._next_steps(step, traced, place)]
             if not after:
                 raise OptionError(
                     f"{self._where}: the batch can't be changed from {self._batch} to {self._to}: "
-                    f"{asked.call.name} of {_said(asked.call)} takes no sizes that follow from it"
+                    f"{traced.call.name} of {_describe(traced.call)} takes no sizes that follow "
+                    "from it"
                 )
-            steps = _different(after, self._asked)
+            steps = _distinct(after, self._traced)
             if self._to == 1:  # all that may be the batch is: one row goes with any number
                 steps = steps[:_MOST_STEPS]
             if len(steps) > _MOST_STEPS:
@@ -218,60 +220,60 @@ class _Changing:
                 "grows with the batch is taken to grow with it, parameters without gradients too"
             )
         if self._same:
-            shapes = ", ".join(map(str, islice(self._same, _SAID)))
+            shapes = ", ".join(map(str, islice(self._same, _MOST_NAMED)))
             yield (
                 f"the batch was changed from {self._batch} to {self._to}; some tensors that scale "
                 f"with it have the sizes of others that don't ({shapes}), and are told by their use"
             )
 
     def _refuse(self, steps: Sequence[_Step]) -> None:
-        """Says which calls may be one or the other."""
+        """Raise an error that names the calls that fit several candidate steps."""
         first, *others = steps
         unclear = [
             each
-            for each in self._asked
+            for each in self._traced
             if any(other.calls.get(each.row) != first.calls.get(each.row) for other in others)
         ]
         said = []
-        computing = [e for e in unclear if e.is_needed and not sees_through(_own_name(e.call))]
+        computing = [e for e in unclear if e.is_needed and not is_view_op(_op_name(e.call))]
         for each in computing or unclear:
-            found = dict.fromkeys(_said(step.calls.get(each.row, each.call)) for step in steps)
+            found = dict.fromkeys(_describe(step.calls.get(each.row, each.call)) for step in steps)
             said.append(f"{each.call.name} of {' or '.join(islice(found, 3))}")
         raise OptionError(
             f"{self._where}: which sizes are the batch of {self._batch} is not clear: "
-            + "; ".join(said[:_SAID])
+            + "; ".join(said[:_MOST_NAMED])
             + ". A step that was recorded with another batch size than its other sizes, or a "
             "workload, can be changed"
         )
 
     # --------------------------------------------------------------------------- one call
 
-    def _through(self, step: _Step, asked: Asked, place: int) -> Iterator[_Step]:
-        """The possible steps behind a call."""
-        call = asked.call
+    def _next_steps(self, step: _Step, traced: TracedCall, place: int) -> Iterator[_Step]:
+        """Yield the candidate steps after a call."""
+        call = traced.call
         slots = _slots(call)
-        if asked.phase is Phase.OPTIMIZER:
-            step.calls[asked.row] = call
+        if traced.phase is Phase.OPTIMIZER:
+            step.calls[traced.row] = call
             yield step
             return
-        if not asked.is_needed and any(s.shape and s.shape not in step.made for s in slots):
+        if not traced.is_needed and any(s.shape and s.shape not in step.made for s in slots):
             yield step  # what only tells of tensors is not to guess what they are
             return
         recorded = self._made_by(call)
         ways = self._ways(step, call, slots, recorded, place)
-        if not ways and not asked.is_needed:
+        if not ways and not traced.is_needed:
             yield step
             return
-        if ways and (not asked.is_needed or sees_through(_own_name(call))):
+        if ways and (not traced.is_needed or is_view_op(_op_name(call))):
             for way in ways:
                 self._note_made(step, slots, way, recorded)
-            step.calls[asked.row] = ways[0].call
+            step.calls[traced.row] = ways[0].call
             yield step
             return
         for number, way in enumerate(ways):
             after = step if number == len(ways) - 1 else step.copy()
             self._note_made(after, slots, way, recorded)
-            after.calls[asked.row] = way.call
+            after.calls[traced.row] = way.call
             yield after
 
     def _note_made(
@@ -279,23 +281,23 @@ class _Changing:
     ) -> None:
         for slot, shape in zip(slots, way.shapes, strict=True):
             if slot.shape and not any(m.changed == shape for m in step.made.get(slot.shape, ())):
-                strides = slot.strides or contiguous(slot.shape)
-                step.add(slot.shape, _Made(slot.dtype, strides, shape))
+                strides = slot.strides or contiguous_strides(slot.shape)
+                step.add(slot.shape, _KnownTensor(slot.dtype, strides, shape))
         for before, after in zip(recorded or (), way.made, strict=False):
             if before.shape:
-                step.add(before.shape, _Made(before.dtype.name, before.strides, after.shape))
-        if slots and sees_through(_own_name(way.call)) and recorded and len(recorded) == 1:
+                step.add(before.shape, _KnownTensor(before.dtype.name, before.strides, after.shape))
+        if slots and is_view_op(_op_name(way.call)) and recorded and len(recorded) == 1:
             pair = (recorded[0], way.made[0])
             self._learn(step, slots[0].shape, way.shapes[0], pair)
 
     def _learn(
         self, step: _Step, shape: Shape, changed: Shape, made: tuple[TensorInfo, TensorInfo]
     ) -> None:
-        """Where the batch is in a dimension that a view made."""
+        """Learn where the batch lies in a dimension that a view made."""
         before, after = made
         if _elements(shape) != before.elements:
             return
-        for sizes, seen in viewed(shape, changed, before.shape, self._batch, step.inner):
+        for sizes, seen in view_shapes(shape, changed, before.shape, self._batch, step.inner):
             if sizes == after.shape:
                 for size, value in seen.items():
                     step.inner[size] = step.inner.get(size, frozenset()) | {value}
@@ -308,8 +310,8 @@ class _Changing:
         recorded: _Results,
         place: int,
     ) -> list[_Way]:
-        """All ways that the operator takes."""
-        phase = self._asked[place].phase
+        """Return every set of shapes that the operator accepts."""
+        phase = self._traced[place].phase
         choices = [self._choices(step, slot, phase) for slot in slots]
         found: dict[tuple[Any, ...], _Way] = {}
         best = None
@@ -319,17 +321,17 @@ class _Changing:
                 continue
             for changed in self._calls(step, call, slots, shapes):
                 made = self._made_by(changed)
-                if recorded is not None and not _alike(recorded, made):
+                if recorded is not None and not _same_structure(recorded, made):
                     continue  # of what can't be called at all any way is taken
                 if best is not None and rank < best:
                     found.clear()
                 best = rank
                 key = (shapes, repr(changed.values))
                 found[key] = _Way(shapes, changed, made or ())
-        return self._likelier(list(found.values()), slots, place)
+        return self._most_likely(list(found.values()), slots, place)
 
-    def _likelier(self, ways: list[_Way], slots: Sequence[_Slot], place: int) -> list[_Way]:
-        """See Note [Same sizes]."""
+    def _most_likely(self, ways: list[_Way], slots: Sequence[_Slot], place: int) -> list[_Way]:
+        """Keep the most likely ways; see Note [Same sizes]."""
         if len(ways) < 2:
             return ways
 
@@ -348,7 +350,7 @@ class _Changing:
         return [way for way, score in zip(ways, scored, strict=True) if score == best]
 
     def _choices(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
-        """What a tensor may become."""
+        """Return the possible new shapes of a tensor."""
         if not slot.shape:
             return [_Choice(())]
         known = [made for made in step.made.get(slot.shape, ()) if slot.dtype in ("", made.dtype)]
@@ -357,11 +359,14 @@ class _Changing:
         if slot.is_weight:
             others = (_Choice(shape, 1) for shape in found if shape != slot.shape)
             return [_Choice(slot.shape), *others]
-        return [*map(_Choice, found)] or self._of_leaf(step, slot, phase)
+        return [*map(_Choice, found)] or self._leaf_choices(step, slot, phase)
 
-    def _of_leaf(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
-        """Of a tensor that no call made; what backward passes have of layers with the shape of a
-        parameter, such as means, is as large as that."""
+    def _leaf_choices(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
+        """Return the possible new shapes of a tensor that no call made.
+
+        Saved statistics with the shape of a parameter, such as means, keep that shape in the
+        backward pass.
+        """
         is_trained = slot.shape in self._trained and slot.dtype not in _INDICES
         is_input = slot.shape == self._input or slot.dtype in _INDICES
         if is_trained and (phase is not Phase.FORWARD or (self._batch == 1 and not is_input)):
@@ -387,7 +392,7 @@ class _Changing:
     def _calls(
         self, step: _Step, call: RecordedCall, slots: Sequence[_Slot], shapes: Sequence[Shape]
     ) -> Iterator[RecordedCall]:
-        """The call with other tensors, and what follows for its numbers."""
+        """Yield the call with new shapes and the plain arguments that follow from them."""
         changed = _with_shapes(call, slots, shapes)
         names = _names(call)
         if not names:
@@ -398,8 +403,8 @@ class _Changing:
         number = dict(zip(names, call.values, strict=False)).get("dtype")
         numbered = dtype_numbered(number) if isinstance(number, int) else None
         dtype = numbered.name if numbered else ""
-        of = Sizes(
-            _own_name(call),
+        of = CallSizes(
+            _op_name(call),
             {names[k]: call.values[k] for k in range(len(names)) if call.values[k] is not None},
             _by_argument(slots, [slot.shape for slot in slots]),
             _by_argument(slots, shapes),
@@ -411,35 +416,39 @@ class _Changing:
                 made.changed for made in step.made.get(shape, ()) if dtype in ("", made.dtype)
             ),
         )
-        for numbers in changed_numbers(of):
+        for numbers in rescaled_arguments(of):
             values = tuple(
                 numbers.get(names[k], value) if k < len(names) else value
                 for k, value in enumerate(changed.values)
             )
-            yield replace(changed, values=tuple(map(_plain, values)))
+            yield replace(changed, values=tuple(map(_as_list, values)))
 
     def _shape_of(self, step: _Step, value: Any) -> Any:
-        """Of an operator that torch doesn't know: numbers that are the shape of a tensor."""
+        """Return the new shape if a list of numbers is that of a known tensor, for operators
+        unknown to torch."""
         if not isinstance(value, list) or any(type(each) is not int for each in value):
             return value
         found = {made.changed for made in step.made.get(tuple(value), ())}
         return list(found.pop()) if len(found) == 1 else value
 
     def _made_by(self, call: RecordedCall) -> _Results:
-        """What comes out; None if it can't be called."""
+        """Return the outputs of a call; None if it can't be executed."""
         key = repr((call.name, call.dims, call.types, call.strides, call.values))
         if key not in self._results:
-            self._results[key] = self._again.outputs(call)
+            self._results[key] = self._reexecutor.outputs(call)
         return self._results[key]
 
     # ------------------------------------------------------------------------ the inputs
 
     def _input_shape(self) -> Shape:
-        """Of the tensor that the first layer with weights works on, or of
-        the one that it is a view of; without such a layer of the first tensor."""
+        """Return the shape of the input.
+
+        It belongs to the tensor that the first layer with weights reads, or that this is a view of;
+        without such a layer, to the first tensor.
+        """
         made: set[Shape] = set()
         leaves: list[Shape] = []
-        for each in self._asked:
+        for each in self._traced:
             if each.phase is not Phase.FORWARD:
                 continue
             slots = _slots(each.call)
@@ -464,7 +473,7 @@ class _Changing:
 
 @contextmanager
 def _without_a_log() -> Iterator[None]:
-    """torch logs each call that does not take its arguments, which here is an answer."""
+    """Silence torch, which logs every call that rejects its arguments."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -475,20 +484,18 @@ def _without_a_log() -> Iterator[None]:
 
 
 def _by_argument(slots: Sequence[_Slot], shapes: Sequence[Shape]) -> dict[str, Shape]:
-    """Of a list the first."""
+    """Map arguments to shapes; a list of tensors gives its first."""
     found: dict[str, Shape] = {}
     for slot, shape in zip(slots, shapes, strict=True):
         found.setdefault(slot.argument, shape)
     return found
 
 
-def _different(steps: Sequence[_Step], asked: Sequence[Asked]) -> list[_Step]:
-    """Those that differ in a call that computes, or in what can come of what was made."""
+def _distinct(steps: Sequence[_Step], traced: Sequence[TracedCall]) -> list[_Step]:
+    """Drop candidates that agree in every computing call and every known tensor."""
     if len(steps) < 2:
         return list(steps)
-    silent = {
-        each.row for each in asked if not each.is_needed or sees_through(_own_name(each.call))
-    }
+    silent = {each.row for each in traced if not each.is_needed or is_view_op(_op_name(each.call))}
     found: dict[str, _Step] = {}
     for step in steps:
         calls = {
@@ -499,8 +506,8 @@ def _different(steps: Sequence[_Step], asked: Sequence[Asked]) -> list[_Step]:
     return list(found.values())
 
 
-def _alike(recorded: Sequence[TensorInfo], made: _Results) -> bool:
-    """The same number of tensors with as many dimensions."""
+def _same_structure(recorded: Sequence[TensorInfo], made: _Results) -> bool:
+    """Return whether both hold as many tensors with as many dimensions."""
     return (
         made is not None
         and len(made) == len(recorded)
@@ -508,12 +515,12 @@ def _alike(recorded: Sequence[TensorInfo], made: _Results) -> bool:
     )
 
 
-def _own_name(call: RecordedCall) -> str:
+def _op_name(call: RecordedCall) -> str:
     return call.name.partition("::")[2]
 
 
 def _names(call: RecordedCall) -> list[str]:
-    """Of the arguments, where torch knows an operator that fits."""
+    """Return the names of the arguments if torch knows a matching operator."""
     if "::" not in call.name:
         return []
     try:
@@ -523,7 +530,7 @@ def _names(call: RecordedCall) -> list[str]:
 
 
 def _slots(call: RecordedCall) -> list[_Slot]:
-    """The tensors of a call."""
+    """Return the tensors among the arguments."""
     names = _names(call)
     found = []
     for place, (dims, text) in enumerate(zip(call.dims, call.types, strict=True)):
@@ -532,7 +539,7 @@ def _slots(call: RecordedCall) -> list[_Slot]:
         dtype = dtype_named(text)
         if dtype is not None and all(isinstance(size, int) for size in dims):
             fits = strides is not None and len(strides) == len(dims)
-            given = strides if fits else contiguous(dims)
+            given = strides if fits else contiguous_strides(dims)
             found.append(_Slot(place, None, argument, dims, given, dtype.name))
         elif dims and all(isinstance(each, tuple) for each in dims):
             found += [
@@ -547,7 +554,7 @@ def _nested(strides: Any, index: int, shape: Shape) -> Shape:
         found: Shape = strides[index]
         if len(found) == len(shape):
             return found
-    return contiguous(shape)
+    return contiguous_strides(shape)
 
 
 def _with_shapes(
@@ -556,8 +563,8 @@ def _with_shapes(
     dims: list[Any] = list(call.dims)
     strides: list[Any] | None = None if call.strides is None else list(call.strides)
     for slot, shape in zip(slots, shapes, strict=True):
-        given = slot.strides or contiguous(slot.shape)
-        stride = changed_strides(slot.shape, given, shape)
+        given = slot.strides or contiguous_strides(slot.shape)
+        stride = rescaled_strides(slot.shape, given, shape)
         for of, new in ((dims, shape), (strides, stride)):
             if of is None:
                 continue
@@ -571,11 +578,14 @@ def _with_shapes(
 
 
 def _fits(call: RecordedCall, names: Sequence[str], changed: RecordedCall) -> bool:
-    """Checks that torch leaves to others: states of recurrent layers have the batch; who takes
-    single rows of it goes through all of them, with other calls for other batches."""
-    if _own_name(call) in ("unbind", "select"):
+    """Check what torch itself does not.
+
+    States of recurrent layers have the size of the batch, and `unbind` and `select` must not take
+    single rows of it.
+    """
+    if _op_name(call) in ("unbind", "select"):
         return not _takes_rows(call, names, changed)
-    if _own_name(call) not in _RECURRENT or "hx" not in names:
+    if _op_name(call) not in _RECURRENT or "hx" not in names:
         return True
     given = dict(zip(names, zip(changed.dims, changed.values, strict=True), strict=False))
     shape, states = given.get("input", ((), None))[0], given["hx"][0]
@@ -594,7 +604,7 @@ def _takes_rows(call: RecordedCall, names: Sequence[str], changed: RecordedCall)
     return bool(shape[dim] != changed.dims[0][dim]) and index not in (0, -1)
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -605,9 +615,9 @@ def _elements(shape: Shape) -> int:
     return found
 
 
-def _said(call: RecordedCall) -> str:
-    """Sizes of a call for a message."""
+def _describe(call: RecordedCall) -> str:
+    """Format the sizes of a call for a message."""
     shapes = [slot.shape for slot in _slots(call) if slot.shape]
     numbers = [value for value in call.values if isinstance(value, (list, tuple))]
     texts = ["x".join(map(str, shape)) for shape in shapes] or [str(list(n)) for n in numbers]
-    return " and ".join(texts[:_SAID]) or "numbers"
+    return " and ".join(texts[:_MOST_NAMED]) or "numbers"

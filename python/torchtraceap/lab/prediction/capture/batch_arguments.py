@@ -1,4 +1,4 @@
-"""Sizes among the plain arguments of an operator, and what they become at another batch size.
+"""Find sizes among plain arguments and rescale them to another batch size.
 
 Most operators take sizes from their tensors. These take them as numbers: views, makers of tensors,
 pieces of a dimension, gradients of pieces.
@@ -14,12 +14,12 @@ from typing import Any
 from torchtraceap.lab.prediction.capture.batch_sizes import (
     Inner,
     Shape,
-    changed_strides,
-    viewed,
-    whole_sizes,
+    rescaled_strides,
+    resolve_sizes,
+    view_shapes,
 )
 
-__all__ = ["MAKERS", "VIEWS", "Sizes", "changed_numbers", "sees_through", "turns"]
+__all__ = ["MAKERS", "VIEWS", "CallSizes", "is_view_op", "keeps_sizes", "rescaled_arguments"]
 
 MAKERS = frozenset(
     """
@@ -27,7 +27,7 @@ MAKERS = frozenset(
     new_empty new_full new_empty_strided expand repeat tile
     """.split()  # noqa: SIM905
 )
-"""They give sizes that no tensor has before."""
+"""Operators that create shapes that no tensor had before."""
 _RESHAPES = frozenset(("view", "reshape", "_unsafe_view", "_reshape_alias"))
 VIEWS = (
     frozenset(
@@ -39,112 +39,119 @@ VIEWS = (
     )
     | _RESHAPES
 )
-"""They launch nothing; a copy that some of them may make is of the same sizes."""
+"""View operators, which launch nothing; the copies that some make keep their sizes."""
 _WHOLE_SHAPES = ("input_sizes", "self_sizes", "input_size", "sizes", "size", "sym_size")
 _MOST = 16
-"""Possibilities for one call that are looked at."""
+"""Limit on the candidates tried for one call."""
 
 Numbers = dict[str, Any]
 """New values of arguments by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is known of a call when its numbers are looked at."""
+class CallSizes:
+    """The shapes and numbers of a call whose plain arguments are rescaled."""
 
     name: str
-    """Of the operator, without its namespace."""
+    """Operator without its namespace."""
     values: Mapping[str, Any]
     """Plain arguments by name."""
     shapes: Mapping[str, Shape]
-    """Of the tensors among the arguments, as recorded."""
+    """Recorded shapes of the tensor arguments."""
     changed: Mapping[str, Shape]
-    """What these become."""
+    """New shapes of the tensor arguments."""
     batch: int
     to: int
     inner: Inner
     leading: Mapping[int, Set[int]]
-    """What leading dimensions of a size became, where they scale."""
+    """New sizes of leading dimensions that scale, by recorded size."""
     known: Callable[[Shape], Iterable[Shape]]
-    """What tensors of a shape became so far."""
+    """Returns the new shapes that tensors of a recorded shape got so far."""
 
     @property
     def first(self) -> tuple[Shape, Shape]:
-        """The first tensor, as recorded and as it becomes; a number if there is none."""
+        """The recorded and the new shape of the first tensor; empty if there is none."""
         name = next(iter(self.shapes), "")
         return self.shapes.get(name, ()), self.changed.get(name, ())
 
 
-def sees_through(name: str) -> bool:
-    """The operator launches nothing: its result is its input, looked at in another way."""
+def is_view_op(name: str) -> bool:
+    """Return whether an operator is a view, which launches nothing."""
     return name in VIEWS
 
 
-def turns(name: str) -> bool:
-    """Such an operator whose sizes are those of its input: of `expand` they are anyone's."""
+def keeps_sizes(name: str) -> bool:
+    """Return whether an operator is a view whose sizes follow from its input alone, unlike
+    `expand`."""
     return name in VIEWS and name not in MAKERS and name != "as_strided"
 
 
-def changed_numbers(of: Sizes) -> list[Numbers]:
-    """What the numbers may become; one of no numbers where nothing has to change."""
-    return list(islice(_possible(of), _MOST)) or [{}]
+def rescaled_arguments(of: CallSizes) -> list[Numbers]:
+    """Return the candidates for new arguments; one empty mapping if nothing changes."""
+    return list(islice(_candidates(of), _MOST)) or [{}]
 
 
-def _possible(of: Sizes) -> Iterator[Numbers]:
+def _candidates(of: CallSizes) -> Iterator[Numbers]:
     name, values = of.name, of.values
     before, after = of.first
     if name in _RESHAPES:
-        yield from _reshaped(of, "size" if "size" in values else "shape")
+        yield from _reshape_arguments(of, "size" if "size" in values else "shape")
     elif name == "expand":
-        yield from ({"size": size} for size in _expanded(before, after, values.get("size"), of))
+        yield from ({"size": size} for size in _expand_sizes(before, after, values.get("size"), of))
     elif name == "arange":
-        yield from _counted(of)
+        yield from _arange_arguments(of)
     elif name == "unflatten":
-        yield from _unflattened(of)
+        yield from _unflatten_arguments(of)
     elif name in ("repeat", "tile"):
         key = "repeats" if name == "repeat" else "dims"
-        yield from ({key: each} for each in _times_batch(values.get(key), of))
+        yield from ({key: each} for each in _scaled_shapes(values.get(key), of))
     elif name in MAKERS or name.endswith("_backward") or name in ("sum_to_size", "as_strided"):
-        yield from _whole(of)
+        yield from _shape_arguments(of)
     elif name in ("slice", "narrow", "split", "split_with_sizes"):
-        yield {key: new for key in values if (new := _piece(of, key, before, after)) is not None}
+        yield {
+            key: new
+            for key in values
+            if (new := _slice_argument(of, key, before, after)) is not None
+        }
     elif name == "native_group_norm" and before and "N" in values:
         yield {"N": after[0]}
 
 
 def _shape(value: Any) -> Shape | None:
-    """A list of sizes."""
+    """Return a list of sizes as a shape, or None."""
     if not isinstance(value, (list, tuple)) or any(type(each) is not int for each in value):
         return None
     return tuple(value)
 
 
-def _reshaped(of: Sizes, key: str) -> Iterator[Numbers]:
+def _reshape_arguments(of: CallSizes, key: str) -> Iterator[Numbers]:
     before, after = of.first
     size = _shape(of.values.get(key))
     elements = 1
     for each in before:
         elements *= each
-    whole = None if size is None else whole_sizes(size, elements)
+    whole = None if size is None else resolve_sizes(size, elements)
     if whole is None:
         return
-    options = dict.fromkeys(each for each, _ in viewed(before, after, whole, of.batch, of.inner))
-    for found in _had_before(whole, options, of):
+    options = dict.fromkeys(
+        each for each, _ in view_shapes(before, after, whole, of.batch, of.inner)
+    )
+    for found in _prefer_known(whole, options, of):
         numbers: Numbers = {key: found}
         stride = _shape(of.values.get("stride"))
         if stride is not None and len(stride) == len(whole):
-            numbers["stride"] = changed_strides(whole, stride, found)
+            numbers["stride"] = rescaled_strides(whole, stride, found)
         yield numbers
 
 
-def _had_before(shape: Shape, options: Iterable[Shape], of: Sizes) -> list[Shape]:
-    """If tensors of the shape became some of these, those; else all."""
+def _prefer_known(shape: Shape, options: Iterable[Shape], of: CallSizes) -> list[Shape]:
+    """Keep the options that tensors of this shape already became, or all if none did."""
     every, known = list(options), set(of.known(shape))
     return [each for each in every if each in known] or every
 
 
-def _expanded(before: Shape, after: Shape, value: Any, of: Sizes) -> Iterator[Shape]:
-    """Dimensions that are there have the sizes of the tensor; others are made."""
+def _expand_sizes(before: Shape, after: Shape, value: Any, of: CallSizes) -> Iterator[Shape]:
+    """Yield sizes for `expand`: existing dimensions follow the tensor, others are new."""
     size = _shape(value)
     if size is None:
         return
@@ -157,21 +164,24 @@ def _expanded(before: Shape, after: Shape, value: Any, of: Sizes) -> Iterator[Sh
         before[place - offset] if each == -1 and place >= offset else each
         for place, each in enumerate(size)
     )
-    for made in _made(whole, of):
+    for made in _created_shapes(whole, of):
         yield tuple(new if own is None else own for own, new in zip(kept, made, strict=True))
 
 
-def _made(shape: Shape, of: Sizes) -> Iterator[Shape]:
-    """What a shape that is given in numbers may become: that of tensors that had it, else any
-    dimension of the size of the batch may be it, the first one first."""
+def _created_shapes(shape: Shape, of: CallSizes) -> Iterator[Shape]:
+    """Yield new shapes for one given as numbers.
+
+    A known tensor of that shape decides; otherwise any dimension as large as the batch may scale,
+    the first one first.
+    """
     known = list(of.known(shape))
     if known:
         yield from known
         return
-    yield from _times_batch(shape, of)
+    yield from _scaled_shapes(shape, of)
 
 
-def _times_batch(value: Any, of: Sizes) -> Iterator[Shape]:
+def _scaled_shapes(value: Any, of: CallSizes) -> Iterator[Shape]:
     shape = _shape(value)
     if shape is None:
         return
@@ -190,8 +200,8 @@ def _times_batch(value: Any, of: Sizes) -> Iterator[Shape]:
         yield tuple(found)
 
 
-def _counted(of: Sizes) -> Iterator[Numbers]:
-    """`arange`: as many as the batch; or, with a step, where each member of it begins."""
+def _arange_arguments(of: CallSizes) -> Iterator[Numbers]:
+    """Yield arguments of `arange`, which counts to the batch size or to a multiple of it."""
     end, start = of.values.get("end"), of.values.get("start", 0)
     if type(end) is not int or end <= 0 or start not in (0, None):
         return
@@ -204,19 +214,19 @@ def _counted(of: Sizes) -> Iterator[Numbers]:
     yield {"end": end}
 
 
-def _unflattened(of: Sizes) -> Iterator[Numbers]:
+def _unflatten_arguments(of: CallSizes) -> Iterator[Numbers]:
     before, after = of.first
     dim, sizes = of.values.get("dim"), _shape(of.values.get("sizes"))
     if type(dim) is not int or sizes is None or not -len(before) <= dim < len(before):
         return
-    whole = whole_sizes(sizes, before[dim])
+    whole = resolve_sizes(sizes, before[dim])
     if whole is not None:
-        found = viewed((before[dim],), (after[dim],), whole, of.batch, of.inner)
+        found = view_shapes((before[dim],), (after[dim],), whole, of.batch, of.inner)
         yield from ({"sizes": each} for each, _ in found)
 
 
-def _whole(of: Sizes) -> Iterator[Numbers]:
-    """Arguments that are the shape of a tensor."""
+def _shape_arguments(of: CallSizes) -> Iterator[Numbers]:
+    """Yield new values of an argument that is the shape of a tensor."""
     key = next((key for key in _WHOLE_SHAPES if _shape(of.values.get(key)) is not None), None)
     if key is None:
         if of.name.startswith("native_group_norm") and type(of.values.get("N")) is int:
@@ -224,15 +234,15 @@ def _whole(of: Sizes) -> Iterator[Numbers]:
         return
     shape = _shape(of.values[key]) or ()
     stride = _shape(of.values.get("stride"))
-    for made in _made(shape, of):
+    for made in _created_shapes(shape, of):
         numbers: Numbers = {key: made}
         if stride is not None and len(stride) == len(shape):
-            numbers["stride"] = changed_strides(shape, stride, made)
+            numbers["stride"] = rescaled_strides(shape, stride, made)
         yield numbers
 
 
-def _piece(of: Sizes, key: str, before: Shape, after: Shape) -> Any:
-    """Part of a dimension that the batch is in: as large a part as it was."""
+def _slice_argument(of: CallSizes, key: str, before: Shape, after: Shape) -> Any:
+    """Scale the bounds of a slice along the dimension of the batch."""
     dim = of.values.get("dim", 0)
     if key not in ("start", "end", "length", "split_size", "split_sizes") or type(dim) is not int:
         return None

@@ -1,4 +1,4 @@
-"""Where the batch is in the sizes of a tensor, and how views and strides carry it.
+"""Locate the batch in the sizes of a tensor and follow it through views and strides.
 
 Note [Digits]: elements are counted like the digits of a number: a dimension is a digit, its size
 the radix, the product of the sizes behind it its place value. A batch of 4 in a dimension of
@@ -13,20 +13,28 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
-__all__ = ["Inner", "Shape", "changed_strides", "contiguous", "viewed", "whole_sizes"]
+__all__ = [
+    "Inner",
+    "Shape",
+    "contiguous_strides",
+    "rescaled_strides",
+    "resolve_sizes",
+    "view_shapes",
+]
 
 Shape: TypeAlias = tuple[int, ...]
 Inner: TypeAlias = Mapping[int, Set[int]]
-"""By size of a dimension: place values within it at which the batch was seen."""
+"""Place values at which the batch was seen, by size of the dimension."""
 
 
-def contiguous(shape: Shape) -> Shape:
-    """Strides of a tensor whose elements lie row after row."""
+def contiguous_strides(shape: Shape) -> Shape:
+    """Return row-major strides."""
     return tuple(prod(max(size, 1) for size in shape[place + 1 :]) for place in range(len(shape)))
 
 
-def changed_strides(shape: Shape, strides: Shape, changed: Shape) -> Shape:
-    """Strides of a tensor whose sizes changed: what lies between two rows grows alike."""
+def rescaled_strides(shape: Shape, strides: Shape, changed: Shape) -> Shape:
+    """Return the strides of a tensor whose sizes changed, scaled with the rows between two
+    elements."""
     found = []
     for own in strides:
         stride = own
@@ -37,8 +45,8 @@ def changed_strides(shape: Shape, strides: Shape, changed: Shape) -> Shape:
     return tuple(found)
 
 
-def whole_sizes(sizes: Shape, elements: int) -> Shape | None:
-    """The sizes of a view with the one that is -1 filled in; None if they don't fit."""
+def resolve_sizes(sizes: Shape, elements: int) -> Shape | None:
+    """Fill in the -1 of a view's sizes; None if they don't fit the number of elements."""
     if -1 not in sizes:
         return sizes if prod(sizes) == elements else None
     known = prod(size for size in sizes if size != -1)
@@ -47,10 +55,10 @@ def whole_sizes(sizes: Shape, elements: int) -> Shape | None:
     return tuple(elements // known if size == -1 else size for size in sizes)
 
 
-def viewed(
+def view_shapes(
     shape: Shape, changed: Shape, sizes: Shape, batch: int, inner: Inner
 ) -> Iterator[tuple[Shape, dict[int, int]]]:
-    """What the sizes of a view may become; see Note [Digits].
+    """Yield the new sizes that a view may have; see Note [Digits].
 
     Args:
         shape: Of what is viewed, as recorded.
@@ -67,9 +75,9 @@ def viewed(
         for place, (size, to) in enumerate(zip(shape, changed, strict=True))
         if size != to
     ]
-    values = contiguous(sizes)
+    values = contiguous_strides(sizes)
     for chosen in product(*digits):
-        homes = [_homes(sizes, values, value, radix) for value, radix, _ in chosen]
+        homes = [_covering_dimensions(sizes, values, value, radix) for value, radix, _ in chosen]
         for places in product(*homes):
             found, seen = list(sizes), {}
             for place, (value, radix, to) in zip(places, chosen, strict=True):
@@ -80,7 +88,7 @@ def viewed(
 
 
 def _digits(size: int, to: int, value: int, batch: int, inner: Inner) -> list[tuple[int, int, int]]:
-    """Place value, radix and new radix of the batch in a dimension, as far as they can be told."""
+    """Return place value, radix and new radix of the batch in a dimension, as far as known."""
     scales = size % batch == 0 and to % (size // batch) == 0
     if size == batch or not scales:
         return [(value, size, to)]
@@ -90,8 +98,8 @@ def _digits(size: int, to: int, value: int, batch: int, inner: Inner) -> list[tu
     return [(value * each, batch, to // times) for each in within]
 
 
-def _homes(sizes: Shape, values: Shape, value: int, radix: int) -> list[int]:
-    """Dimensions of a view that cover a digit, the outermost first."""
+def _covering_dimensions(sizes: Shape, values: Shape, value: int, radix: int) -> list[int]:
+    """Return the dimensions of a view that cover a digit, outermost first."""
     found = []
     for place, (size, low) in enumerate(zip(sizes, values, strict=True)):
         covers = low <= value and value * radix <= low * size

@@ -1,4 +1,4 @@
-"""The most that comes out of operators whose outputs have sizes that depend on values.
+"""Upper bounds for outputs whose sizes depend on values.
 
 Sizes are those of ATen's own rules with every condition true and every value different. Called
 where tensors have no values.
@@ -13,22 +13,25 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchtraceap.lab.prediction.capture.modes import all_arguments
+from torchtraceap.lab.prediction.capture.modes import bind_arguments
 
-__all__ = ["is_usual", "most_that_comes_out"]
+__all__ = ["is_typical", "largest_output"]
 
 _Given: TypeAlias = dict[str, Any]
 
 
-def most_that_comes_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operator returns at most; None for one that is not known."""
+def largest_output(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the largest output of an operator; None if there is no rule for it."""
     rule = _RULES.get(func)
-    return None if rule is None else rule(all_arguments(func, args, kwargs))
+    return None if rule is None else rule(bind_arguments(func, args, kwargs))
 
 
-def is_usual(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether that much comes out of it wherever it is used as it is meant: no index is larger than
-    was said, targets are as long as there is room for, lengths are known."""
+def is_typical(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether the bound is the usual size.
+
+    That is the case if no index exceeds the declared size, targets fill their room, or lengths are
+    known.
+    """
     if func is torch.ops.aten._pack_padded_sequence.default:
         return not isinstance(args[1], FakeTensor)
     return func in _USUAL
@@ -46,7 +49,7 @@ def _masked_select(given: _Given) -> torch.Tensor:
 
 
 def _index(given: _Given) -> torch.Tensor:
-    """A mask stands for one index for each of its dimensions."""
+    """Bound `index`: a mask counts as one index for each of its dimensions."""
     indices: list[torch.Tensor | None] = []
     for index in given["indices"]:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -92,7 +95,7 @@ def _bincount(given: _Given) -> torch.Tensor:
 
 
 def _ctc_loss(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each sequence, and the logarithms of all ways through it."""
+    """Bound the loss of each sequence and the log probabilities of all paths."""
     log_probs, targets = given["log_probs"], given["targets"]
     steps, batch, _ = log_probs.shape
     longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // batch)
@@ -100,7 +103,7 @@ def _ctc_loss(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pack_padded_sequence(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps of all sequences after each other, and how many sequences have each step."""
+    """Bound the packed steps and the number of sequences in each step."""
     x, lengths = given["input"], given["lengths"]
     steps, batch = (x.shape[1], x.shape[0]) if given["batch_first"] else x.shape[:2]
     with _disable_current_modes():

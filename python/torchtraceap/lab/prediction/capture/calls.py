@@ -1,4 +1,4 @@
-"""What is written down of a call of an operator."""
+"""The records of a capture: calls, tensors, collectives and memory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ __all__ = [
 
 
 COMPUTE = "compute"
-"""The stream that a program has if it selects none."""
+"""Stream of a program that selects none."""
 
 
 class CaptureError(TraceError):
-    """A step could not be run without values; the message says which operator, and why."""
+    """Raised if a step can't be run without values; the message says which operator failed and
+    why."""
 
 
 class Phase(Enum):
-    """Part of a step."""
+    """A phase of a training step."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -46,13 +47,13 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor, without its values."""
+    """Metadata of a tensor, without its values."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
     storage: int
-    """Tensors that share memory have the same."""
+    """Number that tensors sharing memory have in common."""
 
     @property
     def elements(self) -> int:
@@ -60,7 +61,7 @@ class TensorInfo:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row after row, without gaps; dimensions of one element may have any stride."""
+        """Whether elements lie in row-major order without gaps."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -74,7 +75,7 @@ Value: TypeAlias = "TensorInfo | Plain | tuple[Value, ...]"
 
 
 def tensors_in(values: Iterable[Value]) -> Iterator[TensorInfo]:
-    """Those among values, and among lists of values."""
+    """Yield the tensors among values and nested lists."""
     for value in values:
         if isinstance(value, TensorInfo):
             yield value
@@ -84,28 +85,28 @@ def tensors_in(values: Iterable[Value]) -> Iterator[TensorInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What ranks do together in one call."""
+    """A collective operation or a point-to-point transfer."""
 
     kind: str
-    """As Kineto's "Collective name": allreduce, _allgather_base, _reduce_scatter_base, all_to_allv,
+    """Kineto's "Collective name": allreduce, _allgather_base, _reduce_scatter_base, all_to_allv,
     broadcast, send, recv, ..."""
     group: tuple[int, ...]
-    """Ranks that take part."""
+    """Participating ranks."""
     group_name: str
-    """As Kineto's "Process Group Description": default_pg, mesh_dp, ..."""
+    """Kineto's "Process Group Description": default_pg, mesh_dp, ..."""
     elements_in: int
     elements_out: int
     dtype: DType
     id: int
-    """Tells it from the others of its rank: the index of the call that starts it."""
+    """Index of the call that starts it, unique within its rank."""
     peer: int | None = None
-    """Of send and recv: the other rank."""
+    """The other rank of a send or recv."""
     batch: int | None = None
-    """Sends and receives with the same are one launch: none of them waits for another."""
+    """Sends and receives with the same number are one launch and don't wait for each other."""
     sent: tuple[int, ...] = ()
-    """Elements for each rank, where parts of an all-to-all differ."""
+    """Elements sent to each rank, if parts of an all-to-all differ."""
     received: tuple[int, ...] = ()
-    """Elements from each rank."""
+    """Elements received from each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,82 +115,84 @@ class Move:
 
     to_gpu: bool
     is_pinned: bool = False
-    """The memory of the host is page-locked."""
+    """True for page-locked host memory."""
     non_blocking: bool = False
-    """The program does not ask to wait for it."""
+    """True if the program does not wait for the copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operator as the dispatcher saw it."""
+    """A call of an operator as seen by the dispatcher."""
 
     name: str
-    """As Kineto names it: `aten::addmm`."""
+    """Kineto's name, such as `aten::addmm`."""
     overload: str
-    """Such as "Tensor"; "default" for the one without a name."""
+    """Overload, such as "Tensor", or "default"."""
     inputs: dict[str, Value]
-    """By the names of the operator's schema, in its order, defaults included."""
+    """Arguments by the names of the schema, in its order, including defaults."""
     outputs: tuple[Value, ...]
     phase: Phase
     modules: tuple[str, ...]
-    """Names of the modules in whose forward it was called, outermost first."""
+    """Classes of the modules whose forward is running, outermost first."""
     is_view: bool = False
-    """It computes nothing: what comes out is a view of what goes in."""
+    """True if the result is a view and nothing is computed."""
     on_host: bool = False
-    """All its tensors stay on the host where the model is on a GPU: counts of an optimiser."""
+    """True if all tensors stay on the host even if the model is on a GPU, such as step counters."""
     is_innermost: bool = False
-    """A trace says that it launches under its own name."""
+    """True if a trace shows that it launches under its own name."""
     move: Move | None = None
-    """It copies between host and GPU, and computes nothing."""
+    """Copy between host and GPU that the call makes instead of computing."""
     collective: Collective | None = None
-    """What it starts on the stream of its process group, behind what `stream` was given before."""
+    """Collective that starts on the stream of its process group, after earlier work of `stream`."""
     waits_for: int | None = None
-    """The `id` of a collective before which nothing runs that `stream` is given from here on."""
+    """`id` of a collective that later work of `stream` waits for."""
     node: str = ""
-    """The autograd node that called it, such as "AddmmBackward0"; none in the forward pass."""
+    """Autograd node that made the call, such as "AddmmBackward0"; empty in the forward pass."""
     sequence: int | None = None
-    """Number of that node; in the forward pass of the node that was made last."""
+    """Sequence number of that node, or of the node made last in the forward pass."""
     stream: str = COMPUTE
-    """The stream that the host has selected."""
+    """Selected stream."""
     after: tuple[int, ...] = ()
-    """Indices of other calls before whose end, with that of collectives that they start, nothing
-    runs that `stream` is given from here on; below zero of the step before, -1 its last call."""
+    """Indices of calls that later work of `stream` waits for, including their collectives.
+
+    Negative indices count back from the end of the previous step.
+    """
 
     def tensor(self, name: str) -> TensorInfo | None:
-        """An input that is a tensor; None if it was not given, or is none."""
+        """Return an input if it is a tensor, else None."""
         value = self.inputs.get(name)
         return value if isinstance(value, TensorInfo) else None
 
     @property
     def output(self) -> TensorInfo | None:
-        """The first output, if it is a tensor."""
+        """The first output if it is a tensor, else None."""
         first = self.outputs[0] if self.outputs else None
         return first if isinstance(first, TensorInfo) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """The memory of a step's tensors: what there is when it begins, and when what goes."""
+    """Lifetimes of the memory of a step's tensors."""
 
     bytes: dict[int, int]
-    """Of each storage, by its number."""
+    """Size of each storage by number."""
     at_begin: tuple[int, ...]
-    """Those that are there before the first call."""
+    """Storages that exist before the first call."""
     freed: tuple[tuple[int, int], ...]
-    """(n, storage): gone once n calls were made; in order."""
+    """Pairs (n, storage): the storage is freed after n calls, in order."""
     parameters: frozenset[int] = frozenset()
-    """The model's, with its buffers."""
+    """Storages of parameters and buffers."""
     gradients: frozenset[int] = frozenset()
     optimizer: frozenset[int] = frozenset()
-    """State that the optimiser keeps from step to step."""
+    """Storages of optimizer state that is kept from step to step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """A gradient that the backward pass leaves with a parameter."""
+    """A gradient that the backward pass accumulates into a parameter."""
 
     calls: int
-    """So many were made before it was there."""
+    """Number of calls before it was ready."""
     tensor: TensorInfo
 
 
@@ -199,10 +202,10 @@ class Capture:
 
     calls: tuple[Call, ...]
     notes: tuple[str, ...] = ()
-    """What was assumed so that it could be run without values."""
+    """Assumptions made to run the step without values."""
     storages: Storages | None = None
-    """None where the source of the capture doesn't say when memory is freed."""
+    """None if the source doesn't tell when memory is freed."""
     inputs: tuple[TensorInfo, ...] = ()
-    """The model's, where they are known: what a program copies to the GPU before a step."""
+    """Inputs of the model, if known: tensors that a program copies to the GPU before a step."""
     gradients: tuple[Gradient, ...] = ()
-    """Of a recorded step: in the order in which they were ready."""
+    """Gradients of a recorded step in the order in which they were ready."""

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed: what ranks do together, written down and not done.
+"""Calls of torch.distributed, recorded instead of executed.
 
 Below `torch.distributed` every collective is an operator of the dispatcher's namespace `c10d`, with
 its process group as an argument and with a handle of the work, that may be waited for, as a result.
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Exchange", "exchange_of", "functional_exchange", "kind_of_operator"]
+__all__ = ["C10dCall", "c10d_call", "collective_name", "functional_call"]
 
 _KINDS = {
     "allreduce_": "allreduce",
@@ -35,20 +35,20 @@ _KINDS = {
     "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor_coalesced",
     "barrier": "barrier",
 }
-"""As ProcessGroupNCCL calls what these operators do."""
+"""Names that ProcessGroupNCCL has for these operators."""
 _READ = ("input", "input_tensor", "input_tensors", "inputs")
 _WRITTEN = ("output", "output_tensor", "output_tensors", "outputs")
 _BOTH = ("tensors", "tensor")
 
 
-def kind_of_operator(name: str) -> str | None:
-    """What an operator of c10d does, by its name without the namespace."""
+def collective_name(name: str) -> str | None:
+    """Return the collective of a c10d operator, given without its namespace."""
     return _KINDS.get(name)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """A call of an operator of c10d."""
+class C10dCall:
+    """A call of a c10d operator."""
 
     kind: str
     group: tuple[int, ...]
@@ -56,14 +56,14 @@ class Exchange:
     read: tuple[torch.Tensor, ...]
     written: tuple[torch.Tensor, ...]
     waits: bool
-    """The stream that starts it goes on when it is over."""
+    """True if the stream that starts it waits for its end."""
     peer: int | None
     result: Any
-    """What the operator returns."""
+    """Return value of the operator."""
 
 
-def exchange_of(func: Any, arguments: dict[str, Any]) -> Exchange:
-    """What an operator of c10d would do.
+def c10d_call(func: Any, arguments: dict[str, Any]) -> C10dCall:
+    """Describe a call of a c10d operator.
 
     Args:
         func: The operator.
@@ -74,7 +74,7 @@ def exchange_of(func: Any, arguments: dict[str, Any]) -> Exchange:
     ranks = tuple(dist.get_process_group_ranks(group))
     both = (*_tensors(arguments, _BOTH),)
     other = arguments.get("dst", arguments.get("src"))
-    return Exchange(
+    return C10dCall(
         _alltoall(arguments) if base == "alltoall_base_" else _KINDS.get(base, base),
         ranks,
         group.group_desc,
@@ -97,8 +97,8 @@ _FUNCTIONAL = {
 }
 
 
-def functional_exchange(base: str, arguments: dict[str, Any], result: Any) -> Exchange | None:
-    """What a functional collective does; None for what only waits for one.
+def functional_call(base: str, arguments: dict[str, Any], result: Any) -> C10dCall | None:
+    """Describe a call of a functional collective; None for an operator that only waits.
 
     Args:
         base: Its name without its namespace.
@@ -111,7 +111,7 @@ def functional_exchange(base: str, arguments: dict[str, Any], result: Any) -> Ex
     group = dist.distributed_c10d._resolve_process_group(arguments["group_name"])
     ranks = tuple(dist.get_process_group_ranks(group))
     read = tuple(_tensors(arguments, _READ))
-    return Exchange(kind, ranks, group.group_desc, read, (result,), False, None, result)
+    return C10dCall(kind, ranks, group.group_desc, read, (result,), False, None, result)
 
 
 def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> Iterator[torch.Tensor]:
@@ -122,13 +122,14 @@ def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> Iterator[torc
 
 
 def _alltoall(arguments: dict[str, Any]) -> str:
-    """Parts of one size have a call of their own."""
+    """Return the name of an all-to-all, which has a variant for equal parts."""
     is_even = not arguments["output_split_sizes"] and not arguments["input_split_sizes"]
     return "all_to_all" if is_even else "all_to_allv"
 
 
 def _result(func: Any, arguments: dict[str, Any]) -> Any:
-    """Its first argument, if it returns that, and the handle of a work that is done."""
+    """Return the operator's result: its first argument, if the schema has it, and a finished
+    work."""
     first = next(iter(arguments.values()))
     future: Any = torch.futures.Future()
     future.set_result(first)

@@ -1,4 +1,4 @@
-"""Operators that a GPU has whole and a CPU takes apart: attention, dropout, recurrent layers.
+"""Composite operators that run whole on a GPU: attention, dropout, recurrent layers.
 
 Note [Attention]: torch chooses among several implementations by device, type and arguments. Here
 the choice of a GPU is not known yet, so that the call is written down as `aten::
@@ -18,21 +18,21 @@ import torch
 from torch.library import Library
 
 from torchtraceap.lab.prediction.capture.calls import Phase
-from torchtraceap.lab.prediction.capture.known_values import computed
-from torchtraceap.lab.prediction.capture.recurrent import RECURRENT, recurrent
+from torchtraceap.lab.prediction.capture.known_values import decompose
+from torchtraceap.lab.prediction.capture.recurrent import RECURRENT, run_recurrent
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["ATTENTION", "whole_calls"]
+__all__ = ["ATTENTION", "composite_calls"]
 
 ATTENTION = "aten::scaled_dot_product_attention"
 _FUNCTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 @contextmanager
-def whole_calls(recorder: Recorder) -> Iterator[None]:
-    """Writes these calls down in one piece, whoever makes them."""
+def composite_calls(recorder: Recorder) -> Iterator[None]:
+    """Record these operators as one call each."""
 
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         return _attention(recorder, *args, **kwargs)
@@ -44,7 +44,7 @@ def whole_calls(recorder: Recorder) -> Iterator[None]:
         library.impl("scaled_dot_product_attention", attention, "AutogradCPU")
         library.impl("dropout", _dropout, "AutogradCPU")
         for function in RECURRENT:
-            library.impl(function, partial(recurrent, recorder, function), "AutogradCPU")
+            library.impl(function, partial(run_recurrent, recorder, function), "AutogradCPU")
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -52,7 +52,7 @@ def whole_calls(recorder: Recorder) -> Iterator[None]:
 
 
 def _dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """As torch has it on a GPU: one operator, with a backward of its own."""
+    """Run dropout as on a GPU: one operator with a backward of its own."""
     if train and 0 < p < 1 and input.numel():
         return torch.native_dropout(input, p, train)[0]
     return input * 0.0 if train and p == 1 else input
@@ -94,7 +94,7 @@ class _Attention(torch.autograd.Function):
         tensors = (query, key, value)
         inputs = {"query": query, "key": key, "value": value, **options}
         output = _like(query, value.shape[-1])
-        ctx.computed = computed(recorder, _FUNCTION, tensors, inputs)
+        ctx.computed = decompose(recorder, _FUNCTION, tensors, inputs)
         if ctx.computed is not None:
             output.copy_(ctx.computed.outputs[0])
         ctx.save_for_backward(query, key, value, output)
@@ -121,7 +121,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _like(query: torch.Tensor, width: int) -> torch.Tensor:
-    """Empty, with the query's order of dimensions in memory."""
+    """Return an empty tensor whose dimensions are ordered in memory as the query's."""
     if query.shape[-1] == width:
         return torch.empty_like(query)
     strides = query.stride()

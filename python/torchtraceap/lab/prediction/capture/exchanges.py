@@ -1,4 +1,4 @@
-"""Collectives of an execution trace: which nodes start them, between whom, of what size.
+"""Collectives of an execution trace: the nodes that start them, their ranks and sizes.
 
 Note [Who takes part]: an operator of c10d has its process group as an object, which no file holds.
 How many take part is told by the list of groups that newer files begin with, by the splits of an
@@ -19,7 +19,7 @@ from torchtraceap.lab.prediction.capture.calls import Collective
 from torchtraceap.ops.durations import collective_kind
 from torchtraceap.trace.execution.reader import Access, Node
 
-__all__ = ["exchanges_of", "with_group"]
+__all__ = ["collectives_by_node", "with_group"]
 
 _C10D, _COMMS, _GROUPS = "c10d::", "record_param_comms", "## process_group:init ##"
 _NO_EXCHANGES = ("barrier", "monitored_barrier_")
@@ -28,8 +28,8 @@ _TENSOR = re.compile(r"Tensor\(([^()]*)\)")
 _MOST_RANKS = 1 << 20
 
 
-def exchanges_of(nodes: Sequence[Node]) -> dict[int, Collective]:
-    """The collectives that nodes start, by id of the node; `group` is empty where no file says it.
+def collectives_by_node(nodes: Sequence[Node]) -> dict[int, Collective]:
+    """Return the collectives that nodes start, by id of the node; `group` is empty if unknown.
 
     A collective is the outermost node that tells of it: c10d's operator, else what the process
     group notes. Its `id` is that of the node.
@@ -39,7 +39,7 @@ def exchanges_of(nodes: Sequence[Node]) -> dict[int, Collective]:
     for node in nodes:
         kind = _kind(node)
         if kind is not None and not _is_inside(node, known):
-            found[node.node] = _exchange(node, kind)
+            found[node.node] = _collective(node, kind)
     world = max([_world_of_groups(nodes), *(len(each.group) for each in found.values())])
     group = tuple(range(world))
     return {
@@ -49,19 +49,19 @@ def exchanges_of(nodes: Sequence[Node]) -> dict[int, Collective]:
 
 
 def with_group(exchange: Collective, ranks: int) -> Collective:
-    """One whose group is not known, among so many ranks."""
+    """Return a collective with a group of so many ranks if its own is unknown."""
     return exchange if exchange.group else replace(exchange, group=tuple(range(ranks)))
 
 
 def _kind(node: Node) -> str | None:
-    """As Kineto's "Collective name"."""
+    """Return Kineto's "Collective name" of a node, or None."""
     if node.name.startswith(_C10D):
-        from torchtraceap.lab.prediction.capture.collectives import kind_of_operator
+        from torchtraceap.lab.prediction.capture.collectives import collective_name
 
         own = node.name.removeprefix(_C10D)
         if own == "alltoall_base_":
-            return "all_to_allv" if any(_splits(node)) else "all_to_all"
-        return None if own in _NO_EXCHANGES else kind_of_operator(own)
+            return "all_to_allv" if any(_size_lists(node)) else "all_to_all"
+        return None if own in _NO_EXCHANGES else collective_name(own)
     if node.name != _COMMS or node.arguments is None:
         return None
     words = (value for value in node.arguments.values if isinstance(value, str))
@@ -69,7 +69,7 @@ def _kind(node: Node) -> str | None:
 
 
 def _is_inside(node: Node, known: Mapping[int, Node]) -> bool:
-    """Another node above tells of the same."""
+    """Return whether an enclosing node describes the same collective."""
     above = known.get(node.parent)
     while above is not None:
         if above.name == _COMMS or above.name.startswith(_C10D):
@@ -78,7 +78,7 @@ def _is_inside(node: Node, known: Mapping[int, Node]) -> bool:
     return False
 
 
-def _exchange(node: Node, kind: str) -> Collective:
+def _collective(node: Node, kind: str) -> Collective:
     dtype = _dtype(node)
     tensors = sorted({each.argument for each in node.inputs})
     sizes = [_elements(node.inputs, place, dtype) for place in tensors[:2]] or [0]
@@ -103,15 +103,15 @@ def _elements(accesses: Iterable[Access], argument: int, dtype: DType) -> int:
     return size // dtype.size
 
 
-def _splits(node: Node) -> list[list[Any]]:
-    """Lists of sizes among the arguments."""
+def _size_lists(node: Node) -> list[list[Any]]:
+    """Return the lists of sizes among the arguments."""
     values = node.arguments.values if node.arguments else ()
     return [each for each in values if isinstance(each, list) and all(type(n) is int for n in each)]
 
 
 def _ranks(node: Node, kind: str, read: int, written: int) -> int:
-    """How many take part, as far as the node tells; else 0. See Note [Who takes part]."""
-    splits = [len(each) for each in _splits(node) if each]
+    """Return the number of participating ranks, or 0; see Note [Who takes part]."""
+    splits = [len(each) for each in _size_lists(node) if each]
     if kind == "all_to_allv" and splits:
         return min(max(splits), _MOST_RANKS)
     if collective_kind(kind) in ("all_gather", "reduce_scatter") and min(read, written) > 0:
@@ -121,14 +121,14 @@ def _ranks(node: Node, kind: str, read: int, written: int) -> int:
 
 
 def _peer(node: Node, kind: str) -> int | None:
-    """Of send and recv: the other rank."""
+    """Return the other rank of a send or recv."""
     if kind not in ("send", "recv") or node.arguments is None:
         return None
     return next((value for value in node.arguments.values if type(value) is int), None)
 
 
 def _world_of_groups(nodes: Sequence[Node]) -> int:
-    """The size of the largest group in the list of groups."""
+    """Return the size of the largest process group."""
     texts = (
         value
         for node in nodes

@@ -1,4 +1,4 @@
-"""A step from a PyTorch execution trace.
+"""Captures a step from a PyTorch execution trace.
 
 Its nodes are those of a profile with another notation, and no times: they are told as events, one
 after the other, and taken for a CPU profile (`profile.py`).
@@ -18,7 +18,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError, Collective
-from torchtraceap.lab.prediction.capture.exchanges import exchanges_of, with_group
+from torchtraceap.lab.prediction.capture.exchanges import collectives_by_node, with_group
 from torchtraceap.lab.prediction.capture.profile import capture_profile
 from torchtraceap.trace.event_table import event_table
 from torchtraceap.trace.execution.reader import Arguments, Node, read_nodes
@@ -34,7 +34,7 @@ _TICK_NS = 1000
 def capture_execution_trace(
     path: PathLike, batch: int | None = None, ranks: int | None = None
 ) -> Capture:
-    """The calls of a steady step.
+    """Return the calls of a steady step of an execution trace.
 
     Args:
         path: Written by `torch.profiler.ExecutionTraceObserver`, of a run on a CPU or a GPU.
@@ -53,17 +53,17 @@ def capture_execution_trace(
     begins, ends = _nested(file.nodes)
     part = RankTrace(_events(file.nodes, begins, ends, str(path)), None)
     rows = {index: row for row, index in enumerate(np.argsort(begins).tolist())}
-    exchanges = _by_row(file.nodes, rows, ranks)
-    waits = _Uses(file.nodes, rows, exchanges)
-    capture = capture_profile(part, batch, exchanges=exchanges, waits=waits.first_of)
+    exchanges = _collectives_by_row(file.nodes, rows, ranks)
+    waits = _FirstUses(file.nodes, rows, exchanges)
+    capture = capture_profile(part, batch, exchanges=exchanges, waits=waits.first_use)
     return replace(capture, notes=(*file.notes, *capture.notes))
 
 
-def _by_row(
+def _collectives_by_row(
     nodes: Sequence[Node], rows: Mapping[int, int], ranks: int | None
 ) -> dict[int, Collective]:
-    """Collectives by the row of their event."""
-    found = exchanges_of(nodes)
+    """Return collectives by the row of their event."""
+    found = collectives_by_node(nodes)
     if ranks is None and any(not each.group and each.peer is None for each in found.values()):
         raise OptionError(
             "the execution trace has collectives and does not say among how many ranks: "
@@ -76,8 +76,8 @@ def _by_row(
     }
 
 
-class _Uses:
-    """Who uses first what a collective wrote: that waits for it."""
+class _FirstUses:
+    """Finds the first use of a collective's result, which waits for it."""
 
     def __init__(
         self, nodes: Sequence[Node], rows: Mapping[int, int], exchanges: Mapping[int, Collective]
@@ -86,8 +86,8 @@ class _Uses:
         self._exchanges = exchanges
         self._writes: dict[int, int] = {}
 
-    def first_of(self, first: int, last: int) -> int | None:
-        """`id` of the latest collective whose result nodes of these rows are the first to use."""
+    def first_use(self, first: int, last: int) -> int | None:
+        """Return the `id` of the latest collective whose result these rows are the first to use."""
         if first in self._exchanges:
             node = self._nodes[first]
             for row in range(first, last):
@@ -110,8 +110,8 @@ class _Uses:
 def _events(
     nodes: Sequence[Node], begins: Sequence[int], ends: Sequence[int], path: str
 ) -> _core.EventTable:
-    """A table of the nodes: each begins behind the one before, and ends behind all below it."""
-    arguments = [_whole(node.arguments) for node in nodes]
+    """Return the nodes as an event table in which each encloses its children."""
+    arguments = [_consistent(node.arguments) for node in nodes]
     sequence = [node.sequence if node.sequence >= 0 else None for node in nodes]
     return event_table(
         [node.name for node in nodes],
@@ -121,14 +121,19 @@ def _events(
         pid=1,
         tid=[max(node.thread, 0) for node in nodes],
         args={
-            "Input Dims": [each and _each(_dims, each.types, each.shapes) for each in arguments],
-            "Input type": [each and [_type(text) for text in each.types] for each in arguments],
+            "Input Dims": [
+                each and _map_arguments(_dims, each.types, each.shapes) for each in arguments
+            ],
+            "Input type": [
+                each and [_profile_type(text) for text in each.types] for each in arguments
+            ],
             "Input Strides": [
-                _each(_dims, each.types, each.strides) if each and each.strides else None
+                _map_arguments(_dims, each.types, each.strides) if each and each.strides else None
                 for each in arguments
             ],
             "Concrete Inputs": [
-                each and _each(_text, each.types, each.values) for each in arguments
+                each and _map_arguments(_profile_value, each.types, each.values)
+                for each in arguments
             ],
             "Sequence number": sequence,
             "Fwd thread id": [
@@ -141,7 +146,7 @@ def _events(
 
 
 def _nested(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
-    """When each node begins and ends."""
+    """Return when each node begins and ends."""
     place = {node.node: index for index, node in enumerate(nodes)}
     below: dict[int, list[int]] = {}
     roots = []
@@ -152,13 +157,13 @@ def _nested(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
         else:
             below.setdefault(above, []).append(index)
     begins, ends = [0] * len(nodes), [0] * len(nodes)
-    for now, (index, is_end) in enumerate(_walked(roots, below)):
+    for now, (index, is_end) in enumerate(_depth_first(roots, below)):
         (ends if is_end else begins)[index] = now * _TICK_NS
     return begins, ends
 
 
-def _walked(roots: Sequence[int], below: dict[int, list[int]]) -> Iterator[tuple[int, bool]]:
-    """Each node as it begins, and as it ends."""
+def _depth_first(roots: Sequence[int], below: dict[int, list[int]]) -> Iterator[tuple[int, bool]]:
+    """Yield each node at its begin and at its end, depth first."""
     todo = [(index, False) for index in reversed(roots)]
     while todo:
         index, is_end = todo.pop()
@@ -171,20 +176,22 @@ def _walked(roots: Sequence[int], below: dict[int, list[int]]) -> Iterator[tuple
 # ------------------------------------------------------------------------- in a profile's words
 
 
-def _whole(arguments: Arguments | None) -> Arguments | None:
-    """None where the lists of a node differ in length: nothing tells what belongs to what."""
+def _consistent(arguments: Arguments | None) -> Arguments | None:
+    """Return None if the lists of a node differ in length and can't be matched."""
     if arguments is None:
         return None
     lists = (arguments.values, arguments.shapes, arguments.types, arguments.strides)
     return arguments if len({len(each) for each in lists if each}) == 1 else None
 
 
-def _each(change: Callable[[Any, Any], Any], types: Sequence[Any], of: Sequence[Any]) -> list[Any]:
+def _map_arguments(
+    change: Callable[[Any, Any], Any], types: Sequence[Any], of: Sequence[Any]
+) -> list[Any]:
     return [change(text, value) for text, value in zip(types, of, strict=True)]
 
 
-def _type(given: Any) -> str:
-    """The word for a type: of a tensor that of its elements, nothing of what is not known."""
+def _profile_type(given: Any) -> str:
+    """Return the type as a profile writes it: element type, "TensorList", "Scalar" or empty."""
     text = str(given)
     if text.startswith("Tensor("):
         return "" if "nullptr" in text or "undefined" in text else text[len("Tensor(") : -1]
@@ -198,13 +205,13 @@ def _type(given: Any) -> str:
 
 
 def _dims(text: Any, shape: Any) -> Any:
-    """Of what is no tensor, nothing."""
-    return shape if _type(text) not in ("", "Scalar", "ScalarList") else []
+    """Return the shape of a tensor argument and an empty list for others."""
+    return shape if _profile_type(text) not in ("", "Scalar", "ScalarList") else []
 
 
-def _text(text: Any, value: Any) -> str:
-    """A value as a profile writes it."""
-    kind = _type(text)
+def _profile_value(text: Any, value: Any) -> str:
+    """Format a value as a profile writes it."""
+    kind = _profile_type(text)
     if kind == "ScalarList":
         inner = value if isinstance(value, list) else []
         return "[" + ", ".join(_scalar(each) for each in inner) + "]"

@@ -1,4 +1,4 @@
-"""What a program asks of a GPU, answered where there is none.
+"""Emulates a GPU for a program that runs without one.
 
 Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's, but
 for what the program sends to the host within a step (`moves.py`).
@@ -28,20 +28,20 @@ from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from torchtraceap.lab.prediction.capture.modes import asked_device
-from torchtraceap.lab.prediction.capture.source_lines import is_of_program, is_of_torch
+from torchtraceap.lab.prediction.capture.modes import reported_device
+from torchtraceap.lab.prediction.capture.source_lines import is_program_frame, is_torch_frame
 from torchtraceap.lab.prediction.capture.transfers import (
-    AskedMove,
-    asked_move,
-    is_made_of_numbers,
+    RequestedMove,
+    is_constructor,
     move_module,
-    moved,
+    move_tensor,
+    requested_move,
 )
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["as_if_on_a_gpu", "taken_for_plain_tensors"]
+__all__ = ["emulate_gpu", "hide_fake_tensors"]
 
 _GPUS = ("cuda", "xpu", "mps", "hip", "musa", "npu")
 _OPTIMIZERS = "torch.optim."
@@ -50,12 +50,12 @@ _GPU = torch.device("cuda", 0)
 
 
 @contextmanager
-def as_if_on_a_gpu(
+def emulate_gpu(
     reads: Callable[[torch.Tensor], None],
     said: Callable[[str], None],
     recorder: Callable[[], Recorder | None] = lambda: None,
 ) -> Iterator[None]:
-    """Within, programs for GPUs run on the host.
+    """Run programs for GPUs on the host within the context.
 
     Args:
         reads: Told of each tensor without values that the program reads as a whole.
@@ -64,57 +64,56 @@ def as_if_on_a_gpu(
     """
     with ExitStack() as stack:
         for name, value in _IN_CUDA.items():
-            stack.enter_context(_replaced(torch.cuda, name, value))
+            stack.enter_context(_patched(torch.cuda, name, value))
         for name in ("range_push", "range_pop", "mark", "range"):
-            stack.enter_context(_replaced(torch.cuda.nvtx, name, _Nothing))
-        stack.enter_context(_replaced(torch.cuda, "is_available", _is_available))
-        stack.enter_context(_replaced(torch, "Generator", _Generator))
-        stack.enter_context(_replaced(torch, "set_default_device", _nothing))
-        stack.enter_context(_replaced(torch, "load", partial(_load, torch.load)))
-        scaler = partialmethod(_scaler, torch.amp.GradScaler.__init__)
-        stack.enter_context(_replaced(torch.amp.GradScaler, "__init__", scaler))
-        stack.enter_context(_replaced(torch, "compile", partial(_as_it_is, said)))
+            stack.enter_context(_patched(torch.cuda.nvtx, name, _NoOp))
+        stack.enter_context(_patched(torch.cuda, "is_available", _is_available))
+        stack.enter_context(_patched(torch, "Generator", _Generator))
+        stack.enter_context(_patched(torch, "set_default_device", _do_nothing))
+        stack.enter_context(_patched(torch, "load", partial(_load, torch.load)))
+        scaler = partialmethod(_init_scaler, torch.amp.GradScaler.__init__)
+        stack.enter_context(_patched(torch.amp.GradScaler, "__init__", scaler))
+        stack.enter_context(_patched(torch, "compile", partial(_skip_compilation, said)))
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # of what is compiled already
         for module in [each for name, each in sys.modules.items() if name.startswith(_OPTIMIZERS)]:
             capturable = "_get_capturable_supported_devices"
-            stack.enter_context(_replaced(module, capturable, _always(["cpu", "cuda"])))
-        loader = partialmethod(_loader, DataLoader.__init__)
-        stack.enter_context(_replaced(DataLoader, "__init__", loader))
+            stack.enter_context(_patched(module, capturable, _constant(["cpu", "cuda"])))
+        loader = partialmethod(_init_loader, DataLoader.__init__)
+        stack.enter_context(_patched(DataLoader, "__init__", loader))
         # Many tensors at once, as torch does on a GPU where it is not told otherwise.
-        stack.enter_context(_replaced(clip_grad, "_has_foreach_support", _are_dense))
+        stack.enter_context(_patched(clip_grad, "_has_foreach_support", _are_dense))
         supported = "_get_foreach_kernels_supported_devices"
-        stack.enter_context(_replaced(swa_utils, supported, lambda: ["cpu"]))
+        stack.enter_context(_patched(swa_utils, supported, lambda: ["cpu"]))
         log = logging.getLogger("torch._subclasses.fake_tensor")
         stack.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)  # what goes wrong there is raised as well
         devices = _Devices(reads, recorder)
         # A tensor without values would read its elements one by one.
         stack.enter_context(
-            _replaced(FakeTensor, "tolist", lambda tensor: devices.read(tensor).tolist())
+            _patched(FakeTensor, "tolist", lambda tensor: devices.read(tensor).tolist())
         )
         for name in ("to", "cpu", "cuda"):
-            own = devices.of_module(name, getattr(torch.nn.Module, name))
-            stack.enter_context(_replaced(torch.nn.Module, name, own))
+            own = devices.module_move(name, getattr(torch.nn.Module, name))
+            stack.enter_context(_patched(torch.nn.Module, name, own))
         # It answers this by itself, so that no mode is asked.
-        stack.enter_context(_replaced(FakeTensor, "device", property(devices.device_of)))
+        stack.enter_context(_patched(FakeTensor, "device", property(devices.device_of)))
         stack.enter_context(devices)
         yield
 
 
 @contextmanager
-def taken_for_plain_tensors() -> Iterator[None]:
-    """Within, transformers does not take tensors without values for those of a compiler, for which
-    it would build other masks."""
+def hide_fake_tensors() -> Iterator[None]:
+    """Hide fake tensors from transformers, which would build masks for a compiler."""
     module = sys.modules.get("transformers.utils.import_utils")
     if module is None or not hasattr(module, "is_fake_tensor"):
         yield
         return
-    with _replaced(module, "is_fake_tensor", lambda _: False):
+    with _patched(module, "is_fake_tensor", lambda _: False):
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(owner, name, None)
     if before is None:
         yield
@@ -126,8 +125,8 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-class _Nothing:
-    """A stream, an event or a guard of either: every method does nothing."""
+class _NoOp:
+    """A stream, event or context manager whose methods do nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -136,22 +135,22 @@ class _Nothing:
         return True
 
     def elapsed_time(self, _: Any) -> float:
-        """Milliseconds; a program may divide by them."""
+        """Return 1 ms, since a program may divide by it."""
         return 1.0
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _nothing
+        return _do_nothing
 
-    def __enter__(self) -> _Nothing:
+    def __enter__(self) -> _NoOp:
         return self
 
     def __exit__(self, *_: Any) -> None:
         pass
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _do_nothing(*_: Any, **__: Any) -> None:
     pass
 
 
@@ -165,15 +164,15 @@ class _Generator(torch.Generator):
         return make(cls, "cpu" if _is_gpu(device) else device)
 
 
-def _as_it_is(said: Callable[[str], None], model: Any = None, **_: Any) -> Any:
-    """In place of `torch.compile`."""
+def _skip_compilation(said: Callable[[str], None], model: Any = None, **_: Any) -> Any:
+    """Replace `torch.compile` by its argument."""
     said("what torch.compile compiles is captured as if it was not compiled")
     return (lambda function: function) if model is None else model
 
 
 def _is_available() -> bool:
-    """See Note [Who asks]."""
-    return not is_of_torch(sys._getframe(1))
+    """Return whether CUDA is available; see Note [Who asks]."""
+    return not is_torch_frame(sys._getframe(1))
 
 
 def _load(load: Callable[..., Any], file: Any, map_location: Any = None, **kwargs: Any) -> Any:
@@ -182,19 +181,19 @@ def _load(load: Callable[..., Any], file: Any, map_location: Any = None, **kwarg
     return load(file, _HOST if _is_gpu(map_location) else map_location or _HOST, **kwargs)
 
 
-def _scaler(
+def _init_scaler(
     self: Any, begin: Callable[..., None], device: str = "cuda", *args: Any, **kwargs: Any
 ) -> None:
-    """Scales gradients as on a GPU, and is not switched off for lack of one."""
+    """Keep a gradient scaler enabled although there is no GPU."""
     begin(self, "cpu" if _is_gpu(device) else device, *args, **kwargs)
 
 
-_OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+_WORKER_OPTIONS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 
 
-def _loader(self: Any, begin: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Loads in this process: tensors without values can't be sent from one to another."""
-    kwargs = {name: value for name, value in kwargs.items() if name not in _OF_WORKERS}
+def _init_loader(self: Any, begin: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Load in this process, since tensors without values can't cross processes."""
+    kwargs = {name: value for name, value in kwargs.items() if name not in _WORKER_OPTIONS}
     if len(args) > _PLACE_OF_WORKERS:
         args = (*args[:_PLACE_OF_WORKERS], 0, *args[_PLACE_OF_WORKERS + 1 :])
     else:
@@ -205,26 +204,28 @@ def _loader(self: Any, begin: Callable[..., None], *args: Any, **kwargs: Any) ->
 
 
 _PLACE_OF_WORKERS = 5
-"""Among the arguments of a loader."""
+"""Position of num_workers among the arguments of DataLoader."""
 _MEMORY = 80 << 30
 _PROPERTIES = types.SimpleNamespace(
     name="NVIDIA GPU", major=8, minor=0, total_memory=_MEMORY, multi_processor_count=108
 )
-"""Of a GPU as programs take for granted: its kind decides on nothing but kernels, which are chosen
-later, for the GPU that is asked for."""
+"""Properties of a typical GPU.
+
+They decide nothing but kernels, which are chosen later for the requested device.
+"""
 
 
-def _always(value: Any) -> Callable[..., Any]:
+def _constant(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
 _IN_CUDA: dict[str, Any] = {
     **dict.fromkeys(
-        ("Stream", "Event", "stream", "current_stream", "default_stream", "device"), _Nothing
+        ("Stream", "Event", "stream", "current_stream", "default_stream", "device"), _NoOp
     ),
     # Functions of their own: torch.compile tells what it finds by the object.
     **{
-        name: partial(_nothing)
+        name: partial(_do_nothing)
         for name in [
             "synchronize",
             "empty_cache",
@@ -239,7 +240,7 @@ _IN_CUDA: dict[str, Any] = {
         ]
     },
     **{
-        name: _always(0)
+        name: _constant(0)
         for name in [
             "current_device",
             "memory_allocated",
@@ -248,19 +249,19 @@ _IN_CUDA: dict[str, Any] = {
             "max_memory_reserved",
         ]
     },
-    "device_count": _always(1),
-    "get_device_name": _always(_PROPERTIES.name),
-    "get_device_capability": _always((_PROPERTIES.major, _PROPERTIES.minor)),
-    "get_device_properties": _always(_PROPERTIES),
+    "device_count": _constant(1),
+    "get_device_name": _constant(_PROPERTIES.name),
+    "get_device_capability": _constant((_PROPERTIES.major, _PROPERTIES.minor)),
+    "get_device_properties": _constant(_PROPERTIES),
     "get_rng_state": lambda *_: torch.get_rng_state(),
     "get_rng_state_all": lambda: [torch.get_rng_state()],
-    "is_bf16_supported": _always(True),
-    "mem_get_info": _always((_MEMORY, _MEMORY)),
+    "is_bf16_supported": _constant(True),
+    "mem_get_info": _constant((_MEMORY, _MEMORY)),
 }
 
 
 class _Devices(TorchFunctionMode):
-    """Puts the host wherever a GPU is named."""
+    """A mode that puts tensors on the host wherever a program names a GPU."""
 
     def __init__(
         self, reads: Callable[[torch.Tensor], None], recorder: Callable[[], Recorder | None]
@@ -273,15 +274,15 @@ class _Devices(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _GETTERS:
-            return self._told(args[0], func(*args), sys._getframe(1))
-        args = self._on_its_side(func, args, kwargs, sys._getframe(1))
+            return self._reported(args[0], func(*args), sys._getframe(1))
+        args = self._place_first_argument(func, args, kwargs, sys._getframe(1))
         if func in _STAYS:
             return args[0]
         if func in _READS and isinstance(args[0], FakeTensor):
             return self.read(args[0])
-        if is_made_of_numbers(func, args) and _is_gpu(kwargs.get("device")):
+        if is_constructor(func, args) and _is_gpu(kwargs.get("device")):
             made = func(*args, **{**kwargs, "device": _HOST})
-            return self._uploaded(made) if is_of_program(sys._getframe(1)) else made
+            return self._upload(made) if is_program_frame(sys._getframe(1)) else made
         if "device" in kwargs and _is_gpu(kwargs["device"]):
             kwargs = {**kwargs, "device": _HOST}
         if any(isinstance(each, torch.device) and _is_gpu(each) for each in args):
@@ -291,54 +292,55 @@ class _Devices(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """Where a tensor without values says that it is."""
-        found = asked_device(tensor)
-        told = self._told(tensor, found, sys._getframe(1))
+        """Return the device that a tensor without values reports."""
+        found = reported_device(tensor)
+        told = self._reported(tensor, found, sys._getframe(1))
         assert isinstance(told, torch.device)
         return told
 
-    def _told(
+    def _reported(
         self, tensor: torch.Tensor, found: bool | torch.device, asks: FrameType
     ) -> bool | torch.device:
-        """See Note [Who asks]."""
-        is_true = not is_of_program(asks) or self._is_on_host(tensor)
-        return found if is_true else _as_of_a_gpu(found)
+        """Return the reported or the true device; see Note [Who asks]."""
+        is_true = not is_program_frame(asks) or self._is_on_host(tensor)
+        return found if is_true else _gpu_value(found)
 
-    def _running(self) -> Recorder | None:
-        """Of the step that is being run, between what is made before it and what comes behind."""
+    def _active_recorder(self) -> Recorder | None:
+        """Return the recorder while the step runs, else None."""
         recorder = self._recorder()
         return recorder if recorder is not None and recorder.in_step else None
 
     def _is_on_host(self, tensor: torch.Tensor) -> bool:
-        recorder = self._running()
+        recorder = self._active_recorder()
         return recorder is not None and recorder.is_kept_on_host(tensor)
 
-    def _on_its_side(
+    def _place_first_argument(
         self, func: Any, args: tuple[Any, ...], kwargs: Any, caller: FrameType
     ) -> tuple[Any, ...]:
-        """Arguments of a call, its first one where the call wants it to be."""
-        recorder = self._running()
+        """Return the arguments, the first one moved to the side that the call asks for."""
+        recorder = self._active_recorder()
         if recorder is None or not args or not isinstance(args[0], torch.Tensor):
             return args
         on_host = recorder.is_kept_on_host(args[0])
         if func is torch.Tensor.pin_memory and on_host:
             recorder.pin(args[0])
-        asked = asked_move(func, args, kwargs)
-        if asked is None or not is_of_program(caller):
+        requested = requested_move(func, args, kwargs)
+        if requested is None or not is_program_frame(caller):
             return args
-        device = asked.device
+        device = requested.device
         to_gpu = (
             not self._is_on_host(device) if isinstance(device, torch.Tensor) else _is_gpu(device)
         )
         if to_gpu != on_host:
             return args
-        return (moved(recorder, args[0], to_gpu, asked), *args[1:])
+        return (move_tensor(recorder, args[0], to_gpu, requested), *args[1:])
 
-    def of_module(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """`Module.to`, `cpu` or `cuda` that moves what the module has, where a step is run."""
+    def module_move(self, name: str, usual: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a replacement of `Module.to`, `cpu` or `cuda` that moves parameters within a
+        step."""
 
         def moves(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._running()
+            recorder = self._active_recorder()
             if recorder is None:
                 return usual(module, *args, **kwargs)
             if name != "to":
@@ -354,15 +356,15 @@ class _Devices(TorchFunctionMode):
 
         return moves
 
-    def _uploaded(self, made: torch.Tensor) -> torch.Tensor:
-        recorder = self._running()
+    def _upload(self, made: torch.Tensor) -> torch.Tensor:
+        recorder = self._active_recorder()
         if recorder is None:
             return made
         recorder.move_to_host(made)
-        return moved(recorder, made, True, AskedMove(_GPU, False))
+        return move_tensor(recorder, made, True, RequestedMove(_GPU, False))
 
     def read(self, tensor: torch.Tensor) -> Any:
-        """Ones, as an array."""
+        """Return an array of ones in place of the values."""
         from torch.utils._python_dispatch import _disable_current_modes
 
         self._reads(tensor)
@@ -374,7 +376,7 @@ class _Devices(TorchFunctionMode):
 _GETTERS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda"))
 
 
-def _as_of_a_gpu(found: bool | torch.device) -> bool | torch.device:
+def _gpu_value(found: bool | torch.device) -> bool | torch.device:
     if isinstance(found, torch.device):
         return _GPU if found == _HOST else found
     return True
@@ -385,7 +387,7 @@ _READS = (torch.Tensor.numpy, torch.Tensor.__array__)
 
 
 def _is_gpu(device: Any) -> bool:
-    """Whether something names a GPU; a bare number does."""
+    """Return whether a device argument names a GPU; a plain number does."""
     if isinstance(device, bool):
         return False
     if isinstance(device, torch.device):

@@ -1,4 +1,4 @@
-"""A step from a trace with a GPU: the operators that launched, and how long their work took."""
+"""Captures the launching operators of a trace with a GPU and the time of their GPU work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.core.records import dataclass
-from torchtraceap.lab.prediction.capture.batch import Asked, ChangedBatch, change_batch
-from torchtraceap.lab.prediction.capture.batch_arguments import turns
+from torchtraceap.lab.prediction.capture.batch import ChangedBatch, TracedCall, change_batch
+from torchtraceap.lab.prediction.capture.batch_arguments import keeps_sizes
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     Capture,
@@ -24,7 +24,12 @@ from torchtraceap.lab.prediction.capture.calls import (
 )
 from torchtraceap.lab.prediction.capture.recorded import named_inputs
 from torchtraceap.lab.prediction.capture.reexecution import is_registered
-from torchtraceap.lab.prediction.capture.rows import gradients_of, phase_of, placed, recorded_call
+from torchtraceap.lab.prediction.capture.rows import (
+    gradients_of,
+    phase_of,
+    recorded_call,
+    with_location,
+)
 from torchtraceap.lab.prediction.capture.steps import StepRows, steady_step
 from torchtraceap.trace.ranks import RankTrace
 
@@ -37,30 +42,33 @@ _KEYS = (
 
 
 _CLOCK_NS, _IDLE_NS, _GOES_ON_NS = 1_000, 2_000, 20_000
-"""A waiting stream goes on at the end of what it waits for, as far as clocks say, after it idled,
-and within what a launch takes."""
+"""Tolerances for a waiting stream.
+
+It resumes when the collective ends, as far as clocks agree, after it was idle and within the time
+of a launch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedProfile:
-    """What launched in a step, and how long that took."""
+    """Launching operators of a step and their measured times."""
 
     capture: Capture
-    """Its calls launch under their own names (`Call.is_innermost`)."""
+    """Capture whose calls launch under their own names (`Call.is_innermost`)."""
     measured_ns: tuple[int, ...]
-    """Of each call: its GPU events, one after the other."""
+    """Sum of the GPU time of each call."""
     kernels: tuple[tuple[str, ...], ...]
-    """Of each call: names of its GPU events, in the order of their launches."""
+    """Names of the GPU events of each call, in the order of their launches."""
     device: str | None
-    """The GPU as the trace names it."""
+    """Name of the GPU in the trace."""
     step_ns: int
-    """From the begin of the step to its end on the host."""
+    """Host time from the begin to the end of the step."""
     changed: Capture | None = None
-    """The capture at the batch size that was asked for."""
+    """Capture at the requested batch size."""
 
 
 def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProfile:
-    """The launching operators of a steady step.
+    """Return the launching operators of a steady step.
 
     Args:
         part: Recorded with `record_shapes=True` and GPU activities.
@@ -94,7 +102,7 @@ def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProf
     waits = _waits(part, calls, groups)
     changed = None
     if batch is not None:
-        at_batch = _at_batch(part, step, rows, batch)
+        at_batch = _change_batch(part, step, rows, batch)
         others = [
             _call(part, row, group, at_batch.calls) for row, group in zip(rows, groups, strict=True)
         ]
@@ -112,25 +120,27 @@ def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProf
     )
 
 
-def _at_batch(part: RankTrace, step: StepRows, owners: Sequence[int], batch: int) -> ChangedBatch:
-    """All operators of the step, since those that launch nothing say what comes of what."""
+def _change_batch(
+    part: RankTrace, step: StepRows, owners: Sequence[int], batch: int
+) -> ChangedBatch:
+    """Change the batch size of all operators, since views show how tensors depend on each other."""
     needed = set(owners)
-    asked = []
+    traced = []
     for row in step.rows[part.table.kind[step.rows] == _core.EventKind.CPU_OP].tolist():
         name = part.table.name_of(row)
         parent = int(part.tree.parent[row])
         inside = parent != _core.NO_ROW and is_registered(part.table.name_of(parent))
-        says = turns(name.partition("::")[2]) if inside else is_registered(name)
+        says = keeps_sizes(name.partition("::")[2]) if inside else is_registered(name)
         call = recorded_call(part, row) if row in needed or says else None
         if call is not None:
             tells = row in needed or not inside
-            asked.append(Asked(row, call, phase_of(part, row), tells))
+            traced.append(TracedCall(row, call, phase_of(part, row), tells))
     shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
-    return change_batch(asked, batch, shapes, part.path)
+    return change_batch(traced, batch, shapes, part.path)
 
 
 def _waits(part: RankTrace, calls: Sequence[Call], groups: Sequence[Array]) -> dict[int, int]:
-    """By call: the collective that it waits for.
+    """Return the collective that each call waits for, by call.
 
     It is seen where a stream idles up to the end of a collective and goes on then. Where none is
     seen to wait, what follows on the pass in which it was started does.
@@ -171,7 +181,7 @@ def _with_waits(calls: Sequence[Call], waits: Mapping[int, int]) -> tuple[Call, 
 
 
 def _events_of(part: RankTrace, step: StepRows) -> Array:
-    """int64: GPU events whose launch belongs to the step."""
+    """Return the GPU events launched in the step, int64."""
     in_step = np.zeros(len(part.table) + 1, dtype=bool)
     in_step[step.rows] = True
     events = part.tree.gpu_rows.astype(np.int64)
@@ -180,36 +190,36 @@ def _events_of(part: RankTrace, step: StepRows) -> Array:
 
 
 def _call(part: RankTrace, row: int, events: Array, changed: Mapping[int, RecordedCall]) -> Call:
-    """The operator; a launch without one is called by its first kernel."""
+    """Return the operator as a call; a launch without one is named after its first kernel."""
     is_operator = part.table.kind[row] == _core.EventKind.CPU_OP
     name = part.table.name_of(row if is_operator else int(events[0]))
     recorded = (changed.get(row) or recorded_call(part, row)) if is_operator else None
     inputs = {} if recorded is None else named_inputs(recorded)
     call = Call(name, "default", inputs, (), phase_of(part, row), (), is_innermost=True)
     call = replace(call, collective=_collective(part, row, int(events[0])))
-    return placed(part, [call], row)[0]
+    return with_location(part, [call], row)[0]
 
 
 def _collective(part: RankTrace, row: int, event: int) -> Collective | None:
-    """What ranks do together in the call, if they do."""
+    """Return the collective of a call, if it is one."""
     if part.tree.gpu_class[event] != _core.GpuClass.COMMUNICATION:
         return None
-    said = _texts(part, event) or _texts(part, row)
+    said = _collective_texts(part, event) or _collective_texts(part, row)
     dtype = dtype_named(said.get("dtype", ""))
     if dtype is None or "Collective name" not in said:
         return None
     return Collective(
         said["Collective name"],
-        _ranks(said.get("Process Group Ranks", "")),
+        _parse_ranks(said.get("Process Group Ranks", "")),
         said.get("Process Group Description") or said.get("Process Group Name", ""),
-        _count(said.get("In msg nelems")),
-        _count(said.get("Out msg nelems")),
+        _as_count(said.get("In msg nelems")),
+        _as_count(said.get("Out msg nelems")),
         dtype,
         id=event,
     )
 
 
-def _texts(part: RankTrace, row: int) -> dict[str, str]:
+def _collective_texts(part: RankTrace, row: int) -> dict[str, str]:
     found = {}
     for key in _KEYS:
         codes, texts = part.table.text_codes(key, np.asarray([row], dtype=np.int64))
@@ -218,12 +228,12 @@ def _texts(part: RankTrace, row: int) -> dict[str, str]:
     return found if "Collective name" in found else {}
 
 
-def _count(text: str | None) -> int:
+def _as_count(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
 
 
-def _ranks(text: str) -> tuple[int, ...]:
-    """Of "[0, 1, 2]"; long lists are cut off by the profiler, and then not known."""
+def _parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse a list of ranks; the profiler cuts off long ones, which are then unknown."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an operator that is written down whole gives, where its inputs have values."""
+"""Values of composite operators whose inputs have values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["Computed", "computed"]
+__all__ = ["DecomposedOp", "decompose"]
 
 
-def computed(
+def decompose(
     recorder: Recorder, function: Any, tensors: Sequence[torch.Tensor], given: Any
-) -> Computed | None:
-    """Computes an operator by what a CPU takes it apart into, of which nothing is written down.
+) -> DecomposedOp | None:
+    """Compute a composite operator by its decomposition on a CPU, without recording it.
 
     Args:
         recorder: Of the calls.
@@ -31,11 +31,11 @@ def computed(
     """
     if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((tensors, given))):
         return None
-    return Computed(recorder, function, tensors, given)
+    return DecomposedOp(recorder, function, tensors, given)
 
 
-class Computed:
-    """With what it takes for the backward pass."""
+class DecomposedOp:
+    """A computed composite operator with the graph for its backward pass."""
 
     def __init__(
         self, recorder: Recorder, function: Any, tensors: Sequence[torch.Tensor], given: Any
@@ -56,7 +56,7 @@ class Computed:
         return tuple(each.detach() for each in self._outputs)
 
     def gradients(self, of_outputs: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
-        """Of the tensors; zero for those that nothing depends on."""
+        """Return the gradients of the tensors, zero where nothing depends on one."""
         pairs = [
             (output, gradient)
             for output, gradient in zip(self._outputs, of_outputs, strict=True)

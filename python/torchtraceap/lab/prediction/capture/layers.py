@@ -1,4 +1,4 @@
-"""Layers that torch runs as one operator where it does not train, taken apart again.
+"""Decompositions of layers that torch runs as one operator in inference.
 
 A capture of a model has this switched off (`whole.py`), and what comes of a profile is the same.
 """
@@ -29,7 +29,7 @@ def _attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """`nn.MultiheadAttention` of [batch, length, width]; keys may be padded (mask_type 1).
+    """Compute `nn.MultiheadAttention` of [batch, length, width]; keys may be padded (mask_type 1).
 
     Key and value are the query: torch takes them together in no other case.
     """
@@ -66,7 +66,7 @@ def _encoder_layer(
     mask: torch.Tensor | None = None,
     mask_type: int | None = None,
 ) -> torch.Tensor:
-    """`nn.TransformerEncoderLayer` of [batch, length, width]."""
+    """Compute `nn.TransformerEncoderLayer` of [batch, length, width]."""
     activation = functional.gelu if use_gelu else functional.relu
 
     def attend(x: torch.Tensor) -> torch.Tensor:
@@ -94,4 +94,4 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "aten::_native_multi_head_attention": _attention,
     "aten::_transformer_encoder_layer_fwd": _encoder_layer,
 }
-"""By the operator that stands for a layer."""
+"""Decompositions by fused operator."""

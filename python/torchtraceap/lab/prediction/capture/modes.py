@@ -1,4 +1,4 @@
-"""The dispatcher's hook: every operator below autograd, with all arguments of its schema."""
+"""Dispatch mode that records every operator below autograd with all arguments."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchtraceap.lab.prediction.capture.sparse import with_its_rows
+from torchtraceap.lab.prediction.capture.sparse import with_sparse_rows
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["PlainMode", "all_arguments", "asked_device", "dispatch_mode", "is_distributed"]
+__all__ = ["PlainMode", "bind_arguments", "dispatch_mode", "is_distributed", "reported_device"]
 
 
 def dispatch_mode(recorder: Recorder) -> TorchDispatchMode:
-    """A mode that tells a recorder of each call."""
+    """Return a mode that reports each call to a recorder."""
     return _Mode(recorder)
 
 
 class PlainMode(TorchDispatchMode):
-    """One that no compiler is kept away from: what keeps it away takes as long as the call, and
-    torch's compiler doesn't run within a capture."""
+    """A mode that doesn't disable torch.compile.
+
+    Disabling takes as long as a call, and torch's compiler doesn't run within a capture.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -43,8 +45,7 @@ _COMPOSITE = {
         "type_as",
     ]
 }
-"""Below autograd, where torch computes on what a rank has of a tensor that is shared among ranks,
-these come in one piece."""
+"""Operators that reach the dispatcher undecomposed for sharded tensors."""
 
 
 class _Mode(PlainMode):
@@ -59,8 +60,8 @@ class _Mode(PlainMode):
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return asked_device(args[0])
-        func = _in_place(func, args)
+            return reported_device(args[0])
+        func = _in_place_variant(func, args)
         namespace, _, base = func._schema.name.partition("::")
         if func._overloadpacket in _COMPOSITE:
             with self:
@@ -68,34 +69,34 @@ class _Mode(PlainMode):
         if namespace == "_c10d_functional":
             return self._functional(func, base, args, kwargs)
         if namespace == "c10d":
-            return self._exchanged(func, all_arguments(func, args, kwargs))
-        found = with_its_rows(func, args, func(*args, **kwargs))
+            return self._start_collective(func, bind_arguments(func, args, kwargs))
+        found = with_sparse_rows(func, args, func(*args, **kwargs))
         if namespace != "prim":
             outputs = found if isinstance(found, (tuple, list)) else (found,)
             self._recorder.write(
                 f"{namespace}::{base}",
                 func._overloadname,
-                all_arguments(func, args, kwargs),
+                bind_arguments(func, args, kwargs),
                 tuple(outputs),
                 is_view=func.is_view,
             )
         return found
 
     def _functional(self, func: Any, base: str, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Collectives whose result is a tensor of its own, waited for by what reads it."""
-        from torchtraceap.lab.prediction.capture.collectives import functional_exchange
+        """Record a functional collective, whose result is a new tensor."""
+        from torchtraceap.lab.prediction.capture.collectives import functional_call
 
         found = func(*args, **kwargs)
-        arguments = all_arguments(func, args, kwargs)
-        exchange = functional_exchange(base, arguments, found)
+        arguments = bind_arguments(func, args, kwargs)
+        exchange = functional_call(base, arguments, found)
         if exchange is not None:
             self._recorder.write_exchange(func._schema.name, arguments, exchange)
         return found
 
-    def _exchanged(self, func: Any, arguments: dict[str, Any]) -> Any:
-        from torchtraceap.lab.prediction.capture.collectives import exchange_of
+    def _start_collective(self, func: Any, arguments: dict[str, Any]) -> Any:
+        from torchtraceap.lab.prediction.capture.collectives import c10d_call
 
-        exchange = exchange_of(func, arguments)
+        exchange = c10d_call(func, arguments)
         self._recorder.write_exchange(func._schema.name, arguments, exchange)
         return exchange.result
 
@@ -103,8 +104,11 @@ class _Mode(PlainMode):
 _DEVICE = torch.ops.prim.device.default
 
 
-def asked_device(tensor: FakeTensor) -> torch.device:
-    """Where a tensor says that it is: two of three calls ask for that, most of them torch's own."""
+def reported_device(tensor: FakeTensor) -> torch.device:
+    """Return the device of a fake tensor.
+
+    Two of three calls ask for it, most of them torch's own.
+    """
     if tensor.fake_mode.in_kernel_invocation:
         return torch.device("meta")
     device: torch.device = tensor.fake_device
@@ -112,13 +116,15 @@ def asked_device(tensor: FakeTensor) -> torch.device:
 
 
 def is_distributed(types: Any) -> bool:
-    """Whether one of them is a tensor that is shared among ranks."""
+    """Return whether a type is a distributed tensor."""
     return any(each.__module__.startswith("torch.distributed.") for each in types)
 
 
-def _in_place(func: Any, args: tuple[Any, ...]) -> Any:
-    """Where autograd writes to its own tensors, but doesn't dare on tensors like these: sums of
-    gradients whose memory nobody else holds, and the gradient of an indexed tensor."""
+def _in_place_variant(func: Any, args: tuple[Any, ...]) -> Any:
+    """Return the in-place variant where autograd would use it on ordinary tensors.
+
+    That is the case for sums of gradients with one owner and for the gradient of an indexed tensor.
+    """
     if func not in _WRITES or torch.is_grad_enabled():
         return func
     if torch._C._current_autograd_node() is None:
@@ -139,7 +145,7 @@ _WRITES = {
 
 
 def _holders(tensor: torch.Tensor) -> int:
-    """How many hold a tensor's memory, whoever asks among them; a sparse one's is its own."""
+    """Return how many tensors hold a tensor's memory."""
     if tensor.layout != torch.strided:
         return _HOLDERS_OF_ONE + 1
     found: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
@@ -149,8 +155,8 @@ def _holders(tensor: torch.Tensor) -> int:
 _HOLDERS_OF_ONE = _holders(torch.empty(1))
 
 
-def all_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, in the order of the schema, with defaults for those not given."""
+def bind_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name in the order of the schema, including defaults."""
     found: dict[str, Any] = {}
     for position, argument in enumerate(func._schema.arguments):
         if position < len(args):

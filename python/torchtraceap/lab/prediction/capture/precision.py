@@ -1,4 +1,4 @@
-"""A recorded step with other floating point numbers."""
+"""Converts a recorded step to another floating point type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHANGED = ("float32", "float16", "bfloat16")
 
 
 def with_dtype(capture: Capture, dtype: str) -> Capture:
-    """The step as if its tensors of 16 and 32 bits were of another type.
+    """Return the step with its 16 and 32-bit tensors converted to another type.
 
     Operators stay as they are: where a program mixes types, its conversions stay as copies.
 
@@ -28,16 +28,18 @@ def with_dtype(capture: Capture, dtype: str) -> Capture:
     to = dtype_named(dtype)
     if to is None or to.name not in _CHANGED:
         raise OptionError(f"dtype {dtype!r}: one of {', '.join(_CHANGED)} is needed")
-    calls = tuple(_changed(call, to) for call in capture.calls)
+    calls = tuple(_convert_call(call, to) for call in capture.calls)
     return replace(capture, calls=calls, storages=None)
 
 
-def _changed(call: Call, to: DType) -> Call:
-    inputs = {name: _value(value, to) for name, value in call.inputs.items()}
-    return replace(call, inputs=inputs, outputs=tuple(_value(each, to) for each in call.outputs))
+def _convert_call(call: Call, to: DType) -> Call:
+    inputs = {name: _convert_value(value, to) for name, value in call.inputs.items()}
+    return replace(
+        call, inputs=inputs, outputs=tuple(_convert_value(each, to) for each in call.outputs)
+    )
 
 
-def _value(value: Value, to: DType) -> Value:
+def _convert_value(value: Value, to: DType) -> Value:
     if isinstance(value, TensorInfo):
         return replace(value, dtype=to) if value.dtype.name in _CHANGED else value
-    return tuple(_value(each, to) for each in value) if isinstance(value, tuple) else value
+    return tuple(_convert_value(each, to) for each in value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""A step from a CPU profile: the operators of `torch.profiler` with shapes.
+"""Captures a step from a CPU profile recorded with shapes.
 
 What a program called is called again on tensors without values (`again.py`), so that the capture is
 that of the model. Backward passes of operators that a CPU takes apart and a GPU does not (`_WHOLE`)
@@ -16,8 +16,8 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.core.aliases import Array
-from torchtraceap.lab.prediction.capture.batch import Asked, change_batch
-from torchtraceap.lab.prediction.capture.batch_arguments import MAKERS, sees_through, turns
+from torchtraceap.lab.prediction.capture.batch import TracedCall, change_batch
+from torchtraceap.lab.prediction.capture.batch_arguments import MAKERS, is_view_op, keeps_sizes
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     Capture,
@@ -29,21 +29,21 @@ from torchtraceap.lab.prediction.capture.calls import (
 )
 from torchtraceap.lab.prediction.capture.recorded import named_inputs
 from torchtraceap.lab.prediction.capture.reexecution import (
-    Again,
-    calling_again,
+    Reexecutor,
     is_composite,
     is_registered,
+    reexecution,
 )
 from torchtraceap.lab.prediction.capture.rows import (
-    EVALUATES,
+    EVALUATE_FUNCTION,
     gradients_of,
     phase_of,
-    placed,
     recorded_call,
-    sequence_of,
+    sequence_number,
+    with_location,
 )
 from torchtraceap.lab.prediction.capture.steps import StepRows, steady_step
-from torchtraceap.lab.prediction.capture.updates import recorded_update
+from torchtraceap.lab.prediction.capture.updates import gpu_update
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["capture_profile"]
@@ -75,7 +75,7 @@ def capture_profile(
     exchanges: Mapping[int, Collective] = _NONE,
     waits: Callable[[int, int], int | None] | None = None,
 ) -> Capture:
-    """The calls of a steady step.
+    """Return the calls of a steady step of a CPU profile.
 
     Args:
         part: Recorded on a CPU with `record_shapes=True`.
@@ -93,39 +93,39 @@ def capture_profile(
     _check(part, step)
     updates = _updates(part, step)
     collectives = _Collectives(exchanges, waits)
-    found, notes = _walked(part, step, updates, {}, collectives)
+    found, notes = _walk_step(part, step, updates, {}, collectives)
     if batch is not None:
-        asked = [each for each in found.asked if each.row not in updates]
+        traced = [each for each in found.traced if each.row not in updates]
         shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
-        changed = change_batch(asked, batch, shapes, part.path)
-        found, notes = _walked(part, step, updates, changed.calls, collectives)
+        changed = change_batch(traced, batch, shapes, part.path)
+        found, notes = _walk_step(part, step, updates, changed.calls, collectives)
         notes = (*changed.notes, *notes)
     calls = tuple(_with_first_gradient(found.calls))
     return Capture(calls, (*step.notes, *notes), gradients=tuple(found.gradients))
 
 
-def _walked(
+def _walk_step(
     part: RankTrace,
     step: StepRows,
     updates: dict[int, list[Call]],
     changed: Mapping[int, RecordedCall],
     collectives: _Collectives,
-) -> tuple[_Walked, tuple[str, ...]]:
-    with calling_again() as again:
-        walk = _Walk(part, step, again, updates, changed, collectives)
+) -> tuple[_WalkResult, tuple[str, ...]]:
+    with reexecution() as reexecutor:
+        walk = _Walk(part, step, reexecutor, updates, changed, collectives)
         calls = list(walk.calls())
-    return _Walked(calls, walk.asked, walk.gradients), tuple(walk.notes)
+    return _WalkResult(calls, walk.traced, walk.gradients), tuple(walk.notes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Collectives:
-    """See `capture_profile`."""
+    """The collectives of a source; see `capture_profile`."""
 
     exchanges: Mapping[int, Collective]
     waits: Callable[[int, int], int | None] | None
 
-    def waited(self, calls: list[Call], first: int, last: int) -> list[Call]:
-        """The calls of the rows from first up to last, with what they wait for."""
+    def with_waits(self, calls: list[Call], first: int, last: int) -> list[Call]:
+        """Return the calls of rows from first up to last with the collective they wait for."""
         working = (k for k, call in enumerate(calls) if not call.is_view and not call.on_host)
         place = next(working, None)
         if self.waits is not None and place is not None:
@@ -134,15 +134,15 @@ class _Collectives:
 
 
 @dataclass(frozen=True, slots=True)
-class _Walked:
+class _WalkResult:
     calls: list[Call]
-    asked: list[Asked]
-    """What was looked at for them."""
+    traced: list[TracedCall]
+    """Recorded calls that were used for them."""
     gradients: list[Gradient]
 
 
 def _with_first_gradient(calls: list[Call]) -> list[Call]:
-    """`backward()` makes the gradient of the loss before autograd begins."""
+    """Assign the gradient of the loss, made before autograd begins, to the backward pass."""
     backward = (k for k, call in enumerate(calls) if call.phase is Phase.BACKWARD)
     place = next(backward, 0) - 1
     if place >= 0 and calls[place].name == "aten::ones_like":
@@ -167,25 +167,25 @@ def _check(part: RankTrace, step: StepRows) -> None:
 
 
 def _updates(part: RankTrace, step: StepRows) -> dict[int, list[Call]]:
-    """Steps of torch's optimisers as they run on a GPU, by row."""
+    """Return the optimizer steps as a GPU runs them, by row."""
     found = {}
     for row in step.rows.tolist():
         name = part.table.name_of(row)
         if name.startswith("Optimizer.step#"):
-            calls = recorded_update(name, list(_operators_below(part, row)))
+            calls = gpu_update(name, list(_operators_below(part, row)))
             if calls is not None:
                 found[row] = calls
     return found
 
 
-def _tells(call: RecordedCall) -> bool:
-    """It is what an operator does, and not only where it puts that."""
+def _computes(call: RecordedCall) -> bool:
+    """Return whether an operator computes, instead of preparing or viewing its result."""
     name = call.name.partition("::")[2].rstrip("_")
-    return name not in MAKERS and not sees_through(name) and name not in _PREPARES
+    return name not in MAKERS and not is_view_op(name) and name not in _PREPARES
 
 
 def _operators_below(part: RankTrace, row: int) -> Iterator[RecordedCall]:
-    """The outermost operators below a row."""
+    """Yield the outermost operators below a row."""
     tree = part.tree
     place = int(tree.host_position[row])
     last, place = int(tree.subtree_end[place]), place + 1
@@ -199,20 +199,20 @@ def _operators_below(part: RankTrace, row: int) -> Iterator[RecordedCall]:
 
 
 class _Walk:
-    """Goes through the rows of a step in time and calls again what stands outermost."""
+    """Walks through the rows of a step and executes the outermost operators again."""
 
     def __init__(
         self,
         part: RankTrace,
         step: StepRows,
-        again: Again,
+        reexecutor: Reexecutor,
         updates: dict[int, list[Call]],
         changed: Mapping[int, RecordedCall],
         collectives: _Collectives,
     ) -> None:
-        self._part, self._step, self._again, self._updates = part, step, again, updates
+        self._part, self._step, self._reexecutor, self._updates = part, step, reexecutor, updates
         self._changed, self._collectives = changed, collectives
-        self.asked: list[Asked] = []
+        self.traced: list[TracedCall] = []
         self.gradients: list[Gradient] = []
         self._gradient_of = gradients_of(part, step.rows.tolist())
         self._table, self._tree = part.table, part.tree
@@ -222,14 +222,14 @@ class _Walk:
 
     @property
     def notes(self) -> list[str]:
-        """What could not be called again."""
+        """Notes on operators that could not be executed again."""
         if not self._unknown:
             return []
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(self._unknown.items()))
         return [f"what these give is not known, as the profile doesn't say enough: {listed}"]
 
     def calls(self) -> Iterator[Call]:
-        """Of the whole step."""
+        """Yield the calls of the whole step."""
         position, end = self._tree.host_position, self._tree.subtree_end
         done: dict[int, int] = {}
         tracks, count = self._table.track, 0
@@ -239,18 +239,18 @@ class _Walk:
             track, place = int(tracks[row]), int(position[row])
             if place < done.get(track, 0):
                 continue
-            found = self._updates[row] if row in self._updates else self._of_row(row)
+            found = self._updates[row] if row in self._updates else self._row_calls(row)
             if found is not None:
                 done[track] = int(end[place])
                 count += len(found)
                 last = int(self._tree.host_rows[int(end[place]) - 1]) + 1
-                yield from self._collectives.waited(found, row, last)
+                yield from self._collectives.with_waits(found, row, last)
 
     def _recorded(self, row: int, *, is_needed: bool = True) -> RecordedCall | None:
-        """The operator with its arguments, at the batch size that is asked for."""
+        """Return the recorded operator at the requested batch size."""
         found = self._changed.get(row) or recorded_call(self._part, row)
         if found is not None:
-            self.asked.append(Asked(row, found, phase_of(self._part, row), is_needed))
+            self.traced.append(TracedCall(row, found, phase_of(self._part, row), is_needed))
         return found
 
     def _exchange(self, row: int, name: str) -> Call:
@@ -260,77 +260,79 @@ class _Walk:
         phase = phase_of(self._part, row)
         return Call(name, "default", inputs, (), phase, (), collective=met)
 
-    def _of_stranger(self, row: int, name: str) -> list[Call] | None:
-        """An operator that this torch doesn't know, of another library; None if what it does is
-        told by the operators in it, or if it is none."""
+    def _unknown_operator(self, row: int, name: str) -> list[Call] | None:
+        """Return the call of an operator unknown to torch.
+
+        The result is None if nested operators describe it, or if it is no operator.
+        """
         if "::" not in name or name.startswith(_NO_OPERATORS):
             return None
         recorded = recorded_call(self._part, row)
-        if recorded is None or any(map(_tells, _operators_below(self._part, row))):
+        if recorded is None or any(map(_computes, _operators_below(self._part, row))):
             return None
-        call = self._again.as_recorded(recorded, phase_of(self._part, row))
+        call = self._reexecutor.as_recorded(recorded, phase_of(self._part, row))
         if not any(tensors_in(call.inputs.values())):
             return None
         self._unknown[name] = self._unknown.get(name, 0) + 1
-        return placed(self._part, [call], row)
+        return with_location(self._part, [call], row)
 
-    def _ask_views(self, row: int) -> None:
-        """Of what a call does inside: backward passes take what they gave."""
+    def _record_views(self, row: int) -> None:
+        """Record the views within a call, whose results backward passes read."""
         place = int(self._tree.host_position[row])
         if self._table.name_of(row) in _WHOLE_NAMES:
             return
         for below in self._tree.host_rows[place + 1 : int(self._tree.subtree_end[place])].tolist():
             name = self._table.name_of(below).partition("::")[2]
-            if turns(name):
+            if keeps_sizes(name):
                 self._recorded(below, is_needed=False)
 
-    def _of_row(self, row: int) -> list[Call] | None:
-        """Calls of the row and all below; None if those below are to be looked at one by one."""
+    def _row_calls(self, row: int) -> list[Call] | None:
+        """Return the calls of a row and all below; None if the rows below count one by one."""
         name = self._table.name_of(row)
         if self._table.kind[row] != _core.EventKind.CPU_OP:
             return None
         if row in self._collectives.exchanges:
-            return placed(self._part, [self._exchange(row, name)], row)
+            return with_location(self._part, [self._exchange(row, name)], row)
         whole = self._whole_of(row)
         if whole is not None and self._takes_node(whole, name):
-            return self._backward_of(whole, row)
-        if name.startswith(EVALUATES):
+            return self._backward_calls(whole, row)
+        if name.startswith(EVALUATE_FUNCTION):
             return None
         if not is_registered(name):
-            return self._of_stranger(row, name)
+            return self._unknown_operator(row, name)
         recorded = self._recorded(row)
-        sequence = sequence_of(self._part, row)
+        sequence = sequence_number(self._part, row)
         found = None
         if recorded is not None:
             grad = sequence is not None
-            found = self._again.call(recorded, phase_of(self._part, row), grad=grad)
+            found = self._reexecutor.call(recorded, phase_of(self._part, row), grad=grad)
         if found is None and is_composite(name):
             return None
         if is_composite(name):
-            self._ask_views(row)
+            self._record_views(row)
         if found is None:
             if name in _SILENT:
                 return []
             self._unknown[name] = self._unknown.get(name, 0) + 1
             if recorded is None:
                 return []
-            found = [self._again.as_recorded(recorded, phase_of(self._part, row))]
-        return placed(self._part, found, row)
+            found = [self._reexecutor.as_recorded(recorded, phase_of(self._part, row))]
+        return with_location(self._part, found, row)
 
-    def _backward_of(self, whole: int, row: int) -> list[Call] | None:
-        """The backward pass of a whole operator, where the first of its nodes stands."""
+    def _backward_calls(self, whole: int, row: int) -> list[Call] | None:
+        """Return the backward pass of a composite operator at the first of its nodes."""
         if whole in self._done_whole:
             return []
         recorded = self._changed.get(whole) or recorded_call(self._part, whole)
         strides = self._gradient_strides(row) if recorded and recorded.name in _RECURRENT else None
-        found = None if recorded is None else self._again.backward(recorded, strides)
+        found = None if recorded is None else self._reexecutor.backward(recorded, strides)
         if found is None:
             return None
         self._done_whole.add(whole)
-        return placed(self._part, found, row)
+        return with_location(self._part, found, row)
 
     def _gradient_strides(self, row: int) -> tuple[int, ...] | None:
-        """Of what the first node at or below a row was given."""
+        """Return the strides of the gradient that the first node at or below a row receives."""
         place = int(self._tree.host_position[row])
         for below in self._tree.host_rows[place : int(self._tree.subtree_end[place])].tolist():
             node = self._recorded(below, is_needed=False)
@@ -339,12 +341,12 @@ class _Walk:
         return None
 
     def _inside(self, names: tuple[str, ...]) -> Array:
-        """Row of the operator with one of these names at or above each row, or NO_ROW."""
+        """Return the enclosing operator with one of these names for each row, or NO_ROW."""
         wanted = np.isin(np.array(self._table.strings, dtype=object), names)
         return _core.innermost_marked(self._table, self._tree, wanted[self._table.name])
 
     def _whole_of(self, row: int) -> int | None:
-        """The whole operator of the forward pass that a node belongs to."""
+        """Return the composite forward operator that a node belongs to."""
         forward = int(self._tree.forward[row])
         if forward == _NO_ROW:
             return None
@@ -354,7 +356,10 @@ class _Walk:
         return None
 
     def _takes_node(self, whole: int, name: str) -> bool:
-        """Attention's gradients may be added to others by what calls its nodes, which stays; of a
-        recurrent layer all is inside."""
+        """Return whether a composite backward pass replaces the node.
+
+        Attention keeps rows that add its gradients to others; a recurrent layer includes
+        everything.
+        """
         is_recurrent = self._table.name_of(whole) in _RECURRENT
-        return is_recurrent or not name.startswith(EVALUATES)
+        return is_recurrent or not name.startswith(EVALUATE_FUNCTION)

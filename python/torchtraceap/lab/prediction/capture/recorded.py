@@ -1,4 +1,4 @@
-"""What a file says of the arguments of a call, as values of a capture."""
+"""Converts recorded arguments to values of a capture."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
 __all__ = ["NO_STORAGE", "named_inputs", "recorded_inputs"]
 
 NO_STORAGE = 0
-"""Of tensors of which a file doesn't say with whom they share memory."""
+"""Storage number of tensors whose shared memory is unknown."""
 
 
 def recorded_inputs(call: RecordedCall) -> tuple[Value, ...]:
-    """Arguments by position: tensors, lists of them, plain values, None for what is not known.
+    """Return arguments by position: tensors, lists of them, plain values, or None if unknown.
 
     Strides that were not recorded are those of a contiguous tensor. Lists of tensors carry no
     types: they are taken to have that of the first other tensor, else float32.
@@ -58,8 +58,7 @@ def _plain(value: Any) -> Value:
 
 
 def named_inputs(call: RecordedCall) -> dict[str, Value]:
-    """Arguments by the names of the operator's schema, as far as torch is there and knows one that
-    fits; else by their places."""
+    """Return arguments by the names of the matching schema, or by position if torch knows none."""
     inputs = recorded_inputs(call)
     try:
         check_name(call.name)

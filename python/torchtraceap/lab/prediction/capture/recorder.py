@@ -27,7 +27,7 @@ from torchtraceap.lab.prediction.capture.streams import Streams
 if TYPE_CHECKING:
     import torch
 
-    from torchtraceap.lab.prediction.capture.collectives import Exchange
+    from torchtraceap.lab.prediction.capture.collectives import C10dCall
 
 __all__ = ["Recorder"]
 
@@ -38,7 +38,7 @@ _NO_SEQUENCE = (1 << 64) - 1
 
 
 class Recorder:
-    """Records calls while a step runs inside `recording` (dispatch.py)."""
+    """Records the calls of a step that runs within `recording` (dispatch.py)."""
 
     def __init__(self, blank: Callable[[], AbstractContextManager[None]]) -> None:
         self.blank = blank
@@ -295,7 +295,7 @@ class Recorder:
         else:
             self.move_to_host(tensor)
 
-    def write_exchange(self, name: str, arguments: dict[str, Any], exchange: Exchange) -> None:
+    def write_exchange(self, name: str, arguments: dict[str, Any], exchange: C10dCall) -> None:
         """Record a call that starts a collective.
 
         Args:

@@ -1,4 +1,4 @@
-"""Recurrent layers as a GPU runs them: all steps and layers in one call of a library.
+"""Recurrent layers as a GPU runs them: all steps and layers in one library call.
 
 Note [Recurrent layers]: ATen's `lstm`, `gru`, ... call `_cudnn_rnn` (cuDNN) where a GPU is used.
 What goes in with the batch first is copied to have the steps first (`cudnn/RNN.cpp`); what comes
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchtraceap.lab.prediction.capture.calls import Phase
-from torchtraceap.lab.prediction.capture.known_values import Computed, computed
-from torchtraceap.lab.prediction.capture.modes import all_arguments
+from torchtraceap.lab.prediction.capture.known_values import DecomposedOp, decompose
+from torchtraceap.lab.prediction.capture.modes import bind_arguments
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["RECURRENT", "recurrent"]
+__all__ = ["RECURRENT", "run_recurrent"]
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-"""Numbers of cudnnRNNMode_t."""
+"""Values of cudnnRNNMode_t."""
 RECURRENT = tuple(
     getattr(getattr(torch.ops.aten, name), overload)
     for name in _MODES
     for overload in ("input", "data")
 )
-"""The operators that programs call: with all sequences of one length, and packed."""
+"""Operators that programs call, for sequences of equal length and packed ones."""
 
 
-def recurrent(recorder: Recorder, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Output, and the last state or states, as `torch.nn.LSTM` and others use them."""
-    given = all_arguments(function, args, kwargs)
+def run_recurrent(recorder: Recorder, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the output and the last states, as `torch.nn.LSTM` and others use them."""
+    given = bind_arguments(function, args, kwargs)
     kind = function._schema.name.removeprefix("aten::")
     states = given["hx"] if kind == "lstm" else [given["hx"]]
     batch_first = bool(given.get("batch_first"))
@@ -50,7 +50,7 @@ def recurrent(recorder: Recorder, function: Any, *args: Any, **kwargs: Any) -> A
         "bidirectional": given["bidirectional"],
         "batch_sizes": given.get("batch_sizes"),
     }
-    whole = computed(recorder, function, (x, *states, *given["params"]), given)
+    whole = decompose(recorder, function, (x, *states, *given["params"]), given)
     arguments = (steps_first, *states, *given["params"])
     found = _Recurrent.apply(recorder, options, len(states), whole, *arguments)
     output = found[0].transpose(0, 1) if batch_first else found[0]
@@ -64,7 +64,7 @@ class _Recurrent(torch.autograd.Function):
         recorder: Recorder,
         options: dict[str, Any],
         count: int,
-        whole: Computed | None,
+        whole: DecomposedOp | None,
         x: torch.Tensor,
         *rest: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
@@ -103,9 +103,9 @@ class _Recurrent(torch.autograd.Function):
 
 
 def _gradients(
-    whole: Computed, grads: Sequence[torch.Tensor | None], options: dict[str, Any]
+    whole: DecomposedOp, grads: Sequence[torch.Tensor | None], options: dict[str, Any]
 ) -> tuple[torch.Tensor, ...]:
-    """With the steps first, as the library has them."""
+    """Return gradients with the steps first, as in the library."""
     first, *others = grads
     swaps = options["batch_first"]
     if swaps and first is not None:
@@ -120,7 +120,7 @@ def _inputs(
     states: Sequence[torch.Tensor],
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """As the operator's schema names and orders them."""
+    """Return the arguments in the order of the operator's schema."""
     per_layer = len(weights) // (options["num_layers"] * (2 if options["bidirectional"] else 1))
     return {
         "input": x,

@@ -1,4 +1,4 @@
-"""Operators that were recorded, called again on tensors without values.
+"""Executes recorded operators again on tensors without values.
 
 Note [Called again]: a record of a run on a CPU holds operators as a CPU takes them apart. The
 outermost ones are what the program called. Called again with the recorded shapes, strides, types
@@ -34,53 +34,53 @@ from torchtraceap.lab.prediction.capture.recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Again", "calling_again", "is_composite", "is_registered"]
+__all__ = ["Reexecutor", "is_composite", "is_registered", "reexecution"]
 
 
 @contextmanager
-def calling_again() -> Iterator[Again]:
-    """Within, operators can be called again."""
+def reexecution() -> Iterator[Reexecutor]:
+    """Provide a `Reexecutor` within the context."""
     torch = require_torch()
     from torchtraceap.lab.prediction.capture.values import ValuesMode
 
     with ValuesMode() as values:
         recorder = values.recorder = Recorder(values.blank)
         with torch.no_grad(), recording(recorder):
-            yield Again(recorder, values.fake)
+            yield Reexecutor(recorder, values.fake)
 
 
 def is_registered(name: str) -> bool:
-    """Whether torch knows an operator of that name."""
+    """Return whether torch knows an operator of that name."""
     return "::" in name and bool(registered_overloads(name))
 
 
 _IS_PARAMETER = re.compile("weight|bias")
 _MOST_KEPT = 3
-"""Gradients of query, key and value."""
+"""Number of kept gradients: those of query, key and value."""
 _CALLS_KEPT = 12
-"""What attention gave is used by one of so many calls behind it."""
+"""Number of later calls that may use the output of attention."""
 
 
-class _Kept:
-    """A tensor for a call that follows."""
+class _KeptTensor:
+    """A tensor kept for a later call."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self._calls_left = _CALLS_KEPT
 
-    def grows_older(self) -> bool:
-        """Whether it may still be asked for."""
+    def age(self) -> bool:
+        """Count one more call and return whether the tensor may still be used."""
         self._calls_left -= 1
         return self._calls_left > 0
 
-    def stands_for(self, other: Any) -> bool:
-        """Whether the other, made of what was recorded, looks the same but for its strides."""
+    def matches(self, other: Any) -> bool:
+        """Return whether another tensor differs in its strides at most."""
         same_kind = hasattr(other, "stride") and other.dtype == self.tensor.dtype
         return same_kind and other.shape == self.tensor.shape
 
 
 def is_composite(name: str) -> bool:
-    """Whether an operator is made of others on every device, so that these can stand for it."""
+    """Return whether an operator is composed of others on every device."""
     torch = require_torch()
     key = "CompositeImplicitAutograd"
     return any(
@@ -89,17 +89,17 @@ def is_composite(name: str) -> bool:
     )
 
 
-class Again:
-    """Calls what was recorded again."""
+class Reexecutor:
+    """Executes recorded calls again."""
 
     def __init__(self, recorder: Recorder, fake: Any) -> None:
         self._recorder, self._fake = recorder, fake
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptTensor] = []
         self._followed = False
-        """The call that is being made takes something that was kept."""
+        """True if the current call reads a kept tensor."""
 
     def call(self, recorded: RecordedCall, phase: Phase, *, grad: bool) -> list[Call] | None:
-        """What the operator does, as calls; None if it can't be called with what is known.
+        """Return the calls that the operator makes; None if it can't be executed.
 
         Args:
             recorded: The operator.
@@ -108,7 +108,7 @@ class Again:
         """
         runs = (self._with_grad, self._forward) if grad else (self._forward,)
         for run in runs:  # what writes to its input can't be called on leaves that need gradients
-            found = self._written(recorded, phase, run)
+            found = self._record(recorded, phase, run)
             if found is not None:
                 return found
         return None
@@ -116,16 +116,16 @@ class Again:
     def backward(
         self, recorded: RecordedCall, strides: tuple[int, ...] | None = None
     ) -> list[Call] | None:
-        """What the backward pass of the operator does; None if it can't be called.
+        """Return the calls of the operator's backward pass; None if it can't be executed.
 
         Args:
             recorded: The operator of the forward pass.
             strides: Of the gradient of its first output; by default those of that.
         """
-        return self._written(recorded, Phase.BACKWARD, partial(self._backward, strides))
+        return self._record(recorded, Phase.BACKWARD, partial(self._backward, strides))
 
     def outputs(self, recorded: RecordedCall) -> tuple[TensorInfo, ...] | None:
-        """The tensors that the operator gives, without writing it down; None if it can't be called.
+        """Return the output tensors without recording the call; None if it can't be executed.
 
         Which of them share memory is not said.
         """
@@ -134,22 +134,22 @@ class Again:
             nodes = (*plan.positional, *plan.keyword)
             given = {name: self._value(node) for name, node in nodes}
             with self._recorder.paused():
-                made = _called(_function(plan), given, len(plan.positional))
+                made = _call(_function(plan), given, len(plan.positional))
         except Exception:  # any error of torch's says that these arguments don't do
             return None
         return tuple(map(_info, _tensors_in(made)))
 
     def as_recorded(self, recorded: RecordedCall, phase: Phase) -> Call:
-        """The call with what is known of it, of which nothing is called."""
+        """Return the recorded call without executing it."""
         return Call(recorded.name, "default", named_inputs(recorded), (), phase, ())
 
-    def _written(self, recorded: RecordedCall, phase: Phase, run: Any) -> list[Call] | None:
+    def _record(self, recorded: RecordedCall, phase: Phase, run: Any) -> list[Call] | None:
         recorder = self._recorder
         recorder.calls.clear()
         try:
             plan = plan_call(recorded, without_values=True)
             nodes = (*plan.positional, *plan.keyword)
-            given = self._chained({name: self._value(node) for name, node in nodes})
+            given = self._with_kept({name: self._value(node) for name, node in nodes})
             with recorder.in_phase(phase):
                 run(_function(plan), given, len(plan.positional))
         except Exception:  # any error of torch's says that these arguments don't do
@@ -157,14 +157,14 @@ class Again:
         return list(recorder.calls)
 
     def _forward(self, function: Any, given: dict[str, Any], order: int) -> None:
-        """Without autograd; parameters need gradients all the same, which operators ask."""
+        """Run without autograd; parameters still require gradients, which some operators check."""
         _need_gradients({name: given[name] for name in given if _IS_PARAMETER.search(name)})
-        self._keep(_called(function, given, order))
+        self._keep(_call(function, given, order))
 
     def _with_grad(self, function: Any, given: dict[str, Any], order: int) -> None:
         with require_torch().enable_grad():
             _need_gradients(given)
-            self._keep(_called(function, given, order))
+            self._keep(_call(function, given, order))
 
     def _backward(
         self, strides: tuple[int, ...] | None, function: Any, given: dict[str, Any], order: int
@@ -172,7 +172,7 @@ class Again:
         torch = require_torch()
         with torch.enable_grad():
             leaves = _need_gradients(given)
-            output = next(_tensors_in(_called(function, given, order)))
+            output = next(_tensors_in(_call(function, given, order)))
             if strides is None or len(strides) != output.dim():
                 strides = output.stride()
             gradient = self._empty(output.shape, strides, output.dtype)
@@ -181,27 +181,27 @@ class Again:
             self._keep(found[:_MOST_KEPT])
 
     def _keep(self, made: Any) -> None:
-        """See Note [What attention gives]."""
+        """Keep the outputs of attention; see Note [What attention gives]."""
         calls = [call for call in self._recorder.calls if not call.is_view]
         if any(call.name.startswith(ATTENTION) for call in calls):
-            self._kept = [_Kept(each.detach()) for each in _tensors_in(made)]
+            self._kept = [_KeptTensor(each.detach()) for each in _tensors_in(made)]
         elif self._followed and not calls:
-            self._kept += [_Kept(each.detach()) for each in _tensors_in(made)]
+            self._kept += [_KeptTensor(each.detach()) for each in _tensors_in(made)]
 
-    def _chained(self, given: dict[str, Any]) -> dict[str, Any]:
-        """See Note [What attention gives]."""
+    def _with_kept(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Replace the first argument by a matching kept tensor; see Note [What attention gives]."""
         self._followed = False
-        self._kept = [kept for kept in self._kept if kept.grows_older()]
+        self._kept = [kept for kept in self._kept if kept.age()]
         first = next(iter(given), None)
         for kept in reversed(self._kept):  # what was made last is used first
-            if first is not None and kept.stands_for(given[first]):
+            if first is not None and kept.matches(given[first]):
                 self._kept.remove(kept)
                 self._followed = True
                 return given | {first: kept.tensor}
         return given
 
     def _value(self, node: Any) -> Any:
-        """What a node of a plan stands for."""
+        """Return the value for a node of a call plan."""
         if isinstance(node, Make):
             if node.device.host and not node.shape:
                 return 1 if node.dtype == "int64" else 1.0
@@ -213,7 +213,7 @@ class Again:
         return [self._value(each) for each in node] if isinstance(node, list) else node
 
     def _empty(self, shape: Sequence[int], strides: Sequence[int], dtype: Any) -> torch.Tensor:
-        """A tensor without values, of which nothing is written down."""
+        """Return an empty tensor without recording its creation."""
         from torch.utils._python_dispatch import _disable_current_modes
 
         with _disable_current_modes(), self._fake:
@@ -227,8 +227,8 @@ def _info(tensor: torch.Tensor) -> TensorInfo:
     return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
 
 
-def _called(function: Any, given: dict[str, Any], order: int) -> Any:
-    """Called with the first `order` arguments by position."""
+def _call(function: Any, given: dict[str, Any], order: int) -> Any:
+    """Call a function with the first `order` arguments by position."""
     names = list(given)
     named = {name: given[name] for name in names[order:]}
     return function(*(given[name] for name in names[:order]), **named)

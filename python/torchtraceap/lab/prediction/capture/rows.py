@@ -1,4 +1,4 @@
-"""Where a row of a trace stands: part of the step, modules, autograd node."""
+"""Phase, modules, gradients and autograd node of a row of a trace."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
 from torchtraceap.lab.prediction.capture.recorded import recorded_inputs
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["EVALUATES", "gradients_of", "phase_of", "placed", "recorded_call", "sequence_of"]
+__all__ = [
+    "EVALUATE_FUNCTION",
+    "gradients_of",
+    "phase_of",
+    "recorded_call",
+    "sequence_number",
+    "with_location",
+]
 
-EVALUATES = "autograd::engine::evaluate_function: "
-"""What the names of autograd's own rows begin with, before that of the node."""
+EVALUATE_FUNCTION = "autograd::engine::evaluate_function: "
+"""Prefix of the names of autograd's own rows."""
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _MODULE = "nn.Module: "
 
 
 def recorded_call(part: RankTrace, row: int) -> RecordedCall | None:
-    """The operator with its arguments; None where they are not recorded."""
+    """Return the operator with its arguments; None if they are not recorded."""
     try:
         return call_from_texts(part.table.name_of(row), text_of_args(part, row))
     except NotReplayableError:
@@ -36,7 +43,7 @@ def recorded_call(part: RankTrace, row: int) -> RecordedCall | None:
 
 
 def phase_of(part: RankTrace, row: int) -> Phase:
-    """What is neither backward pass nor optimiser is forward pass."""
+    """Return the phase of a row; what is neither backward nor optimizer counts as forward."""
     phase = part.tree.phase[row]
     if phase == _core.Phase.OPTIMIZER:
         return Phase.OPTIMIZER
@@ -44,7 +51,7 @@ def phase_of(part: RankTrace, row: int) -> Phase:
 
 
 def gradients_of(part: RankTrace, rows: Sequence[int]) -> dict[int, TensorInfo]:
-    """The gradients that the backward pass leaves with parameters, in its order, by row."""
+    """Return the gradients accumulated into parameters by row, in order."""
     found = {}
     for row in rows:
         call = recorded_call(part, row) if part.table.name_of(row) == _ACCUMULATE else None
@@ -54,31 +61,31 @@ def gradients_of(part: RankTrace, rows: Sequence[int]) -> dict[int, TensorInfo]:
     return found
 
 
-def sequence_of(part: RankTrace, row: int) -> int | None:
-    """Number of the autograd node."""
+def sequence_number(part: RankTrace, row: int) -> int | None:
+    """Return the sequence number of the autograd node."""
     values, known = part.table.int_column("Sequence number", np.asarray([row]))
     return int(values[0]) if known[0] else None
 
 
-def placed(part: RankTrace, calls: list[Call], row: int) -> list[Call]:
-    """The calls with modules and autograd node of the row."""
-    modules, node = _above(part, row)
-    sequence = sequence_of(part, row)
+def with_location(part: RankTrace, calls: list[Call], row: int) -> list[Call]:
+    """Return the calls with the modules and the autograd node of the row."""
+    modules, node = _location(part, row)
+    sequence = sequence_number(part, row)
     return [
         replace(call, modules=modules or call.modules, node=node, sequence=sequence)
         for call in calls
     ]
 
 
-def _above(part: RankTrace, row: int) -> tuple[tuple[str, ...], str]:
-    """Modules around a row, outermost first, and the autograd node that called it."""
+def _location(part: RankTrace, row: int) -> tuple[tuple[str, ...], str]:
+    """Return the modules around a row, outermost first, and the calling autograd node."""
     modules: list[str] = []
     node = ""
     while row != _core.NO_ROW:
         name = part.table.name_of(row)
         if name.startswith(_MODULE):
             modules.append(re.sub(r"_\d+$", "", name.removeprefix(_MODULE)))
-        elif name.startswith(EVALUATES):
-            node = node or name.removeprefix(EVALUATES)
+        elif name.startswith(EVALUATE_FUNCTION):
+            node = node or name.removeprefix(EVALUATE_FUNCTION)
         row = int(part.tree.parent[row])
     return tuple(reversed(modules)), node

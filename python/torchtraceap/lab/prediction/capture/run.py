@@ -1,4 +1,4 @@
-"""Runs a step of a workload, as it goes once the first ones are over.
+"""Runs a step of a workload in the steady state.
 
 Note [Steady state]: the first step of an optimiser makes its state, the later ones use it. What a
 model calls in its forward and backward pass is mostly the same from the first step on. So those are
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
 __all__ = [
-    "as_on_a_gpu",
-    "counts_of",
+    "input_tensors",
+    "restored",
     "run_step",
-    "tensors_of_inputs",
-    "unchanged",
-    "watched_optimizers",
+    "step_counters",
+    "use_foreach",
+    "watch_optimizers",
 ]
 
 
@@ -38,7 +38,7 @@ def run_step(
     passes: Callable[[], None] | None = None,
     steps: int | None = None,
 ) -> torch.nn.Module:
-    """Runs steps, of which the last is written down.
+    """Run steps of which the last is recorded.
 
     Args:
         workload: What is run.
@@ -53,7 +53,7 @@ def run_step(
         OptionError: What the workload has for an optimiser can't make a step.
     """
     model = workload.model
-    tensors = [*model.parameters(), *model.buffers(), *tensors_of_inputs(workload)]
+    tensors = [*model.parameters(), *model.buffers(), *input_tensors(workload)]
     passes = passes or (lambda: _passes(workload, recorder))
     model.train(workload.loss is not None)
     update = _update(workload, recorder)
@@ -70,7 +70,7 @@ def run_step(
             turn()
             update()
         return model
-    if _remembers(model, turn) or recorder.leaves_on_host(model):
+    if _keeps_state(model, turn) or recorder.leaves_on_host(model):
         turn()
     with recorder.paused():
         had_gradients = _has_gradients(model)
@@ -100,8 +100,8 @@ def _passes(workload: Workload, recorder: Recorder) -> None:
         loss.backward()
 
 
-def tensors_of_inputs(workload: Workload) -> Iterator[torch.Tensor]:
-    """Tensors among the inputs."""
+def input_tensors(workload: Workload) -> Iterator[torch.Tensor]:
+    """Return the tensors among the inputs."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -112,31 +112,31 @@ def _has_gradients(model: torch.nn.Module) -> bool:
     return any(each.grad is not None for each in model.parameters())
 
 
-def _remembers(model: torch.nn.Module, turn: Callable[[], None]) -> bool:
-    """Whether modules have something after a turn that they did not have before."""
-    before = _kept(model)
+def _keeps_state(model: torch.nn.Module, turn: Callable[[], None]) -> bool:
+    """Return whether modules keep something from a pass that they did not have before."""
+    before = _state_sizes(model)
     turn()
-    return _kept(model) != before
+    return _state_sizes(model) != before
 
 
-def _kept(model: torch.nn.Module) -> list[dict[str, int]]:
-    """Of each module how much it keeps, by name; parameters and what counts batches stay."""
+def _state_sizes(model: torch.nn.Module) -> list[dict[str, int]]:
+    """Return the size of each attribute of each module, except parameters and buffer counts."""
     return [
         {
             name: _size(value)
             for kept in (vars(module), module._buffers)
             for name, value in kept.items()
-            if name not in _OF_EVERY_MODULE
+            if name not in _MODULE_ATTRIBUTES
         }
         for module in model.modules()
     ]
 
 
-_OF_EVERY_MODULE = frozenset(("_parameters", "_buffers", "_modules", "training"))
+_MODULE_ATTRIBUTES = frozenset(("_parameters", "_buffers", "_modules", "training"))
 
 
 def _size(value: Any) -> int:
-    """Elements of a tensor, members of a list or a dict; of what is neither whether it is there."""
+    """Return the elements of a tensor, the length of a collection, or 0 for None and else 1."""
     if hasattr(value, "numel") and callable(value.numel):
         return int(value.numel())
     if isinstance(value, (list, tuple, set, Mapping)):
@@ -145,8 +145,8 @@ def _size(value: Any) -> int:
 
 
 @contextmanager
-def unchanged(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]:
-    """A model that somebody goes on with is after it what it was before.
+def restored(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]:
+    """Restore a model after the context.
 
     Args:
         model: The model.
@@ -174,11 +174,11 @@ def unchanged(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None
 
 
 def _update(workload: Workload, recorder: Recorder) -> Callable[[], None]:
-    """Makes the step of the workload's optimiser, or of several."""
+    """Return a function that runs the workload's optimizers."""
     if workload.loss is None or workload.optimizer is None:
         return lambda: None
     made = workload.optimizer(workload.model.parameters())
-    parts = [each for each in _members(made) if callable(getattr(each, "step", None))]
+    parts = [each for each in _optimizers(made) if callable(getattr(each, "step", None))]
     if not parts:
         raise OptionError(
             f"a workload's optimizer makes something with step(), not {type(made).__name__}"
@@ -192,30 +192,29 @@ def _update(workload: Workload, recorder: Recorder) -> Callable[[], None]:
     return update
 
 
-def _members(made: Any) -> Iterable[Any]:
-    """A workload may have an optimiser, or several, with what changes their rates."""
+def _optimizers(made: Any) -> Iterable[Any]:
+    """Return the optimizers and schedulers that a workload may hold in a collection."""
     if isinstance(made, Mapping):
         return made.values()
     return made if isinstance(made, (list, tuple)) else (made,)
 
 
 @contextmanager
-def watched_optimizers(recorder: Recorder) -> Iterator[None]:
-    """Whoever steps within, and whatever calls it: it steps as on a GPU, and what it calls belongs
-    to that part of the step."""
+def watch_optimizers(recorder: Recorder) -> Iterator[None]:
+    """Run optimizer steps as on a GPU and assign their calls to the optimizer phase."""
     from torch.optim import optimizer as hooks
 
     phases: list[Any] = []
 
     def begin(optimizer: Any, *_: Any) -> None:
-        as_on_a_gpu(optimizer)
+        use_foreach(optimizer)
         recorder.add_optimizer(optimizer)
         phases.append(recorder.in_phase(Phase.OPTIMIZER))
         phases[-1].__enter__()
 
     def end(optimizer: Any, *_: Any) -> None:
         phases.pop().__exit__(None, None, None)
-        recorder.keep_on_host(counts_of(optimizer))
+        recorder.keep_on_host(step_counters(optimizer))
 
     begins = hooks.register_optimizer_step_pre_hook(begin)
     ends = hooks.register_optimizer_step_post_hook(end)
@@ -226,16 +225,18 @@ def watched_optimizers(recorder: Recorder) -> Iterator[None]:
         ends.remove()
 
 
-def as_on_a_gpu(optimizer: torch.optim.Optimizer) -> None:
-    """On a GPU torch updates many tensors at once unless told otherwise; on a CPU it does not."""
+def use_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Update many tensors at once, which is the default on a GPU but not on a CPU."""
     for group in optimizer.param_groups:
         if group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True
 
 
-def counts_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    """How many steps each parameter has seen: torch keeps that on the host, unless the optimiser is
-    fused or is to be captured in a CUDA graph."""
+def step_counters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield the step counters of parameters.
+
+    torch keeps them on the host unless the optimizer is fused or capturable.
+    """
     on_gpu = {
         id(parameter)
         for group in optimizer.param_groups

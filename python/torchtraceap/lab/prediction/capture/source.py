@@ -1,4 +1,4 @@
-"""What a file or a name is that a step can be captured from, told by its content."""
+"""Detects what a step can be captured from by the content of a file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Captured", "capture_source", "execution_traces_in"]
 
 Captured: TypeAlias = "Capture | CapturedProfile"
 _LONGEST_HEAD = 1 << 16
-"""Characters in which an execution trace says that it is one."""
+"""Number of characters in which an execution trace identifies itself."""
 
 
 def capture_source(
     source: str, rank: int | None = None, batch: int | None = None, ranks: int | None = None
 ) -> tuple[str, Captured]:
-    """The kind of a source, and a step of it.
+    """Return the kind of a source and a captured step.
 
     Args:
         source: `FILE.py:FUNCTION`, or the path of a profile or an execution trace.
@@ -60,7 +60,7 @@ def capture_source(
 
 
 def execution_traces_in(source: str) -> list[Path]:
-    """The execution traces of a folder, by the last number in their names; else none."""
+    """Return the execution traces in a folder, sorted by the last number in their names."""
     path = Path(source)
     if not path.is_dir():
         return []
@@ -79,7 +79,7 @@ def _has_gpu_work(part: RankTrace) -> bool:
 
 
 def _is_execution_trace(path: Path) -> bool:
-    """Whether a list of nodes stands where a profile has its events."""
+    """Return whether a file has a list of nodes instead of events."""
     try:
         with open_text(path) as text:
             head = text.head(_LONGEST_HEAD)

@@ -1,4 +1,4 @@
-"""Where in a program something happens: the line that a person can look at."""
+"""Source locations in the user's program."""
 
 from __future__ import annotations
 
@@ -7,48 +7,55 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-__all__ = ["frame_of_program", "is_of_program", "is_of_torch", "place_of", "place_of_error"]
+__all__ = [
+    "error_location",
+    "format_location",
+    "is_program_frame",
+    "is_torch_frame",
+    "program_frame",
+]
 
 _OWN = __name__.partition(".")[0]
 _CAPTURE = __name__.rpartition(".")[0]
-_BESIDES = ("importlib", "contextlib", "functools", "threading", "runpy")
-"""Modules of Python that stand between a program and what it calls."""
+_PYTHON_MODULES = ("importlib", "contextlib", "functools", "threading", "runpy")
+"""Modules of Python between a program and what it calls."""
 
 
-def frame_of_program() -> FrameType | None:
-    """The innermost call that is neither of torch nor of this package."""
+def program_frame() -> FrameType | None:
+    """Return the innermost frame that is neither torch's nor this package's."""
     return _innermost(_outwards(sys._getframe(1)))
 
 
-def place_of(frame: FrameType | None) -> str:
-    """`model.py:12 (forward)`; empty where no frame is given."""
-    return "" if frame is None else _place(frame, frame.f_lineno)
+def format_location(frame: FrameType | None) -> str:
+    """Format a frame as `model.py:12 (forward)`; empty without one."""
+    return "" if frame is None else _format_line(frame, frame.f_lineno)
 
 
-def place_of_error(error: BaseException) -> str:
-    """The innermost line of the program that an error went through; empty if it is in none."""
+def error_location(error: BaseException) -> str:
+    """Return the innermost line of the program that an error passed through; empty if there is
+    none."""
     places = []
     trace = error.__traceback__
     while trace is not None:
-        if _is_of_program(trace.tb_frame):
-            places.append(_place(trace.tb_frame, trace.tb_lineno))
+        if _is_user_frame(trace.tb_frame):
+            places.append(_format_line(trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     return places[-1] if places else ""
 
 
-def is_of_torch(frame: FrameType) -> bool:
-    """Whether it runs torch's own code."""
+def is_torch_frame(frame: FrameType) -> bool:
+    """Return whether a frame runs torch's own code."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
-def is_of_program(frame: FrameType) -> bool:
-    """Whether it runs neither torch's code nor that of the capture."""
+def is_program_frame(frame: FrameType) -> bool:
+    """Return whether a frame runs neither torch's code nor the capture's."""
     name = str(frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] != "torch" and not name.startswith(_CAPTURE)
 
 
 def _innermost(frames: Iterator[FrameType]) -> FrameType | None:
-    return next(filter(_is_of_program, frames), None)
+    return next(filter(_is_user_frame, frames), None)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -57,10 +64,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _is_of_program(frame: FrameType) -> bool:
+def _is_user_frame(frame: FrameType) -> bool:
     top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return top not in ("torch", _OWN, *_BESIDES) and not frame.f_code.co_filename.startswith("<")
+    return top not in ("torch", _OWN, *_PYTHON_MODULES) and not frame.f_code.co_filename.startswith(
+        "<"
+    )
 
 
-def _place(frame: FrameType, line: int) -> str:
+def _format_line(frame: FrameType, line: int) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{line} ({frame.f_code.co_name})"

@@ -1,4 +1,4 @@
-"""Sparse gradients of embeddings: they have as many rows as were looked up.
+"""Sparse gradients of embeddings, which have one row for each lookup.
 
 Tensors without values lose that number in a few operators, after which nothing would be computed
 of them. How many rows are left once equal ones are summed depends on values: all are counted.
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["with_its_rows"]
+__all__ = ["with_sparse_rows"]
 
 _BAG = torch.ops.aten._embedding_bag_backward.default
 _COALESCE = torch.ops.aten._coalesce.default
@@ -19,11 +19,11 @@ _ROWS_OF = {
     _COALESCE: 0,
     torch.ops.aten.sparse_mask.default: 1,
 }
-"""Which argument of an operator has as many rows as its result."""
+"""Argument with as many rows as the result, by operator."""
 
 
-def with_its_rows(func: Any, args: tuple[Any, ...], found: Any) -> Any:
-    """The result of an operator, with the rows that it would have.
+def with_sparse_rows(func: Any, args: tuple[Any, ...], found: Any) -> Any:
+    """Return the result of an operator with the rows that it would have.
 
     Args:
         func: The operator.

@@ -1,4 +1,4 @@
-"""Which rows of a trace are those of a steady step."""
+"""Selects the rows of a steady step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["StepRows", "steady_step"]
 
 @dataclass(frozen=True)
 class StepRows:
-    """A step of one rank."""
+    """The rows of a step of one rank."""
 
     rows: Array
-    """int64: rows of the host that belong to it, by start; those of input pipelines left out."""
+    """Host rows of the step by start, without input pipelines, int64."""
     begin_ns: int
     end_ns: int
     notes: tuple[str, ...] = ()
 
 
 def steady_step(part: RankTrace) -> StepRows:
-    """The last of those steps that call the same operators as most do; all rows without steps."""
+    """Return the last step with the most common operators; all rows if no steps are recorded."""
     tree = part.tree
     rows = tree.host_rows.astype(np.int64)
     rows = rows[np.argsort(rows, kind="stable")]  # rows are sorted by start, longer first
@@ -43,13 +43,13 @@ def steady_step(part: RankTrace) -> StepRows:
 
 
 def _operators(part: RankTrace, rows: Array) -> Array:
-    """Names of the operators among rows, in order."""
+    """Return the names of the operators among rows, in order."""
     names: Array = part.table.name[rows[part.table.kind[rows] == _core.EventKind.CPU_OP]]
     return names
 
 
 def _on_threads_of_the_step(part: RankTrace, rows: Array) -> Array:
-    """bool `[rows]`: on the thread of the step, or part of its backward pass on another."""
+    """Mark rows on the thread of the step and its backward pass elsewhere, bool `[rows]`."""
     main = part.tree.main_track
     on_main = part.table.track[rows] == main
     of_backward = part.tree.phase[rows] == _core.Phase.BACKWARD

@@ -1,4 +1,4 @@
-"""Streams of a GPU as a host selects them, and what each is told to wait for.
+"""Streams selected by the host and the waits between them.
 
 Note [Points]: a point in a stream, such as an event, is known by the calls that end before it, each
 by its index in the step. In the next step they are counted back from its first call, so that -1 is
@@ -16,23 +16,23 @@ __all__ = ["Streams"]
 
 
 class Streams:
-    """Of one process."""
+    """The streams of one process."""
 
     def __init__(self) -> None:
         self.current = COMPUTE
         self._last: dict[str, int] = {}
-        """The call that each was given last, without collectives that it goes on beside."""
+        """Last call on each stream, without collectives that run beside it."""
         self._before: int | None = None
-        """What was the last one before the call that was given last of all."""
+        """Last call of the stream before its latest one."""
         self._waits: dict[str, set[int]] = {}
-        """What comes next on a stream begins after these."""
+        """Calls that the next work of a stream waits for."""
         self._collectives: set[int] = set()
         self._unfinished: dict[int, int] = {}
-        """Storages that collectives write, and which; nobody has waited for those yet."""
+        """Pending collectives by the storage that they write."""
 
     @contextmanager
-    def selected(self, stream: str) -> Iterator[None]:
-        """What the GPU is given within goes to this stream."""
+    def select(self, stream: str) -> Iterator[None]:
+        """Select a stream within the context."""
         before, self.current = self.current, stream
         try:
             yield
@@ -40,12 +40,12 @@ class Streams:
             self.current = before
 
     def point(self, stream: str) -> frozenset[int]:
-        """Where it is now. See Note [Points]."""
+        """Return the current point of a stream; see Note [Points]."""
         last = {self._last[stream]} if stream in self._last else set()
         return frozenset(last | self._waits.get(stream, set()))
 
     def wait(self, stream: str, point: Collection[int]) -> None:
-        """Nothing that the stream is given from here on begins before that point is reached."""
+        """Make later work of a stream wait for a point."""
         self._waits.setdefault(stream, set()).update(point)
         self._unfinished = {
             storage: index for storage, index in self._unfinished.items() if index not in point
@@ -54,7 +54,7 @@ class Streams:
     def add_call(
         self, index: int, tensors: Iterable[TensorInfo]
     ) -> tuple[int | None, tuple[int, ...]]:
-        """The current stream is given a call.
+        """Add a call to the current stream.
 
         Args:
             index: Of the call.
@@ -75,7 +75,7 @@ class Streams:
     def start_collective(
         self, collective: Collective, writes: Iterable[TensorInfo], *, waits: bool
     ) -> None:
-        """The call that the current stream was given last starts a collective.
+        """Start a collective with the latest call of the current stream.
 
         Args:
             collective: Which.
@@ -92,7 +92,7 @@ class Streams:
             self._last[self.current] = self._before
 
     def end_step(self, calls: int) -> None:
-        """A step of so many calls has ended. See Note [Points]; what is older is over."""
+        """End a step of so many calls; see Note [Points]. Older calls are done."""
 
         def back(points: set[int]) -> set[int]:
             return {index - calls for index in points if index >= 0}

@@ -1,4 +1,4 @@
-"""Where a program keeps its tensors: what it moves between the GPU and the host within a step.
+"""Copies between GPU and host within a step.
 
 Note [What is moved]: a capture takes everything for a GPU's. What the program itself sends to the
 host (`x.cpu()`, `x.to("cpu")`, `module.cpu()`) is on the host from then on, with what is computed
@@ -21,26 +21,28 @@ from torchtraceap.lab.prediction.capture.calls import Move
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["AskedMove", "asked_move", "is_made_of_numbers", "move_module", "moved"]
+__all__ = ["RequestedMove", "is_constructor", "move_module", "move_tensor", "requested_move"]
 
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 
 
 @dataclass(frozen=True, slots=True)
-class AskedMove:
-    """Where a call wants a tensor to be."""
+class RequestedMove:
+    """The device that a call asks for."""
 
     device: Any
     non_blocking: bool
 
 
-def asked_move(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AskedMove | None:
-    """What a call says of a device; None where it names none."""
+def requested_move(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> RequestedMove | None:
+    """Return the device that a call names; None if it names none."""
     if func is torch.Tensor.cpu:
-        return AskedMove("cpu", False)
+        return RequestedMove("cpu", False)
     if func is torch.Tensor.cuda:
         behind = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-        return AskedMove("cuda", bool(behind))
+        return RequestedMove("cuda", bool(behind))
     if func is not torch.Tensor.to:
         return None
     device = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
@@ -48,26 +50,28 @@ def asked_move(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
         return None
     place = 2 if isinstance(device, torch.Tensor) else 3
     behind = kwargs.get("non_blocking", args[place] if len(args) > place else False)
-    return AskedMove(device, bool(behind))
+    return RequestedMove(device, bool(behind))
 
 
-def is_made_of_numbers(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call makes a tensor of what Python holds."""
+def is_constructor(func: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether a call makes a tensor from Python values."""
     return func in _MADE_OF_NUMBERS and bool(args) and not isinstance(args[0], torch.Tensor)
 
 
-def moved(recorder: Recorder, tensor: torch.Tensor, to_gpu: bool, asked: AskedMove) -> torch.Tensor:
-    """The tensor on the other side, and the copy written down; its gradient goes the way back."""
+def move_tensor(
+    recorder: Recorder, tensor: torch.Tensor, to_gpu: bool, requested: RequestedMove
+) -> torch.Tensor:
+    """Return the tensor on the other side and record the copy; its gradient is copied back."""
     if tensor.requires_grad and torch.is_grad_enabled():
-        found: torch.Tensor = ToCopy.apply(tensor, recorder, to_gpu, asked)
+        found: torch.Tensor = ToCopy.apply(tensor, recorder, to_gpu, requested)
         return found
-    return _copied(recorder, tensor, to_gpu, asked)
+    return _copy(recorder, tensor, to_gpu, requested)
 
 
 def move_module(
     recorder: Recorder, module: torch.nn.Module, to_gpu: bool, *, non_blocking: bool
 ) -> None:
-    """Parameters and buffers that are on the other side, moved: each is a copy.
+    """Move parameters and buffers that are on the other side, with one copy each.
 
     torch would exchange a parameter's object for one without values, which it can't where somebody
     holds on to it; so each stays the object that it is.
@@ -80,28 +84,28 @@ def move_module(
 
 
 class ToCopy(torch.autograd.Function):
-    """A move that gradients go back through, under the name that autograd's own node has."""
+    """A differentiable copy whose node has the name of autograd's own."""
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: torch.Tensor, recorder: Recorder, to_gpu: bool, asked: AskedMove
+        ctx: Any, tensor: torch.Tensor, recorder: Recorder, to_gpu: bool, requested: RequestedMove
     ) -> torch.Tensor:
-        ctx.moved = recorder, to_gpu, asked
-        return _copied(recorder, tensor, to_gpu, asked)
+        ctx.moved = recorder, to_gpu, requested
+        return _copy(recorder, tensor, to_gpu, requested)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        recorder, to_gpu, asked = ctx.moved
+        recorder, to_gpu, requested = ctx.moved
         if recorder.is_kept_on_host(gradient) == to_gpu:  # it is there already
             return gradient, None, None, None
-        return _copied(recorder, gradient, not to_gpu, asked), None, None, None
+        return _copy(recorder, gradient, not to_gpu, requested), None, None, None
 
 
-def _copied(
-    recorder: Recorder, tensor: torch.Tensor, to_gpu: bool, asked: AskedMove
+def _copy(
+    recorder: Recorder, tensor: torch.Tensor, to_gpu: bool, requested: RequestedMove
 ) -> torch.Tensor:
     with recorder.paused():
         made = tensor.detach().clone()
     pinned = recorder.is_pinned(tensor)
-    recorder.write_move(tensor, made, Move(to_gpu, pinned, asked.non_blocking))
+    recorder.write_move(tensor, made, Move(to_gpu, pinned, requested.non_blocking))
     return made

@@ -1,4 +1,4 @@
-"""The step of an optimiser as a GPU runs it, from the one that a CPU ran.
+"""Reconstructs the step of an optimizer on a GPU from one on a CPU.
 
 On a CPU torch's optimisers go from parameter to parameter, on a GPU they update many tensors at
 once, unless told otherwise. Which options an optimiser had is told from the operators that it
@@ -22,7 +22,7 @@ from torchtraceap.lab.prediction.capture.recorder import Recorder
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["recorded_update"]
+__all__ = ["gpu_update"]
 
 # Options that change which operators are called, and the values that are tried.
 _OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -39,14 +39,14 @@ _OPTIONS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """Options of an optimiser, and what it calls for one parameter."""
+    """Options of an optimizer and the operators it calls for one parameter."""
 
     options: tuple[tuple[str, Any], ...]
     names: tuple[str, ...]
 
 
-def recorded_update(annotation: str, recorded: Sequence[RecordedCall]) -> list[Call] | None:
-    """The calls of a GPU's step of an optimiser.
+def gpu_update(annotation: str, recorded: Sequence[RecordedCall]) -> list[Call] | None:
+    """Return the calls of an optimizer step on a GPU.
 
     Args:
         annotation: As the profiler writes it, `Optimizer.step#AdamW.step`.
@@ -65,21 +65,21 @@ def recorded_update(annotation: str, recorded: Sequence[RecordedCall]) -> list[C
     groups = _groups(computing, _settings(kind))
     if groups is None:
         return None
-    return _later_step(make, [_group(dict(s.options), shapes) for s, shapes in groups.items()])
+    return _steady_update(make, [_group(dict(s.options), shapes) for s, shapes in groups.items()])
 
 
 def _computes(call: RecordedCall) -> bool:
-    """It works on a parameter: what counts steps has no axes."""
+    """Return whether a call works on a parameter; step counters have no axes."""
     sizes = [dims for dims, text in zip(call.dims, call.types, strict=True) if text]
     return any(sizes) and not call.name.endswith(("::empty", "::empty_like", "::detach", "::view"))
 
 
 _Groups = dict[_Setting, list[tuple[tuple[int, ...], str]]]
-"""Shapes and types of the parameters by setting."""
+"""Shapes and types of parameters by setting."""
 
 
 def _groups(computing: Sequence[RecordedCall], settings: Sequence[_Setting]) -> _Groups | None:
-    """Takes the calls apart into those of one parameter each."""
+    """Split the calls into those of one parameter each."""
     found: _Groups = {}
     place, names = 0, [call.name for call in computing]
     while place < len(names):
@@ -97,7 +97,7 @@ def _groups(computing: Sequence[RecordedCall], settings: Sequence[_Setting]) -> 
 
 @lru_cache(maxsize=32)
 def _settings(kind: str) -> tuple[_Setting, ...]:
-    """Settings that call different operators, those that call more first."""
+    """Return settings that call different operators, longest first."""
     import inspect
 
     import torch
@@ -108,16 +108,16 @@ def _settings(kind: str) -> tuple[_Setting, ...]:
     found: dict[tuple[str, ...], _Setting] = {}
     for values in product(*options.values()):
         given = dict(zip(options, values, strict=True))
-        names = _called(make, given)
+        names = _called_names(make, given)
         if names:
             found.setdefault(names, _Setting(tuple(given.items()), names))
     return tuple(sorted(found.values(), key=lambda setting: -len(setting.names)))
 
 
-def _called(make: Any, options: dict[str, Any]) -> tuple[str, ...]:
-    """Operators of an update of one parameter in a later step."""
+def _called_names(make: Any, options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the operators that update one parameter in a later step."""
     try:
-        calls = _later_step(make, [_group(options, [((2,), "float")])], foreach=False)
+        calls = _steady_update(make, [_group(options, [((2,), "float")])], foreach=False)
     except (TypeError, ValueError, RuntimeError):  # options that exclude each other
         return ()
     return tuple(
@@ -125,8 +125,8 @@ def _called(make: Any, options: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _later_step(make: Any, groups: list[dict[str, Any]], **options: Any) -> list[Call]:
-    """What an optimiser calls once it has its state."""
+def _steady_update(make: Any, groups: list[dict[str, Any]], **options: Any) -> list[Call]:
+    """Return the calls of an optimizer step once its state exists."""
     from torchtraceap.lab.prediction.capture.values import ValuesMode
 
     with ValuesMode() as values:

@@ -1,4 +1,4 @@
-"""Small tensors with values, large ones without.
+"""Computes small tensors and keeps only the shapes of large ones.
 
 Note [Which tensors have values]: parameters and what is computed of them has a shape alone, so that
 a model of any size is captured in seconds on a laptop. Small tensors, such as masks, positions and
@@ -28,10 +28,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchtraceap.lab.prediction.capture.bounds import is_usual, most_that_comes_out
+from torchtraceap.lab.prediction.capture.bounds import is_typical, largest_output
 from torchtraceap.lab.prediction.capture.calls import CaptureError
-from torchtraceap.lab.prediction.capture.modes import PlainMode, asked_device, is_distributed
-from torchtraceap.lab.prediction.capture.source_lines import frame_of_program, place_of
+from torchtraceap.lab.prediction.capture.modes import PlainMode, is_distributed, reported_device
+from torchtraceap.lab.prediction.capture.source_lines import format_location, program_frame
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
@@ -39,38 +39,39 @@ if TYPE_CHECKING:
 __all__ = ["MOST_ELEMENTS", "ValuesMode"]
 
 MOST_ELEMENTS = 1 << 16
-"""A tensor with more has no values."""
+"""Largest number of elements of a tensor with values."""
 
 
 class _FakeMode(FakeTensorMode):
     def __deepcopy__(self, memo: dict[int, Any]) -> _FakeMode:
-        """Tensors refer to their mode, and a copy of one belongs to the same."""
+        """Return the mode itself, since copied tensors belong to the same mode."""
         return self
 
 
 class ValuesMode(PlainMode):
-    """What is called within computes on small tensors, and on others gives shapes."""
+    """A mode that computes small tensors and only infers the shapes of others."""
 
     def __init__(self, *, computed: bool = False) -> None:
-        """Args:
-        computed: Everything has values, however large.
+        """Create the mode.
+
+        computed: Compute every tensor, however large.
         """
         super().__init__()
         self.recorder: Recorder | None = None
-        """While a step is recorded."""
+        """Recorder of the current step."""
         self.assumed: dict[str, None] = {}
-        """What decides on what the program does and was not known, with its place; in order."""
+        """Unknown values that decide what the program does, with their location, in order."""
         self.notes: dict[str, None] = {}
-        """What a person should know of how it was run; in order."""
+        """Notes for a person on how the step was run, in order."""
         self._computed = computed
         self._blank = False
         self._asked: dict[tuple[Any, int], int] = {}
-        """How often a condition was asked, by place."""
+        """Number of times a condition was read, by location."""
         self.fake = _FakeMode(allow_non_fake_inputs=True)
 
     @contextmanager
     def blank(self) -> Iterator[None]:
-        """What is made within has no values, small or not."""
+        """Create tensors without values within the context, however small."""
         before, self._blank = self._blank, True
         try:
             yield
@@ -79,8 +80,10 @@ class ValuesMode(PlainMode):
 
     @contextmanager
     def without_parameters(self, model: torch.nn.Module) -> Iterator[None]:
-        """Within, parameters have no values, however small; they stay the objects that they are,
-        whoever holds them, and get back what they held."""
+        """Remove the values of parameters within the context.
+
+        Parameters stay the same objects and get their values back.
+        """
         swapped: list[tuple[weakref.ref[torch.nn.Parameter], torch.nn.Parameter]] = []
         replaced: list[tuple[torch.nn.Parameter, torch.nn.Parameter]] = []
         for parameter in {id(each): each for each in model.parameters()}.values():
@@ -89,7 +92,7 @@ class ValuesMode(PlainMode):
             plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
             other = torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
             # Large ones were there before, and who knows what follows them.
-            if parameter.numel() <= MOST_ELEMENTS and self._swaps(parameter, other):
+            if parameter.numel() <= MOST_ELEMENTS and self._swap(parameter, other):
                 swapped.append((weakref.ref(parameter), other))  # who shards a model frees them
             else:
                 replaced.append((parameter, other))
@@ -103,11 +106,10 @@ class ValuesMode(PlainMode):
                 left = follows()
                 del follows  # torch does not exchange what somebody follows
                 if left is not None:
-                    self._swaps(left, other)
+                    self._swap(left, other)
 
-    def _swaps(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> bool:
-        """Makes one what the other was, and the other way round; False where torch can't, as
-        somebody follows the object's life."""
+    def _swap(self, one: torch.nn.Parameter, other: torch.nn.Parameter) -> bool:
+        """Swap two parameters; return False if torch can't because of weak references."""
         self._forget_tensors()
         try:
             torch.utils.swap_tensors(one, other)
@@ -116,7 +118,7 @@ class ValuesMode(PlainMode):
         return True
 
     def _forget_tensors(self) -> None:
-        """Modules that change their type swap tensors, which must not be known elsewhere."""
+        """Forget known tensors, since modules that change their type swap them."""
         converter = self.fake.fake_tensor_converter.meta_converter
         converter.tensor_memo.clear()
         converter.describer.lookup_tensor.clear()
@@ -128,18 +130,19 @@ class ValuesMode(PlainMode):
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return asked_device(args[0])
+            return reported_device(args[0])
         if self._computed and not self._blank:
             return func(*args, **kwargs)
         args = tree_map(self._convertible, args)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
-        if has_values and (_writes(func) or not self._is_large(func, args, kwargs)):
+        if has_values and (_is_in_place(func) or not self._is_large(func, args, kwargs)):
             return func(*args, **kwargs)
         return self._without_values(func, args, kwargs)
 
     def _convertible(self, value: Any) -> Any:
-        """A view of reals as complex numbers can't be followed to what it is a view of."""
+        """Return a copy without values for a complex view of real numbers, which can't be
+        traced."""
         if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
             return value
         if not value.is_complex() or not value._is_view():
@@ -159,39 +162,39 @@ class ValuesMode(PlainMode):
                 raise CaptureError(f"{func} needs values that are not there") from None
             return self._read(args[0].dtype)
         except DynamicOutputShapeException as error:
-            return self._as_many_as_can_be(func, args, kwargs, error)
+            return self._upper_bound(func, args, kwargs, error)
         finally:
             self._forget_tensors()
 
-    def _as_many_as_can_be(
+    def _upper_bound(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
     ) -> Any:
-        """See Note [What is assumed]."""
+        """Return the largest output; see Note [What is assumed]."""
         with self.fake:
-            made = most_that_comes_out(func, args, kwargs)
+            made = largest_output(func, args, kwargs)
         if made is None:
             raise CaptureError(f"the shape of what {func} gives depends on values") from error
-        if not is_usual(func, args):
+        if not is_typical(func, args):
             self._assume(f"how much {func} gives")
         return made
 
     def _assume(self, what: str) -> None:
-        place = place_of(frame_of_program())
+        place = format_location(program_frame())
         self.assumed[f"{what} at {place}" if place else what] = None
 
     def note(self, text: str) -> None:
-        """Something is not as in the program."""
+        """Note a difference from the program."""
         self.notes[text] = None
 
-    def read_as_a_whole(self, tensor: torch.Tensor) -> None:
-        """The host copies a tensor without values, as a list or an array."""
+    def read_tensor(self, tensor: torch.Tensor) -> None:
+        """Record that the host reads a whole tensor without values."""
         if self.recorder is not None:
             self._read(tensor.dtype)
             self.recorder.write("aten::_local_scalar_dense", "default", {"self": tensor}, ())
 
     def _read(self, dtype: torch.dtype) -> bool | int | float | complex:
-        """What the host reads of a tensor without values, see Note [What is assumed]. A check in a
-        constructor finds nothing amiss."""
+        """Return a value for the host; see Note [What is assumed]. Checks in constructors
+        succeed."""
         if self.recorder is None:
             return False if dtype is torch.bool else 1
         self.recorder.note(
@@ -199,26 +202,26 @@ class ValuesMode(PlainMode):
         )
         if dtype is torch.bool:
             self._assume("a condition")
-            return self._holds()
+            return self._condition()
         if not dtype.is_floating_point:
             self._assume("a whole number")
         return 1
 
-    def _holds(self) -> bool:
-        """Whether a condition does; in a loop it changes."""
-        frame = frame_of_program()
+    def _condition(self) -> bool:
+        """Return a condition, which changes in a loop."""
+        frame = program_frame()
         if frame is None:
             return True
         place = frame.f_code, frame.f_lasti
         asked = self._asked[place] = self._asked.get(place, 0) + 1
         if asked > _MOST_ASKED:
             raise CaptureError(
-                f"how often the loop at {place_of(frame)} goes round depends on values"
+                f"how often the loop at {format_location(frame)} goes round depends on values"
             )
         return (asked - 1) // _ROUNDS % 2 == 0
 
     def _is_large(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether something that comes out has too many elements for values."""
+        """Return whether an output has too many elements for values."""
         if func.is_view:
             return False
         try:
@@ -231,15 +234,17 @@ class ValuesMode(PlainMode):
 
 
 _ROUNDS = 64
-"""A condition that is asked so often in one place changes: more than models have layers that ask
-it, so that only loops that wait for it are told otherwise."""
+"""Reads of a condition in one place before it changes.
+
+The number exceeds the layers of models, so that only waiting loops are affected.
+"""
 _MOST_ASKED = 4096
 
 
 def _replace(
     model: torch.nn.Module, pairs: list[tuple[torch.nn.Parameter, torch.nn.Parameter]]
 ) -> None:
-    """Modules that have the first of a pair get the second."""
+    """Replace parameters in modules."""
     instead = {id(one): other for one, other in pairs}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
@@ -247,7 +252,7 @@ def _replace(
                 setattr(module, name, instead[id(parameter)])
 
 
-def _writes(func: Any) -> bool:
+def _is_in_place(func: Any) -> bool:
     return any(
         argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments
     )

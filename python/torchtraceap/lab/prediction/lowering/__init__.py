@@ -1,4 +1,4 @@
-"""From the operators of a capture to what a GPU would do for them."""
+"""Lowers the operators of a capture to GPU work and host times."""
 
 from torchtraceap.lab.prediction.lowering.durations import op_call, op_times
 from torchtraceap.lab.prediction.lowering.kernels import kernels_of

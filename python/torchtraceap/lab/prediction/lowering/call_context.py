@@ -1,4 +1,5 @@
-"""What of a call its host times depend on: its name, the one before, and what lies between."""
+"""The context that determines the host time of a call: its name, its predecessor, what lies
+between."""
 
 from __future__ import annotations
 
@@ -9,39 +10,49 @@ from dataclasses import dataclass, replace
 from torchtraceap.lab.prediction.capture.calls import Call, Phase
 from torchtraceap.ops.models.families import family_of
 
-__all__ = ["BEGIN", "UNKNOWN_CROSSING", "Situation", "crossing", "is_by_tensors", "situations"]
+__all__ = [
+    "BEGIN",
+    "UNKNOWN_CROSSING",
+    "CallContext",
+    "call_contexts",
+    "crossing",
+    "is_multi_tensor",
+]
 
 UNKNOWN_CROSSING = "modules ?"
 BEGIN = "begin"
 _NOTHING_BETWEEN = ("", "modules 0", UNKNOWN_CROSSING, "same node")
 _FEW_TENSORS, _MANY_TENSORS = 20, 100
-"""Of a foreach operator: as many as take as long as all else in it, and those of a mean."""
+"""Numbers of tensors of a foreach operator: the fixed cost, and the number at the mean."""
 _FOREACH = re.compile(r"::_foreach_")
-_BY_TENSORS = re.compile(r"::_(foreach|fused)_|::_amp_foreach")
+_MULTI_TENSOR = re.compile(r"::_(foreach|fused)_|::_amp_foreach")
 _MOST_MODULES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """A call and what comes before it."""
+class CallContext:
+    """A call and what precedes it."""
 
     name: str
     last: str
-    """Name of the call before; empty for the first."""
+    """Name of the previous call; empty for the first."""
     phase: Phase
     crossing: str
-    """As `crossing` gives it."""
+    """Boundary crossed before the call, see `crossing`."""
     tensors: int = 0
-    """Of a foreach or fused operator: how many it updates."""
+    """Number of tensors that a foreach or fused operator updates."""
 
     @property
-    def of_one(self) -> Situation:
-        """Of a foreach operator the one that does the same to one tensor."""
+    def single_tensor(self) -> CallContext:
+        """The single-tensor variant of a foreach operator."""
         return replace(self, name=_FOREACH.sub("::", self.name), tensors=0)
 
     def scale(self, quantity: str) -> float:
-        """What a foreach operator's time is multiplied with: loops over its tensors, in Python
-        before the first one of an optimiser, inside each before it launches anything."""
+        """Return the factor for the number of tensors of a foreach operator.
+
+        Loops run in Python before an optimizer's first operator, and in C++ before the first
+        launch.
+        """
         in_loop = quantity == "to_launch" or (quantity == "before" and self.crossing == BEGIN)
         if not self.tensors or not in_loop:
             return 1.0
@@ -49,12 +60,12 @@ class Situation:
 
     @property
     def is_in_loop(self) -> bool:
-        """Over parameters, or values that the host reads: gaps are shorter than others."""
+        """True in loops over parameters or read values, which have shorter gaps."""
         loops = self.phase is Phase.OPTIMIZER or self.name == "aten::_local_scalar_dense"
         return loops and self.name == self.last and self.crossing in _NOTHING_BETWEEN
 
     def classes(self, quantity: str) -> tuple[str, ...]:
-        """Classes that one of its times belongs to (`host.QUANTITIES`), the widest first."""
+        """Return the classes of one of its times (`host.QUANTITIES`), widest first."""
         if quantity != "before":
             return "", family_of(self.name), self.name
         if self.is_in_loop:
@@ -72,7 +83,7 @@ def crossing(
     is_same_node: bool,
     is_same_phase: bool,
 ) -> str:
-    """What lies between two calls: how many modules were left and entered, or an autograd node.
+    """Return the boundary between two calls: modules left and entered, or an autograd node.
 
     Args:
         phase: Of the second call.
@@ -102,8 +113,8 @@ def crossing(
     return f"modules {min(len(left) + len(entered) - 2 * shared, _MOST_MODULES)}"
 
 
-def situations(calls: Sequence[Call]) -> Iterator[Situation]:
-    """Of the calls of a capture."""
+def call_contexts(calls: Sequence[Call]) -> Iterator[CallContext]:
+    """Yield the contexts of captured calls."""
     last: Call | None = None
     knows_modules = any(call.modules for call in calls)
     for call in calls:
@@ -117,17 +128,18 @@ def situations(calls: Sequence[Call]) -> Iterator[Situation]:
             is_same_phase=last is not None and last.phase is call.phase,
         )
         name = "" if last is None else last.name
-        yield Situation(call.name, name, call.phase, between, _tensors(call))
+        yield CallContext(call.name, name, call.phase, between, _tensors(call))
         last = call
 
 
 def _tensors(call: Call) -> int:
-    if not is_by_tensors(call.name):
+    if not is_multi_tensor(call.name):
         return 0
     first = next(iter(call.inputs.values()), ())
     return len(first) if isinstance(first, tuple) else 0
 
 
-def is_by_tensors(name: str) -> bool:
-    """A foreach or fused operator: its host time grows with its tensors."""
-    return _BY_TENSORS.search(name) is not None
+def is_multi_tensor(name: str) -> bool:
+    """Return whether an operator is foreach or fused, so that its host time grows with its
+    tensors."""
+    return _MULTI_TENSOR.search(name) is not None

@@ -1,4 +1,4 @@
-"""Collectives as kernels: their names, and how long the transfer takes."""
+"""Kernels and durations of collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["GPUS_PER_NODE", "NETWORK", "collective_time", "collective_work"]
 GPUS_PER_NODE = 8
 _LATENCY_NS = 20_000.0
 NETWORK = 25e9
-"""byte/s of each GPU's share of a network where nothing is measured: 200 Gbit/s."""
+"""Default network bandwidth of each GPU, byte/s: 200 Gbit/s."""
 _SPREAD = 3.0
 _REDUCING = {"all_reduce": "AllReduce_Sum", "reduce_scatter": "ReduceScatter_Sum"}
 _MOVING = {
@@ -33,7 +33,7 @@ _CHANNELS = 24
 def collective_time(
     collective: Collective, device: Device, calibration: Calibration | None = None
 ) -> OpTime:
-    """Of the transfer, once all ranks have begun."""
+    """Return the time of the transfer once all ranks have begun."""
     ranks = max(2, len(collective.group)) if collective.peer is None else 2
     size = collective_bytes(collective)
     nodes = len({rank // GPUS_PER_NODE for rank in collective.group})
@@ -56,12 +56,12 @@ def collective_time(
 
 
 def collective_bytes(collective: Collective) -> int:
-    """Of the larger of a rank's input and output."""
+    """Return the larger size of a rank's input and output."""
     return max(collective.elements_in, collective.elements_out) * collective.dtype.size
 
 
 def collective_work(collective: Collective, time: OpTime, device: Device) -> GpuWork:
-    """The kernel of NCCL or RCCL, on the stream of its process group."""
+    """Return the kernel of NCCL or RCCL on the stream of its process group."""
     return GpuWork(
         name=_kernel_name(collective, device),
         kind=WorkKind.KERNEL,

@@ -1,4 +1,4 @@
-"""Operators that call others of ATen to do their work: which of those launch."""
+"""Rules for operators that call others of ATen."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchtraceap.lab.prediction.lowering.launching_op import (
     LaunchedCall,
     Libraries,
     Rule,
-    copied,
-    filled,
-    flat,
-    itself,
-    like,
+    contiguous_like,
+    copy_launch,
+    fill_launch,
+    flattened,
+    launch_itself,
 )
 
 __all__ = ["RULES"]
@@ -23,74 +23,73 @@ __all__ = ["RULES"]
 _MOST_LOOKUPS_AT_ONCE = 3_072
 _LONGEST_SORT_IN_BLOCK = 4_096
 _NUMBER = TensorInfo((), (), FP64, -1)
-"""As which ATen hands a number of Python to an operator of tensors."""
+"""Tensor that stands for a Python number."""
 
 
 def _copied(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
-    """What goes in is copied to what comes out."""
+    """Copy the input to the output."""
     source, made = call.tensor("self"), call.output
-    return [] if made is None else [copied(made, source)]
+    return [] if made is None else [copy_launch(made, source)]
 
 
 def _filled(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     made = call.output
-    return [] if made is None else [filled(made)]
+    return [] if made is None else [fill_launch(made)]
 
 
 def _embedding(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     weight, indices, made = call.tensor("weight"), call.tensor("indices"), call.output
     if weight is None or indices is None or made is None:
         return []
-    return [("aten::index_select", (weight, 0, flat(indices)), (made,))]
+    return [("aten::index_select", (weight, 0, flattened(indices)), (made,))]
 
 
 def _embedding_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Into zeros; many lookups are numbered to be sorted."""
+    """Add into zeros; many lookups are numbered to be sorted."""
     indices, made = call.tensor("indices"), call.output
     if made is None or indices is None:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     many = indices.elements > _MOST_LOOKUPS_AT_ONCE
     numbers = _positions(indices.elements) if many else []
-    return [filled(made), *numbers, *itself(call, libraries)]
+    return [fill_launch(made), *numbers, *launch_itself(call, libraries)]
 
 
 def _bag_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Into zeros as large as the table; a sparse gradient has for each lookup the row of its
-    bag."""
+    """Add into zeros as large as the table; a sparse gradient has a row for each lookup."""
     gradient, lookups, made = call.tensor("grad"), call.tensor("indices"), call.output
     if made is None or gradient is None or lookups is None:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     if call.inputs.get("sparse"):
-        return [("aten::index_select", (gradient, 0, flat(lookups)), (made,))]
+        return [("aten::index_select", (gradient, 0, flattened(lookups)), (made,))]
     taken = (
         "grad indices offset2bag bag_size maximum_indices num_weights scale_grad_by_freq mode "
         "per_sample_weights padding_idx"
     )
     inputs = tuple(call.inputs.get(name) for name in taken.split())
-    return [filled(made), ("aten::_embedding_bag_dense_backward", inputs, (made,))]
+    return [fill_launch(made), ("aten::_embedding_bag_dense_backward", inputs, (made,))]
 
 
 def _masked_rows(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """The rows that a sparse tensor has of a dense one."""
+    """Select the rows of a dense tensor that a sparse one has."""
     own, rows, made = call.tensor("self"), call.tensor("mask"), call.output
     if own is None or rows is None or made is None or not rows.shape:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     places = TensorInfo(rows.shape[:1], (1,), INT64, -1)
     return [("aten::index_select", (own, 0, places), (made,))]
 
 
 def _added(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """A sparse tensor, which shows as its values, is added row by row."""
+    """Add a sparse tensor, seen as its values, row by row."""
     own, other = call.tensor("self"), call.tensor("other")
     if own is None or other is None or not _has_rows_of(own, other):
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     places = TensorInfo(other.shape[:1], (1,), INT64, -1)
     inputs = (own, 0, places, other, call.inputs.get("alpha", 1))
     return [("aten::index_add_", inputs, call.outputs)]
 
 
 def _has_rows_of(own: TensorInfo, other: TensorInfo) -> bool:
-    """Numbers of rows differ, which dense tensors that are added can't."""
+    """Return whether rows are added to part of a tensor: dense operands can't differ in rows."""
     if not own.shape or len(own.shape) != len(other.shape) or own.shape[1:] != other.shape[1:]:
         return False
     return own.shape[0] != other.shape[0] and 1 not in (own.shape[0], other.shape[0])
@@ -106,19 +105,19 @@ def _masked_fill(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     if made is None:
         return []
     value = call.inputs.get("value")
-    return [copied(made, source), ("aten::masked_fill_", (made, mask, value), (made,))]
+    return [copy_launch(made, source), ("aten::masked_fill_", (made, mask, value), (made,))]
 
 
 def _part_of_zeros(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
-    """Zeros, into a part of which something is copied."""
+    """Copy into a part of zeros."""
     part, made = call.tensor("grad_output") or call.tensor("self"), call.output
     if made is None or part is None:
         return []
-    return [filled(made), copied(replace(part, storage=made.storage), part)]
+    return [fill_launch(made), copy_launch(replace(part, storage=made.storage), part)]
 
 
 def _gather_copy_in(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
-    """What a rank keeps, copied to its place among what all ranks keep."""
+    """Copy a rank's shards to their place in the gathered tensor."""
     inputs, place = call.inputs["all_gather_inputs"], call.output
     if place is None or not isinstance(inputs, tuple):
         return []
@@ -138,32 +137,35 @@ def _reversed_sub(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
 
 
 def _into_copy(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """What is changed is copied before."""
+    """Copy the tensor before it is changed."""
     source, made = call.tensor("self"), call.output
     if source is None or made is None:
-        return itself(call, libraries)
-    return [copied(made, source), *itself(call, libraries)]
+        return launch_itself(call, libraries)
+    return [copy_launch(made, source), *launch_itself(call, libraries)]
 
 
 def _put_into_copy(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     source, made = call.tensor("self"), call.output
     if source is None or made is None:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     inputs = tuple(call.inputs.values())
-    return [copied(made, source), ("aten::_index_put_impl_", (made, *inputs[1:]), (made,))]
+    return [copy_launch(made, source), ("aten::_index_put_impl_", (made, *inputs[1:]), (made,))]
 
 
 def _into_zeros(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """What is added to begins as zeros."""
-    zeros = [filled(each) for each in call.outputs if isinstance(each, TensorInfo)]
-    return [*zeros, *itself(call, libraries)]
+    """Fill the result with zeros before adding to it."""
+    zeros = [fill_launch(each) for each in call.outputs if isinstance(each, TensorInfo)]
+    return [*zeros, *launch_itself(call, libraries)]
 
 
 def _padded(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     source, made = call.tensor("self"), call.output
     if source is None or made is None:
         return []
-    return [filled(made), copied(replace(source, strides=made.strides, storage=-1), source)]
+    return [
+        fill_launch(made),
+        copy_launch(replace(source, strides=made.strides, storage=-1), source),
+    ]
 
 
 # ------------------------------------------------------------------------------------- losses
@@ -180,26 +182,26 @@ def _sum_of(each: TensorInfo) -> LaunchedCall:
 
 
 def _reduced(call: Call, each: TensorInfo) -> list[LaunchedCall]:
-    """What a loss does with its terms: 0 nothing, 1 the mean, 2 the sum."""
+    """Reduce the terms of a loss: 0 none, 1 mean, 2 sum."""
     reduction = call.inputs.get("reduction", 1)
     return [_mean_of(each)] if reduction == 1 else [_sum_of(each)] if reduction == 2 else []
 
 
 def _loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Terms by elements, then their mean or sum."""
+    """Compute the terms by element and reduce them."""
     source = call.tensor("self")
     if source is None:
-        return itself(call, libraries)
-    terms = like(source)
+        return launch_itself(call, libraries)
+    terms = contiguous_like(source)
     return [(call.name, tuple(call.inputs.values()), (terms,)), *_reduced(call, terms)]
 
 
 def _logits_loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """(1 - target) * x - log(sigmoid(x)), operator after operator."""
+    """Compute (1 - target) * x - log(sigmoid(x)), operator by operator."""
     source, target = call.tensor("self"), call.tensor("target")
     if source is None or target is None:
-        return itself(call, libraries)
-    terms = like(source)
+        return launch_itself(call, libraries)
+    terms = contiguous_like(source)
     weights = [call.tensor(name) for name in ("pos_weight", "weight")]
     return [
         ("aten::log_sigmoid_forward", (source,), (terms,)),
@@ -212,11 +214,11 @@ def _logits_loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
 
 
 def _log_of_sum(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Against overflow the greatest element is taken away first and added in the end."""
+    """Subtract the maximum against overflow and add it in the end."""
     source, made = call.tensor("self"), call.output
     if source is None or made is None:
-        return itself(call, libraries)
-    axes, terms = call.inputs.get("dim"), like(source)
+        return launch_itself(call, libraries)
+    axes, terms = call.inputs.get("dim"), contiguous_like(source)
     mask = replace(made, dtype=BOOL, storage=-1)
     return [
         ("aten::amax", (source, axes, True), (made,)),
@@ -233,21 +235,21 @@ def _log_of_sum(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
 
 
 def _sorted(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Short rows are sorted in place, with their numbers: both are copied before."""
+    """Sort short rows in place after copying values and indices."""
     source = call.tensor("self")
     if source is None or not call.outputs or not source.shape:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     if source.shape[-1] > _LONGEST_SORT_IN_BLOCK:
-        return itself(call, libraries)
-    made = like(source)
+        return launch_itself(call, libraries)
+    made = contiguous_like(source)
     order, length = replace(made, dtype=INT64), source.shape[-1]
     row = TensorInfo((length,), (1,), INT64, -1)
     spread = replace(row, shape=source.shape, strides=(0,) * (len(source.shape) - 1) + (1,))
     return [
         *_positions(length),
-        copied(order, spread),
-        copied(made, source),
-        *itself(call, libraries),
+        copy_launch(order, spread),
+        copy_launch(made, source),
+        *launch_itself(call, libraries),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Copies between host and GPU: what the GPU does, and how long they hold the host.
+"""Copies between host and GPU and how long they block the host.
 
 Note [Copies and the host]: a copy without `non_blocking` is waited for by torch, whatever its size.
 One from or to pageable memory is staged by the driver and starts behind what its stream was given:
@@ -16,29 +16,29 @@ from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.copies import estimate_copy
 
-__all__ = ["Copied", "copied_across"]
+__all__ = ["HostCopy", "host_copy"]
 
 _STAGED_BYTES = 64 * 1024
-"""Copies from pageable memory up to this size return once they are staged."""
+"""Largest copy from pageable memory that returns once it is staged."""
 _STAGED_NS = 10_000.0
 _BLOCKED_NS = 150_000.0
-"""What a blocking copy takes beside the copy itself: 80 to 230 us for 4 to 150 MB in traces of
-V100, A100, GP100, H100 and MI300X; a staged one 5 to 19 us."""
+"""Overhead of a blocking copy: 80 to 230 us for 4 to 150 MB in traces of V100, A100, GP100, H100
+and MI300X; staged ones take 5 to 19 us."""
 _PINNED_NS = 6_000.0
-"""Of a copy from pinned memory the host does no more than launch it: 4 to 10 us in traces."""
+"""Launch of a copy from pinned memory: 4 to 10 us in traces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """A copy as host and GPU do it."""
+class HostCopy:
+    """The GPU work and launch time of a copy."""
 
     work: GpuWork
     launch_ns: float
-    """What its call takes, beside waiting for what the stream was given before and for it."""
+    """Duration of the call, without waiting for earlier work and the copy."""
 
 
-def copied_across(tensor: TensorInfo, move: Move, device: Device) -> Copied:
-    """What a copy does; see Note [Copies and the host].
+def host_copy(tensor: TensorInfo, move: Move, device: Device) -> HostCopy:
+    """Return the copy between host and GPU; see Note [Copies and the host].
 
     Args:
         tensor: What is copied.
@@ -61,4 +61,4 @@ def copied_across(tensor: TensorInfo, move: Move, device: Device) -> Copied:
         bytes=size,
         host_waits=not is_left,
     )
-    return Copied(work, launch_ns)
+    return HostCopy(work, launch_ns)

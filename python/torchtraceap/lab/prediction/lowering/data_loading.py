@@ -1,4 +1,4 @@
-"""How batches come to the GPU: torch's DataLoader, and copies of the inputs from the host."""
+"""Input pipeline: torch's DataLoader and copies of the inputs to the GPU."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from math import isfinite
 from torchtraceap.core.rendering import Shown
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
-from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, Situation
-from torchtraceap.lab.prediction.lowering.copies import copied_across
+from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, CallContext
+from torchtraceap.lab.prediction.lowering.copies import host_copy
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import (
-    Around,
-    Fetch,
+    BatchFetch,
+    LoopOverhead,
     LoweredCall,
     LoweredOp,
     LoweredStep,
@@ -29,24 +29,24 @@ __all__ = ["Loading", "with_loading"]
 _MEMORY = ("pageable", "pinned")
 _FETCH = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
 _AHEAD = 2
-"""Batches that each worker of torch's loader may make ahead, unless told otherwise."""
+"""Default number of batches that each DataLoader worker prefetches."""
 _TO_GPU = "aten::_to_copy"
 
 
 @dataclass(frozen=True, slots=True)
 class Loading(Shown):
-    """How the batches of a run are made and copied to the GPU.
+    """The input pipeline of a run.
 
     Raises:
         OptionError: A time or a number of workers below 0, or no such memory.
     """
 
     memory: str = "pageable"
-    """What batches are copied from: "pageable", or "pinned" with `non_blocking`."""
+    """Memory that batches are copied from: "pageable", or "pinned" with `non_blocking`."""
     batch_ns: float = 0.0
-    """How long one process takes to make a batch."""
+    """Time in which one process makes a batch, ns."""
     workers: int = 0
-    """Processes that do; 0: the program does it itself."""
+    """Number of worker processes; 0 if the program loads itself."""
 
     def __post_init__(self) -> None:
         if self.memory not in _MEMORY:
@@ -60,7 +60,7 @@ class Loading(Shown):
 def with_loading(
     step: LoweredStep, capture: Capture, loading: Loading, host: HostModel, device: Device
 ) -> LoweredStep:
-    """A step with the loop around it: the fetch of a batch, copies of the inputs.
+    """Return a step with the loop around it: the fetch of a batch and copies of the inputs.
 
     Args:
         step: Lowered from the capture.
@@ -77,16 +77,16 @@ def with_loading(
         raise OptionError("which inputs a recorded step copies to the GPU is not known")
     uploads = _uploads(capture.inputs, loading, host, device)
     moved = tuple(_behind(call, len(uploads)) for call in step.calls)
-    return replace(step, calls=(*uploads, *moved), around=_around(capture, loading, host))
+    return replace(step, calls=(*uploads, *moved), loop=_loop_overhead(capture, loading, host))
 
 
 def _behind(lowered: LoweredCall, count: int) -> LoweredCall:
-    """A call with so many others before it in its step."""
+    """Shift the indices of a call by so many calls before it."""
     after = tuple(index + count if index >= 0 else index for index in lowered.call.after)
     return replace(lowered, call=replace(lowered.call, after=after))
 
 
-def _around(capture: Capture, loading: Loading, host: HostModel) -> Around:
+def _loop_overhead(capture: Capture, loading: Loading, host: HostModel) -> LoopOverhead:
     held = capture.storages
     trained = len(held.gradients) if held is not None else 0
     parts = step_parts(host, parameters=trained, has_loader=loading.workers > 0)
@@ -94,13 +94,13 @@ def _around(capture: Capture, loading: Loading, host: HostModel) -> Around:
     fetch = None
     if loading.workers:
         every = loading.batch_ns / loading.workers
-        fetch = Fetch(
+        fetch = BatchFetch(
             _FETCH.format("MultiProcessing"), ns["loader"], every, _AHEAD * loading.workers
         )
     elif loading.batch_ns:
-        fetch = Fetch(_FETCH.format("SingleProcess"), loading.batch_ns)
+        fetch = BatchFetch(_FETCH.format("SingleProcess"), loading.batch_ns)
     begin = ns["begin_of_step"] + ns.get("zero_grad", 0.0)
-    return Around(ns["between_steps"], begin, ns["end_of_step"], fetch)
+    return LoopOverhead(ns["between_steps"], begin, ns["end_of_step"], fetch)
 
 
 def _uploads(
@@ -108,7 +108,7 @@ def _uploads(
 ) -> list[LoweredCall]:
     sized = [tensor for tensor in inputs if tensor.elements]
     last = ["", *[_TO_GPU] * len(sized)]
-    calls = [Situation(_TO_GPU, before, Phase.FORWARD, UNKNOWN_CROSSING) for before in last[:-1]]
+    calls = [CallContext(_TO_GPU, before, Phase.FORWARD, UNKNOWN_CROSSING) for before in last[:-1]]
     times = host.times_of(calls, [1] * len(sized)).calls
     pairs = zip(sized, times, strict=True)
     return [_upload(place, *pair, loading, device) for place, pair in enumerate(pairs)]
@@ -117,8 +117,8 @@ def _uploads(
 def _upload(
     place: int, tensor: TensorInfo, time: HostTime, loading: Loading, device: Device
 ) -> LoweredCall:
-    """As a program with `non_blocking` copies it: see Note [Copies and the host]."""
-    copied = copied_across(tensor, Move(True, loading.memory == "pinned", True), device)
+    """Return a copy with `non_blocking`; see Note [Copies and the host]."""
+    copied = host_copy(tensor, Move(True, loading.memory == "pinned", True), device)
     call = Call(_TO_GPU, "default", {"self": tensor}, (tensor,), Phase.FORWARD, ())
     given = (tensor, tensor, loading.memory == "pinned")
     op = LaunchingOp("aten::copy_", given, (tensor,), Phase.FORWARD, (), place)

@@ -1,4 +1,4 @@
-"""How long the GPU work of lowered operators takes, by the models of durations/."""
+"""Durations of the GPU work of lowered operators."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from torchtraceap.ops.durations import Calibration, Estimate, op_ns
 from torchtraceap.ops.durations.estimate import the_device
 from torchtraceap.ops.models import OpCall
 
-__all__ = ["op_call", "op_times", "recorded_arguments"]
+__all__ = ["op_call", "op_times", "profiled_arguments"]
 
 _LEAST_NS = 2_500.0
-"""Of a kernel that has next to nothing to do."""
+"""Duration of a kernel with almost no work."""
 _NARROW_ELEMENT = 2
 _ASSUMED_SPREAD = 4.0
-"""Of what no model knows the time lies between a quarter and four times that of a copy of its
-tensors: nobody measured that."""
+"""Spread of operators without a model: a quarter to four times a copy of their tensors."""
 
 _ROW_ELEMENTS = 128
-"""Of a row of a table, where nothing tells it: tables of recommendation models have 32 to 256."""
+"""Elements of an embedding row of unknown size; recommendation models have 32 to 256."""
 
 
 def op_times(
@@ -35,7 +34,7 @@ def op_times(
     calibration: Calibration | None = None,
     libraries: Libraries | None = None,
 ) -> list[OpTime]:
-    """Time of each operator's GPU work, ns; how many kernels it has, and which loop, counts.
+    """Return the GPU time of each operator, ns, by its kernels and the loop that runs it.
 
     Args:
         ops: As `launching_ops` gives them.
@@ -60,7 +59,7 @@ def op_times(
 
 
 def _key(value: Value) -> Any:
-    """Equal for tensors of the same shape, strides and type."""
+    """Return a key that is equal for tensors of the same shape, strides and type."""
     if isinstance(value, TensorInfo):
         return value.shape, value.strides, value.dtype.name
     return tuple(map(_key, value)) if isinstance(value, tuple) else value
@@ -78,7 +77,7 @@ def _op_time(
     kernels = kernel_names(op, device, libraries)
     # Reckoning indices costs by the element: of wide ones it hides behind the memory.
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
-    call = OpCall(op.name, *recorded_arguments(op.inputs), kernels if narrow else ())
+    call = OpCall(op.name, *profiled_arguments(op.inputs), kernels if narrow else ())
     found = op_ns(call, device, kernels=max(1, len(kernels)), calibration=calibration)
     return (
         OpTime(_assumed(op, device, max(1, len(kernels))), False)
@@ -88,7 +87,7 @@ def _op_time(
 
 
 def _most_moved(op: LaunchingOp, tensor: TensorInfo) -> int:
-    """Elements; of tables that another library looks up by index, a row for each index."""
+    """Return the elements that are moved; tables of other libraries move one row for each index."""
     if op.name.startswith("aten::") or not _is_float(tensor):
         return tensor.elements
     indices = [each.elements for each in op.tensors if not _is_float(each)]
@@ -107,27 +106,27 @@ def _assumed(op: LaunchingOp, device: Device, kernels: int) -> Estimate:
 
 
 def op_call(op: LaunchingOp) -> OpCall:
-    """The operator as a trace would record it, types by the names that torch has for them."""
-    return OpCall(op.name, *recorded_arguments(op.inputs))
+    """Return the operator as a trace would record it."""
+    return OpCall(op.name, *profiled_arguments(op.inputs))
 
 
-def recorded_arguments(
+def profiled_arguments(
     inputs: Sequence[Value],
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """Dims, types, strides and concrete values, one each for every argument."""
-    arguments = [_recorded(value) for value in inputs]
+    """Return dims, types, strides and concrete values of the arguments."""
+    arguments = [_profiled_argument(value) for value in inputs]
     dims, types, strides, concrete = ([each[k] for each in arguments] for k in range(4))
     return dims, types, strides, concrete
 
 
-def _recorded(value: Value) -> tuple[Any, Any, Any, str]:
-    """Dims, type, strides and concrete value of one argument."""
+def _profiled_argument(value: Value) -> tuple[Any, Any, Any, str]:
+    """Return dims, type, strides and concrete value of an argument."""
     if isinstance(value, TensorInfo):
         return list(value.shape), value.dtype.name, list(value.strides), ""
     if isinstance(value, tuple):
         tensors = [each for each in value if isinstance(each, TensorInfo)]
         if tensors and len(tensors) == len(value):
-            dims, types, strides, _ = zip(*map(_recorded, tensors), strict=True)
+            dims, types, strides, _ = zip(*map(_profiled_argument, tensors), strict=True)
             return list(dims), list(types), list(strides), ""
         return [], "ScalarList", [], str(list(value))
     return [], "" if value is None else "Scalar", [], "" if value is None else str(value)

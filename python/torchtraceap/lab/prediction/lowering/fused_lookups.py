@@ -1,4 +1,4 @@
-"""Lookups of several embedding tables in one kernel: FBGEMM's operators, and how long they take.
+"""FBGEMM's fused lookups of several embedding tables and their durations.
 
 Such an operator has the weights of all tables in one tensor; how many rows and columns each has,
 and how many of its rows are looked up, stands in lists among the arguments of a captured call.
@@ -26,29 +26,29 @@ BACKWARD = MappingProxyType(
         for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam")
     }
 )
-"""By the optimiser that updates the rows."""
+"""Backward operators by the optimizer that updates the rows."""
 _WARPS_PER_MULTIPROCESSOR = 64
 
 
 @dataclass(frozen=True, slots=True)
 class FusedTable:
-    """One of the tables."""
+    """A table of a fused lookup."""
 
     rows: int
     columns: int
     lookups: float
-    """In all bags together."""
+    """Lookups in all bags."""
 
 
 def fused_tables(inputs: Sequence[Value]) -> tuple[FusedTable, ...]:
-    """Those of a captured call of one of these operators."""
+    """Return the tables of a captured lookup or update."""
     rows, columns, lookups = (_numbers(inputs, place) for place in (-3, -2, -1))
     sizes = zip(rows, columns, lookups, strict=False)
     return tuple(FusedTable(int(r), int(c), looked) for r, c, looked in sizes)
 
 
 def _numbers(inputs: Sequence[Value], place: int) -> tuple[float, ...]:
-    """One of the last three arguments."""
+    """Return the numbers in one of the last three arguments."""
     value = inputs[place] if len(inputs) >= -place else ()
     listed = value if isinstance(value, tuple) else ()
     numbers = (float(each) for each in listed if isinstance(each, (int, float)))
@@ -56,8 +56,7 @@ def _numbers(inputs: Sequence[Value], place: int) -> tuple[float, ...]:
 
 
 def lookup_estimate(op: LaunchingOp, device: Device) -> Estimate | None:
-    """Time of the GPU work of a lookup or an update of rows; None for another operator, and where
-    the device's cache is not known.
+    """Return the GPU time of a lookup or update; None for other operators or an unknown cache.
 
     All rows of a table are taken to be as likely to be looked up.
     """

@@ -1,4 +1,4 @@
-"""How long the host takes for each call of a capture, from what real traces of GPU runs recorded.
+"""Host time of each captured call, from traces of real GPU runs.
 
 Note [Classes]: each time (before a call, to its first launch, ...) has a mean for the call's name
 in its surroundings, as far as traces show it, drawn towards the mean of its family, and that
@@ -29,8 +29,8 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.lowering.call_context import (
     UNKNOWN_CROSSING,
-    Situation,
-    situations,
+    CallContext,
+    call_contexts,
 )
 from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
 from torchtraceap.lab.prediction.lowering.work import HostTime
@@ -64,22 +64,26 @@ PROFILERS: Mapping[str, tuple[float, float, float]] = MappingProxyType(
         "full": (1.9, 1.6, 1.0),
     }
 )
-"""What each of `GROUPS` takes against the profiler's default options: with stacks and shapes, with
-memory, modules and flops as well (benchmarks/prediction/profiler_factor.py, torch 2.13 on a CPU);
-without it, the middle of what others measured on GPU runs (1.1 to 1.25 times in all)."""
+"""Host times relative to the profiler's defaults, by `GROUPS`.
+
+They are measured with stacks and shapes, and with memory, modules and flops as well
+(benchmarks/prediction/profiler_factor.py, torch 2.13 on a CPU); without a profiler, the middle of
+published measurements (1.1 to 1.25 times in all).
+"""
 _OTHER_AGE = 0.2
 _UNSEEN = 1e6
-"""Variance of what was not measured."""
+"""Variance of quantities that were not measured."""
 TAIL = 1.6449
 """Standard deviations to either side that hold 90 % of a normal distribution."""
-_OF_SPREAD = 0.75
-"""Of what spreads of factors say, sums of host times have so much: for each of ten of the eleven
-machines of the table, and for all models on a machine that others calibrate, what was predicted
-without them lies within that range (benchmarks/prediction/host_times.py). The
-eleventh takes 5.6 times what is expected."""
-_OF_BOTH = 1.0
-"""Machines that are slower, and those that are faster, spread as all do: weight of that against
-one machine."""
+_SPREAD_SHARE = 0.75
+"""Share of the factors' spread that sums of host times have.
+
+With it the predictions for ten of eleven machines of the table, and for all models on a machine
+calibrated by others, lie within the range (benchmarks/prediction/host_times.py). The eleventh takes
+5.6 times the expected time.
+"""
+_COMMON_SPREAD = 1.0
+"""Weight of the common spread on both sides, in machines."""
 
 QUANTITIES = {
     "before": "gaps",
@@ -89,38 +93,38 @@ QUANTITIES = {
     "between": "calls",
     "after": "calls",
 }
-"""Each time, and the factor of a machine that it has (Note [Factors]); "alone" is the whole time of
-a call without launches."""
+"""Factor of the machine that scales each time (Note [Factors]); "alone" is a call without
+launches."""
 SCORES = np.linspace(-3.0, 3.0, 25)
-"""Places in a distribution, as deviations of a normal one."""
+"""Points of a distribution, in standard deviations."""
 _WEIGHTS = np.exp(-(SCORES**2) / 2) / np.exp(-(SCORES**2) / 2).sum()
 GROUPS = ("gaps", "calls", "launches")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine took against the means."""
+    """Factors of a machine relative to the means."""
 
     profiler: str
     """One of `PROFILERS`."""
     is_recent: bool
-    """Its GPU is, and so its processor will be; see `is_recent`."""
+    """True for a recent GPU and therefore a recent processor; see `is_recent`."""
     factors: Array
-    """float64 [3]: logarithms, by `GROUPS`."""
+    """Logarithms by `GROUPS`, float64 [3]."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartMean:
-    """A time around a step's calls, against the means of gaps between them."""
+    """Mean of a time around the calls of a step."""
 
     ns: float
     deviation: float
-    """Of its logarithm over machines."""
+    """Deviation of its logarithm over machines."""
     machines: int
 
 
 def is_recent(device: Device) -> bool:
-    """Of 2022 or later: Ada, Hopper, CDNA 3 and what came after."""
+    """Return whether a GPU is of 2022 or later: Ada, Hopper, CDNA 3 and newer."""
     first = {"nvidia": 8.9, "amd": 9.4}.get(device.vendor, np.inf)
     try:
         return float(device.architecture) >= first
@@ -130,26 +134,26 @@ def is_recent(device: Device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HostTable:
-    """Means of host times by class, ns, and how far machines and calls spread around them."""
+    """Mean host times by class, ns, and their spread over machines and calls."""
 
     means: Mapping[str, Mapping[str, float]]
-    """By quantity, then class."""
+    """Means by quantity and class."""
     crossings: Mapping[str, str]
-    """The usual crossing before a name, for calls whose modules are not known."""
+    """Usual crossing before a call whose modules are unknown, by name."""
     machines: tuple[Machine, ...]
-    """Those that the means come from."""
+    """Machines behind the means."""
     model_covariance: Array
-    """float64 [3, 3]: of the logarithms of factors over models on one machine."""
+    """Covariance of log factors over models on one machine, float64 [3, 3]."""
     residuals: Mapping[str, Array]
-    """By quantity: times of single calls over the mean of their class, at `SCORES`."""
+    """Ratios of single calls to the mean of their class, at `SCORES`, by quantity."""
     correlation: float
-    """Of one call's residual with the next one's, as normal scores."""
+    """Correlation of the residuals of neighboring calls, as normal scores."""
     parts: Mapping[str, PartMean]
-    """What surrounds a step's calls (step_parts.py)."""
+    """Times around a step's calls (step_parts.py)."""
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> HostTable:
-        """Reads the text form."""
+        """Read a table from its JSON document."""
         return cls(
             means=text["means"],
             crossings=text["crossings"],
@@ -163,11 +167,11 @@ class HostTable:
             parts={name: PartMean(**each) for name, each in text["parts"].items()},
         )
 
-    def mean(self, quantity: str, situation: Situation) -> float:
-        """Of the narrowest class that there is."""
+    def mean(self, quantity: str, situation: CallContext) -> float:
+        """Return the mean of the narrowest known class, ns."""
         if quantity == "alone" and situation.tensors:
             # Without a launch a foreach operator is a loop on the host: counts of an optimiser.
-            return situation.tensors * self.mean(quantity, situation.of_one)
+            return situation.tensors * self.mean(quantity, situation.single_tensor)
         known = self.means[quantity]
         if situation.crossing == UNKNOWN_CROSSING:
             usual = self.crossings.get(situation.name, self.crossings[""])
@@ -180,32 +184,32 @@ class HostTable:
 
 @cache
 def shipped_table() -> HostTable:
-    """That of the package."""
+    """Return the table shipped with the package."""
     return HostTable.from_json(json.loads(_DATA.read_text("utf-8")))
 
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Host times of the calls of a capture, as they are expected, and how far they may be off."""
+    """Expected host times of captured calls and their uncertainty."""
 
     calls: tuple[HostTime, ...]
-    """One per call of the capture: means, so that sums are what a step is expected to take."""
+    """Mean times of each call, whose sum is the expected time of a step."""
     low: float
-    """90 % of the cases lie between `low` and `high` times the sum: common to all calls."""
+    """Lower factor of the 90 % range, common to all calls."""
     high: float
     spread: tuple[float, ...]
-    """Per call: deviation of the logarithm of its time around the mean, from step to step."""
+    """Deviation of the logarithm of each call's time between steps."""
     source: str
-    """What they rest on, for a person."""
+    """Source of the times, for a person."""
     table: HostTable
 
     @property
     def total_ns(self) -> float:
-        """The sum over all calls, launches included."""
+        """Sum over all calls, including launches."""
         return sum(call.total_ns for call in self.calls)
 
     def sample(self, rng: np.random.Generator, *, common: float | None = None) -> HostTimes:
-        """One step as it might be: each time drawn around its mean, neighbours alike.
+        """Sample the host times of one step; neighboring calls are correlated.
 
         Args:
             rng: Where chance comes from; the same state gives the same times.
@@ -214,27 +218,28 @@ class HostTimes:
         n = len(self.calls)
         if common is None:
             common = self.common_factor(rng)
-        score = _neighbouring(rng, n, self.table.correlation)
+        score = _autocorrelated(rng, n, self.table.correlation)
         drawn = {quantity: self._ratios(quantity, score, rng) * common for quantity in QUANTITIES}
         calls = tuple(_scaled(call, drawn, place) for place, call in enumerate(self.calls))
         return replace(self, calls=calls, low=1.0, high=1.0)
 
     def common_factor(self, rng: np.random.Generator) -> float:
-        """What all times of a machine are multiplied with, drawn from `low` and `high`."""
+        """Sample the common factor of a machine from `low` and `high`."""
         at = rng.standard_normal()
         side = self.high if at > 0 else 1 / self.low
         return float(side ** (at / TAIL))
 
     def _ratios(self, quantity: str, score: Array, rng: np.random.Generator) -> Array:
-        """Of single times to their means, half of each call's chance shared by all its times."""
+        """Return ratios of single times to their means; a call's times share half of their
+        variance."""
         own = rng.standard_normal(len(score))
         at = sqrt(0.5) * score + sqrt(0.5) * own
         ratios: Array = np.interp(at, SCORES, self.table.residuals[quantity])
         return ratios
 
 
-def _neighbouring(rng: np.random.Generator, n: int, correlation: float) -> Array:
-    """Normal scores, each like the one before to that degree."""
+def _autocorrelated(rng: np.random.Generator, n: int, correlation: float) -> Array:
+    """Return autocorrelated normal scores."""
     own = rng.standard_normal(n) * sqrt(1 - correlation**2)
     scores = np.empty(n)
     last = float(rng.standard_normal())
@@ -257,18 +262,18 @@ def _scaled(time: HostTime, ratios: Mapping[str, Array], place: int) -> HostTime
 
 
 def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
-    """Logarithms of measured over expected times by `GROUPS`; NaN where nothing was measured.
+    """Return log ratios of measured to expected times by `GROUPS`; NaN if not measured.
 
     The median over classes, weighted by the time that is expected of each: a few slow places of a
     model move it little.
     """
     found = np.full(len(GROUPS), np.nan)
     for place, group in enumerate(GROUPS):
-        sums: dict[tuple[str, Situation], list[float]] = {}
+        sums: dict[tuple[str, CallContext], list[float]] = {}
         for quantity in (each for each, of in QUANTITIES.items() if of == group):
             for calls in recorded:
                 for index, value in zip(*calls.times(quantity), strict=True):
-                    situation = calls.situations[int(index)]
+                    situation = calls.call_contexts[int(index)]
                     entry = sums.setdefault((quantity, situation), [0.0, 0.0])
                     entry[0] += float(value)
                     entry[1] += table.mean(quantity, situation)
@@ -279,7 +284,7 @@ def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
 
 
 def weighted_median(values: Array, weights: Array) -> float:
-    """The value below and above which half of the weight lies."""
+    """Return the weighted median."""
     order = np.argsort(values, kind="stable")
     shares = np.cumsum(weights[order]) / weights.sum()
     place = min(int(np.searchsorted(shares, 0.5)), len(order) - 1)
@@ -288,30 +293,30 @@ def weighted_median(values: Array, weights: Array) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedMachine:
-    """What is known of a machine from others; factors by `GROUPS`, logarithms."""
+    """The expected factors of a machine, logarithms by `GROUPS`."""
 
     factors: Array
     """float64 [3]."""
     covariance: Array
     """float64 [3, 3]."""
     deviations: Array
-    """float64 [machines, 3]: of the others from `factors`."""
+    """Deviations of the machines from `factors`, float64 [machines, 3]."""
     weights: Array
-    """float64 [machines]: of these, 1 in all."""
+    """Weights of the machines, which sum to 1, float64 [machines]."""
 
     def sides(self, shares: Array) -> tuple[float, float]:
-        """Deviations of the logarithm of a sum with such shares, downwards and upwards.
+        """Return the downward and upward deviations of the logarithm of a sum with such shares.
 
         Hosts that are several times slower than the middle are as common as those that are a third
         faster: one deviation for both would allow for what no machine does.
         """
         off = self.deviations @ shares
         count = 1 / float(self.weights @ self.weights)
-        both = _OF_BOTH * float(self.weights @ off**2)
+        both = _COMMON_SPREAD * float(self.weights @ off**2)
 
         def side(chosen: Array) -> float:
             weights = count * self.weights * chosen
-            return sqrt(float(weights @ off**2 + both) / float(weights.sum() + _OF_BOTH))
+            return sqrt(float(weights @ off**2 + both) / float(weights.sum() + _COMMON_SPREAD))
 
         return side(off <= 0), side(off > 0)
 
@@ -319,7 +324,7 @@ class ExpectedMachine:
 def expected_machine(
     table: HostTable, device: Device | None = None, profiler: str | None = None
 ) -> ExpectedMachine:
-    """A machine that was not measured.
+    """Return the expected factors of a machine that was not measured.
 
     It is in the middle of the table's machines; those of another age count `_OTHER_AGE`. With a
     profiler theirs are taken off first, else they stay in, as traces are made.
@@ -383,12 +388,11 @@ class HostModel:
         self.table = shipped_table() if table is None else table
         self._expected: ExpectedMachine | None = expected_machine(self.table, device, profiler)
         self.factors, self.covariance = self._expected.factors, self._expected.covariance
-        """Logarithms of what the machine takes against the means, by `GROUPS`, and how far these
-        may be off."""
+        """Log factors of the machine by `GROUPS`, and their covariance."""
         self.source = f"{len(self.table.machines)} machines of public traces, none of them this one"
 
     def times(self, capture: Capture, launches_per_call: Sequence[int]) -> HostTimes:
-        """Host times of every call: views, and what launches nothing, included.
+        """Return the host times of every call, including views.
 
         Args:
             capture: Of a step.
@@ -404,13 +408,13 @@ class HostModel:
             )
         if any(count < 0 for count in launches_per_call):
             raise OptionError("a call can't make less than no launch")
-        found = tuple(situations(capture.calls))
+        found = tuple(call_contexts(capture.calls))
         return self.times_of(found, launches_per_call)
 
     def calibrated(
         self, recorded: Iterable[RecordedCalls], *, source: str = "", deviation: float = 0.0
     ) -> HostModel:
-        """The model of the machine that recorded these calls, under the profiler that it used.
+        """Return the model of the machine and profiler that recorded these calls.
 
         How much of what they take more or less is the machine's, and not their model's own, follows
         from how far models differ on one machine.
@@ -434,12 +438,12 @@ class HostModel:
         found.source = source or "a trace of the machine, with its profiler"
         return found
 
-    def times_of(self, calls: Sequence[Situation], launches_per_call: Sequence[int]) -> HostTimes:
-        """The same for calls of which no more is known than their situations."""
+    def times_of(self, calls: Sequence[CallContext], launches_per_call: Sequence[int]) -> HostTimes:
+        """Return host times for calls known by their contexts alone."""
         factor = dict(zip(GROUPS, np.exp(self.factors).tolist(), strict=True))
-        known: dict[tuple[str, Situation], float] = {}
+        known: dict[tuple[str, CallContext], float] = {}
 
-        def mean(quantity: str, of: Situation) -> float:
+        def mean(quantity: str, of: CallContext) -> float:
             if (quantity, of) not in known:
                 known[quantity, of] = self.table.mean(quantity, of) * factor[QUANTITIES[quantity]]
             return known[quantity, of]
@@ -458,7 +462,7 @@ class HostModel:
         return HostTimes(times, low, high, self._spread(times), self.source, self.table)
 
     def _range(self, times: Sequence[HostTime]) -> tuple[float, float]:
-        """Where 90 % of the cases lie, against the sum: by the factors' shares of it."""
+        """Return the 90 % range relative to the sum, by the factors' shares of it."""
         gaps = sum(time.before for time in times)
         launches = sum(sum(time.launches) for time in times)
         total = sum(time.total_ns for time in times)
@@ -469,11 +473,11 @@ class HostModel:
         below = above = sqrt(float(shares @ self.covariance @ shares))
         if self._expected is not None:
             below, above = self._expected.sides(shares)
-        down, up = (_OF_SPREAD * sqrt(each**2 + of_models) for each in (below, above))
+        down, up = (_SPREAD_SHARE * sqrt(each**2 + of_models) for each in (below, above))
         return exp(-TAIL * down), exp(TAIL * up)
 
     def _spread(self, times: Sequence[HostTime]) -> tuple[float, ...]:
-        """From the variances of a call's parts, as if each came on its own."""
+        """Return each call's deviation from the variances of its parts, taken as independent."""
         variance = {
             quantity: float(_WEIGHTS @ ratios**2 - (_WEIGHTS @ ratios) ** 2)
             for quantity, ratios in self.table.residuals.items()

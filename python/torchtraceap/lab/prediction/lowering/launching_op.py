@@ -1,4 +1,4 @@
-"""An operator that launches GPU work, and what rules for operators share."""
+"""An operator that launches GPU work, and helpers shared by rules."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ __all__ = [
     "LaunchingOp",
     "Libraries",
     "Rule",
-    "copied",
-    "filled",
-    "flat",
-    "itself",
+    "contiguous_like",
+    "copy_launch",
+    "fill_launch",
+    "flattened",
+    "launch_as",
+    "launch_itself",
     "libraries_of",
-    "like",
-    "named",
-    "nothing",
+    "no_launch",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What a build of torch calls."""
+    """The libraries of a build of torch."""
 
     convolution: str = "cudnn"
     """"cudnn" or "miopen"."""
     torch: tuple[int, int] = (2, 7)
-    """Its version: names of kernels and their widths change with it."""
+    """Version of torch, which changes names and widths of kernels."""
 
     @property
     def for_amd(self) -> bool:
@@ -40,7 +40,7 @@ class Libraries:
 
 
 def libraries_of(device: Device) -> Libraries:
-    """Those of a build for a device."""
+    """Return the libraries of a build for a device."""
     return Libraries("miopen" if device.vendor == "amd" else "cudnn")
 
 
@@ -50,49 +50,49 @@ class LaunchingOp:
 
     name: str
     inputs: tuple[Value, ...]
-    """By position, as far as they are known: tensors, lists of them, plain values."""
+    """Inputs by position, as far as known: tensors, lists of them, plain values."""
     outputs: tuple[Value, ...]
     phase: Phase
     modules: tuple[str, ...]
     call: int
-    """Index of the captured call that it comes from."""
+    """Index of the captured call behind it."""
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Inputs that are tensors, those of lists among them."""
+        """Tensors among the inputs, including those in lists."""
         return tuple(tensors_in(self.inputs))
 
 
 LaunchedCall: TypeAlias = tuple[str, tuple[Value, ...], tuple[Value, ...]]
-"""Name, inputs and outputs of an operator that launches."""
+"""Name, inputs and outputs of a launching operator."""
 Rule: TypeAlias = Callable[[Call, Libraries], Sequence[LaunchedCall]]
 
 
-def itself(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+def launch_itself(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return [(call.name, tuple(call.inputs.values()), call.outputs)]
 
 
-def nothing(_call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+def no_launch(_call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return []
 
 
-def named(name: str) -> Rule:
-    """The same under another name."""
+def launch_as(name: str) -> Rule:
+    """Return a rule that launches under another name."""
     return lambda call, _: [(name, tuple(call.inputs.values()), call.outputs)]
 
 
-def copied(to: TensorInfo, source: Value) -> LaunchedCall:
-    """A copy from one tensor to another."""
+def copy_launch(to: TensorInfo, source: Value) -> LaunchedCall:
+    """Return a copy from one tensor to another."""
     return "aten::copy_", (to, source, False), (to,)
 
 
-def filled(made: TensorInfo) -> LaunchedCall:
-    """A tensor that gets one value."""
+def fill_launch(made: TensorInfo) -> LaunchedCall:
+    """Return the fill of a tensor with one value."""
     return "aten::fill_", (made, None), (made,)
 
 
-def like(tensor: TensorInfo) -> TensorInfo:
-    """Another of its shape and type, row after row, in memory of its own."""
+def contiguous_like(tensor: TensorInfo) -> TensorInfo:
+    """Return a contiguous tensor of the same shape and type in new memory."""
     step, steps = 1, []
     for size in reversed(tensor.shape):
         steps.append(step)
@@ -100,6 +100,6 @@ def like(tensor: TensorInfo) -> TensorInfo:
     return replace(tensor, strides=tuple(reversed(steps)), storage=-1)
 
 
-def flat(tensor: TensorInfo) -> TensorInfo:
-    """All its elements in one dimension."""
+def flattened(tensor: TensorInfo) -> TensorInfo:
+    """Return the tensor as one dimension."""
     return replace(tensor, shape=(tensor.elements,), strides=(1,))

@@ -1,4 +1,4 @@
-"""Operators whose implementation a build of torch chooses: convolutions, batch norms, attention.
+"""Rules for operators whose implementation torch chooses: convolutions, batch norms, attention.
 
 Note [Implementations of attention]: of torch.nn.functional.scaled_dot_product_attention, in the
 order in which torch 2 asks them: flash (fp16 and bf16, no mask, up to 256 wide), memory efficient
@@ -25,8 +25,8 @@ from torchtraceap.lab.prediction.lowering.launching_op import (
     LaunchedCall,
     Libraries,
     Rule,
-    filled,
-    itself,
+    fill_launch,
+    launch_itself,
 )
 
 __all__ = ["RULES"]
@@ -38,7 +38,7 @@ _WIDEST_FLASH = 256
 
 
 def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """The library's, then the bias as one value for each channel."""
+    """Launch the library's convolution, then add the bias by channel."""
     given, weight, bias, made = (*map(call.tensor, ("input", "weight", "bias")), call.output)
     if given is None or weight is None or made is None:
         return []
@@ -67,7 +67,7 @@ def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
 
 
 def _two_dims(each: TensorInfo) -> TensorInfo:
-    """[batch, channels, length] as [batch, channels, 1, length]."""
+    """View [batch, channels, length] as [batch, channels, 1, length]."""
     shape = (*each.shape[:2], 1, *each.shape[2:])
     strides = (*each.strides[:2], each.shape[-1] * each.strides[-1], *each.strides[2:])
     return replace(each, shape=shape, strides=strides)
@@ -95,7 +95,10 @@ def _depthwise(
     around: tuple[Value, Value, Value],
     libraries: Libraries,
 ) -> Sequence[LaunchedCall]:
-    """See Note [Implementations of convolution]; nothing if the library's usual one does it."""
+    """Launch a depthwise convolution, or nothing if the library's usual one is used.
+
+    See Note [Implementations of convolution].
+    """
     stride, padding, dilation = around
     if libraries.for_amd:
         name, three = "aten::miopen_depthwise_convolution", len(given.shape) == 5
@@ -114,9 +117,9 @@ def _depthwise(
 
 
 def _convolution_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """Of input and weight in one operator, of the bias a sum."""
+    """Launch the gradients of input and weight, and a sum for the bias."""
     grad, bias = call.tensor("grad_output"), call.outputs[-1] if call.outputs else None
-    launches = itself(call, libraries)
+    launches = launch_itself(call, libraries)
     if isinstance(bias, TensorInfo) and grad is not None:
         axes = (0, *range(2, len(grad.shape)))
         launches = [*launches, ("aten::sum", (grad, axes, False, None), (bias,))]
@@ -131,23 +134,23 @@ _LEAST_EPSILON = 1e-5
 
 
 def _batch_norm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """See Note [Implementations of batch norm]."""
+    """Launch a batch norm; see Note [Implementations of batch norm]."""
     given = call.tensor("input")
     if given is None or not _library_norms(call, given, libraries):
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     names = ("weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
     inputs = (given, *(call.inputs.get(name) for name in names))
     return [(f"aten::{libraries.convolution}_batch_norm", inputs, call.outputs)]
 
 
 def _batch_norm_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """By the library that did the forward pass, if that was in training."""
+    """Launch the backward of the library that ran the forward pass in training."""
     given, grad = call.tensor("input"), call.tensor("grad_out")
     training = call.inputs.get("train") is True
     if given is None or grad is None or not training:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     if not _library_norms(call, given, libraries):
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd", "eps")
     inputs = (given, grad, *(call.inputs.get(name) for name in names))
     return [(f"aten::{libraries.convolution}_batch_norm_backward", inputs, call.outputs)]
@@ -177,10 +180,10 @@ _LSTM = 2
 
 
 def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """One layer in one direction, as the CPU is asked for it."""
+    """Launch one layer in one direction, as requested from the CPU."""
     given, weight = call.tensor("input"), call.tensor("weight1")
     if given is None or weight is None:
-        return itself(call, libraries)
+        return launch_itself(call, libraries)
     hidden = weight.shape[-1] if weight.shape else 1
     backward = call.name.endswith("_backward")
     state: tuple[Value, ...] = (None,) * (7 if backward else 3)
@@ -195,7 +198,7 @@ def _recurrent(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
 def _rnn(
     name: str, inputs: tuple[Value, ...], outputs: tuple[Value, ...], libraries: Libraries
 ) -> Sequence[LaunchedCall]:
-    """cuDNN's operator, or MIOpen's, which has no projections and makes its own memory."""
+    """Launch cuDNN's operator, or MIOpen's, which has neither projections nor a weight buffer."""
     if libraries.for_amd:
         left_out = (12,) if name.endswith("_backward") else (3, 8)
         inputs = tuple(each for at, each in enumerate(inputs) if at not in left_out)
@@ -207,7 +210,7 @@ def _rnn(
 
 
 def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
-    """See Note [Implementations of attention]."""
+    """Launch attention; see Note [Implementations of attention]."""
     query, key, value = map(call.tensor, ("query", "key", "value"))
     made = call.output
     if query is None or key is None or value is None or made is None:
@@ -228,8 +231,8 @@ def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
 
 
 def _counter(query: TensorInfo) -> LaunchedCall:
-    """Filled inside of the attention, which has begun by then."""
-    return filled(replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1))
+    """Return the fill of the counter, inside the attention operator."""
+    return fill_launch(replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1))
 
 
 def _attention_backward(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
@@ -258,7 +261,7 @@ def _takes_flash(query: TensorInfo, key: TensorInfo, mask: TensorInfo | None) ->
 
 
 def _heads_last(tensor: TensorInfo) -> TensorInfo:
-    """[batch, heads, length, width] as [batch, length, heads, width]."""
+    """View [batch, heads, length, width] as [batch, length, heads, width]."""
     if len(tensor.shape) != 4:
         return tensor
     order = (0, 2, 1, 3)

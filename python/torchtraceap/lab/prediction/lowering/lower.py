@@ -1,4 +1,4 @@
-"""A captured step as what a host and a GPU would do: operators, kernels, times."""
+"""Lowers a captured step to operators, kernels and times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import starmap
 
 from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
 from torchtraceap.lab.prediction.lowering.collectives import collective_time, collective_work
-from torchtraceap.lab.prediction.lowering.copies import copied_across
+from torchtraceap.lab.prediction.lowering.copies import host_copy
 from torchtraceap.lab.prediction.lowering.durations import op_times
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.kernels import kernels_of
@@ -29,7 +29,7 @@ def lower(
     host: HostModel | None = None,
     calibration: Calibration | None = None,
 ) -> LoweredStep:
-    """What a step would do on a GPU.
+    """Return a captured step as the host and GPU would run it.
 
     Args:
         capture: Its calls.
@@ -47,7 +47,7 @@ def lower(
         if move is not None:
             tensor = op.outputs[0]
             assert isinstance(tensor, TensorInfo)
-            copied = copied_across(tensor, move, device)
+            copied = host_copy(tensor, move, device)
             work = replace(copied.work, lane=capture.calls[op.call].stream)
             by_call[op.call].append(LoweredOp(op, (work,), OpTime(work.estimate, True)))
             held_ns[op.call] = copied.launch_ns
@@ -72,7 +72,7 @@ def lower(
 
 
 def _launches(capture: Capture) -> list[list[int]]:
-    """Calls that start collectives, those of one launch together; the last of them launches."""
+    """Group calls that start collectives by launch, which the last call makes."""
     found: dict[int, list[int]] = {}
     for index, call in enumerate(capture.calls):
         if call.collective is not None:
@@ -92,4 +92,4 @@ def _lower_collective(
     inputs = tuple(call.inputs.values())
     op = LaunchingOp("record_param_comms", inputs, call.outputs, call.phase, call.modules, index)
     work = collective_work(started[-1], time, device)
-    return LoweredOp(op, (replace(work, also=tuple(started[:-1])),), time)
+    return LoweredOp(op, (replace(work, others=tuple(started[:-1])),), time)

@@ -1,4 +1,4 @@
-"""A step that ran on a GPU, as another would do it: its own times, scaled by what models say.
+"""Lowers a step measured on one GPU to another, with its times scaled by models.
 
 What was measured holds more than any model knows of the program: what its kernels really took. So
 a call takes its measured time, times the ratio of the models' times on both devices; on the same
@@ -23,13 +23,13 @@ from torchtraceap.ops.durations.scaling import ratio_of
 __all__ = ["with_measured_times"]
 
 _REPEATS = 1.1
-"""How far the same call may be off in another run, to either side."""
+"""Ratio of the same call's times in two runs."""
 
 
 def with_measured_times(
     step: LoweredStep, recorded: Capture, measured_ns: Sequence[int], device: Device
 ) -> LoweredStep:
-    """A lowered step with times that were measured on a GPU.
+    """Return a lowered step with times measured on a GPU.
 
     Args:
         step: Of what was recorded, lowered to any GPU.
@@ -67,7 +67,7 @@ def _measured(before: Estimate, after: Estimate, ns: int) -> Estimate:
 
 
 def _with_time(op: LoweredOp, estimate: Estimate) -> LoweredOp:
-    """Its work takes the shares of it that it had."""
+    """Return the operator with a new time, split among its work as before."""
     whole = sum(work.estimate.ns for work in op.works)
     works = tuple(
         replace(work, estimate=_share(estimate, work.estimate.ns / whole)) for work in op.works

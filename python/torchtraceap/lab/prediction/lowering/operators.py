@@ -1,4 +1,4 @@
-"""Which operators launch GPU work, as Kineto would name them: the innermost ones.
+"""Selects the operators that launch GPU work, the innermost ones in Kineto's terms.
 
 Note [Innermost operators]: a call that a capture shows is often not the operator under which a
 kernel is launched: `clone` launches in `copy_`, `embedding` in `index_select`. The rules follow
@@ -15,9 +15,9 @@ from torchtraceap.lab.prediction.lowering.launching_op import (
     LaunchingOp,
     Libraries,
     Rule,
-    itself,
-    named,
-    nothing,
+    launch_as,
+    launch_itself,
+    no_launch,
 )
 
 __all__ = ["launching_ops"]
@@ -27,12 +27,12 @@ _USUAL = Libraries()
 
 
 def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[LaunchingOp, ...]:
-    """The operators of a step that launch something, in the order of the host."""
+    """Return the launching operators of a step in host order."""
     found: list[LaunchingOp] = []
     for index, call in enumerate(capture.calls):
         if call.is_view or call.on_host:
             continue
-        rule = itself if call.is_innermost else _RULES.get(call.name, itself)
+        rule = launch_itself if call.is_innermost else _RULES.get(call.name, launch_itself)
         for name, inputs, outputs in rule(call, libraries):
             if _makes_nothing(outputs):
                 continue
@@ -41,7 +41,7 @@ def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[Laun
 
 
 def _makes_nothing(outputs: tuple[Value, ...]) -> bool:
-    """For tensors without elements nothing is launched."""
+    """Return whether all outputs are empty, so that nothing is launched."""
     tensors = tuple(tensors_in(outputs))
     return bool(tensors) and not any(each.elements for each in tensors)
 
@@ -52,13 +52,13 @@ unsafe_split unsafe_chunk unsafe_split_with_sizes
 _sparse_coo_tensor_with_dims_and_tensors is_coalesced _coalesced_ _indices _values _nnz"""
 
 _RULES: dict[str, Rule] = {
-    **{f"aten::{name}": nothing for name in _SILENT.split()},
-    "profiler::_record_function_enter_new": nothing,
-    "profiler::_record_function_exit": nothing,
+    **{f"aten::{name}": no_launch for name in _SILENT.split()},
+    "profiler::_record_function_enter_new": no_launch,
+    "profiler::_record_function_exit": no_launch,
     **library_rules.RULES,
     **composed_rules.RULES,
-    "aten::index_put_": named("aten::_index_put_impl_"),
-    "aten::_unsafe_index": named("aten::index"),
-    "fsdp::split_with_sizes_copy": named("aten::split_with_sizes_copy"),
-    "fsdp::chunk_cat": named("aten::_chunk_cat"),
+    "aten::index_put_": launch_as("aten::_index_put_impl_"),
+    "aten::_unsafe_index": launch_as("aten::index"),
+    "fsdp::split_with_sizes_copy": launch_as("aten::split_with_sizes_copy"),
+    "fsdp::chunk_cat": launch_as("aten::_chunk_cat"),
 }

@@ -1,4 +1,4 @@
-"""How fast this machine's host is, measured on its processor without a GPU.
+"""Measures the host speed of this machine without a GPU.
 
 What Python, modules and the dispatcher take between operators, and operators that compute nothing,
 is the same with and without a GPU. A small model is recorded here by torch.profiler, and what its
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["PROBE_DEVIATION", "probe"]
 
 PROBE_DEVIATION = 0.25
-"""Of the logarithm: host times of GPU runs that were scaled from small twins on a CPU of another
-machine were between 0.74 and 1.47 of the measured ones, after one factor for all."""
+"""Deviation of the logarithm.
+
+Host times of GPU runs scaled from small twins on another machine's CPU were 0.74 to 1.47 times the
+measured ones, after one common factor.
+"""
 
 _LAYERS, _WIDTH, _STEPS = 8, 8, 5
 _OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -41,7 +44,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def probe(run: Callable[[], object] | None = None, *, profiler: str = "full") -> RecordedCalls:
-    """Records a few steps on this machine's CPU, for `HostModel.calibrated`.
+    """Record a few steps on this machine's CPU for `HostModel.calibrated`.
 
     Worth something where the GPU's host has a processor like this one's.
 
@@ -78,12 +81,12 @@ def probe(run: Callable[[], object] | None = None, *, profiler: str = "full") ->
         calls = recorded_calls(load(path).rank())
     if not len(calls):
         raise OptionError("the probe's step calls no operator")
-    computes = np.array([family_of(call.name) != "view" for call in calls.situations])
+    computes = np.array([family_of(call.name) != "view" for call in calls.call_contexts])
     return replace(calls, to_launch=np.where(computes, np.nan, calls.to_launch))
 
 
 def _small_transformer() -> Callable[[], object]:
-    """Layers of attention and products, in modules as public models have them."""
+    """Return a step of a small transformer encoder."""
     import torch
     from torch import nn
 

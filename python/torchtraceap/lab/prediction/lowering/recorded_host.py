@@ -1,4 +1,4 @@
-"""Host times of the operators that a trace recorded, in the terms of a capture.
+"""Host times of recorded operators in the terms of a capture.
 
 Note [Calls of a trace]: a capture writes down what reaches the dispatcher below autograd. In a
 trace that is the outermost operator that torch does not take apart above it: in `aten::linear` >
@@ -30,18 +30,18 @@ from torchtraceap.core.codes import (
     EventKind,
 )
 from torchtraceap.lab.prediction.capture.calls import Phase
-from torchtraceap.lab.prediction.lowering.call_context import Situation, crossing, is_by_tensors
+from torchtraceap.lab.prediction.lowering.call_context import CallContext, crossing, is_multi_tensor
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["RecordedCalls", "call_name", "recorded_calls"]
 
 _WAITS = np.concatenate([SYNCHRONISATIONS, COPY_CALLS, ALLOCATOR_CALLS, [ApiClass.CODE_LOADING]])
 _MOST_COPY_NS = 15_000
-"""A copy or synchronisation that need not wait takes about as long."""
+"""Longest copy or synchronization that doesn't wait."""
 _MOST_LAUNCH = 10.0
-"""A launch that takes so many times the median waits for room in the queue."""
+"""Multiple of the median beyond which a launch waits for room in the queue."""
 _OUTSIDE_NS = 1_000_000
-"""Nothing recorded for so long is no work between two operators of a model."""
+"""Gap beyond which time belongs to no operator."""
 
 _WRAPPER_NAMES = """
     __and__ __iand__ __ior__ __or__ __xor__ _batch_norm_impl_index _fused_rms_norm
@@ -70,7 +70,7 @@ _WRAPPER_NAMES = """
     vstack
 """
 _WRAPPERS = frozenset(f"aten::{name}" for name in _WRAPPER_NAMES.split())
-"""Operators that torch takes apart above autograd (CompositeImplicitAutograd)."""
+"""Composite operators above autograd (CompositeImplicitAutograd)."""
 _MODULE = "nn.Module: "
 _NODE = re.compile(r"^(?!autograd::engine).*(Backward\d*$|AccumulateGrad|CppNode<)")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -95,7 +95,7 @@ _PHASES = {
 
 
 def call_name(name: str) -> str | None:
-    """What a capture would call an operator of a trace; None for what is no call."""
+    """Return the name that a capture gives an operator of a trace; None if it is no call."""
     if "::" not in name or name in _WRAPPERS or name.startswith(_NO_OPERATORS):
         return None
     space, _, own = name.partition("::")
@@ -104,30 +104,31 @@ def call_name(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCalls:
-    """Calls in the order of the host; lists have one entry per call, times are active ns."""
+    """Calls in host order with their active times, ns; lists have one entry per call."""
 
     rows: Array
-    """int64: rows of the trace."""
-    situations: tuple[Situation, ...]
+    """Rows of the trace, int64."""
+    call_contexts: tuple[CallContext, ...]
     before: Array
-    """float64: NaN for the first, behind a pause, or where threads ran at the same time."""
+    """Time before each call, float64; NaN for the first, after a pause, or with concurrent
+    threads."""
     to_launch: Array
-    """float64: NaN where it is not to be used."""
+    """Time to the first launch, float64; NaN if unusable."""
     launches: tuple[tuple[float, ...], ...]
     between: Array
-    """float64: mean from one launch to the next; 0 with less than two."""
+    """Mean time between launches, float64; 0 with fewer than two."""
     after: Array
 
     def __len__(self) -> int:
-        return len(self.situations)
+        return len(self.call_contexts)
 
     @property
     def counts(self) -> Array:
-        """int64: how many launches each makes."""
+        """Number of launches of each call, int64."""
         return np.array(list(map(len, self.launches)), dtype=np.int64)
 
     def times(self, quantity: str) -> tuple[Array, Array]:
-        """Calls that have one of the times of `host.QUANTITIES`, and how long it is.
+        """Return the calls with a time of `host.QUANTITIES`, and that time.
 
         Of launches, and from one to the next, the mean over the call.
         """
@@ -147,7 +148,7 @@ class RecordedCalls:
 
     @property
     def total_ns(self) -> float:
-        """Of all calls, as far as their times are known."""
+        """Sum over all calls of the known times."""
         inside = (
             np.nan_to_num(self.to_launch)
             + self.between * np.maximum(self.counts - 1, 0)
@@ -157,7 +158,7 @@ class RecordedCalls:
 
 
 def recorded_calls(part: RankTrace) -> RecordedCalls:
-    """What a rank's trace tells of the host times of its model's calls.
+    """Return the host times of a rank's model calls.
 
     Kept is what is inside of a module (if any were recorded), an autograd node or the optimiser,
     and inside of a step (if there are any).
@@ -181,7 +182,7 @@ def recorded_calls(part: RankTrace) -> RecordedCalls:
     phases = tuple(_PHASES[_core.Phase(phase)] for phase in tree.phase[rows].tolist())
     names = [call_name(texts[code]) or "" for code in table.name[rows].tolist()]
     crossings, tensors = _crossings(part, rows, phases), _tensors(part, rows, names)
-    found = list(map(Situation, names, ["", *names[:-1]], phases, crossings, tensors))
+    found = list(map(CallContext, names, ["", *names[:-1]], phases, crossings, tensors))
     kept = np.flatnonzero(_in_model(part, rows, phases) & _in_steps(step))
     return RecordedCalls(
         rows[kept],
@@ -200,18 +201,20 @@ def _in_steps(step: Array) -> Array:
 
 
 def _tensors(part: RankTrace, rows: Array, names: Sequence[str]) -> list[int]:
-    """Of foreach operators: as many as the step accumulates gradients of, as traces say nothing
-    of the lengths of lists."""
+    """Return the tensors of foreach operators, taken as the parameters accumulated in a step.
+
+    Traces don't record the lengths of lists.
+    """
     table, tree = part.table, part.tree
     is_node = np.array([text == _ACCUMULATE for text in table.strings], dtype=bool)
     nodes = np.flatnonzero(is_node[table.name] & (table.kind == EventKind.CPU_OP))
     counts = np.bincount(tree.step[nodes][tree.step[nodes] != _core.NO_ROW], minlength=1)
     most = int(np.median(counts[counts > 0])) if counts.any() else len(nodes)
-    return [most if is_by_tensors(name) else 0 for name in names]
+    return [most if is_multi_tensor(name) else 0 for name in names]
 
 
 def _outermost_calls(part: RankTrace, host: Array) -> Array:
-    """Places in the host's rows."""
+    """Return positions among the host's rows."""
     table = part.table
     is_name = np.array([call_name(text) is not None for text in table.strings], dtype=bool)
     places = np.flatnonzero((table.kind[host] == EventKind.CPU_OP) & is_name[table.name[host]])
@@ -222,7 +225,7 @@ def _outermost_calls(part: RankTrace, host: Array) -> Array:
 
 
 def _wanted(part: RankTrace, rows: Array) -> Array:
-    """Those of threads that launch something or carry the steps; not what loads the input."""
+    """Mark rows on threads that launch work or run the steps, without input loading."""
     tree, table = part.tree, part.table
     launching = table.track[tree.host_rows[np.isin(tree.api[tree.host_rows], LAUNCHES)]]
     main = [] if tree.main_track is None else [tree.main_track]
@@ -232,7 +235,7 @@ def _wanted(part: RankTrace, rows: Array) -> Array:
 
 
 class _ActiveClock:
-    """See Note [Active time]: from times of the trace to active times."""
+    """Maps times of a trace to active times; see Note [Active time]."""
 
     def __init__(self, part: RankTrace, tracks: Array) -> None:
         table, tree = part.table, part.tree
@@ -254,7 +257,7 @@ class _ActiveClock:
         self._lost = np.concatenate([[0.0], np.cumsum(self._end - self._begin)])
 
     def __call__(self, ns: Array) -> Array:
-        """Active times, float64, relative to the first."""
+        """Return active times relative to the first, float64."""
         at = np.asarray(ns, dtype=np.float64)
         place = np.searchsorted(self._end, at, side="right")
         lost = self._lost[place]
@@ -269,7 +272,7 @@ class _ActiveClock:
 def _inside(
     part: RankTrace, clock: _ActiveClock, rows: Array, places: Array, begin: Array, end: Array
 ) -> tuple[Array, tuple[tuple[float, ...], ...], Array, Array]:
-    """Time to the first launch, of launches, between and after them."""
+    """Return the times to the first launch, of launches, between and after them."""
     table, tree = part.table, part.tree
     host = tree.host_rows.astype(np.int64)
     is_launch = np.isin(tree.api[host], LAUNCHES)
@@ -337,7 +340,7 @@ def _in_model(part: RankTrace, rows: Array, phases: Sequence[Phase]) -> Array:
 
 
 def _innermost(part: RankTrace, rows: Array, holds: Callable[[str], bool]) -> list[int]:
-    """The innermost row around each whose name holds; `_core.NO_ROW` where there is none."""
+    """Return the innermost matching row around each row; `_core.NO_ROW` if there is none."""
     table = part.table
     marked = np.array([holds(text) for text in table.strings], dtype=np.uint8)[table.name]
     found: list[int] = _core.innermost_marked(table, part.tree, marked)[rows].tolist()
@@ -345,7 +348,7 @@ def _innermost(part: RankTrace, rows: Array, holds: Callable[[str], bool]) -> li
 
 
 def _modules(part: RankTrace, rows: Array) -> list[tuple[str, ...]]:
-    """Classes of the modules around each; empty if none were recorded."""
+    """Return the classes of the modules around each row; empty if not recorded."""
     table, tree = part.table, part.tree
     texts, name, parent = table.strings, table.name, tree.parent
     is_module = np.array([text.startswith(_MODULE) for text in texts], dtype=bool)
@@ -371,7 +374,7 @@ def _modules(part: RankTrace, rows: Array) -> list[tuple[str, ...]]:
 
 
 def _class_of(text: str) -> str:
-    """`nn.Module: Linear_12` is a Linear."""
+    """Return the class of a module: `nn.Module: Linear_12` is a Linear."""
     name = text.removeprefix(_MODULE)
     stem, _, number = name.rpartition("_")
     return stem if stem and number.isdigit() else name

@@ -1,4 +1,4 @@
-"""Recurrent layers: the algorithm that a library takes for them, and the time of all their steps.
+"""Algorithms and durations of recurrent layers.
 
 Note [Steps of a recurrent layer]: The inputs of all steps meet their weights in one product; the
 states can't, since each is made of the one before it. cuDNN's standard algorithm, like MIOpen,
@@ -28,12 +28,12 @@ __all__ = ["RECURRENT", "Recurrent", "recurrent_of", "recurrent_time"]
 
 _RELU, _TANH, _LSTM, _GRU = range(4)
 _GATES = {_LSTM: 4, _GRU: 3}
-"""Products with a state for each step; those of plain layers are one."""
+"""Gates of each state; plain layers have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the operator has what; see `torch.ops.aten._cudnn_rnn.default._schema`."""
+    """Positions of the operator's arguments (`torch.ops.aten._cudnn_rnn.default._schema`)."""
 
     mode: int
     hidden: int
@@ -56,41 +56,45 @@ RECURRENT: Mapping[str, _Places] = MappingProxyType(
 """Operators that run whole recurrent layers."""
 
 _BARRIER_NS = 3_000.0
-"""For all blocks of a kernel to wait for each other and to read each other's states, about: no
-public measurement is at hand, and `_SPREAD` is as wide as that."""
+"""Time of a barrier over all blocks, including reading each other's states.
+
+It is an assumption without a public measurement, which `_SPREAD` covers.
+"""
 _SPREAD = 3.0
 _WIDEST_SMALL = {False: {_RELU: 384, _TANH: 384, _LSTM: 192, _GRU: 192},
                  True: {_RELU: 256, _TANH: 256, _LSTM: 128, _GRU: 128}}  # fmt: skip
-"""Hidden features up to which cuDNN's algorithm for small layers is taken; True: backward."""
+"""Largest hidden size for cuDNN's small-layer algorithm; True: backward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """One operator's layers."""
+    """The recurrent layers of one operator."""
 
     mode: int
-    """Of cudnnRNNMode_t."""
+    """Value of cudnnRNNMode_t."""
     steps: int
     batch: int
     features: int
-    """Of the input."""
+    """Features of the input."""
     hidden: int
     projected: bool
     layers: int
     directions: int
     packed: bool
-    """The sequences have lengths of their own."""
+    """True if the sequences differ in length."""
     dtype: DType
     backward: bool
 
     @property
     def gates(self) -> int:
-        """Features for each hidden one."""
+        """Gates per hidden feature."""
         return _GATES.get(self.mode, 1)
 
     def persistent(self, device: Device) -> bool:
-        """Whether one kernel walks over all steps of a layer; see Note [Steps of a recurrent
-        layer]."""
+        """Return whether one kernel runs all steps of a layer.
+
+        See Note [Steps of a recurrent layer].
+        """
         if device.vendor == "amd" or self.projected or self.packed:
             return False
         if self.dtype.name != "float64" and self.hidden <= _WIDEST_SMALL[self.backward][self.mode]:
@@ -102,7 +106,7 @@ class Recurrent:
         return single and self.hidden <= 1024 and not (self.hidden % 128 or self.features % 128)
 
     def _is_held(self, device: Device) -> bool:
-        """As measured for ATen on each generation."""
+        """Return whether the persistent kernel is used, as ATen measured for each generation."""
         major, _, minor = device.architecture.partition(".")
         batch, wide = self.batch, self.mode in (_RELU, _TANH) and self.hidden >= 896
         if major == "7":
@@ -117,7 +121,7 @@ class Recurrent:
 
 
 def recurrent_of(op: LaunchingOp) -> Recurrent | None:
-    """The layers of an operator; None for others, and where the arguments say too little."""
+    """Return the layers of an operator; None for others or unknown arguments."""
     places = RECURRENT.get(op.name)
     source = op.inputs[0] if op.inputs else None
     if places is None or not isinstance(source, TensorInfo) or len(source.shape) < 2:
@@ -153,7 +157,7 @@ def _number(op: LaunchingOp, place: int, default: int) -> int:
 def recurrent_time(
     layers: Recurrent, device: Device, calibration: Calibration | None
 ) -> Estimate | None:
-    """All GPU work of the operator; None where the device does no products of the type."""
+    """Return the GPU time of the operator; None if the device lacks such products."""
     clock = _Clock(layers, device, calibration)
     persistent = layers.persistent(device)
     walked = clock.persistent() if persistent else clock.stepped()
@@ -175,7 +179,7 @@ def recurrent_time(
 
 
 class _Clock:
-    """Times of the pieces, ns; None where nobody knows one."""
+    """Durations of the parts of a recurrent layer, ns; None if unknown."""
 
     def __init__(self, layers: Recurrent, device: Device, calibration: Calibration | None) -> None:
         self._layers, self._device, self._calibration = layers, device, calibration
@@ -184,7 +188,8 @@ class _Clock:
         self._math = layers.dtype.name if half or layers.dtype.size > 4 else of_fp32
 
     def products_of_all_steps(self, features: int) -> float | None:
-        """Of a layer and direction: the inputs', or the gradients' of inputs and both weights."""
+        """Return the products over all steps of a layer and direction, for the inputs or their
+        gradients."""
         of, gated = self._layers, self._layers.gates * self._layers.hidden
         rows = of.steps * of.batch
         if not of.backward:
@@ -197,7 +202,7 @@ class _Clock:
         return sum(each for each in found if each is not None) if None not in found else None
 
     def stepped(self) -> float | None:
-        """All steps of a layer, two kernels each."""
+        """Return all steps of a layer with two kernels each."""
         of = self._layers
         product = self._product(of.batch, of.gates * of.hidden, of.hidden)
         gates = elementwise_ns(
@@ -206,7 +211,7 @@ class _Clock:
         return None if product is None or gates is None else of.steps * (product + gates.ns)
 
     def persistent(self) -> float:
-        """All steps of a layer in one kernel, each at the chip's rate after a barrier."""
+        """Return all steps of a layer in one kernel, at the peak rate after a barrier each."""
         of = self._layers
         rate = peak_rate(self._device, dtype_label(self._math))
         flops = 2.0 * of.batch * of.gates * of.hidden * of.hidden

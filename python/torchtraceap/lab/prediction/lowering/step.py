@@ -1,4 +1,4 @@
-"""A lowered step: calls of the host with what each gives the GPU."""
+"""A lowered step: host calls and the GPU work they launch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torchtraceap.lab.prediction.capture.calls import Call
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.work import GpuWork, HostTime, OpTime
 
-__all__ = ["Around", "Fetch", "LoweredCall", "LoweredOp", "LoweredStep"]
+__all__ = ["BatchFetch", "LoopOverhead", "LoweredCall", "LoweredOp", "LoweredStep"]
 
 _WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
-"""Operators that read back what the GPU made: the host waits for it."""
+"""Operators that read GPU results back, so that the host waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class LoweredOp:
     op: LaunchingOp
     works: tuple[GpuWork, ...]
     time: OpTime
-    """Of all its work; of a collective that of the transfer."""
+    """Time of all its work; for a collective, of the transfer."""
 
     @property
     def host_waits(self) -> bool:
-        """Until its work is done."""
+        """Whether the host waits until its work is done."""
         return self.op.name in _WAITING or any(work.host_waits for work in self.works)
 
 
 @dataclass(frozen=True, slots=True)
 class LoweredCall:
-    """A call with the operators that launch for it."""
+    """A call with its launching operators."""
 
     call: Call
     ops: tuple[LoweredOp, ...]
@@ -40,32 +40,32 @@ class LoweredCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
-    """The next batch taken from torch's DataLoader."""
+class BatchFetch:
+    """The fetch of the next batch from torch's DataLoader."""
 
     name: str
-    """Of the range around it."""
+    """Name of the range around it."""
     host_ns: float
-    """What it takes if the batch is there."""
+    """Duration if the batch is ready."""
     every_ns: float = 0.0
-    """Workers deliver a batch each time; 0 without workers."""
+    """Interval between batches from the workers; 0 without workers."""
     ahead: int = 0
-    """How many batches they may have made before these are taken."""
+    """Number of prefetched batches."""
     ready: int = 1
-    """Those that are there when the first step begins."""
+    """Batches ready when the first step begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """What the host does around the calls of a step, ns."""
+class LoopOverhead:
+    """Host time around the calls of a step, ns."""
 
     between_ns: float = 20_000.0
-    """From the end of a step's range to the next one's begin."""
+    """Time between the ranges of two steps."""
     begin_ns: float = 0.0
-    """From the begin of the range, or the fetch, to the first call."""
+    """Time from the begin of the range, or the fetch, to the first call."""
     end_ns: float = 0.0
-    """From the last call to the end of the range."""
-    fetch: Fetch | None = None
+    """Time from the last call to the end of the range."""
+    fetch: BatchFetch | None = None
 
     @property
     def total_ns(self) -> float:
@@ -75,29 +75,29 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class LoweredStep:
-    """A step of one rank."""
+    """A lowered step of one rank."""
 
     calls: tuple[LoweredCall, ...]
     host_range: tuple[float, float] = (1.0, 1.0)
-    """90 of 100 machines take between these times the host times of the calls."""
+    """Range of the host times over 90 % of machines, as factors."""
 
-    around: Around = Around()
-    slower: tuple[float, float] = (1.0, 1.0)
-    """What host and GPU take against these times."""
-    beside: int | None = None
-    """It is the step of the slowest of the ranks of that kind."""
+    loop: LoopOverhead = LoopOverhead()
+    slowdown: tuple[float, float] = (1.0, 1.0)
+    """Factors of host and GPU times."""
+    slowest_of: int | None = None
+    """Kind of rank that this one is the slowest of."""
 
     @property
     def host_ns(self) -> float:
-        """What the host takes for the step if it never waits."""
-        return sum(call.host.total_ns for call in self.calls) + self.around.total_ns
+        """Host time of the step if it never waits."""
+        return sum(call.host.total_ns for call in self.calls) + self.loop.total_ns
 
     def ops(self) -> Iterator[LoweredOp]:
-        """All launching operators, in the order of the host."""
+        """Yield all launching operators in host order."""
         for call in self.calls:
             yield from call.ops
 
     def works(self) -> Iterator[GpuWork]:
-        """All GPU work, in the order in which it is launched."""
+        """Yield all GPU work in launch order."""
         for op in self.ops():
             yield from op.works

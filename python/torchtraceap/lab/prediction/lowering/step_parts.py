@@ -1,4 +1,4 @@
-"""What the host does around the calls of a step: the loop and the loader.
+"""Host time around the calls of a step: the loop and the loader.
 
 Within a step the hand-off to the autograd thread is the time before its first call ("backward
 begin", see situations.py), the loop over parameters that of the optimiser's first, and what
@@ -33,7 +33,7 @@ PARTS: Mapping[str, str] = MappingProxyType(
         "loader": "the next batch of a loader with workers, when it is there",
     }
 )
-"""What each is of; times of the profiled host, ns."""
+"""Meaning of each part; times of the profiled host, ns."""
 _TAIL = 1.2816
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _DDP = "DistributedDataParallel.forward"
@@ -41,17 +41,17 @@ _DDP = "DistributedDataParallel.forward"
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """Something that the host does around a step's calls."""
+    """A part of the host time around a step's calls."""
 
     name: str
     estimate: Estimate
-    """Its time, ns, and where it comes from."""
+    """Duration, ns, and its source."""
 
 
 def step_parts(
     model: HostModel, *, parameters: int = 0, has_loader: bool = False
 ) -> tuple[StepPart, ...]:
-    """What surrounds a step, in order from the end of the one before.
+    """Return the parts around a step in order from the end of the previous one.
 
     Args:
         model: Of the machine.
@@ -87,7 +87,7 @@ def _part(model: HostModel, name: str, count: int) -> StepPart:
 
 
 def recorded_parts(part: RankTrace) -> dict[str, float]:
-    """Medians over the steps of a trace, ns, by `PARTS`, of those that it shows."""
+    """Return medians over the steps of a trace, ns, for the parts of `PARTS` it shows."""
     table, tree = part.table, part.tree
     marked = [step for step in tree.steps if step.row is not None]
     if tree.main_track is None or not marked:
@@ -114,7 +114,7 @@ def recorded_parts(part: RankTrace) -> dict[str, float]:
 
 
 def _named(part: RankTrace, prefix: str) -> Array:
-    """Rows of operators and annotations whose name begins so."""
+    """Return operators and annotations whose name has the prefix."""
     table = part.table
     begins = np.array([text.startswith(prefix) for text in table.strings], dtype=bool)
     kinds = np.isin(table.kind, [EventKind.CPU_OP, EventKind.USER_ANNOTATION])
@@ -123,7 +123,7 @@ def _named(part: RankTrace, prefix: str) -> Array:
 
 
 def _zero_grads(part: RankTrace, steps: int) -> list[float]:
-    """For each parameter, of those that fill no tensor with zeros."""
+    """Return the time per parameter of calls that fill no tensors with zeros."""
     table, tree = part.table, part.tree
     parameters = len(_named(part, _ACCUMULATE)) / steps
     rows = [

@@ -12,7 +12,7 @@ __all__ = ["GpuWork", "HostTime", "OpTime", "WorkKind"]
 
 
 class WorkKind(Enum):
-    """What Kineto would call a piece of GPU work."""
+    """Kineto's category of a piece of GPU work."""
 
     KERNEL = "kernel"
     MEMCPY = "gpu_memcpy"
@@ -24,31 +24,31 @@ class GpuWork:
     """A kernel, a copy or a memset."""
 
     name: str
-    """As Kineto would name it."""
+    """Kineto's name."""
     kind: WorkKind
     estimate: Estimate
-    """Its time, ns; of a collective that of the transfer, once all have begun."""
+    """Duration, ns; for a collective, of the transfer once all ranks have begun."""
     bytes: int = 0
-    """Of copies, memsets and collectives."""
+    """Size of a copy, memset or collective."""
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (128, 1, 1)
     registers: int = 32
-    """Per thread."""
+    """Registers per thread."""
     shared_memory: int = 0
-    """Bytes per block, static and dynamic."""
+    """Static and dynamic bytes per block."""
     collective: Collective | None = None
-    also: tuple[Collective, ...] = ()
-    """Others that are the same launch: sends and receives of a batch."""
+    others: tuple[Collective, ...] = ()
+    """Further sends and receives of the same launch."""
     lane: str = COMPUTE
-    """The stream it runs on, by its role: "compute", or the name of a process group."""
+    """Role of its stream: "compute", or the name of a process group."""
 
     host_waits: bool = False
-    """The call that launches it returns when it is done."""
+    """True if the launching call returns when it is done."""
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """All that it does with other ranks."""
-        return () if self.collective is None else (self.collective, *self.also)
+        """All collectives of the launch."""
+        return () if self.collective is None else (self.collective, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,19 @@ class HostTime:
     """Host times around one operator, ns, of a run that is being profiled."""
 
     before: float
-    """From the end of the operator before it: Python, modules, autograd."""
+    """Time since the previous operator: Python, modules, autograd."""
     to_launch: float
-    """From its begin to its first launch; its whole time if it launches nothing."""
+    """Time to the first launch, or the whole time without launches."""
     launches: tuple[float, ...] = ()
-    """Of each launch call."""
+    """Duration of each launch."""
     between: float = 0.0
-    """From the end of a launch to the next one of the same operator."""
+    """Time between two launches of the operator."""
     after: float = 0.0
-    """From its last launch to its end."""
+    """Time after the last launch."""
 
     @property
     def total_ns(self) -> float:
-        """All of it."""
+        """Sum of all times."""
         gaps = self.between * max(len(self.launches) - 1, 0)
         return self.before + self.to_launch + sum(self.launches) + gaps + self.after
 
@@ -79,4 +79,4 @@ class OpTime:
 
     estimate: Estimate
     is_known: bool
-    """False: no model knows the operator; taken to move its tensors once."""
+    """False if no model knows the operator, which is taken to move its tensors once."""

@@ -15,12 +15,12 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.parallel.strategy import PIPELINE, Strategy
 from torchtraceap.lab.workloads.workload import Workload
 
-__all__ = ["number_of_parts", "parts_of"]
+__all__ = ["microbatch_count", "split_batch"]
 
 _PARTS_PER_STAGE = 4
 
 
-def number_of_parts(workload: Workload, strategy: Strategy) -> int:
+def microbatch_count(workload: Workload, strategy: Strategy) -> int:
     """Into how many parts a batch is split: as was asked for, else up to 4 for each stage.
 
     Raises:
@@ -51,7 +51,7 @@ def _batch(workload: Workload) -> int:
     return found
 
 
-def parts_of(workload: Workload, parts: int) -> list[Workload]:
+def split_batch(workload: Workload, parts: int) -> list[Workload]:
     """Workloads of a part of the batch each: inputs, and what the loss has of the batch."""
     batch = _batch(workload)
     return [

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["blocks_of"]
+__all__ = ["model_blocks"]
 
 
-def blocks_of(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+def model_blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Blocks by name, in the order of the model, none within another.
 
     They are what the model says that should stay whole (`_no_split_modules` of transformers), else

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.parallel.blocks import blocks_of
+from torchtraceap.lab.prediction.parallel.blocks import model_blocks
 from torchtraceap.lab.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
-    "STEPS_OF_COPIES",
-    "STEPS_OF_ONE",
-    "STEPS_OF_PARTS",
-    "STEPS_OF_SHARDS",
-    "shards_of",
-    "with_copies",
-    "with_shards",
+    "DDP_STEPS",
+    "DTENSOR_STEPS",
+    "FSDP_STEPS",
+    "PLAIN_STEPS",
+    "apply_fsdp",
+    "shard_rows",
+    "wrap_ddp",
 ]
 
-STEPS_OF_COPIES = 3
+DDP_STEPS = 3
 """Until a step is like the next. See Note [Buckets]."""
-STEPS_OF_SHARDS = 3
+FSDP_STEPS = 3
 """The first step makes streams, groups and state; what the next one waits for is counted back from
 the end of the step before, which has to be like it."""
-STEPS_OF_PARTS = 2
+DTENSOR_STEPS = 2
 """With tensors that torch knows as shared among ranks: in the first step it finds out how."""
-STEPS_OF_ONE = 2
+PLAIN_STEPS = 2
 """Without copies: the first step makes the optimiser's state."""
 
 
-def with_copies(workload: Workload, group: ProcessGroup, *, finds_unused: bool = False) -> Workload:
+def wrap_ddp(workload: Workload, group: ProcessGroup, *, finds_unused: bool = False) -> Workload:
     """Every rank of the group has the model; gradients are averaged in the backward pass.
 
     Args:
@@ -64,7 +64,7 @@ def with_copies(workload: Workload, group: ProcessGroup, *, finds_unused: bool =
     return replace(workload, model=model)
 
 
-def with_shards(workload: Workload, mesh: DeviceMesh) -> Workload:
+def apply_fsdp(workload: Workload, mesh: DeviceMesh) -> Workload:
     """Every rank keeps a part of each parameter; blocks are gathered when they are needed.
 
     Args:
@@ -73,13 +73,13 @@ def with_shards(workload: Workload, mesh: DeviceMesh) -> Workload:
     """
     from torch.distributed.fsdp import fully_shard
 
-    for block in blocks_of(workload.model).values():
+    for block in model_blocks(workload.model).values():
         fully_shard(block, mesh=mesh)
     fully_shard(workload.model, mesh=mesh)
     return workload
 
 
-def shards_of(model: torch.nn.Module, parts: int, size: int, index: int) -> tuple[int, ...]:
+def shard_rows(model: torch.nn.Module, parts: int, size: int, index: int) -> tuple[int, ...]:
     """How many rows of each parameter a rank keeps: what tells its work from another's.
 
     Args:

@@ -31,12 +31,12 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
 from torchtraceap.lab.prediction.lowering.fused_lookups import BACKWARD, FORWARD
-from torchtraceap.lab.prediction.parallel.data import STEPS_OF_COPIES, with_copies
+from torchtraceap.lab.prediction.parallel.data import DDP_STEPS, wrap_ddp
 from torchtraceap.lab.prediction.parallel.exchanges import gather, scatter_sums
 from torchtraceap.lab.prediction.parallel.placement import Lookup, Placement
 from torchtraceap.lab.workloads.workload import Workload
 
-__all__ = ["looked_up", "optimizer_of_tables", "run_shared_tables"]
+__all__ = ["run_shared_tables", "table_lookups", "table_optimizer"]
 
 _STATE_OF_ELEMENTS = {"adagrad": 1, "adam": 2}
 _OPTIMIZERS = (
@@ -44,14 +44,14 @@ _OPTIMIZERS = (
     (torch.optim.Adagrad, "adagrad"),
     ((torch.optim.Adam, torch.optim.AdamW), "adam"),
 )
-_OTHERWISE = "rowwise_adagrad"
+_DEFAULT_OPTIMIZER = "rowwise_adagrad"
 
 
 # ------------------------------------------------------------------------------- what is asked
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _TableUse:
     """A use of a table."""
 
     module: nn.Module
@@ -64,35 +64,35 @@ class _Asked:
     """Of what comes out."""
 
 
-def looked_up(workload: Workload) -> tuple[Lookup, ...]:
+def table_lookups(workload: Workload) -> tuple[Lookup, ...]:
     """Uses of embedding tables in a step of a workload, in its order.
 
     Raises:
         OptionError: A table can't be shared; the message says why.
     """
-    return tuple(each.lookup for each in _asked(workload))
+    return tuple(each.lookup for each in _table_uses(workload))
 
 
-def optimizer_of_tables(workload: Workload) -> str:
+def table_optimizer(workload: Workload) -> str:
     """By the name that choose_sharding has for it: that of the workload, else row-wise Adagrad."""
     if workload.optimizer is None:
         return "sgd"
     try:
         made = workload.optimizer([nn.Parameter(torch.empty(1))])
     except Exception:  # one that takes names or groups: its own run says what is wrong, if anything
-        return _OTHERWISE
+        return _DEFAULT_OPTIMIZER
     members = made.values() if isinstance(made, Mapping) else made
     first = next(iter(members), None) if isinstance(members, Iterable) else made
-    return next((name for kind, name in _OPTIMIZERS if isinstance(first, kind)), _OTHERWISE)
+    return next((name for kind, name in _OPTIMIZERS if isinstance(first, kind)), _DEFAULT_OPTIMIZER)
 
 
-def _asked(workload: Workload) -> list[_Asked]:
+def _table_uses(workload: Workload) -> list[_TableUse]:
     """Tables with what they are asked in a forward pass."""
-    found: list[_Asked] = []
+    found: list[_TableUse] = []
     tables = _tables(workload.model)
 
     def ask(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        found.append(_use(name, module, args, kwargs))
+        found.append(_table_use(name, module, args, kwargs))
 
     with ExitStack() as stack:
         for name, module in tables.items():
@@ -116,7 +116,7 @@ def _tables(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _use(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Asked:
+def _table_use(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TableUse:
     names = ("input", "offsets", "per_sample_weights")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     indices, offsets = given["input"], given.get("offsets")
@@ -136,7 +136,7 @@ def _use(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         bags,
         indices.numel(),
     )
-    return _Asked(
+    return _TableUse(
         module, lookup, indices.reshape(-1), indices if offsets is None else offsets, shape
     )
 
@@ -184,16 +184,16 @@ class _Group:
         return [sum(part.columns for part in own) for own in self.parts]
 
 
-def _groups(asked: Sequence[_Asked], placement: Placement) -> list[_Group]:
+def _groups(uses: Sequence[_TableUse], placement: Placement) -> list[_Group]:
     members: dict[tuple[bool, int, torch.dtype], list[list[_Part]]] = {}
     world = placement.world_size
 
-    def parts_of(is_by_rows: bool, use: _Asked) -> list[list[_Part]]:
+    def parts_of(is_by_rows: bool, use: _TableUse) -> list[list[_Part]]:
         dtype = use.module.get_parameter("weight").dtype
         key = is_by_rows, use.lookup.bags, dtype
         return members.setdefault(key, [[] for _ in range(world)])
 
-    for index, use in enumerate(asked):
+    for index, use in enumerate(uses):
         lookup = use.lookup
         if lookup.table in placement.by_rows:
             each = -(-lookup.rows // world)
@@ -292,7 +292,7 @@ class _SharedGroup(nn.Module):
     def __init__(
         self,
         group: _Group,
-        asked: Sequence[_Asked],
+        uses: Sequence[_TableUse],
         process_group: dist.ProcessGroup,
         recorder: Recorder,
         optimizer: str,
@@ -300,7 +300,7 @@ class _SharedGroup(nn.Module):
         super().__init__()
         self.group, self.process_group, self.recorder = group, process_group, recorder
         self.optimizer = optimizer
-        self._asked = asked
+        self._table_uses = uses
         self._own = group.parts[process_group.rank()]
         self.bags = group.bags * process_group.size()
         """Of all ranks' samples."""
@@ -311,7 +311,7 @@ class _SharedGroup(nn.Module):
             weights = torch.empty(elements, dtype=group.dtype)
             self.weights = nn.Parameter(weights, requires_grad=False)
             self.state = [torch.empty(elements) for _ in range(kept)]
-            if optimizer == _OTHERWISE:
+            if optimizer == _DEFAULT_OPTIMIZER:
                 self.state = [torch.empty(sum(part.rows for part in self._own))]
         self._trained = torch.empty(0, requires_grad=True)
 
@@ -345,8 +345,8 @@ class _SharedGroup(nn.Module):
         uses = [part.use for own in self.group.parts for part in own]
         if self.group.is_by_rows:
             uses = [part.use for part in self._own]
-        values = torch.cat([self._asked[use].indices for use in uses])
-        bounds = [self._asked[use].bounds.reshape(-1) for use in uses]
+        values = torch.cat([self._table_uses[use].indices for use in uses])
+        bounds = [self._table_uses[use].bounds.reshape(-1) for use in uses]
         bags = self.group.bags
         lengths = torch.cat([each[:bags] for each in bounds])
         if self.group.is_by_rows:
@@ -367,14 +367,14 @@ class _SharedGroup(nn.Module):
 
     def finish(self, lengths: torch.Tensor, values: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Exchanges and lookups; what comes out for each use, in parts by columns."""
-        mine, asked = (
+        mine, uses = (
             self._sent(tensor, *splits)
             for tensor, splits in (
                 (lengths, self.length_splits()),
                 (values, self.index_splits()),
             )
         )
-        offsets, indices = self._by_table(mine, asked)
+        offsets, indices = self._by_table(mine, uses)
         pooled = _Fused.apply(self, indices, offsets, self._trained)
         if self.group.is_by_rows:
             out = _SumsToSamples.apply(self, pooled)
@@ -427,9 +427,9 @@ class _SharedTables:
     """Gives a model's tables what their ranks looked up. See Note [A step]."""
 
     def __init__(
-        self, asked: Sequence[_Asked], groups: Sequence[_SharedGroup], recorder: Recorder
+        self, uses: Sequence[_TableUse], groups: Sequence[_SharedGroup], recorder: Recorder
     ) -> None:
-        self._asked, self._groups, self._recorder = asked, groups, recorder
+        self._table_uses, self._groups, self._recorder = uses, groups, recorder
         self._found: dict[int, torch.Tensor] = {}
         self._turns: dict[nn.Module, Iterator[int]] = {}
 
@@ -437,7 +437,7 @@ class _SharedTables:
         """Of a forward pass."""
         self._found.clear()
         uses: dict[nn.Module, list[int]] = defaultdict(list)
-        for index, use in enumerate(self._asked):
+        for index, use in enumerate(self._table_uses):
             uses[use.module].append(index)
         self._turns = {module: iter(own) for module, own in uses.items()}
 
@@ -446,7 +446,7 @@ class _SharedTables:
         use = next(self._turns[module])
         if use not in self._found:
             self._look_up()
-        return self._found[use].reshape(self._asked[use].shape)
+        return self._found[use].reshape(self._table_uses[use].shape)
 
     def _look_up(self) -> None:
         started = [group.start() for group in self._groups]
@@ -495,33 +495,33 @@ def run_shared_tables(
         recorder.note(note)
     workload.model.train(workload.loss is not None)
     with recorder.paused():
-        asked = _asked(workload)
-    optimizer = optimizer_of_tables(workload) if workload.loss else "sgd"
-    if workload.optimizer is not None and optimizer == _OTHERWISE:
+        uses = _table_uses(workload)
+    optimizer = table_optimizer(workload) if workload.loss else "sgd"
+    if workload.optimizer is not None and optimizer == _DEFAULT_OPTIMIZER:
         recorder.note("tables are updated by row-wise Adagrad")
     groups = nn.ModuleList(
-        _SharedGroup(group, asked, process_group, recorder, optimizer)
-        for group in _groups(asked, placement)
+        _SharedGroup(group, uses, process_group, recorder, optimizer)
+        for group in _groups(uses, placement)
     )
-    shared = _SharedTables(asked, [*groups], recorder)
+    shared = _SharedTables(uses, [*groups], recorder)
     with recorder.paused():
-        for use in asked:
+        for use in uses:
             if use.lookup.table not in placement.copied:
-                _let_answer(use.module, shared)
+                _replace_forward(use.module, shared)
     if groups:
         workload.model.register_forward_pre_hook(shared.begin)
     steps = None
     if not any(parameter.requires_grad for parameter in workload.model.parameters()):
         workload = replace(workload, optimizer=None)  # there are tables and nothing else
     elif workload.loss is not None:
-        workload = with_copies(workload, process_group, finds_unused=finds_unused)
-        steps = STEPS_OF_COPIES
+        workload = wrap_ddp(workload, process_group, finds_unused=finds_unused)
+        steps = DDP_STEPS
     if groups:
-        recorder.add_optimizer(_keeper([*groups]))
+        recorder.add_optimizer(_state_holder([*groups]))
     return nn.ModuleList([run_step(workload, recorder, steps=steps), groups])
 
 
-def _keeper(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
+def _state_holder(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
     """What keeps the state of the tables, which their lookups update."""
     keeper = torch.optim.SGD([group.weights for group in groups])
     for group in groups:
@@ -529,7 +529,7 @@ def _keeper(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
     return keeper
 
 
-def _let_answer(module: nn.Module, shared: _SharedTables) -> None:
+def _replace_forward(module: nn.Module, shared: _SharedTables) -> None:
     """The table's own weight is no parameter any more; its shape and type may be asked for."""
     weight = module._parameters.pop("weight", None)
     if weight is None:

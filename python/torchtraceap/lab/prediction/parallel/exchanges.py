@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 
 __all__ = [
-    "entered",
+    "copy_to_region",
     "gather",
-    "gathered",
-    "left",
-    "own_part",
+    "gather_from_ranks",
+    "gather_into_region",
+    "reduce_from_region",
+    "reduce_scatter_from_region",
     "scatter_sums",
-    "scattered",
-    "whole",
+    "split_to_rank",
 ]
 
 # Newer releases of torch warn of the older names.
@@ -52,37 +52,39 @@ def _part(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Te
     return tensor.narrow(axis, group.rank() * rows, rows).contiguous()
 
 
-def entered(given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def copy_to_region(given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """What all ranks have goes into their parts; gradients of the parts are summed."""
     found: torch.Tensor = _Entered.apply(given, group)
     return found
 
 
-def left(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def reduce_from_region(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """What comes of the parts is summed; all of them have the gradient."""
     found: torch.Tensor = _Left.apply(part, group)
     return found
 
 
-def gathered(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+def gather_into_region(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
     """Parts of a tensor are put together for layers of which each rank has a part."""
     found: torch.Tensor = _Gathered.apply(part, group, axis)
     return found
 
 
-def scattered(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+def reduce_scatter_from_region(
+    part: torch.Tensor, group: dist.ProcessGroup, axis: int
+) -> torch.Tensor:
     """What comes of such layers is summed, and each rank keeps a part of that."""
     found: torch.Tensor = _Scattered.apply(part, group, axis)
     return found
 
 
-def own_part(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+def split_to_rank(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
     """A rank's part of what all have."""
     found: torch.Tensor = _OwnPart.apply(tensor, group, axis)
     return found
 
 
-def whole(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
+def gather_from_ranks(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
     """Parts are put together for what all ranks do alike."""
     found: torch.Tensor = _Whole.apply(part, group, axis)
     return found

@@ -30,9 +30,9 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Phase
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
-from torchtraceap.lab.prediction.parallel.batches import number_of_parts, parts_of
-from torchtraceap.lab.prediction.parallel.blocks import blocks_of
-from torchtraceap.lab.prediction.parallel.data import STEPS_OF_COPIES, STEPS_OF_ONE, with_copies
+from torchtraceap.lab.prediction.parallel.batches import microbatch_count, split_batch
+from torchtraceap.lab.prediction.parallel.blocks import model_blocks
+from torchtraceap.lab.prediction.parallel.data import DDP_STEPS, PLAIN_STEPS, wrap_ddp
 from torchtraceap.lab.prediction.parallel.strategy import DATA, PIPELINE, Strategy
 from torchtraceap.lab.workloads.workload import Workload
 
@@ -61,7 +61,7 @@ def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recor
     Raises:
         OptionError: The model has fewer blocks, or does not go from one to the next.
     """
-    parts = parts_of(workload, number_of_parts(workload, strategy))
+    parts = split_batch(workload, microbatch_count(workload, strategy))
     workload.model.train(workload.loss is not None)
     with recorder.paused():
         blocks, rest = _tried(parts[0])
@@ -95,7 +95,7 @@ def _tried(part: Workload) -> tuple[list[_Block], int]:
         blocks.append(_Block(names[block], block, tree_map(_detached, output), total - done))
         done = total
 
-    named = blocks_of(part.model)
+    named = model_blocks(part.model)
     names = {module: name for name, module in named.items()}
     with ExitStack() as stack:
         for module in named.values():
@@ -412,12 +412,12 @@ def run_stage(
     staged, steps = replace(workload, model=stage), None
     copies = None
     if strategy.size(DATA) > 1:
-        staged = with_copies(staged, mesh.get_group(DATA), finds_unused=finds_unused)
-        steps = STEPS_OF_COPIES
+        staged = wrap_ddp(staged, mesh.get_group(DATA), finds_unused=finds_unused)
+        steps = DDP_STEPS
         copies = cast(DistributedDataParallel, staged.model)
     pipeline = Pipeline(stage, mesh.get_group(PIPELINE), recorder, copies)
     passes = pipeline.infer if workload.loss is None else pipeline.train
-    warm_ups = [pipeline.warm_up] * ((steps or STEPS_OF_ONE) - 1) if workload.loss else []
+    warm_ups = [pipeline.warm_up] * ((steps or PLAIN_STEPS) - 1) if workload.loss else []
     turns = iter([*warm_ups, passes])
     if strategy.microbatches is None:
         recorder.note(f"the batch goes through the pipeline in {len(stage.parts)} parts")

@@ -24,7 +24,7 @@ from torchtraceap.lab.sharding.cost import OPTIMIZERS
 from torchtraceap.lab.sharding.result import Candidate, Sharding
 from torchtraceap.ops.devices import Device
 
-__all__ = ["COPIED", "ROWS", "Lookup", "Piece", "Placement", "Plan", "placed", "read_plan"]
+__all__ = ["COPIED", "ROWS", "Lookup", "Piece", "Placement", "Plan", "place_lookups", "read_plan"]
 
 ROWS, COPIED = "row_wise", "data_parallel"
 Plan: TypeAlias = "Mapping[str, int | Sequence[int | Piece] | str] | Sharding | Candidate"
@@ -120,7 +120,7 @@ def _by_table(parts: Iterable[tuple[str, int, Piece]]) -> dict[str, tuple[Piece,
     }
 
 
-def placed(
+def place_lookups(
     lookups: Sequence[Lookup],
     world_size: int,
     device: str | Device,
@@ -145,18 +145,18 @@ def placed(
             "looks up none of its own"
         )
     tables = {lookup.table: lookup for lookup in lookups}
-    said = _said(plan, tables, world_size)
+    said = _requested(plan, tables, world_size)
     left = [name for name in tables if name not in said]
     copied = frozenset(name for name, where in said.items() if where == COPIED)
     by_rows = frozenset(name for name, where in said.items() if where == ROWS)
     pieces = {name: where for name, where in said.items() if not isinstance(where, str)}
     notes: list[str] = []
     if left:
-        too_large, chosen = _chosen(lookups, left, world_size, device, optimizer)
+        too_large, chosen = _choose(lookups, left, world_size, device, optimizer)
         by_rows |= too_large
         pieces |= chosen
         if too_large:
-            notes.append(f"no GPU holds {_listed(sorted(too_large))}: shared by rows")
+            notes.append(f"no GPU holds {_join_names(sorted(too_large))}: shared by rows")
     for name in by_rows:
         if tables[name].rows < world_size:
             raise OptionError(
@@ -168,7 +168,7 @@ def placed(
             f"{len(tables)} tables and their parts go to {len(holding)} of {world_size} ranks: "
             "fewer ranks, or a plan that shares tables by rows (row_wise)"
         )
-    notes.append(_told(pieces, by_rows, copied, world_size))
+    notes.append(_summary(pieces, by_rows, copied, world_size))
     kinds = _kinds(pieces, lookups, world_size)
     return Placement(world_size, pieces, by_rows, copied, kinds, tuple(notes))
 
@@ -197,7 +197,7 @@ def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(known.setdefault(key, len(known)) for key in keys)
 
 
-def _said(
+def _requested(
     plan: Plan | None, tables: Mapping[str, Lookup], world_size: int
 ) -> dict[str, tuple[Piece, ...] | str]:
     """What a plan says of each table, checked."""
@@ -205,7 +205,7 @@ def _said(
         return {}
     chosen = plan.best if isinstance(plan, Sharding) else plan
     if isinstance(chosen, Candidate):
-        plan = _of_candidate(chosen)
+        plan = _candidate_pieces(chosen)
     if not isinstance(plan, Mapping):
         raise OptionError(
             f"a plan is a mapping of tables to ranks or a sharding, not {type(plan).__name__}"
@@ -215,11 +215,11 @@ def _said(
         names = [pattern] if pattern in tables else _matching(str(pattern), tables)
         if not names:
             raise OptionError(
-                f"the plan has a table {pattern!r}, and the model has {_listed(sorted(tables))}"
+                f"the plan has a table {pattern!r}, and the model has {_join_names(sorted(tables))}"
             )
         for name in names:
             if pattern == name or name not in found:
-                found[name] = _checked(name, where, tables[name], world_size)
+                found[name] = _check_entry(name, where, tables[name], world_size)
     return found
 
 
@@ -227,7 +227,7 @@ def _matching(pattern: str, tables: Mapping[str, Lookup]) -> list[str]:
     return [name for name in tables if fnmatchcase(name, pattern)]
 
 
-def _of_candidate(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:
+def _candidate_pieces(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:
     return _by_table(
         (part.table, part.first_column, Piece(load.rank, part.columns))
         for load in candidate.ranks
@@ -235,7 +235,7 @@ def _of_candidate(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:
     )
 
 
-def _checked(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Piece, ...] | str:
+def _check_entry(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Piece, ...] | str:
     if isinstance(where, str) and where in (ROWS, COPIED):
         return where
     listed = [where] if type(where) is int else where
@@ -262,7 +262,7 @@ def _checked(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Pie
     return pieces
 
 
-def _chosen(
+def _choose(
     lookups: Sequence[Lookup],
     names: Sequence[str],
     world_size: int,
@@ -274,22 +274,22 @@ def _chosen(
     even = nodes > 1 and world_size % nodes == 0
     network = NETWORK * world_size / nodes if even else None
     cluster = Cluster(device, world_size, nodes, node_bandwidth=network)
-    asked = {name: _asked(name, lookups) for name in names}
+    tables_left = {name: _lookup_table(name, lookups) for name in names}
     batch = Counter(lookup.bags for lookup in lookups).most_common(1)[0][0]
     by_row, by_element = OPTIMIZERS[optimizer]
     held = {
         name: table.rows * (table.dim * (table.element_bytes + by_element) + by_row)
-        for name, table in asked.items()
+        for name, table in tables_left.items()
     }
     limit = cluster.table_bytes
     too_large = frozenset(name for name, size in held.items() if size > limit)
     taken = sum(held[name] for name in too_large) // world_size
     if taken >= limit:
         raise OptionError(
-            f"{_listed(sorted(too_large))}: {world_size} GPUs don't hold these tables, shared by "
-            "rows"
+            f"{_join_names(sorted(too_large))}: {world_size} GPUs don't hold these tables, shared "
+            "by rows"
         )
-    rest = [table for name, table in asked.items() if name not in too_large]
+    rest = [table for name, table in tables_left.items() if name not in too_large]
     if not rest:
         return too_large, {}
     found = choose_sharding(
@@ -300,10 +300,10 @@ def _chosen(
         column_wise=True,
         exchange_indices=True,
     )
-    return too_large, _of_candidate(found.best)
+    return too_large, _candidate_pieces(found.best)
 
 
-def _asked(name: str, lookups: Sequence[Lookup]) -> Table:
+def _lookup_table(name: str, lookups: Sequence[Lookup]) -> Table:
     """A table with all that a step looks up in it."""
     own = [lookup for lookup in lookups if lookup.table == name]
     pooling = sum(each.indices / max(each.bags, 1) for each in own)
@@ -311,12 +311,12 @@ def _asked(name: str, lookups: Sequence[Lookup]) -> Table:
     return Table(name, first.rows, first.columns, max(pooling, 1e-3), dtype=first.dtype)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
-def _told(
+def _summary(
     pieces: Mapping[str, tuple[Piece, ...]],
     by_rows: frozenset[str],
     copied: frozenset[str],
@@ -328,14 +328,14 @@ def _told(
         for piece in own:
             of_rank[piece.rank].append(name if len(own) == 1 else f"{name} ({piece.columns})")
     said = [
-        f"rank {rank} {_listed(names) or 'none'}"
+        f"rank {rank} {_join_names(names) or 'none'}"
         for rank, names in of_rank.items()
         if pieces and rank < _NAMED
     ]
     if pieces and world_size > _NAMED:
         said.append(f"{world_size - _NAMED} more ranks")
     if by_rows:
-        said.append(f"by rows on all {_listed(sorted(by_rows))}")
+        said.append(f"by rows on all {_join_names(sorted(by_rows))}")
     if copied:
-        said.append(f"a copy on each {_listed(sorted(copied))}")
+        said.append(f"a copy on each {_join_names(sorted(copied))}")
     return f"embedding tables (columns of parts): {'; '.join(said)}"

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, CaptureError
-from torchtraceap.lab.prediction.capture.dispatch import Run, capture_step, survey
+from torchtraceap.lab.prediction.capture.dispatch import Run, capture_step, inspect_workload
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
 from torchtraceap.lab.prediction.parallel.data import (
-    STEPS_OF_COPIES,
-    STEPS_OF_PARTS,
-    STEPS_OF_SHARDS,
-    shards_of,
-    with_copies,
-    with_shards,
+    DDP_STEPS,
+    DTENSOR_STEPS,
+    FSDP_STEPS,
+    apply_fsdp,
+    shard_rows,
+    wrap_ddp,
 )
-from torchtraceap.lab.prediction.parallel.placement import Placement, Plan, placed
-from torchtraceap.lab.prediction.parallel.sharded_device import as_on_a_gpu
+from torchtraceap.lab.prediction.parallel.placement import Placement, Plan, place_lookups
+from torchtraceap.lab.prediction.parallel.sharded_device import emulate_fsdp_device
 from torchtraceap.lab.prediction.parallel.strategy import (
     DATA,
     EMBEDDING,
@@ -31,7 +31,7 @@ from torchtraceap.lab.prediction.parallel.strategy import (
     TENSOR,
     Strategy,
 )
-from torchtraceap.lab.prediction.parallel.world import mesh_of, one_rank
+from torchtraceap.lab.prediction.parallel.world import fake_rank, make_mesh
 from torchtraceap.lab.workloads.workload import Workload, made_workload
 from torchtraceap.ops.devices import Device
 
@@ -91,12 +91,12 @@ def place_tables(
         OptionError: There are no tables, they don't fit, or the plan can't be.
         CaptureError: The model needs values that fake tensors don't have.
     """
-    from torchtraceap.lab.prediction.parallel.embeddings import looked_up, optimizer_of_tables
+    from torchtraceap.lab.prediction.parallel.embeddings import table_lookups, table_optimizer
 
-    lookups, optimizer = survey(
-        make, lambda workload: (looked_up(workload), optimizer_of_tables(workload))
+    lookups, optimizer = inspect_workload(
+        make, lambda workload: (table_lookups(workload), table_optimizer(workload))
     )
-    return placed(lookups, world_size, device, plan, optimizer)
+    return place_lookups(lookups, world_size, device, plan, optimizer)
 
 
 def capture_ranks(
@@ -118,18 +118,18 @@ def capture_ranks(
     placed_for = None if placement is None else placement.world_size
     if strategy.size(EMBEDDING) > 1 and placed_for != strategy.world_size:
         raise OptionError("embedding needs the places of the tables (place_tables)")
-    make = _own_model_each_time(make)
+    make = _copied_model(make)
 
     def kinds_of(workload: Workload) -> tuple[int, ...]:
         return placement.kinds if placement is not None else _kinds(workload.model, strategy)
 
-    kinds = survey(make, kinds_of)
+    kinds = inspect_workload(make, kinds_of)
     examples = [kinds.index(kind) for kind in sorted(set(kinds))]
     captures = tuple(_capture(make, strategy, each, placement) for each in examples)
     return RankCaptures(strategy, captures, kinds)
 
 
-def _own_model_each_time(make: Callable[[], Any]) -> Callable[[], Any]:
+def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
     """Copies of a model that is there from the second time on: what shares it among ranks changes
     it, and another rank begins with it as it was. The first look must not change it."""
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -145,7 +145,7 @@ def _own_model_each_time(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Variant:
     """How a strategy is carried out: as it usually is, or as a model needs it."""
 
     attention: bool = True
@@ -164,36 +164,36 @@ class _Way:
 def _capture(
     make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
 ) -> Capture:
-    way = _Way()
+    variant = _Variant()
     while True:
-        with one_rank(rank, strategy.world_size):
+        with fake_rank(rank, strategy.world_size):
             try:
-                capture = capture_step(make, _runs(strategy, way, placement))
+                capture = capture_step(make, _step_runner(strategy, variant, placement))
             except CaptureError as error:
-                way = _other_way(way, strategy, error)
+                variant = _next_variant(variant, strategy, error)
                 continue
-        return replace(capture, notes=(*capture.notes, *way.notes))
+        return replace(capture, notes=(*capture.notes, *variant.notes))
 
 
-def _other_way(way: _Way, strategy: Strategy, error: CaptureError) -> _Way:
+def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) -> _Variant:
     """The next to try after an error; raises the error if there is none."""
     if not isinstance(error.__cause__, RuntimeError):
         raise error
     said = str(error.__cause__)
-    if "find_unused_parameters" in said and not way.finds_unused:
+    if "find_unused_parameters" in said and not variant.finds_unused:
         note = "not every parameter gets a gradient, for which ddp has find_unused_parameters=True"
-        return replace(way, finds_unused=True, notes=(*way.notes, note))
-    if strategy.by_words and strategy.by_sequence and way.gathers_late:
-        return replace(way, gathers_late=False)  # what lies between takes all tokens
-    if strategy.by_words and way.splits_loss:
+        return replace(variant, finds_unused=True, notes=(*variant.notes, note))
+    if strategy.by_words and strategy.by_sequence and variant.gathers_late:
+        return replace(variant, gathers_late=False)  # what lies between takes all tokens
+    if strategy.by_words and variant.splits_loss:
         note = "logits of all words are gathered, as the loss can't take some of them"
         note = f"{note}: {said.partition(chr(10))[0]}"
-        return replace(way, splits_loss=False, notes=(*way.notes, note))
+        return replace(variant, splits_loss=False, notes=(*variant.notes, note))
     # With some of the tokens on each rank, attention that is whole would miss the others.
-    if strategy.size(TENSOR) > 1 and way.attention and not strategy.by_sequence:
+    if strategy.size(TENSOR) > 1 and variant.attention and not strategy.by_sequence:
         whole = "attention is whole on every rank, as the model can't run with some heads"
         note = f"{whole}: {said.partition(chr(10))[0]}"
-        return replace(way, attention=False, splits_loss=True, notes=(note,))
+        return replace(variant, attention=False, splits_loss=True, notes=(note,))
     raise error
 
 
@@ -203,83 +203,83 @@ def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
     kinds = []
     for rank in range(strategy.world_size):
         index = strategy.coordinate(rank, SHARDED)
-        shards = shards_of(model, strategy.size(TENSOR), strategy.size(SHARDED), index)
+        shards = shard_rows(model, strategy.size(TENSOR), strategy.size(SHARDED), index)
         key = strategy.coordinate(rank, PIPELINE), shards
         kinds.append(known.setdefault(key, len(known)))
     return tuple(kinds)
 
 
-def _runs(strategy: Strategy, way: _Way, placement: Placement | None) -> Run:
+def _step_runner(strategy: Strategy, variant: _Variant, placement: Placement | None) -> Run:
     """How the current rank runs a step."""
 
     def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
-        mesh = mesh_of(strategy)
+        mesh = make_mesh(strategy)
         if placement is not None:
             from torchtraceap.lab.prediction.parallel.embeddings import run_shared_tables
 
             group = mesh.get_group(EMBEDDING)
-            unused = way.finds_unused
+            unused = variant.finds_unused
             return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
         if strategy.size(TENSOR) > 1:
             with recorder.paused():
-                _split(workload, strategy, mesh[TENSOR], way)
-        if strategy.by_words and way.splits_loss:
-            from torchtraceap.lab.prediction.parallel.vocabulary import loss_of_parts
+                _split(workload, strategy, mesh[TENSOR], variant)
+        if strategy.by_words and variant.splits_loss:
+            from torchtraceap.lab.prediction.parallel.vocabulary import parallel_loss
 
-            with loss_of_parts():
-                return _run(workload, strategy, mesh, recorder, way)
-        return _run(workload, strategy, mesh, recorder, way)
+            with parallel_loss():
+                return _run_steps(workload, strategy, mesh, recorder, variant)
+        return _run_steps(workload, strategy, mesh, recorder, variant)
 
     return run
 
 
-def _run(
-    workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder, way: _Way
+def _run_steps(
+    workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder, variant: _Variant
 ) -> torch.nn.Module:
     """Steps of the current rank, whose layers are split as they should be."""
     from torchtraceap.lab.prediction.parallel.pipeline import run_stage
 
-    steps = STEPS_OF_PARTS if strategy.by_words else None
+    steps = DTENSOR_STEPS if strategy.by_words else None
     if strategy.size(PIPELINE) > 1:
-        return run_stage(workload, strategy, mesh, recorder, finds_unused=way.finds_unused)
+        return run_stage(workload, strategy, mesh, recorder, finds_unused=variant.finds_unused)
     if strategy.size(SHARDED) > 1:
         names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
-        with as_on_a_gpu(recorder):
-            workload = with_shards(workload, mesh[names])
-            return run_step(workload, recorder, steps=STEPS_OF_SHARDS)
+        with emulate_fsdp_device(recorder):
+            workload = apply_fsdp(workload, mesh[names])
+            return run_step(workload, recorder, steps=FSDP_STEPS)
     if strategy.size(DATA) > 1:
         group = mesh.get_group(DATA)
-        workload = with_copies(workload, group, finds_unused=way.finds_unused)
-        steps = STEPS_OF_COPIES
+        workload = wrap_ddp(workload, group, finds_unused=variant.finds_unused)
+        steps = DDP_STEPS
     return run_step(workload, recorder, steps=steps)
 
 
-def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, way: _Way) -> None:
+def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, variant: _Variant) -> None:
     """Layers, and what else the strategy splits, among the ranks of tensor parallelism."""
     from torchtraceap.lab.prediction.parallel.sequence import (
-        share_tokens,
-        stacks_of,
+        block_stacks,
+        shard_tokens,
         sum_gradients,
     )
     from torchtraceap.lab.prediction.parallel.tensor import split_layers
-    from torchtraceap.lab.prediction.parallel.vocabulary import share_words, words_of
+    from torchtraceap.lab.prediction.parallel.vocabulary import find_vocabulary, shard_vocabulary
 
     model, group, by_sequence = workload.model, mesh.get_group(), strategy.by_sequence
-    stacks = stacks_of(model) if by_sequence else []
+    stacks = block_stacks(model) if by_sequence else []
     ends = [stacks[0][0], stacks[-1][-1]] if stacks else []
-    words = words_of(workload, ends) if strategy.by_words else None
-    if words is not None and not way.gathers_late:
+    words = find_vocabulary(workload, ends) if strategy.by_words else None
+    if words is not None and not variant.gathers_late:
         words = replace(words, leaves_blocks=False)
     unsplit = set(model.parameters())
-    split_layers(model, group, attention=way.attention, by_sequence=by_sequence)
+    split_layers(model, group, attention=variant.attention, by_sequence=by_sequence)
     if words is not None:
-        splits_loss = way.splits_loss and workload.loss is not None
-        share_words(words, mesh, by_sequence=by_sequence, splits_loss=splits_loss)
+        splits_loss = variant.splits_loss and workload.loss is not None
+        shard_vocabulary(words, mesh, by_sequence=by_sequence, splits_loss=splits_loss)
     if by_sequence:
         summed, whole = (
             words is None or not words.enters_blocks,
             words is None or not words.leaves_blocks,
         )
-        share_tokens(stacks, group, unsplit, enters_summed=summed, leaves_whole=whole)
+        shard_tokens(stacks, group, unsplit, enters_summed=summed, leaves_whole=whole)
         if words is not None and not whole:
             sum_gradients(words.between, group, unsplit)

@@ -25,7 +25,7 @@ from torchtraceap.lab.prediction.capture.calls import (
 from torchtraceap.lab.prediction.parallel.strategy import DATA, SHARDED, Strategy
 from torchtraceap.ops.durations import collective_kind
 
-__all__ = ["OtherRanks", "buckets_of", "expanded", "ranks_of", "with_other_ranks"]
+__all__ = ["ChangedRanks", "change_ranks", "ddp_buckets", "expand_values", "rank_count"]
 
 _FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
 _COPIES = ("all_reduce", "broadcast")
@@ -35,7 +35,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 @dataclass(frozen=True, slots=True)
-class OtherRanks:
+class ChangedRanks:
     """A step of another number of ranks."""
 
     capture: Capture
@@ -43,13 +43,13 @@ class OtherRanks:
     """Of each call its index in the recorded step; None for those that are new."""
 
 
-def ranks_of(capture: Capture) -> int:
+def rank_count(capture: Capture) -> int:
     """How many ranks a recorded step says that there are."""
     met = (rank for call in capture.calls if call.collective for rank in call.collective.group)
     return 1 + max(met, default=0)
 
 
-def with_other_ranks(capture: Capture, strategy: Strategy, where: str) -> OtherRanks:
+def change_ranks(capture: Capture, strategy: Strategy, where: str) -> ChangedRanks:
     """The recorded step of one rank among others.
 
     Args:
@@ -74,9 +74,9 @@ def with_other_ranks(capture: Capture, strategy: Strategy, where: str) -> OtherR
     started = [call for call in capture.calls if call.collective is not None]
     if not started:
         return _with_copies(capture, strategy, where)
-    _check_whole_world(started, ranks_of(capture), where)
+    _check_whole_world(started, rank_count(capture), where)
     _check_strategy(started, strategy, where)
-    return OtherRanks(_regrouped(capture, strategy.world_size), tuple(range(len(capture.calls))))
+    return ChangedRanks(_regrouped(capture, strategy.world_size), tuple(range(len(capture.calls))))
 
 
 def _is_unnamed(call: Call) -> bool:
@@ -126,7 +126,7 @@ def _check_strategy(started: Sequence[Call], strategy: Strategy, where: str) -> 
 
 
 def _regrouped(capture: Capture, ranks: int) -> Capture:
-    before = ranks_of(capture)
+    before = rank_count(capture)
     shards = {
         min(met.elements_in, met.elements_out)
         for call in capture.calls
@@ -172,7 +172,7 @@ def _regroup(met: Collective, ranks: int) -> Collective:
 # -------------------------------------------------------------------------------- a single process
 
 
-def _with_copies(capture: Capture, strategy: Strategy, where: str) -> OtherRanks:
+def _with_copies(capture: Capture, strategy: Strategy, where: str) -> ChangedRanks:
     if strategy.size(SHARDED) > 1:
         raise OptionError(
             f"{where} is a step of one process: which blocks of the model fsdp would shard is not "
@@ -186,11 +186,11 @@ def _with_copies(capture: Capture, strategy: Strategy, where: str) -> OtherRanks
     notes = [*capture.notes]
     if any("batch_norm" in call.name for call in capture.calls):
         notes.append("what ddp broadcasts of buffers in each forward pass is not counted")
-    return OtherRanks(replace(capture, calls=tuple(made.calls), notes=tuple(notes), storages=None),
-                      tuple(made.places))  # fmt: skip
+    copies = replace(capture, calls=tuple(made.calls), notes=tuple(notes), storages=None)
+    return ChangedRanks(copies, tuple(made.places))
 
 
-def buckets_of(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
+def ddp_buckets(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
     """As torch's reducer gathers them: by type, until a bucket has its size."""
     found: list[list[Gradient]] = []
     open_ones: dict[str, list[Gradient]] = {}
@@ -216,7 +216,7 @@ class _Copies:
         self.calls: list[Call] = []
         self.places: list[int | None] = []
         self._ranks = ranks
-        buckets = buckets_of(capture.gradients)
+        buckets = ddp_buckets(capture.gradients)
         ready = sorted(capture.gradients, key=lambda each: each.calls)
         last = [max(each.calls for each in bucket) for bucket in buckets]
         waiting, started = list(range(len(buckets))), dict[int, int]()
@@ -283,6 +283,6 @@ def _copied_back(gradient: Gradient, waits_for: int | None) -> Call:
     return replace(call, waits_for=waits_for, is_innermost=True)
 
 
-def expanded(values: Sequence[int], places: Iterable[int | None]) -> Iterator[int]:
+def expand_values(values: Sequence[int], places: Iterable[int | None]) -> Iterator[int]:
     """Of each call what the recorded one had; 0 for those that are new."""
     return (0 if place is None else values[place] for place in places)

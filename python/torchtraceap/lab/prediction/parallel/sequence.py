@@ -17,22 +17,26 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.parallel.blocks import blocks_of
-from torchtraceap.lab.prediction.parallel.exchanges import own_part, scattered, whole
-from torchtraceap.lab.prediction.parallel.tensor import axis_of_tokens, pairs_of
+from torchtraceap.lab.prediction.parallel.blocks import model_blocks
+from torchtraceap.lab.prediction.parallel.exchanges import (
+    gather_from_ranks,
+    reduce_scatter_from_region,
+    split_to_rank,
+)
+from torchtraceap.lab.prediction.parallel.tensor import find_pairs, token_axis
 
-__all__ = ["share_tokens", "stacks_of"]
+__all__ = ["block_stacks", "shard_tokens"]
 
 
-def stacks_of(model: nn.Module) -> list[list[nn.Module]]:
+def block_stacks(model: nn.Module) -> list[list[nn.Module]]:
     """Blocks with layers that are split, those of one list together; of a model that is whole.
 
     Raises:
         OptionError: There are none.
     """
-    split = {layer for pair in pairs_of(model) for layer in (*pair.columns, pair.rows)}
+    split = {layer for pair in find_pairs(model) for layer in (*pair.columns, pair.rows)}
     stacks: dict[str, list[nn.Module]] = {}
-    for name, block in blocks_of(model).items():
+    for name, block in model_blocks(model).items():
         if split & set(block.modules()):
             stacks.setdefault(name.rpartition(".")[0], []).append(block)
     if not stacks:
@@ -40,7 +44,7 @@ def stacks_of(model: nn.Module) -> list[list[nn.Module]]:
     return [*stacks.values()]
 
 
-def share_tokens(
+def shard_tokens(
     stacks: list[list[nn.Module]],
     group: dist.ProcessGroup,
     unsplit: Collection[nn.Parameter],
@@ -60,7 +64,9 @@ def share_tokens(
     """
     for stack in stacks:
         axis = _axis(stack[0])
-        take = own_part if enters_summed or stack is not stacks[0] else scattered
+        take = (
+            split_to_rank if enters_summed or stack is not stacks[0] else reduce_scatter_from_region
+        )
         enter = partial(_entered, take, group, axis)
         stack[0].register_forward_pre_hook(enter, with_kwargs=True)
         if leaves_whole or stack is not stacks[-1]:
@@ -103,7 +109,7 @@ def _entered(
     leaves, structure = tree_flatten((args, kwargs))
     at = _first(leaves)
     tokens = leaves[at]
-    along = axis_of_tokens(tokens) if axis is None else axis
+    along = token_axis(tokens) if axis is None else axis
     if tokens.shape[along] % group.size():
         raise OptionError(
             f"sequence parallelism shares {tokens.shape[along]} tokens, no multiple of "
@@ -116,8 +122,8 @@ def _entered(
 def _left(group: dist.ProcessGroup, axis: int | None, _: nn.Module, __: Any, output: Any) -> Any:
     leaves, structure = tree_flatten(output)
     at = _first(leaves)
-    along = axis_of_tokens(leaves[at]) if axis is None else axis
-    leaves[at] = whole(leaves[at], group, along)
+    along = token_axis(leaves[at]) if axis is None else axis
+    leaves[at] = gather_from_ranks(leaves[at], group, along)
     return tree_unflatten(leaves, structure)
 
 

@@ -17,7 +17,7 @@ from torchtraceap.lab.prediction.capture.calls import COMPUTE
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.streams import Streams
 
-__all__ = ["as_on_a_gpu"]
+__all__ = ["emulate_fsdp_device"]
 
 _MODULE = "torch.distributed.fsdp._fully_shard"
 _ASKING = ("_fsdp_collectives", "_fsdp_param_group", "_fsdp_state")
@@ -31,7 +31,7 @@ _NAMES = ("all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
 
 
 @contextmanager
-def as_on_a_gpu(recorder: Recorder) -> Iterator[None]:
+def emulate_fsdp_device(recorder: Recorder) -> Iterator[None]:
     """Within, FSDP2 has the streams of a GPU, and the recorder sees what it frees."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
@@ -84,7 +84,7 @@ class _Device:
         return _Stream(self._streams, self._streams.current)
 
     def stream(self, stream: _Stream) -> Any:
-        return self._streams.selected(stream.name)
+        return self._streams.select(stream.name)
 
 
 class _Stream:

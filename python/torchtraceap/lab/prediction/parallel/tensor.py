@@ -29,9 +29,14 @@ from torch.nn import functional
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.parallel.exchanges import entered, gathered, left, scattered
+from torchtraceap.lab.prediction.parallel.exchanges import (
+    copy_to_region,
+    gather_into_region,
+    reduce_from_region,
+    reduce_scatter_from_region,
+)
 
-__all__ = ["Pair", "axis_of_tokens", "pairs_of", "split_layers"]
+__all__ = ["Pair", "find_pairs", "split_layers", "token_axis"]
 
 _ATTENTION = (
     ("q_proj k_proj v_proj", "o_proj out_proj dense c_proj wo proj"),
@@ -91,7 +96,7 @@ class Pair:
     """Attention: the module that shares its heads out."""
 
 
-def pairs_of(model: nn.Module) -> tuple[Pair, ...]:
+def find_pairs(model: nn.Module) -> tuple[Pair, ...]:
     """Pairs in the order of the model; no layer is in two."""
     found: list[Pair] = []
     taken: set[nn.Module] = set()
@@ -175,17 +180,19 @@ class _Ranks:
     def enter(self, given: torch.Tensor, axis: int | None = None) -> torch.Tensor:
         """What goes into a pair; of parts along the dimension of the tokens the whole."""
         if not self.by_sequence:
-            return entered(given, self.group)
-        return gathered(given, self.group, axis_of_tokens(given) if axis is None else axis)
+            return copy_to_region(given, self.group)
+        return gather_into_region(given, self.group, token_axis(given) if axis is None else axis)
 
     def leave(self, product: torch.Tensor, axis: int | None = None) -> torch.Tensor:
         """What comes of a pair."""
         if not self.by_sequence:
-            return left(product, self.group)
-        return scattered(product, self.group, axis_of_tokens(product) if axis is None else axis)
+            return reduce_from_region(product, self.group)
+        return reduce_scatter_from_region(
+            product, self.group, token_axis(product) if axis is None else axis
+        )
 
 
-def axis_of_tokens(activations: torch.Tensor) -> int:
+def token_axis(activations: torch.Tensor) -> int:
     """[batch, tokens, features], or without a batch."""
     return 1 if activations.dim() > 2 else 0
 
@@ -210,7 +217,7 @@ def split_layers(
             the ranks.
     """
     parts = group.size()
-    pairs = [pair for pair in pairs_of(model) if attention or pair.heads is None]
+    pairs = [pair for pair in find_pairs(model) if attention or pair.heads is None]
     if not pairs:
         raise OptionError(
             "tp splits attention and pairs of linear layers, and finds none in the model that it "
@@ -295,7 +302,7 @@ def _entrance(pair: Pair, ranks: _Ranks) -> Callable[[torch.Tensor], torch.Tenso
             functools.partial(_gather_first, ranks), with_kwargs=True
         )
         return lambda given: given
-    return _Once(ranks.enter)
+    return _SharedEntry(ranks.enter)
 
 
 def _gather_first(ranks: _Ranks, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -307,7 +314,7 @@ def _gather_first(ranks: _Ranks, _: nn.Module, args: Any, kwargs: Any) -> tuple[
     def enter(each: Any) -> Any:
         if each is first and first is not None:
             return ranks.enter(each)
-        return entered(each, ranks.group) if _is_trained(each) else each
+        return copy_to_region(each, ranks.group) if _is_trained(each) else each
 
     found: tuple[Any, Any] = tree_unflatten([enter(each) for each in leaves], structure)
     return found
@@ -321,7 +328,7 @@ def _is_trained(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-class _Once:
+class _SharedEntry:
     """Layers that take the same input enter together."""
 
     def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -415,7 +422,9 @@ def _attention(
     )
     axis = 1 if attention.batch_first else 0
     inputs = {
-        id(each): order(entered(each, ranks.group)) for each in (key, value) if each is not query
+        id(each): order(copy_to_region(each, ranks.group))
+        for each in (key, value)
+        if each is not query
     }
     inputs[id(query)] = order(ranks.enter(query, axis))
     heads, width = attention.num_heads, attention.head_dim

@@ -24,15 +24,20 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.parallel.exchanges import entered, gathered, left, whole
-from torchtraceap.lab.prediction.parallel.tensor import axis_of_tokens, pairs_of
+from torchtraceap.lab.prediction.parallel.exchanges import (
+    copy_to_region,
+    gather_from_ranks,
+    gather_into_region,
+    reduce_from_region,
+)
+from torchtraceap.lab.prediction.parallel.tensor import find_pairs, token_axis
 from torchtraceap.lab.workloads.workload import Workload
 
-__all__ = ["Words", "loss_of_parts", "share_words", "words_of"]
+__all__ = ["VocabularyLayers", "find_vocabulary", "parallel_loss", "shard_vocabulary"]
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class VocabularyLayers:
     """Layers of a vocabulary, and how they meet the blocks of a model."""
 
     embedding: nn.Embedding
@@ -46,7 +51,7 @@ class Words:
 
 
 @contextmanager
-def loss_of_parts() -> Iterator[None]:
+def parallel_loss() -> Iterator[None]:
     """Within, a cross entropy takes logits of each rank's words, as torch's `loss_parallel`. What
     torch runs to learn the shapes of tensors that are shared among ranks is no part of a step."""
     from torch.distributed.tensor import _sharding_prop
@@ -64,7 +69,7 @@ def loss_of_parts() -> Iterator[None]:
         yield
 
 
-def words_of(workload: Workload, blocks: list[nn.Module]) -> Words:
+def find_vocabulary(workload: Workload, blocks: list[nn.Module]) -> VocabularyLayers:
     """Finds them in a model that is whole, by a forward pass.
 
     Args:
@@ -75,7 +80,7 @@ def words_of(workload: Workload, blocks: list[nn.Module]) -> Words:
         OptionError: There is no embedding.
     """
     model = workload.model
-    in_pairs = {layer for pair in pairs_of(model) for layer in (*pair.columns, pair.rows)}
+    in_pairs = {layer for pair in find_pairs(model) for layer in (*pair.columns, pair.rows)}
     embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m not in in_pairs]
     if not embeddings:
@@ -87,13 +92,13 @@ def words_of(workload: Workload, blocks: list[nn.Module]) -> Words:
 
     embedding = max(embeddings, key=lambda m: (head_of(m) is not None, m.num_embeddings))
     head = head_of(embedding)
-    seen = _Seen(embedding, head, blocks)
+    seen = _ForwardWatch(embedding, head, blocks)
     with seen.watched(model), torch.no_grad():
         workload.forward()
-    return Words(embedding, head, seen.enters, seen.leaves, tuple(seen.between))
+    return VocabularyLayers(embedding, head, seen.enters, seen.leaves, tuple(seen.between))
 
 
-class _Seen:
+class _ForwardWatch:
     """What a forward pass shows."""
 
     def __init__(
@@ -143,7 +148,9 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def share_words(words: Words, mesh: DeviceMesh, *, by_sequence: bool, splits_loss: bool) -> None:
+def shard_vocabulary(
+    words: VocabularyLayers, mesh: DeviceMesh, *, by_sequence: bool, splits_loss: bool
+) -> None:
     """Leaves of each layer what this rank has.
 
     Args:
@@ -189,11 +196,15 @@ def _embedded(
     own = (words.clone() - first).masked_fill_(others, 0)
     found = functional.embedding(own, layer.weight)
     found = found.masked_fill(others.unsqueeze(-1), 0.0)
-    return left(found, group) if sums else found
+    return reduce_from_region(found, group) if sums else found
 
 
 def _enter(group: dist.ProcessGroup, gathers: bool, given: torch.Tensor) -> torch.Tensor:
-    return gathered(given, group, axis_of_tokens(given)) if gathers else entered(given, group)
+    return (
+        gather_into_region(given, group, token_axis(given))
+        if gathers
+        else copy_to_region(given, group)
+    )
 
 
 def _logits(
@@ -206,7 +217,7 @@ def _logits(
 
 
 def _joined(group: dist.ProcessGroup, count: int, logits: torch.Tensor) -> torch.Tensor:
-    found = whole(logits, group, logits.dim() - 1)
+    found = gather_from_ranks(logits, group, logits.dim() - 1)
     return found if found.shape[-1] == count else found[..., :count]
 
 

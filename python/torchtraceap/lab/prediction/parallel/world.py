@@ -12,11 +12,11 @@ from torchtraceap.lab.prediction.parallel.strategy import Strategy
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["mesh_of", "one_rank"]
+__all__ = ["fake_rank", "make_mesh"]
 
 
 @contextmanager
-def one_rank(rank: int, world_size: int) -> Iterator[None]:
+def fake_rank(rank: int, world_size: int) -> Iterator[None]:
     """Within, this process is a rank of torch's `fake` back end.
 
     Raises:
@@ -38,7 +38,7 @@ def one_rank(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def mesh_of(strategy: Strategy) -> DeviceMesh:
+def make_mesh(strategy: Strategy) -> DeviceMesh:
     """The ranks as torch has them; its groups are those of the strategy's dimensions."""
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -8,14 +8,14 @@ from torchtraceap.lab.prediction.timeline.schedule import (
     schedule_steps,
     with_steady_loader,
 )
-from torchtraceap.lab.prediction.timeline.skew import with_slowest
+from torchtraceap.lab.prediction.timeline.skew import add_slowest_ranks
 
 __all__ = [
     "RankTimes",
     "Recording",
     "Schedule",
+    "add_slowest_ranks",
     "rank_trace",
     "schedule_steps",
-    "with_slowest",
     "with_steady_loader",
 ]

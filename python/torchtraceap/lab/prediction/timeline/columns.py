@@ -18,11 +18,16 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.lab.prediction.timeline.frame import Extra, Recording, file_members, frame_events
+from torchtraceap.lab.prediction.timeline.frame import (
+    Recording,
+    SingleEvent,
+    file_members,
+    frame_events,
+)
 from torchtraceap.lab.prediction.timeline.library_calls import CALLBACKS
 from torchtraceap.trace.event_table import Texts, event_table
 
-__all__ = ["AUTOGRAD", "MAIN", "Columns", "Entry"]
+__all__ = ["AUTOGRAD", "MAIN", "EventColumns", "StepEvent"]
 
 MAIN, AUTOGRAD = 0, 1
 """Threads."""
@@ -42,7 +47,7 @@ _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 
 
 @dataclass(slots=True)
-class Entry:
+class StepEvent:
     """An event in every step."""
 
     name: str
@@ -74,11 +79,11 @@ class Entry:
         return self.category in _CALLS
 
 
-class Columns:
+class EventColumns:
     """The columns of all events of all steps, and the arrows between them."""
 
     def __init__(
-        self, entries: Sequence[Entry], recording: Recording, ops: int, links: int
+        self, entries: Sequence[StepEvent], recording: Recording, ops: int, links: int
     ) -> None:
         self._entries, self._recording = entries, recording
         self._ops, self._links = ops, links
@@ -203,10 +208,10 @@ class Columns:
 
     # ------------------------------------------------------------------------- arrows
 
-    def _arrows(self, calls: Array) -> list[Extra]:
+    def _arrows(self, calls: Array) -> list[SingleEvent]:
         """From launches to work, and from operators to the nodes of the backward pass."""
         launches = {e.link: i for i, e in enumerate(self._entries) if e.is_call}
-        found: list[Extra] = []
+        found: list[SingleEvent] = []
         works = [(e.link, i) for i, e in enumerate(self._entries)
                  if e.link is not None and e.is_gpu]  # fmt: skip
         for step in range(self._recording.warm_up, self._steps):
@@ -215,7 +220,7 @@ class Columns:
                 found += self._arrow("ac2g", number, step, launches[link], target)
         return found + self._backward_arrows()
 
-    def _backward_arrows(self) -> list[Extra]:
+    def _backward_arrows(self) -> list[SingleEvent]:
         """From the innermost operator that autograd numbered to its node."""
         forward: dict[int, int] = {}
         nodes: dict[int, int] = {}
@@ -227,7 +232,7 @@ class Columns:
             elif entry.is_node:
                 nodes[entry.sequence] = place
         pairs = [(forward[each], place) for each, place in nodes.items() if each in forward]
-        found: list[Extra] = []
+        found: list[SingleEvent] = []
         number = 0
         for step in range(self._recording.warm_up, self._steps):
             for source, target in sorted(pairs, key=lambda pair: int(self._begin[0, pair[1]])):
@@ -235,16 +240,18 @@ class Columns:
                 found += self._arrow("fwdbwd", number, step, source, target)
         return found
 
-    def _arrow(self, name: str, number: int, step: int, source: int, target: int) -> list[Extra]:
+    def _arrow(
+        self, name: str, number: int, step: int, source: int, target: int
+    ) -> list[SingleEvent]:
         return [
-            Extra(
+            SingleEvent(
                 name, phase, self._pid(self._entries[place]), self._tid(self._entries[place]),
                 int(self._begin[step, place]), 0, name, {"id": number},
             )
             for phase, place in (("s", source), ("f", target))
         ]  # fmt: skip
 
-    def _waited_for_all(self, calls: Array) -> list[Extra]:
+    def _waited_for_all(self, calls: Array) -> list[SingleEvent]:
         """When it stops, the profiler waits for the device."""
         vendor = "hip" if self._recording.device.vendor == "amd" else "cuda"
         host = [i for i, entry in enumerate(self._entries) if not entry.is_gpu]
@@ -255,7 +262,7 @@ class Columns:
         if vendor == "cuda":
             args["cbid"] = CALLBACKS[name]
         pid = self._recording.process
-        return [Extra(name, "X", pid, pid, begin, end - begin, "cuda_runtime", args)]
+        return [SingleEvent(name, "X", pid, pid, begin, end - begin, "cuda_runtime", args)]
 
     # ------------------------------------------------------------------------- columns
 
@@ -269,10 +276,10 @@ class Columns:
     def _extent(self) -> tuple[int, int]:
         return int(self._begin[self._kept].min()), int(self._end[self._kept].max()) + 200_000
 
-    def _pid(self, entry: Entry) -> int:
+    def _pid(self, entry: StepEvent) -> int:
         return self._recording.gpu if entry.is_gpu else self._recording.process
 
-    def _tid(self, entry: Entry) -> int:
+    def _tid(self, entry: StepEvent) -> int:
         if entry.is_gpu:
             return entry.thread
         recording = self._recording
@@ -286,7 +293,7 @@ class Columns:
             for entry in self._entries
         ]
 
-    def _arguments(self, ids: Array, calls: Array, extra: Sequence[Extra]) -> dict[str, Any]:
+    def _arguments(self, ids: Array, calls: Array, extra: Sequence[SingleEvent]) -> dict[str, Any]:
         """Columns of `args`."""
         entries, more = self._entries, len(extra)
         ops = [None if entry.op is None else entry.op for entry in entries]
@@ -350,7 +357,7 @@ class Columns:
         every = np.concatenate([np.tile(codes, self._steps), np.full(more, -1)])
         return Texts(every, [*texts], is_json=True)
 
-    def _add_extra(self, columns: dict[str, Any], extra: Sequence[Extra]) -> None:
+    def _add_extra(self, columns: dict[str, Any], extra: Sequence[SingleEvent]) -> None:
         """Arguments of what is there once."""
         first = len(self._entries) * self._steps
         rows = [(first + i, each.args) for i, each in enumerate(extra) if not _is_arrow(each)]
@@ -371,7 +378,7 @@ def _of(column: Any, kept: Array) -> Any:
     return column[kept]
 
 
-def _is_arrow(event: Extra) -> bool:
+def _is_arrow(event: SingleEvent) -> bool:
     return event.phase in ("s", "f")
 
 

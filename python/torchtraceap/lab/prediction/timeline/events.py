@@ -18,20 +18,29 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
-from torchtraceap.lab.prediction.lowering.durations import recorded_arguments
+from torchtraceap.lab.prediction.lowering.durations import profiled_arguments
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
 from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
-from torchtraceap.lab.prediction.timeline.columns import AUTOGRAD, MAIN, Columns, Entry
+from torchtraceap.lab.prediction.timeline.columns import AUTOGRAD, MAIN, EventColumns, StepEvent
 from torchtraceap.lab.prediction.timeline.event_names import (
     annotation_of,
     callers_of,
     collective_arguments,
     launch_name,
 )
-from torchtraceap.lab.prediction.timeline.frame import Recording, shared_memory_bytes, threads
-from torchtraceap.lab.prediction.timeline.library_calls import calls_ahead
-from torchtraceap.lab.prediction.timeline.nested_ops import INSIDE, WRAPPED, Inside, arguments_of
+from torchtraceap.lab.prediction.timeline.frame import (
+    Recording,
+    shared_memory_bytes,
+    threads_per_multiprocessor,
+)
+from torchtraceap.lab.prediction.timeline.library_calls import calls_before_launch
+from torchtraceap.lab.prediction.timeline.nested_ops import (
+    NESTED_OPS,
+    WRAPPER_OPS,
+    NestedOps,
+    nested_arguments,
+)
 from torchtraceap.lab.prediction.timeline.schedule import RankTimes
 from torchtraceap.ops.devices import Device
 from torchtraceap.tables.gpu.occupancy import Multiprocessor, resident_blocks
@@ -60,7 +69,7 @@ class _Template:
 
     def __init__(self, times: RankTimes, recording: Recording) -> None:
         self._times, self._recording = times, recording
-        self._entries: list[Entry] = []
+        self._entries: list[StepEvent] = []
         self._ops = 0
         self._work, self._links = 0, 0
         self._compute, self._other = _STREAMS.get(recording.device.vendor, (7, 20))
@@ -81,7 +90,7 @@ class _Template:
         self._add_on_gpu("", whole, 0, "ProfilerStep#")
 
     def _add_fetch(self, step: LoweredStep) -> None:
-        times, fetch = self._times, step.around.fetch
+        times, fetch = self._times, step.loop.fetch
         if fetch is None or times.fetch_begin is None or times.fetch_end is None:
             return
         begin, end = times.fetch_begin, times.fetch_end
@@ -163,10 +172,10 @@ class _Template:
         self._add(call.name, "cpu_op", thread, begin, end, recorded, own, sequence=sequence)
         is_itself = len(lowered.ops) == 1 and lowered.ops[0].op.name == call.name
         launching = [op for op in lowered.ops if op.works]
-        if launching and call.name in WRAPPED:
-            self._add_wrapped(thread, WRAPPED[call.name], launching, begin, end, recorded)
-        if not launching and call.name in INSIDE:
-            self._add_inside(thread, INSIDE[call.name].ahead, begin, end, recorded)
+        if launching and call.name in WRAPPER_OPS:
+            self._add_wrapped(thread, WRAPPER_OPS[call.name], launching, begin, end, recorded)
+        if not launching and call.name in NESTED_OPS:
+            self._add_inside(thread, NESTED_OPS[call.name].ahead, begin, end, recorded)
         for place, op in enumerate(launching):
             behind = self._work + len(op.works)
             is_last = place + 1 == len(launching)
@@ -215,11 +224,11 @@ class _Template:
             if op.works[0].collective is not None:
                 args |= collective_arguments(op.works[0])
             self._add(op.op.name, "cpu_op", thread, begin, end, args, number)
-        inside = INSIDE.get(op.op.name, Inside(()))
+        inside = NESTED_OPS.get(op.op.name, NestedOps(()))
         free = self._add_allocated(thread, inside.ahead, begin, _recorded(op.op))
         self._add_inside(thread, inside.behind, times.wait_end[:, last], end, _recorded(op.op))
         for place, work in enumerate(op.works):
-            ahead = calls_ahead(op.op.name, op.works, place, self._recording.device.vendor)
+            ahead = calls_before_launch(op.op.name, op.works, place, self._recording.device.vendor)
             self._add_ahead(thread, ahead, free, number)
             free = times.launch_end[:, self._work]
             self._add_work(thread, work, number)
@@ -252,7 +261,7 @@ class _Template:
             outer, _, inner = name.partition("/")
             start = begin + each * place + each * 3 // 5
             stop = start + each * 4 // 5
-            args = arguments_of(outer, around)
+            args = nested_arguments(outer, around)
             self._add(outer, "cpu_op", thread, start, stop, args, self._next_op())
             if inner:
                 self._add_inside(thread, (inner,), start, stop, around)
@@ -311,14 +320,14 @@ class _Template:
         link: int | None = None,
         *,
         sequence: int | None = None,
-    ) -> Entry:
-        entry = Entry(name, category, thread, begin, end, args or {}, op, link, sequence)
+    ) -> StepEvent:
+        entry = StepEvent(name, category, thread, begin, end, args or {}, op, link, sequence)
         self._entries.append(entry)
         return entry
 
     def table(self) -> Any:
         """The `EventTable` of all steps."""
-        return Columns(self._entries, self._recording, self._ops, self._links).table()
+        return EventColumns(self._entries, self._recording, self._ops, self._links).table()
 
 
 def _thread(call: Call) -> int:
@@ -340,7 +349,7 @@ def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
     inputs = tuple(call.inputs.values()) if isinstance(call, Call) else call.inputs
     if not inputs:
         return {}
-    dims, types, strides, concrete = recorded_arguments(inputs)
+    dims, types, strides, concrete = profiled_arguments(inputs)
     return {
         "Concrete Inputs": concrete,
         "Input type": [_cxx_name(each) for each in types],
@@ -382,7 +391,7 @@ def _occupancy(work: GpuWork, device: Device) -> dict[str, float]:
     size = work.block[0] * work.block[1] * work.block[2]
     blocks = work.grid[0] * work.grid[1] * work.grid[2] / count
     warps = blocks * max(1, size // 32)
-    held = min(blocks, _resident(work, size, device)) * size / threads(device)
+    held = min(blocks, _resident(work, size, device)) * size / threads_per_multiprocessor(device)
     return {
         "blocks per SM": round(blocks, 6),
         "warps per SM": round(warps, 6),
@@ -395,7 +404,12 @@ def _resident(work: GpuWork, size: int, device: Device) -> float:
     major, _, minor = device.architecture.partition(".")
     capability = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
     on = Multiprocessor(
-        device.multiprocessors, threads(device), 65_536, shared_memory_bytes(device), 32, capability
+        device.multiprocessors,
+        threads_per_multiprocessor(device),
+        65_536,
+        shared_memory_bytes(device),
+        32,
+        capability,
     )
     given = (size, work.registers, work.shared_memory)
     found, _ = resident_blocks(on, *(np.array([float(each)]) for each in given))

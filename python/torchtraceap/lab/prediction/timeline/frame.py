@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchtraceap.lab.prediction.timeline.profilers import NEWEST, PROFILERS, job_members
+from torchtraceap.lab.prediction.timeline.profilers import NEWEST, PROFILERS, distributed_info
 from torchtraceap.ops.devices import Device
 
 __all__ = [
-    "Extra",
     "Recording",
+    "SingleEvent",
     "file_members",
     "frame_events",
     "shared_memory_bytes",
-    "threads",
+    "threads_per_multiprocessor",
 ]
 
 _QUARTER_NS = 7_889_238 * 10**9
@@ -94,7 +94,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Extra:
+class SingleEvent:
     """An event that is there once."""
 
     name: str
@@ -118,7 +118,7 @@ def file_members(recording: Recording) -> dict[str, Any]:
         **_versions(recording),
     }
     if world > 1:
-        found["distributedInfo"] = job_members(recording.rank, world, PROFILERS[NEWEST])
+        found["distributedInfo"] = distributed_info(recording.rank, world, PROFILERS[NEWEST])
     quarter = recording.common("quarter").randrange(4, _QUARTERS)
     found |= {
         "record_shapes": 1,
@@ -140,7 +140,7 @@ def _properties(device: Device, number: int) -> dict[str, Any]:
         "computeMajor": int(major) if major.isdigit() else 0,
         "computeMinor": int(minor) if minor.isdigit() else 0,
         "maxThreadsPerBlock": 1024,
-        "maxThreadsPerMultiprocessor": threads(device),
+        "maxThreadsPerMultiprocessor": threads_per_multiprocessor(device),
         "regsPerBlock": 65_536,
         "warpSize": 64 if is_amd else 32,
         "sharedMemPerBlock": 65_536 if is_amd else 49_152,
@@ -157,7 +157,7 @@ def _properties(device: Device, number: int) -> dict[str, Any]:
     }
 
 
-def threads(device: Device) -> int:
+def threads_per_multiprocessor(device: Device) -> int:
     """That a multiprocessor holds."""
     return _THREADS.get(device.architecture, 2048)
 
@@ -193,7 +193,7 @@ def _versions(recording: Recording) -> dict[str, Any]:
 
 def frame_events(
     recording: Recording, begin: int, end: int, has_backward: bool, streams: Sequence[int]
-) -> list[Extra]:
+) -> list[SingleEvent]:
     """Names of processes and threads, and what the profiler says of itself.
 
     Args:
@@ -213,28 +213,34 @@ def frame_events(
         thread = recording.autograd_thread
         tracks.append((process, thread, f"thread {thread} (pt_autograd_0)"))
     for pid, tid, label in tracks:
-        found.append(Extra("thread_name", "M", pid, tid, begin, args={"name": label}))
-        found.append(Extra("thread_sort_index", "M", pid, tid, begin, args={"sort_index": tid}))
+        found.append(SingleEvent("thread_name", "M", pid, tid, begin, args={"name": label}))
+        found.append(
+            SingleEvent("thread_sort_index", "M", pid, tid, begin, args={"sort_index": tid})
+        )
     rng = recording.own("span")
     start = begin - rng.randrange(20_000, 90_000)
     stop = end + rng.randrange(1_000, 20_000)
     later = stop + rng.randrange(10**6, 20 * 10**6)
-    span = Extra("PyTorch Profiler (0)", "X", "Spans", "PyTorch Profiler", start, stop - start,
-                 "Trace", {"Op count": 0})  # fmt: skip
+    span = SingleEvent(
+        "PyTorch Profiler (0)", "X", "Spans", "PyTorch Profiler", start, stop - start, "Trace",
+        {"Op count": 0},
+    )  # fmt: skip
     order = {"sort_index": 536_870_912}
     return [
         *found,
         span,
-        Extra("process_sort_index", "M", "Spans", 0, start, args=order),
-        Extra("Iteration Start: PyTorch Profiler", "i", "Traces", "Trace PyTorch Profiler", start,
-              scope="g"),
-        Extra("Record Window End", "i", "", "", later, scope="g"),
+        SingleEvent("process_sort_index", "M", "Spans", 0, start, args=order),
+        SingleEvent(
+            "Iteration Start: PyTorch Profiler", "i", "Traces", "Trace PyTorch Profiler", start,
+            scope="g",
+        ),
+        SingleEvent("Record Window End", "i", "", "", later, scope="g"),
     ]  # fmt: skip
 
 
-def _process(pid: int, order: int, name: str, label: str, ts: int) -> list[Extra]:
+def _process(pid: int, order: int, name: str, label: str, ts: int) -> list[SingleEvent]:
     return [
-        Extra("process_name", "M", pid, 0, ts, args={"name": name}),
-        Extra("process_labels", "M", pid, 0, ts, args={"labels": label}),
-        Extra("process_sort_index", "M", pid, 0, ts, args={"sort_index": order}),
+        SingleEvent("process_name", "M", pid, 0, ts, args={"name": name}),
+        SingleEvent("process_labels", "M", pid, 0, ts, args={"labels": label}),
+        SingleEvent("process_sort_index", "M", pid, 0, ts, args={"sort_index": order}),
     ]

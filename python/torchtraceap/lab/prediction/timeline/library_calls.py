@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
 
-__all__ = ["CALLBACKS", "calls_ahead"]
+__all__ = ["CALLBACKS", "calls_before_launch"]
 
 CALLBACKS = {
     "cuLaunchKernel": 307, "cuLaunchKernelEx": 652, "cudaDeviceGetAttribute": 200,
@@ -53,7 +53,9 @@ _KERNELS = (
 """By parts of kernels' names."""
 
 
-def calls_ahead(op: str, works: Sequence[GpuWork], place: int, vendor: str) -> tuple[str, ...]:
+def calls_before_launch(
+    op: str, works: Sequence[GpuWork], place: int, vendor: str
+) -> tuple[str, ...]:
     """Names of the calls ahead of a launch, in order.
 
     Args:

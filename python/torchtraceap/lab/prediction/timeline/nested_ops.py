@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["INSIDE", "WRAPPED", "Inside", "arguments_of"]
+__all__ = ["NESTED_OPS", "WRAPPER_OPS", "NestedOps", "nested_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class NestedOps:
     """Of an operator, those ahead of its launches, or all that it does, and those behind them.
 
     A name with slashes is of operators inside each other, the outermost first."""
@@ -22,32 +22,32 @@ class Inside:
     behind: tuple[str, ...] = ()
 
 
-_VIEW = Inside(("aten::as_strided",))
+_VIEW = NestedOps(("aten::as_strided",))
 _EMPTY = "aten::empty"
-INSIDE = {
+NESTED_OPS = {
     **{
         f"aten::{name}": _VIEW
         for name in (
             "expand", "permute", "select", "slice", "squeeze", "transpose", "unfold", "unsqueeze",
         )
     },
-    "aten::t": Inside(("aten::transpose/aten::as_strided",)),
-    "aten::detach": Inside(("detach",)),
-    "aten::empty_like": Inside((_EMPTY,)),
-    "aten::native_layer_norm": Inside((_EMPTY,) * 3, ("aten::view",) * 2),
-    "aten::cudnn_batch_norm": Inside(
+    "aten::t": NestedOps(("aten::transpose/aten::as_strided",)),
+    "aten::detach": NestedOps(("detach",)),
+    "aten::empty_like": NestedOps((_EMPTY,)),
+    "aten::native_layer_norm": NestedOps((_EMPTY,) * 3, ("aten::view",) * 2),
+    "aten::cudnn_batch_norm": NestedOps(
         ("aten::empty_like/aten::empty", "aten::view", *(_EMPTY,) * 4)
     ),
-    "aten::cudnn_batch_norm_backward": Inside((*(_EMPTY,) * 3, "aten::view", _EMPTY)),
-    "aten::convolution_backward": Inside((_EMPTY,)),
-    "aten::_efficient_attention_forward": Inside((_EMPTY,) * 4),
-    "aten::_flash_attention_forward": Inside(("aten::empty_like/aten::empty", *(_EMPTY,) * 3)),
+    "aten::cudnn_batch_norm_backward": NestedOps((*(_EMPTY,) * 3, "aten::view", _EMPTY)),
+    "aten::convolution_backward": NestedOps((_EMPTY,)),
+    "aten::_efficient_attention_forward": NestedOps((_EMPTY,) * 4),
+    "aten::_flash_attention_forward": NestedOps(("aten::empty_like/aten::empty", *(_EMPTY,) * 3)),
 }  # fmt: skip
-WRAPPED = {"aten::convolution": "aten::_convolution"}
+WRAPPER_OPS = {"aten::convolution": "aten::_convolution"}
 """Between a call and the operators that launch for it."""
 
 
-def arguments_of(name: str, around: dict[str, Any]) -> dict[str, Any]:
+def nested_arguments(name: str, around: dict[str, Any]) -> dict[str, Any]:
     """What `record_shapes` writes of one, given what it writes of the operator around it."""
     keys = ("Input Dims", "Input type", "Input Strides")
     dims, types, strides = (_first(around.get(key, ())) for key in keys)

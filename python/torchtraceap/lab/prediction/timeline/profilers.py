@@ -19,10 +19,10 @@ __all__ = [
     "NEWEST",
     "PROFILERS",
     "Profiler",
-    "as_profiled",
     "collective_kernel",
-    "job_members",
-    "profiler_of",
+    "detect_profiler",
+    "distributed_info",
+    "rewrite_for_profiler",
 ]
 
 _BASIC = (
@@ -87,7 +87,7 @@ PROFILERS = {
 NEWEST = "2.9"
 
 
-def as_profiled(
+def rewrite_for_profiler(
     table: _core.EventTable, profiler: Profiler, *, since_1970_ns: int = 1_700_000_000 * 10**9
 ) -> _core.EventTable:
     """The same events as another version writes them.
@@ -102,7 +102,7 @@ def as_profiled(
         base_ns = int(said.get("baseTimeNanoseconds") or since_1970_ns)
     events = [event for event in said.pop("traceEvents") if _is_written(event, profiler)]
     for event in events:
-        _say(event, profiler)
+        _drop_arguments(event, profiler)
         if not profiler.has_base_time and "ts" in event:
             _count_microseconds(event, base_ns)
     said = {**_members(said, profiler), "traceEvents": events}
@@ -116,7 +116,7 @@ def _is_written(event: dict[str, Any], profiler: Profiler) -> bool:
     return category != "fwdbwd" or profiler.links_backward
 
 
-def _say(event: dict[str, Any], profiler: Profiler) -> None:
+def _drop_arguments(event: dict[str, Any], profiler: Profiler) -> None:
     args = event.get("args")
     category = event.get("cat")
     if not args or category not in ("cpu_op", "user_annotation", "kernel"):
@@ -165,11 +165,11 @@ def _members(said: dict[str, Any], profiler: Profiler) -> dict[str, Any]:
             found.pop(key, None)
     job = found.get("distributedInfo")
     if job:
-        found["distributedInfo"] = job_members(job["rank"], job["world_size"], profiler)
+        found["distributedInfo"] = distributed_info(job["rank"], job["world_size"], profiler)
     return found
 
 
-def job_members(rank: int, world_size: int, profiler: Profiler) -> dict[str, Any]:
+def distributed_info(rank: int, world_size: int, profiler: Profiler) -> dict[str, Any]:
     """`distributedInfo` of a rank."""
     short = {"backend": "nccl", "rank": rank, "world_size": world_size}
     if not profiler.has_base_time:
@@ -184,7 +184,7 @@ def job_members(rank: int, world_size: int, profiler: Profiler) -> dict[str, Any
     return {**short, "pg_count": 1, "pg_config": [group], "nccl_version": profiler.nccl}
 
 
-def profiler_of(table: _core.EventTable) -> Profiler:
+def detect_profiler(table: _core.EventTable) -> Profiler:
     """The version that writes most like a trace says."""
     said = dict(table.metadata)
     if "baseTimeNanoseconds" not in said:

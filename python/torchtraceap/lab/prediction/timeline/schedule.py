@@ -130,7 +130,7 @@ def with_steady_loader(
 ) -> list[LoweredStep]:
     """Steps with as many batches ready as in the midst of a run: all that workers may make ahead
     where they are faster than the steps, else none but the first."""
-    fetches = [step.around.fetch for step in steps]
+    fetches = [step.loop.fetch for step in steps]
     most = max((fetch.every_ns for fetch in fetches if fetch is not None), default=0.0)
     if not most:
         return list(steps)
@@ -144,10 +144,10 @@ def with_steady_loader(
 
 
 def _with_fetch(step: LoweredStep, **changes: Any) -> LoweredStep:
-    fetch = step.around.fetch
+    fetch = step.loop.fetch
     if fetch is None:
         return step
-    return replace(step, around=replace(step.around, fetch=replace(fetch, **changes)))
+    return replace(step, loop=replace(step.loop, fetch=replace(fetch, **changes)))
 
 
 # ------------------------------------------------------------------------------------- one rank
@@ -169,16 +169,16 @@ class _RankLanes:
         self._builder, self._count = builder, count
         self._pieces = _host_pieces(step)
         works = [*step.works()]
-        host_factor *= step.slower[0]
-        if step.slower[1] != 1.0:
+        host_factor *= step.slowdown[0]
+        if step.slowdown[1] != 1.0:
             own = np.array([work.collective is None for work in works], dtype=bool)
-            gpu_ns = np.round(np.where(own, step.slower[1], 1.0) * gpu_ns).astype(np.int64)
+            gpu_ns = np.round(np.where(own, step.slowdown[1], 1.0) * gpu_ns).astype(np.int64)
         host = builder.add_lane(THREAD, rank=kind)
         self._host = self._add_host(host, host_factor)
         self._work = self._add_works(kind, works, gpu_ns, meetings)
         self._add_workers(kind, step)
         self._link(step, works)
-        self._has_fetch = step.around.fetch is not None
+        self._has_fetch = step.loop.fetch is not None
         self._factor = host_factor
         parts = (self._host.begin, self._host.end, self._work[0], self._work[1])
         self._sizes = [len(part) for part in parts]
@@ -222,7 +222,7 @@ class _RankLanes:
 
     def _add_workers(self, kind: int, step: LoweredStep) -> None:
         """Processes that make batches."""
-        fetch, count = step.around.fetch, self._count
+        fetch, count = step.loop.fetch, self._count
         if fetch is None or not fetch.every_ns:
             return
         lane = self._builder.add_lane(THREAD, rank=kind, index=1)
@@ -308,8 +308,8 @@ class _Pieces:
 
 
 def _host_pieces(step: LoweredStep) -> _Pieces:
-    made = _Cut()
-    around = step.around
+    made = _PieceBuilder()
+    around = step.loop
     made.add(0.0, around.between_ns)  # where the step's range begins
     if around.fetch is not None:
         made.add(0.0, given=around.fetch.host_ns)
@@ -339,7 +339,7 @@ def _host_pieces(step: LoweredStep) -> _Pieces:
     )
 
 
-class _Cut:
+class _PieceBuilder:
     """Pieces of the host as they are cut."""
 
     def __init__(self) -> None:
@@ -381,7 +381,7 @@ class _Meetings:
     def __init__(self, kind_of_rank: Sequence[int], steps: Sequence[LoweredStep]) -> None:
         self._kind_of_rank = kind_of_rank
         self._beside = {
-            kind: step.beside for kind, step in enumerate(steps) if step.beside is not None
+            kind: step.slowest_of for kind, step in enumerate(steps) if step.slowest_of is not None
         }
         self._slowest = {usual: kind for kind, usual in self._beside.items()}
         self._parts: dict[tuple[Any, ...], list[tuple[int, int, int]]] = defaultdict(list)

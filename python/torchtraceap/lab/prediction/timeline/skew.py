@@ -17,7 +17,7 @@ import numpy as np
 
 from torchtraceap.lab.prediction.lowering.step import LoweredStep
 
-__all__ = ["expected_most", "with_slowest"]
+__all__ = ["add_slowest_ranks", "expected_maximum"]
 
 # Steps of seven public traces (A100, V100, H100, MI300X; benchmarks/prediction/step_noise.py) over
 # the median of their trace: host times without waits, GPU times without collectives and copies.
@@ -33,7 +33,7 @@ _GPU = (
 )  # fmt: skip
 
 
-def expected_most(ratios: Sequence[float], count: int) -> float:
+def expected_maximum(ratios: Sequence[float], count: int) -> float:
     """The mean of the largest of `count` draws from these values; 1 of none."""
     if count < 1:
         return 1.0
@@ -41,7 +41,7 @@ def expected_most(ratios: Sequence[float], count: int) -> float:
     return float(np.diff(shares**count) @ np.sort(ratios))
 
 
-def with_slowest(
+def add_slowest_ranks(
     steps: Sequence[LoweredStep], kind_of_rank: Sequence[int]
 ) -> tuple[list[LoweredStep], tuple[int, ...]]:
     """Steps with those of the slowest of each kind behind them, and the kind of each rank.
@@ -50,7 +50,7 @@ def with_slowest(
     never meet, in pipelines whose stages have not as many ranks, in groups without two of a kind.
     """
     ranks = [list(kind_of_rank).count(kind) for kind in range(len(steps))]
-    if len({*ranks}) > 1 and _talk(steps):
+    if len({*ranks}) > 1 and _has_send_recv(steps):
         return list(steps), tuple(kind_of_rank)
     slowest = {
         kind: len(steps) + place
@@ -58,8 +58,8 @@ def with_slowest(
     }
     found = list(steps)
     for kind in slowest:
-        factors = expected_most(_HOST, ranks[kind]), expected_most(_GPU, ranks[kind])
-        found.append(replace(steps[kind], slower=factors, beside=kind))
+        factors = expected_maximum(_HOST, ranks[kind]), expected_maximum(_GPU, ranks[kind])
+        found.append(replace(steps[kind], slowdown=factors, slowest_of=kind))
     first = {kind: list(kind_of_rank).index(kind) for kind in slowest}
     kinds = tuple(
         kind if rank == first.get(kind, rank) else slowest[kind]
@@ -69,7 +69,7 @@ def with_slowest(
     return (found, kinds) if slowest and meets else (list(steps), tuple(kind_of_rank))
 
 
-def _talk(steps: Sequence[LoweredStep]) -> bool:
+def _has_send_recv(steps: Sequence[LoweredStep]) -> bool:
     """Pairs of ranks send and receive."""
     works = (work for step in steps for work in step.works())
     return any(each.peer is not None for work in works for each in work.collectives)

@@ -1,4 +1,4 @@
-"""Which kernels, copies and memsets an operator puts on the GPU, and what Kineto would call them.
+"""Kernels, copies and memsets that an operator launches, with Kineto's names.
 
 One file for each family of operators. The rules are those of ATen's sources (which kernel is
 launched, with which grid) and of what its libraries do; none is a table of traces.
@@ -37,14 +37,14 @@ from torchtraceap.ops.models.families import family_of
 __all__ = ["RULED", "kernel_names", "kernels_of"]
 
 _START_NS = 1_000.0
-"""What the shortest kernels take."""
+"""Duration of the shortest kernels."""
 _LEAST_OF_MAIN = 0.5
 
 
 def kernels_of(
     op: LaunchingOp, device: Device, libraries: Libraries, time: OpTime
 ) -> tuple[GpuWork, ...]:
-    """The GPU work of one operator, in the order of the stream.
+    """Return the GPU work of an operator in stream order.
 
     Args:
         op: As `launching_ops` gives it.
@@ -59,7 +59,7 @@ def kernels_of(
 
 
 def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
-    """Names of an operator's kernels, copies and memsets apart."""
+    """Return the names of an operator's kernels, without copies and memsets."""
     launches = _launches(op, Setting(device, libraries))
     return tuple(each.name for each in launches if each.kind is WorkKind.KERNEL)
 
@@ -72,7 +72,7 @@ def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
 
 
 def _unknown(op: LaunchingOp) -> Launch:
-    """One kernel, whose name says the family and the operator."""
+    """Return one kernel named after the family and the operator."""
     family = family_of(op.name)
     elements = max((each.elements for each in op.tensors), default=1)
     grid = (max(1, -(-elements // 512)), 1, 1)
@@ -80,7 +80,7 @@ def _unknown(op: LaunchingOp) -> Launch:
 
 
 def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[float]:
-    """Parts of the operator's time; see Note [Shares]."""
+    """Return the share of the operator's time for each launch; see Note [Shares]."""
     alone = [_START_NS + 1e9 * (each.moved or 0.0) / device.bandwidth for each in launches]
     mains = sum(each.moved is None for each in launches)
     if not mains:
@@ -125,5 +125,4 @@ _RULES: dict[str, Rule] = {
 }
 
 RULED = tuple(_RULES)
-"""Operators of ATen, and of torchvision, that have a rule of their own; others are loops over
-elements, or unknown."""
+"""Operators of ATen and torchvision with a rule of their own; others are pointwise or unknown."""

@@ -10,11 +10,11 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    bool_at,
     bytes_of,
     ceil_div,
-    flag,
-    given,
-    tensor,
+    number_at,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
@@ -27,7 +27,7 @@ _MOST_SPLITS = 128
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """Sizes of an attention, as [batch, length, heads, width]."""
+    """Sizes of attention on [batch, length, heads, width]."""
 
     batch: int
     length: int
@@ -40,22 +40,27 @@ class _Heads:
 
     @property
     def padded(self) -> int:
-        """Width that a kernel is made for."""
+        """Head width that the kernel is compiled for."""
         return next((width for width in _WIDTHS if width >= self.width), _WIDTHS[-1])
 
 
 def _heads(op: LaunchingOp, first: int, dropout: int, causal: int) -> _Heads | None:
-    query, key = tensor(op, first), tensor(op, first + 1)
+    query, key = tensor_at(op, first), tensor_at(op, first + 1)
     if query is None or key is None or len(query.shape) != 4 or len(key.shape) != 4:
         return None
     batch, length, heads, width = query.shape
-    chance = given(op, dropout, 0.0)
-    return _Heads(batch, length, heads, width, key.shape[1], query.dtype, flag(op, causal), chance)
+    chance = number_at(op, dropout, 0.0)
+    return _Heads(
+        batch, length, heads, width, key.shape[1], query.dtype, bool_at(op, causal), chance
+    )
 
 
 def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One kernel; where its blocks would leave the device half empty, keys are split among more
-    blocks, and a second kernel puts their results together (`num_splits_heuristic`)."""
+    """Launch flash attention.
+
+    If its blocks leave the device half empty, keys are split among more blocks and a second kernel
+    combines the results (`num_splits_heuristic`).
+    """
     heads = _heads(op, 0, 7, 8)
     if heads is None:
         return ()
@@ -99,7 +104,7 @@ def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _flash_tile(heads: _Heads, setting: Setting) -> tuple[int, int, int]:
-    """Rows and columns of a block, and its warps (`flash_fwd_launch_template.h`)."""
+    """Return rows and columns of a block and its warps (`flash_fwd_launch_template.h`)."""
     drops = heads.dropout > 0
     wide_chip = setting.device.architecture not in ("8.6", "8.9")
     if heads.padded <= 32:
@@ -136,10 +141,10 @@ def _splits(heads: _Heads, setting: Setting) -> int:
 
 
 def _flash_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Products of gradient and result, the gradients in one kernel, and that of the query cast
-    from what was summed in fp32."""
+    """Launch the dot products of gradient and output, the gradients, and the cast of the
+    query's."""
     heads = _heads(op, 1, 10, 11)
-    query = tensor(op, 1)
+    query = tensor_at(op, 1)
     if heads is None or query is None:
         return ()
     if setting.is_amd:
@@ -191,7 +196,7 @@ def _chip(setting: Setting) -> str:
 
 
 def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Blocks of 64 queries; of 32 where a head is so wide that its sums go to memory."""
+    """Launch blocks of 64 queries, or of 32 if a wide head accumulates in memory."""
     heads = _heads(op, 0, 8, 9)
     if heads is None:
         return ()
@@ -215,7 +220,7 @@ def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 def _efficient_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     heads = _heads(op, 1, 11, 14)
-    query = tensor(op, 1)
+    query = tensor_at(op, 1)
     if heads is None or query is None:
         return ()
     if setting.is_amd:

@@ -22,14 +22,14 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    as_number,
     bytes_of,
     ceil_div,
-    computed_in,
     cpp_name,
-    given,
     memset,
-    number,
-    tensor,
+    number_at,
+    opmath_name,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
@@ -42,7 +42,7 @@ _DEEP = 128
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """What decides about kernels."""
+    """Sizes that determine the kernels of a convolution."""
 
     source: TensorInfo
     weight: TensorInfo
@@ -59,17 +59,17 @@ class _Convolution:
 
     @property
     def is_last(self) -> bool:
-        """Channels lie together."""
+        """Whether the tensor is channels-last."""
         return self.source.strides[1] == 1 and self.source.shape[1] > 1
 
     @property
     def is_three(self) -> bool:
-        """3 x 3 of stride 1."""
+        """Whether the filter is 3 x 3 with stride 1."""
         return self.weight.shape[2:] == (3, 3) and self.stride == 1
 
     @property
     def positions(self) -> int:
-        """Of the input, in all images."""
+        """Input positions in all images."""
         return self.source.elements // max(1, self.source.shape[1])
 
     @property
@@ -83,17 +83,19 @@ def _convolution(
     if source is None or weight is None or len(source.shape) < 3:
         return None
     steps = stride if isinstance(stride, tuple) else (stride,)
-    step = int(max((number(each, 1) for each in steps if not isinstance(each, tuple)), default=1))
+    step = int(
+        max((as_number(each, 1) for each in steps if not isinstance(each, tuple)), default=1)
+    )
     return _Convolution(source, weight, made, step)
 
 
 def _made_elements(source: TensorInfo | None, weight: TensorInfo | None, stride: Value) -> int:
-    """Of the result, its borders apart."""
+    """Return the elements of the output, ignoring borders."""
     if source is None or weight is None or len(source.shape) < 3:
         return 0
     steps = stride if isinstance(stride, tuple) and stride else (1,)
     sizes = [
-        ceil_div(size, int(number(steps[min(at, len(steps) - 1)], 1)))
+        ceil_div(size, int(as_number(steps[min(at, len(steps) - 1)], 1)))
         for at, size in enumerate(source.shape[2:])
     ]
     return source.shape[0] * weight.shape[0] * prod(sizes)
@@ -103,15 +105,15 @@ def _made_elements(source: TensorInfo | None, weight: TensorInfo | None, stride:
 
 
 def _cudnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor(op, 0), tensor(op, 1)
+    source, weight = tensor_at(op, 0), tensor_at(op, 1)
     stride = op.inputs[3] if len(op.inputs) > 3 else 1
     found = _convolution(source, weight, _made_elements(source, weight, stride), stride)
     return () if found is None else _forward(found, "fprop", setting)
 
 
 def _cudnn_transpose(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """The gradient of a convolution by its input; kernels as of one."""
-    source, weight = tensor(op, 0), tensor(op, 1)
+    """Launch a transposed convolution with the kernels of a gradient by the input."""
+    source, weight = tensor_at(op, 0), tensor_at(op, 1)
     stride = op.inputs[4] if len(op.inputs) > 4 else 1
     if source is None or weight is None:
         return ()
@@ -137,7 +139,7 @@ def _forward(found: _Convolution, way: str, setting: Setting) -> list[Launch]:
 
 
 def _together(found: _Convolution, source: TensorInfo) -> list[Launch]:
-    """A tensor and the weight, channels of an element moved together; see Note [Layouts]."""
+    """Convert a tensor and the weight to channels-last; see Note [Layouts]."""
     moves: list[Launch] = []
     for each in (source, found.weight):
         if each.shape[1] % _WIDE_CHANNELS and found.dtype.size == 2:
@@ -175,7 +177,7 @@ def _to_apart(dtype: DType, size: float) -> Launch:
 
 
 def _main(found: _Convolution, way: str, setting: Setting) -> Launch:
-    """The product itself; a kernel of cuDNN or of CUTLASS by its name."""
+    """Return the main kernel of cuDNN or CUTLASS."""
     half = {"float16": "f16", "bfloat16": "bf16"}.get(found.dtype.name)
     rows = ceil_div(found.made_elements, max(1, found.weight.shape[0]))
     grid = (ceil_div(rows, 128), ceil_div(found.weight.shape[0], 128), 1)
@@ -192,8 +194,8 @@ def _main(found: _Convolution, way: str, setting: Setting) -> Launch:
 
 
 def _on_vectors(found: _Convolution) -> list[Launch]:
-    """fp32 without matrix units: Winograd for 3 x 3 of stride 1, else products with offsets that
-    a kernel computes before."""
+    """Launch fp32 kernels without matrix units: Winograd for 3 x 3 of stride 1, else implicit
+    products."""
     t = "float"
     grid = (ceil_div(found.made_elements, 4096), 1, 1)
     if found.is_three and found.source.shape[1] >= _DEEP:
@@ -235,8 +237,8 @@ def _winograd(found: _Convolution, way: str, grid: tuple[int, int, int]) -> list
 
 
 def _backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Of the input and of the weight, one after the other."""
-    grad, source, weight = (tensor(op, place) for place in range(3))
+    """Launch the gradients of the input and the weight, one after the other."""
+    grad, source, weight = (tensor_at(op, place) for place in range(3))
     if grad is None:
         return ()
     stride = op.inputs[4] if len(op.inputs) > 4 else 1
@@ -245,7 +247,7 @@ def _backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     wanted = op.inputs[10] if len(op.inputs) > 10 else None
     asked = wanted if isinstance(wanted, tuple) and len(wanted) > 1 else (True, True)
-    groups = int(given(op, 9, 1))
+    groups = int(number_at(op, 9, 1))
     if groups > 1 and groups == found.source.shape[1] and found.weight.shape[1] == 1:
         return _depthwise_backward(found, asked, setting)
     parts = _miopen_parts(found) if setting.is_amd else _cudnn_parts(found, grad, setting)
@@ -333,8 +335,8 @@ def _old_backward_weight(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequence[Launch]:
-    """Operators of their own before torch 1.11; the other factor stands behind the gradient."""
-    grad, other = tensor(op, 1), tensor(op, 2)
+    """Launch the backward operators of torch before 1.11; the other factor follows the gradient."""
+    grad, other = tensor_at(op, 1), tensor_at(op, 2)
     if grad is None or other is None or len(grad.shape) < 4 or len(other.shape) < 4:
         return ()
     if of_weight:
@@ -355,7 +357,7 @@ def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequ
 
 
 def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor(op, 0), tensor(op, 1)
+    source, weight = tensor_at(op, 0), tensor_at(op, 1)
     stride = op.inputs[4] if len(op.inputs) > 4 else 1
     found = _convolution(source, weight, _made_elements(source, weight, stride), stride)
     if found is None:
@@ -400,7 +402,7 @@ def _scaled(size: float) -> Launch:
 
 
 def _cast(found: _Convolution) -> list[Launch]:
-    """Sums of halves are made in fp32."""
+    """Cast sums of halves, which are made in fp32."""
     cast = Launch("SubTensorOpWithCastTensor1d", (65536, 1, 1), (256, 1, 1), 3 * found.made_bytes)
     return [cast] if found.dtype.size == 2 else []
 
@@ -437,12 +439,12 @@ def _miopen_parts(found: _Convolution) -> tuple[list[Launch], list[Launch]]:
 
 
 def _depthwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor(op, 0), tensor(op, 1)
+    source, weight = tensor_at(op, 0), tensor_at(op, 1)
     if source is None or weight is None or len(weight.shape) < 4:
         return ()
     t, size = cpp_name(source.dtype), weight.shape[-1]
     three = len(source.shape) == 5
-    a = computed_in(source.dtype)
+    a = opmath_name(source.dtype)
     if three:
         name = (
             f"void at::native::(anonymous namespace)::conv_depthwise3d_cuda_kernel<{t}, {a}, "

@@ -1,4 +1,4 @@
-"""FBGEMM's operators of embedding tables that are looked up together, as in TorchRec."""
+"""Kernels of FBGEMM's fused embedding lookups, as in TorchRec."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     bytes_of,
     ceil_div,
     cpp_name,
-    tensor,
+    tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.kernels.reductions import scanned
-from torchtraceap.lab.prediction.lowering.kernels.rows import sorted_pairs
+from torchtraceap.lab.prediction.lowering.kernels.reductions import scan_launches
+from torchtraceap.lab.prediction.lowering.kernels.rows import radix_sort
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
@@ -36,8 +36,8 @@ def _accessor(t: str, dims: int = 1) -> str:
 
 
 def _lookup(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """A row of a bag by a warp, or by a part of one where rows are short."""
-    weights, indices, offsets = (tensor(op, place) for place in range(3))
+    """Launch a lookup in which a warp, or part of one, reads a row."""
+    weights, indices, offsets = (tensor_at(op, place) for place in range(3))
     if weights is None or indices is None or offsets is None:
         return ()
     t, lanes, rounds = _shape(op, weights)
@@ -50,16 +50,15 @@ def _lookup(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _shape(op: LaunchingOp, weights: TensorInfo) -> tuple[str, int, int]:
-    """Type of elements, threads of a row, and how often those go along it."""
+    """Return the element type, the threads of a row, and their rounds along it."""
     widest = max((table.columns for table in fused_tables(op.inputs)), default=_LANES)
     lanes = min(_LANES, max(_FEWEST_LANES, 1 << ceil(log2(max(1, ceil_div(widest, _VECTOR))))))
     return cpp_name(weights.dtype), lanes, max(1, ceil_div(widest, _VECTOR * lanes))
 
 
 def _update(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Indices are sorted and equal ones counted, then rows get the sums of their gradients: rows
-    with many by blocks, the others by warps."""
-    weights, indices = tensor(op, 1), tensor(op, 2)
+    """Launch an update: sort and count indices, then add gradients to rows by blocks or warps."""
+    weights, indices = tensor_at(op, 1), tensor_at(op, 2)
     if weights is None or indices is None:
         return ()
     t, lanes, rounds = _shape(op, weights)
@@ -75,12 +74,12 @@ def _update(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [
         Launch(f"void linearize_index_kernel<{i}>({_accessor(i)})",
                (ceil_div(count, _ROW_THREADS), 1, 1), (_ROW_THREADS, 1, 1), 24.0 * count, 48),
-        *sorted_pairs(i, count, max(1, ceil(log2(max(rows, 2))))),
+        *radix_sort(i, count, max(1, ceil(log2(max(rows, 2))))),
         Launch("void cub::DeviceCompactInitKernel<cub::ReduceByKeyScanTileState<int, int, true>, "
                "int*>(cub::ReduceByKeyScanTileState<int, int, true>, int, int*)",
                (1, 1, 1), (128, 1, 1), 4.0, 16),
         Launch(runs, (ceil_div(count, 128 * 8), 1, 1), (128, 1, 1), 24.0 * count, 64, 12_304),
-        *scanned("int", count, 8.0 * count),
+        *scan_launches("int", count, 8.0 * count),
         Launch(f"{stem}_{_LONG_SEGMENTS}({_accessor('int')})",
                (ceil_div(count, _ROW_THREADS), 1, 1), (_ROW_THREADS, 1, 1), 4.0 * count, 32),
         Launch(f"void {stem}_kernel_cta_per_row_1{by}",
@@ -91,8 +90,8 @@ def _update(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _permuted(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Lengths, their sums before and after, and what they bound."""
-    lengths, values = tensor(op, 0), tensor(op, 1)
+    """Launch the permutation of lengths and values with prefix sums before and after."""
+    lengths, values = tensor_at(op, 0), tensor_at(op, 1)
     if lengths is None or values is None:
         return ()
     i, count = cpp_name(lengths.dtype), lengths.elements
@@ -100,22 +99,22 @@ def _permuted(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [
         Launch(f"void fbgemm_gpu::permute_2D_lengths_kernel<{i}>(int, int, {i} const*, int const*,"
                f" {i}*)", (ceil_div(count, 256), 1, 1), (256, 1, 1), moved, 28),
-        *scanned(i, count, moved),
-        *scanned(i, count, moved),
+        *scan_launches(i, count, moved),
+        *scan_launches(i, count, moved),
         Launch(f"void fbgemm_gpu::permute_2D_data_kernel<false, {i}, {v}, decltype(nullptr)>(int, "
                f"int, int, {v} const*, {v}*)", (ceil_div(count, 32), 1, 1), (32, 32, 1), None, 17),
     ]  # fmt: skip
 
 
 def _sums(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    lengths = tensor(op, 0)
+    lengths = tensor_at(op, 0)
     if lengths is None:
         return ()
-    return scanned(cpp_name(lengths.dtype), lengths.elements, 2 * bytes_of(lengths))
+    return scan_launches(cpp_name(lengths.dtype), lengths.elements, 2 * bytes_of(lengths))
 
 
 def _checked(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    indices, offsets = tensor(op, 0), tensor(op, 1)
+    indices, offsets = tensor_at(op, 0), tensor_at(op, 1)
     if indices is None or offsets is None:
         return ()
     i = cpp_name(indices.dtype)
@@ -124,8 +123,8 @@ def _checked(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _by_owner(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """How many indices of each bag a rank has, and those one after the other."""
-    lengths, values = tensor(op, 0), tensor(op, 1)
+    """Launch the counting and sorting of indices by the rank that owns the row."""
+    lengths, values = tensor_at(op, 0), tensor_at(op, 1)
     if lengths is None or values is None:
         return ()
     i, v = cpp_name(lengths.dtype), cpp_name(values.dtype)
@@ -134,7 +133,7 @@ def _by_owner(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [
         Launch(f"{stem}1<{i}, {v}>(int, int, {v} const*, {i} const*, {v} const*, {i}*)",
                grid, (256, 1, 1), bytes_of(lengths, values), 32),
-        *scanned(i, lengths.elements, 2 * bytes_of(lengths)),
+        *scan_launches(i, lengths.elements, 2 * bytes_of(lengths)),
         Launch(f"{stem}2<false, {i}, {v}>(int, int, {v} const*, {i} const*, {v} const*, {v}*)",
                grid, (256, 1, 1), None, 40),
     ]  # fmt: skip

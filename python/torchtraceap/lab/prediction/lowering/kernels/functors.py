@@ -1,4 +1,4 @@
-"""Names of the functions that ATen applies to each element, and the types they compute with."""
+"""Names and compute types of the functions that ATen applies to each element."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torchtraceap.core.dtypes import BOOL, DType, dtype_named
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
-from torchtraceap.lab.prediction.lowering.kernels.launch import computed_in, cpp_name
+from torchtraceap.lab.prediction.lowering.kernels.launch import cpp_name, opmath_name
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.ops.models.families import family_of
 
-__all__ = ["Functor", "functor_of", "is_pointwise", "promoted"]
+__all__ = ["Functor", "functor_of", "is_pointwise", "promoted_dtype"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class Functor:
 
     name: str
     computes: tuple[DType, ...]
-    """Types that it takes and, last, gives."""
+    """Input types followed by the output type."""
     makes: DType
-    """Type of what the operator makes."""
+    """Output type of the operator."""
     arguments: int = 0
-    """Operands that it reads; 0: all."""
+    """Number of operands read; 0 for all."""
 
 
 _FAMILIES = ("elementwise", "activation", "dropout", "loss")
@@ -70,17 +70,17 @@ _UNARY: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "masked_fill": (f"{_ANONYMOUS}masked_fill_kernel(at::TensorIterator&, c10::Scalar const&)", 1,
                     _ALL_COMPLEX_TOO),
 }  # fmt: skip
-"""Function, how deep its lambdas are, and the order of its types."""
+"""Function name, nesting of its lambdas, and order of its types."""
 _SAME_LAMBDA = {"clamp_min": "clamp", "clamp_max": "clamp"}
 
 
 def is_pointwise(name: str) -> bool:
-    """Whether an operator of ATen computes each element by itself."""
+    """Return whether an operator of ATen computes each element independently."""
     return name.startswith("aten::") and family_of(name) in _FAMILIES
 
 
-def promoted(operands: Sequence[TensorInfo]) -> DType:
-    """The common type of some tensors; those without dimensions count only if no other does."""
+def promoted_dtype(operands: Sequence[TensorInfo]) -> DType:
+    """Return the promoted type; tensors without dimensions count only among themselves."""
     with_dims = [each for each in operands if each.shape]
     ranked = with_dims or list(operands)
     best = max(ranked, key=lambda each: (each.dtype.rank, each.dtype.size))
@@ -92,7 +92,7 @@ def promoted(operands: Sequence[TensorInfo]) -> DType:
 
 
 def functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> Functor:
-    """What computes an element of an operator.
+    """Return the function that computes an element of an operator.
 
     Args:
         op: An operator that computes each element by itself.
@@ -101,10 +101,10 @@ def functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> Functor:
     base = op.name.removeprefix("aten::").rstrip("_")
     base = _SAME_LAMBDA.get(base, base)
     data = [each for each in operands if each.dtype != BOOL] or list(operands)
-    common = promoted(data)
+    common = promoted_dtype(data)
     if base in ("add", "sub", "mul", "div") and common.rank < 2 and base == "div":
         common = _FLOAT32 or common
-    t, wide = cpp_name(common), computed_in(common)
+    t, wide = cpp_name(common), opmath_name(common)
     two = len(operands) > 1
     same = (common,) * 3 if two else (common,) * 2
     if base in ("add", "sub"):

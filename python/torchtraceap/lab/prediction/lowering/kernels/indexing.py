@@ -1,4 +1,4 @@
-"""Operators that read or write by index, and that join tensors."""
+"""Kernels of operators that index or join tensors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    as_number,
+    bool_at,
     bytes_of,
     ceil_div,
-    computed_in,
     cpp_name,
-    flag,
-    given,
+    first_output,
     memcpy,
-    number,
-    result,
-    tensor,
+    number_at,
+    opmath_name,
+    tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.kernels.pointwise import copying_loop
-from torchtraceap.lab.prediction.lowering.kernels.reductions import scanned
-from torchtraceap.lab.prediction.lowering.kernels.rows import sorted_pairs
+from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
+from torchtraceap.lab.prediction.lowering.kernels.reductions import scan_launches
+from torchtraceap.lab.prediction.lowering.kernels.rows import radix_sort
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
@@ -41,7 +41,7 @@ def _opaque(each: TensorInfo) -> str:
 
 
 def _index(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     made = _selected(op, source)
@@ -49,8 +49,8 @@ def _index(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _selected(op: LaunchingOp, source: TensorInfo) -> int:
-    """Elements that an index picks."""
-    known = result(op)
+    """Return the number of elements that an index selects."""
+    known = first_output(op)
     if known is not None:
         return known.elements
     indices = op.inputs[1] if len(op.inputs) > 1 else ()
@@ -81,12 +81,12 @@ def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:
 
 
 def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Sums into the same place need the indices in order first."""
-    source, values = tensor(op, 0), tensor(op, 2)
+    """Launch `index_put`; accumulation sorts the indices first."""
+    source, values = tensor_at(op, 0), tensor_at(op, 2)
     if source is None:
         return ()
     count = values.elements if values is not None else source.elements
-    if not flag(op, 3):
+    if not bool_at(op, 3):
         return [_by_index("index_put_kernel_impl", source, count, 2.0 * count * source.dtype.size)]
     t = cpp_name(source.dtype)
     rows = max((each.elements for each in op.tensors[1:] if each.dtype.rank == 1), default=count)
@@ -95,15 +95,15 @@ def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"{t}*, long, long, long, long, bool)"
     )
     last = Launch(name, (ceil_div(rows, 4), 1, 1), (32, 4, 1), 3.0 * count * source.dtype.size, 34)
-    return [*sorted_pairs("long", rows, max(1, source.elements.bit_length())), last]
+    return [*radix_sort("long", rows, max(1, source.elements.bit_length())), last]
 
 
 def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, indices = tensor(op, 0), tensor(op, 2)
+    source, indices = tensor_at(op, 0), tensor_at(op, 2)
     if source is None or indices is None:
         return ()
     t, i = cpp_name(source.dtype), cpp_name(indices.dtype)
-    axis = int(number(op.inputs[1], 0)) % max(1, len(source.shape))
+    axis = int(as_number(op.inputs[1], 0)) % max(1, len(source.shape))
     length = source.shape[axis] if source.shape else 1
     made = source.elements // max(1, length) * indices.elements
     dims = min(2, max(1, len(source.shape)))
@@ -122,7 +122,7 @@ def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, indices, added = tensor(op, 0), tensor(op, 2), tensor(op, 3)
+    source, indices, added = tensor_at(op, 0), tensor_at(op, 2), tensor_at(op, 3)
     if source is None or indices is None:
         return ()
     t, i = cpp_name(source.dtype), cpp_name(indices.dtype)
@@ -138,8 +138,8 @@ def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One kernel over the indices."""
-    source, indices = tensor(op, 0), tensor(op, 2)
+    """Launch one kernel over the indices."""
+    source, indices = tensor_at(op, 0), tensor_at(op, 2)
     if source is None or indices is None:
         return ()
     is_gather = op.name == "aten::gather"
@@ -162,11 +162,11 @@ def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Few lookups add up in one kernel; many are sorted, and added up by rows in parts."""
-    grad, indices = tensor(op, 0), tensor(op, 1)
+    """Launch one kernel for few lookups; sort many and sum them by row in parts."""
+    grad, indices = tensor_at(op, 0), tensor_at(op, 1)
     if grad is None or indices is None:
         return ()
-    t, a, i = cpp_name(grad.dtype), computed_in(grad.dtype), cpp_name(indices.dtype)
+    t, a, i = cpp_name(grad.dtype), opmath_name(grad.dtype), cpp_name(indices.dtype)
     width, count = grad.shape[-1] if grad.shape else 1, indices.elements
     if count <= _FEW_LOOKUPS:
         name = (
@@ -174,16 +174,16 @@ def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
             f"{t} const*, {t}*, int, long, int)"
         )
         return [Launch(name, (ceil_div(width, 32), 1, 1), (32, 32, 1), None, 40, 8192)]
-    return _summed_by_rows(grad, indices, int(given(op, 2, 1)))
+    return _summed_by_rows(grad, indices, int(number_at(op, 2, 1)))
 
 
 def _summed_by_rows(grad: TensorInfo, indices: TensorInfo, rows: int) -> list[Launch]:
-    t, a, i = cpp_name(grad.dtype), computed_in(grad.dtype), cpp_name(indices.dtype)
+    t, a, i = cpp_name(grad.dtype), opmath_name(grad.dtype), cpp_name(indices.dtype)
     count = indices.elements
     blocks = (ceil_div(count, 32), 1, 1)
-    scan = scanned(i, count, 16.0 * count)
+    scan = scan_launches(i, count, 16.0 * count)
     return [
-        *sorted_pairs(i, count, max(1, rows.bit_length())),
+        *radix_sort(i, count, max(1, rows.bit_length())),
         Launch(f"void {_ANONYMOUS}krn_partials_per_segment<{i}>({i}*, {i} const*, int const*, "
                "long)",
                blocks, (32, 1, 1), 16.0 * count),
@@ -203,12 +203,12 @@ _BAG_MODES = {0: "sum", 1: "mean", 2: "max"}
 
 
 def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Four bags for each block, one thread for each column."""
-    weight, indices, offsets = (tensor(op, place) for place in range(3))
+    """Launch four bags per block with a thread for each column."""
+    weight, indices, offsets = (tensor_at(op, place) for place in range(3))
     if weight is None or indices is None or not weight.shape:
         return ()
     t, i = cpp_name(weight.dtype), cpp_name(indices.dtype)
-    mode = _BAG_MODES.get(int(given(op, 4, 0)), "sum")
+    mode = _BAG_MODES.get(int(number_at(op, 4, 0)), "sum")
     kind = "max" if mode == "max" else "sum_mean"
     name = (
         f"void {_ANONYMOUS}EmbeddingBag_updateOutputKernel_{kind}<{t}, {i}>({i} const*, "
@@ -222,19 +222,21 @@ def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _embedding_bag_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Lookups are sorted, counted, and added up by rows in parts."""
-    grad, indices = tensor(op, 0), tensor(op, 1)
+    """Launch the sort, count and segmented sum of lookups."""
+    grad, indices = tensor_at(op, 0), tensor_at(op, 1)
     if grad is None or indices is None:
         return ()
-    return _summed_by_rows(grad, indices, int(given(op, 5, 1)))
+    return _summed_by_rows(grad, indices, int(number_at(op, 5, 1)))
 
 
 # ------------------------------------------------------------------------------------- joining
 
 
 def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Many tensors in one kernel; a kernel for each where their types differ or they have too many
-    dimensions, and a copy where only one has elements."""
+    """Launch one kernel for many tensors.
+
+    Different types or too many dimensions take a kernel each, and a single tensor is copied.
+    """
     listed = op.inputs[0] if op.inputs else ()
     tensors = [
         each
@@ -247,21 +249,21 @@ def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if len(tensors) == 1 and tensors[0].is_contiguous:
         return [memcpy(int(bytes_of(tensors[0])))]
     if len(types) > 1 or dims > _MOST_DIMS_JOINED or len(tensors) == 1:
-        made = result(op)
+        made = first_output(op)
         to = made.dtype if made is not None else max(types, key=lambda t: (t.rank, t.size))
         return [_part(each, TensorInfo(each.shape, each.strides, to, -1), setting)
                 for each in tensors]  # fmt: skip
-    return _joined(tensors, int(given(op, 1, 0)), setting)
+    return _joined(tensors, int(number_at(op, 1, 0)), setting)
 
 
 def _part(each: TensorInfo, to: TensorInfo, setting: Setting) -> Launch:
-    """Into a part of the result, whose rows are longer."""
+    """Return the copy into a part of the result, whose rows are longer."""
     strides = tuple(2 * stride for stride in to.strides[:-1]) + to.strides[-1:]
-    return copying_loop(TensorInfo(to.shape, strides, to.dtype, -1), each, setting)
+    return copy_loop(TensorInfo(to.shape, strides, to.dtype, -1), each, setting)
 
 
 def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[Launch]:
-    """Contiguous tensors at 16 bytes at once where elements of more than 2 bytes fill them."""
+    """Launch batched copies, of 16 bytes at once for contiguous tensors with wide elements."""
     contiguous = all(each.is_contiguous for each in tensors)
     size, dims = tensors[0].dtype.size, len(tensors[0].shape)
     whole = all(each.elements * size % _LOAD_BYTES == 0 for each in tensors)
@@ -289,8 +291,8 @@ def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[
 
 
 def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Parts of a tensor to as many tensors, in one kernel."""
-    source = tensor(op, 0)
+    """Launch one kernel that copies parts of a tensor to other tensors."""
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     name = (
@@ -303,8 +305,8 @@ def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Parts of many tensors side by side, in one kernel."""
-    made, size = result(op), bytes_of(*op.tensors)
+    """Launch one kernel that copies parts of many tensors side by side."""
+    made, size = first_output(op), bytes_of(*op.tensors)
     types = (op.tensors[0].dtype if op.tensors else None, made.dtype if made else None)
     names = [cpp_name(each) if each is not None else "float" for each in types]
     name = (

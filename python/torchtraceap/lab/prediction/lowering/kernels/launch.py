@@ -1,4 +1,4 @@
-"""What the rules for kernels share: a launch, where it happens, and names of types."""
+"""Shared parts of kernel rules: launches, the device, and type names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = [
     "Launch",
     "Rule",
     "Setting",
+    "as_number",
+    "bool_at",
     "bytes_of",
     "ceil_div",
-    "computed_in",
     "cpp_name",
-    "flag",
-    "given",
+    "first_output",
     "memcpy",
     "memcpy_to_host",
     "memset",
     "next_power",
-    "number",
-    "result",
-    "tensor",
+    "number_at",
+    "opmath_name",
+    "tensor_at",
 ]
 
 
@@ -38,23 +38,23 @@ Grid: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel, copy or memset, before its time is known."""
+    """A kernel, copy or memset before its duration is known."""
 
     name: str
     grid: Grid = (1, 1, 1)
     block: Grid = (128, 1, 1)
     moved: float | None = None
-    """Bytes that it reads and writes; None: it does the operator's main work."""
+    """Bytes read and written by a helper kernel; None for the main work of the operator."""
     registers: int = 32
     shared_memory: int = 0
     kind: WorkKind = WorkKind.KERNEL
     bytes: int = 0
-    """Of copies and memsets."""
+    """Size of a copy or memset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where operators run."""
+    """The device and the build of torch that run operators."""
 
     device: Device
     libraries: Libraries
@@ -71,7 +71,7 @@ class Setting:
 
     @property
     def processors(self) -> int:
-        """Multiprocessors or compute units; of an unknown device those of an A100."""
+        """Multiprocessors or compute units; those of an A100 if unknown."""
         return self.device.multiprocessors or 108
 
     @property
@@ -79,7 +79,7 @@ class Setting:
         return 64 if self.is_amd else 32
 
     def torch_from(self, major: int, minor: int) -> bool:
-        """Whether torch is of that version or a newer one."""
+        """Return whether torch has that version or a newer one."""
         return self.libraries.torch >= (major, minor)
 
 
@@ -105,70 +105,70 @@ _CPP_NAMES = {
 
 
 def cpp_name(dtype: DType) -> str:
-    """As demangled names of kernels write it."""
+    """Return the type name in demangled kernel names."""
     return _CPP_NAMES.get(dtype.name, dtype.name)
 
 
-def computed_in(dtype: DType) -> str:
-    """The type in which ATen's kernels add and multiply (`at::opmath_type`)."""
+def opmath_name(dtype: DType) -> str:
+    """Return the type in which ATen's kernels compute (`at::opmath_type`)."""
     return "float" if dtype.name in ("float16", "bfloat16") else cpp_name(dtype)
 
 
-def tensor(op: LaunchingOp, place: int) -> TensorInfo | None:
-    """The input at a place, if it is a tensor."""
+def tensor_at(op: LaunchingOp, place: int) -> TensorInfo | None:
+    """Return an input if it is a tensor, else None."""
     value = op.inputs[place] if place < len(op.inputs) else None
     return value if isinstance(value, TensorInfo) else None
 
 
-def number(value: Value, default: float) -> float:
-    """A plain number, or the default."""
+def as_number(value: Value, default: float) -> float:
+    """Return a plain number, or the default."""
     return float(value) if isinstance(value, (bool, int, float)) else default
 
 
-def given(op: LaunchingOp, place: int, default: float) -> float:
-    """The input at a place, if it is a number."""
-    return number(op.inputs[place], default) if place < len(op.inputs) else default
+def number_at(op: LaunchingOp, place: int, default: float) -> float:
+    """Return an input if it is a number, else the default."""
+    return as_number(op.inputs[place], default) if place < len(op.inputs) else default
 
 
-def flag(op: LaunchingOp, place: int, *, default: bool = False) -> bool:
-    """The input at a place, if it says true or false."""
+def bool_at(op: LaunchingOp, place: int, *, default: bool = False) -> bool:
+    """Return an input if it is a boolean, else the default."""
     value = op.inputs[place] if place < len(op.inputs) else None
     return value if isinstance(value, bool) else default
 
 
-def result(op: LaunchingOp) -> TensorInfo | None:
-    """The first output, if it is a tensor."""
+def first_output(op: LaunchingOp) -> TensorInfo | None:
+    """Return the first output if it is a tensor, else None."""
     first = op.outputs[0] if op.outputs else None
     return first if isinstance(first, TensorInfo) else None
 
 
 def bytes_of(*tensors: TensorInfo | None) -> float:
-    """Of all their elements."""
+    """Return the size of all elements."""
     return float(sum(t.elements * t.dtype.size for t in tensors if t is not None))
 
 
 def ceil_div(count: int, size: int) -> int:
-    """Blocks of a size that hold a count, at least one."""
+    """Return the number of blocks that hold a count, at least one."""
     return max(1, -(-count // max(1, size)))
 
 
 def next_power(count: int) -> int:
-    """The lowest power of 2 that is not below a count."""
+    """Return the lowest power of 2 that is not below a count."""
     return 1 << max(0, count - 1).bit_length()
 
 
 def memset(size: int) -> Launch:
-    """Bytes of zeros."""
+    """Return a memset of so many bytes."""
     return Launch("Memset (Device)", moved=size, kind=WorkKind.MEMSET, bytes=size)
 
 
 def memcpy(size: int) -> Launch:
-    """Bytes within the device."""
+    """Return a copy of so many bytes within the device."""
     name = "Memcpy DtoD (Device -> Device)"
     return Launch(name, moved=2.0 * size, kind=WorkKind.MEMCPY, bytes=size)
 
 
 def memcpy_to_host(size: int) -> Launch:
-    """Bytes to the host, which waits for them."""
+    """Return a copy of so many bytes to the host, which waits for it."""
     name = "Memcpy DtoH (Device -> Pageable)"
     return Launch(name, moved=float(size), kind=WorkKind.MEMCPY, bytes=size)

@@ -1,4 +1,4 @@
-"""Operators over lists of tensors, as optimisers call them: `_foreach_*` and `_fused_*`.
+"""Kernels of the `_foreach_*` and `_fused_*` operators that optimizers call.
 
 Note [Chunks]: `multi_tensor_apply` of ATen (native/cuda/MultiTensorApply.cuh) cuts tensors into
 chunks of 65,536 elements, one for each block, and launches when a kernel's arguments are full: 320
@@ -16,12 +16,12 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Setting,
     bytes_of,
     ceil_div,
-    computed_in,
     cpp_name,
+    opmath_name,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
-__all__ = ["RULES", "launched_chunks"]
+__all__ = ["RULES", "launch_blocks"]
 
 _CHUNK, _MOST_CHUNKS = 65_536, 320
 _MOST_TENSORS = (110, 64, 48, 36, 30)
@@ -29,8 +29,8 @@ _MOST_TENSORS_WITH_SCALARS = (96, 64, 48, 36, 30)
 _SPACE = "at::native::(anonymous namespace)::"
 
 
-def launched_chunks(sizes: Sequence[int], lists: int, *, scalars: bool = False) -> list[int]:
-    """Blocks of each launch; see Note [Chunks].
+def launch_blocks(sizes: Sequence[int], lists: int, *, scalars: bool = False) -> list[int]:
+    """Return the blocks of each launch; see Note [Chunks].
 
     Args:
         sizes: Elements of each tensor of one list.
@@ -83,7 +83,7 @@ def _foreach(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     walked = len(same) + (0 if in_place else 1)
     if len({each.dtype for each in lists[0]}) > 1 or not _all_dense(same):
         return _one_by_one(base, lists[0])
-    t, a = cpp_name(lists[0][0].dtype), computed_in(lists[0][0].dtype)
+    t, a = cpp_name(lists[0][0].dtype), opmath_name(lists[0][0].dtype)
     name = _name(base, len(same), walked, t, a, scalars=scalars)
     sizes = [each.elements for each in lists[0]]
     moved = (walked + 1) * bytes_of(*lists[0])
@@ -91,7 +91,7 @@ def _foreach(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _all_dense(lists: Sequence[tuple[TensorInfo, ...]]) -> bool:
-    """Tensors of all lists lie alike, without gaps."""
+    """Return whether the tensors of all lists have the same layout."""
     first = lists[0]
     for each in lists:
         if any(a.strides != b.strides or a.shape != b.shape
@@ -140,14 +140,14 @@ def _name(base: str, given: int, walked: int, t: str, a: str, *, scalars: bool) 
 def _launches(
     name: str, sizes: Sequence[int], walked: int, moved: float, *, scalars: bool
 ) -> list[Launch]:
-    blocks = launched_chunks(sizes, walked, scalars=scalars)
+    blocks = launch_blocks(sizes, walked, scalars=scalars)
     whole = max(1, sum(blocks))
     return [Launch(name, (n, 1, 1), (512, 1, 1), moved * n / whole, 40) for n in blocks]
 
 
 def _norms(tensors: Sequence[TensorInfo]) -> list[Launch]:
-    """Parts of each norm, then one block for each tensor."""
-    t, a = cpp_name(tensors[0].dtype), computed_in(tensors[0].dtype)
+    """Launch partial norms, then one block for each tensor."""
+    t, a = cpp_name(tensors[0].dtype), opmath_name(tensors[0].dtype)
     metadata = f"{_SPACE}TensorListMetadata<1>"
     functor = f"{_SPACE}LpNormFunctor<{t}, (at::native::NormType)1, {t}, 1, 1, 0>"
     name = f"void {_SPACE}multi_tensor_apply_kernel<{metadata}, {functor}, {a}*, int>({metadata})"
@@ -159,7 +159,7 @@ def _norms(tensors: Sequence[TensorInfo]) -> list[Launch]:
 
 
 def _fused(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One kernel for the whole step of as many tensors as fit: parameters, gradients, state."""
+    """Launch one kernel for the update of as many tensors as fit, with gradients and state."""
     lists = _lists(op)
     if not lists:
         return ()

@@ -1,4 +1,4 @@
-"""Pooling, interpolation, losses, random numbers, and what else has one kernel of its own."""
+"""Kernels of pooling, interpolation, losses, random numbers and others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    as_number,
     ceil_div,
-    computed_in,
     cpp_name,
+    first_output,
     memset,
-    number,
-    result,
-    tensor,
+    opmath_name,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
@@ -27,17 +27,17 @@ _ANONYMOUS = "at::native::(anonymous namespace)::"
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A kernel with one thread, or a few elements each, for every element of the result."""
+    """A kernel with a thread for one or a few elements of the result."""
 
     name: str
-    """With {t} for the type of the elements and {a} for that of sums."""
+    """Kernel name; {t} stands for the element type and {a} for that of sums."""
     of: int = 0
-    """Place of the tensor whose type it has."""
+    """Place of the tensor that determines the type."""
     threads: int = 256
     each: int = 1
-    """Elements of a thread."""
+    """Elements per thread."""
     most_waves: int = 0
-    """Blocks for each multiprocessor at most; 0: as many as there are elements for."""
+    """Limit on blocks per multiprocessor; 0 for none."""
     one_block: bool = False
 
 
@@ -173,11 +173,11 @@ _KERNELS: dict[str, _Kernel] = {
 
 def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     kernel = _KERNELS[op.name.removeprefix("aten::")]
-    own = tensor(op, kernel.of) or next(iter(op.tensors), None) or result(op)
+    own = tensor_at(op, kernel.of) or next(iter(op.tensors), None) or first_output(op)
     if own is None:
         return ()
-    made = result(op) or _largest(op, own)
-    name = kernel.name.format(n=_ANONYMOUS, t=cpp_name(own.dtype), a=computed_in(own.dtype))
+    made = first_output(op) or _largest(op, own)
+    name = kernel.name.format(n=_ANONYMOUS, t=cpp_name(own.dtype), a=opmath_name(own.dtype))
     blocks = ceil_div(made.elements, kernel.threads * kernel.each)
     if kernel.one_block:
         blocks = 1
@@ -194,13 +194,14 @@ def _largest(op: LaunchingOp, own: TensorInfo) -> TensorInfo:
 
 
 def _fft(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One kernel along each dimension; sizes with large prime factors take three (Bluestein)."""
-    source = tensor(op, 0)
+    """Launch one kernel along each dimension, three for sizes with large prime factors
+    (Bluestein)."""
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     axes = op.inputs[1] if len(op.inputs) > 1 else (-1,)
     listed = axes if isinstance(axes, tuple) and axes else (-1,)
-    known = [int(number(axis, -1)) for axis in listed]
+    known = [int(as_number(axis, -1)) for axis in listed]
     dims = len(source.shape)
     sizes = [source.shape[axis] for axis in known if -dims <= axis < dims]
     kind = "r2c" if "r2c" in op.name else "c2r" if "c2r" in op.name else "c2c"
@@ -221,10 +222,10 @@ def _is_smooth(size: int) -> bool:
 
 
 def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     t = cpp_name(source.dtype) if source is not None else "float"
     way = "backward" if "backward" in op.name else "forward"
-    made = result(op) or source
+    made = first_output(op) or source
     elements = made.elements if made is not None else 1
     name = (
         f"void vision::ops::(anonymous namespace)::roi_align_{way}_kernel_impl<{t}>(int, "
@@ -236,7 +237,7 @@ def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _nms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    boxes = tensor(op, 0)
+    boxes = tensor_at(op, 0)
     blocks = ceil_div(boxes.shape[0] if boxes is not None and boxes.shape else 1, 64)
     name = (
         "void vision::ops::(anonymous namespace)::nms_kernel_impl<float>(int, double, float const*)"

@@ -1,4 +1,4 @@
-"""Layer, group and batch norms, forward and backward."""
+"""Kernels of layer, group and batch norms, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    as_number,
+    bool_at,
     bytes_of,
     ceil_div,
-    computed_in,
     cpp_name,
-    flag,
-    given,
-    number,
-    tensor,
+    number_at,
+    opmath_name,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import strided_loop
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
@@ -29,7 +29,7 @@ _FEW_ROWS = 128
 
 
 def _wanted(op: LaunchingOp, place: int) -> tuple[bool, ...]:
-    """Which gradients are asked for; all if that is not known."""
+    """Return which gradients are requested; all if unknown."""
     value: Value = op.inputs[place] if place < len(op.inputs) else None
     if isinstance(value, tuple) and value and all(isinstance(each, bool) for each in value):
         return tuple(bool(each) for each in value)
@@ -37,12 +37,12 @@ def _wanted(op: LaunchingOp, place: int) -> tuple[bool, ...]:
 
 
 def _columns(op: LaunchingOp, place: int, source: TensorInfo) -> int:
-    """Elements that are normalised together: of the shape at a place, else the last dimension."""
+    """Return the elements normalized together."""
     value: Value = op.inputs[place] if place < len(op.inputs) else None
     if isinstance(value, tuple) and value:
         found = 1
         for size in value:
-            found *= int(number(size, 1)) if not isinstance(size, (tuple, TensorInfo)) else 1
+            found *= int(as_number(size, 1)) if not isinstance(size, (tuple, TensorInfo)) else 1
         return max(1, found)
     return max(1, source.shape[-1]) if source.shape else 1
 
@@ -51,12 +51,12 @@ def _columns(op: LaunchingOp, place: int, source: TensorInfo) -> int:
 
 
 def _layer_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One kernel where rows can be read four elements at a time, else two."""
-    source = tensor(op, 0)
+    """Launch one kernel if rows can be read four elements at a time, else two."""
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     columns = _columns(op, 1, source)
-    rows, t, a = source.elements // columns, cpp_name(source.dtype), computed_in(source.dtype)
+    rows, t, a = source.elements // columns, cpp_name(source.dtype), opmath_name(source.dtype)
     is_rms = op.name == "aten::_fused_rms_norm"
     kind = f", {'true' if is_rms else 'false'}" if is_rms or setting.torch_from(2, 9) else ""
     given = f"{t} const*, {t} const*, {t} const*, {a}*, {a}*, {t}*"
@@ -76,14 +76,14 @@ def _layer_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _layer_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Of the input by rows, of weight and bias by columns."""
-    source = tensor(op, 1)
+    """Launch the gradient of the input by rows, those of weight and bias by columns."""
+    source = tensor_at(op, 1)
     if source is None:
         return ()
     is_rms = "rms" in op.name
     mask = _wanted(op, 5 if is_rms else 7)
     columns = _columns(op, 2, source)
-    rows, t, a = source.elements // columns, cpp_name(source.dtype), computed_in(source.dtype)
+    rows, t, a = source.elements // columns, cpp_name(source.dtype), opmath_name(source.dtype)
     kind = f", {'true' if is_rms else 'false'}" if is_rms or setting.torch_from(2, 9) else ""
     given = f"{t} const*, {t} const*, {a} const*, {a} const*, {t} const*, {t}*, int"
     name = f"void {_ANONYMOUS}layer_norm_grad_input_kernel<{t}, {a}{kind}>({given})"
@@ -97,7 +97,7 @@ def _layer_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _has_weight(op: LaunchingOp, place: int) -> bool:
-    return tensor(op, place) is not None
+    return tensor_at(op, place) is not None
 
 
 def _of_weights(
@@ -127,12 +127,12 @@ def _of_weights(
 
 
 def _group_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Moments of each group, then factors for each channel if there are weights, then a loop."""
-    source = tensor(op, 0)
+    """Launch the moments of each group, fused parameters if there are weights, then a loop."""
+    source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
-    groups = int(given(op, 6, 1))
-    rows, t, a = source.shape[0] * groups, cpp_name(source.dtype), computed_in(source.dtype)
+    groups = int(number_at(op, 6, 1))
+    rows, t, a = source.shape[0] * groups, cpp_name(source.dtype), opmath_name(source.dtype)
     moved = bytes_of(source)
     moments = Launch(
         f"void {_ANONYMOUS}RowwiseMomentsCUDAKernel<{t}>(long, {t}, {t} const*, {t}*, {t}*)",
@@ -156,12 +156,12 @@ def _group_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _group_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor(op, 1), tensor(op, 4)
+    source, weight = tensor_at(op, 1), tensor_at(op, 4)
     if source is None or len(source.shape) < 2:
         return ()
-    groups = int(given(op, 8, 1))
+    groups = int(number_at(op, 8, 1))
     n, channels = source.shape[0], source.shape[1]
-    t, a, moved = cpp_name(source.dtype), computed_in(source.dtype), bytes_of(source)
+    t, a, moved = cpp_name(source.dtype), opmath_name(source.dtype), bytes_of(source)
     small = 16.0 * n * channels
     mask = _wanted(op, 9)
     function = (
@@ -197,22 +197,22 @@ def _group_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _is_training(op: LaunchingOp, place: int) -> bool:
-    return flag(op, place, default=True)
+    return bool_at(op, place, default=True)
 
 
 def _is_last(source: TensorInfo) -> bool:
-    """Channels lie together."""
+    """Return whether the tensor is channels-last."""
     return len(source.shape) > 2 and source.strides[1] == 1 and source.shape[1] > 1
 
 
 def _batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """ATen's own: moments of each channel, statistics, then the loop over all elements."""
-    source = tensor(op, 0)
+    """Launch ATen's kernels: moments of each channel, statistics, then the transform."""
+    source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     place = 5 if op.name != "aten::_native_batch_norm_legit_no_training" else len(op.inputs)
     training = place < len(op.inputs) and _is_training(op, place)
-    t, a = cpp_name(source.dtype), computed_in(source.dtype)
+    t, a = cpp_name(source.dtype), opmath_name(source.dtype)
     moved, channels = bytes_of(source), source.shape[1]
     last = "_channels_last" if _is_last(source) else ""
     transform = Launch(
@@ -245,7 +245,7 @@ def _running(a: str, channels: int) -> Launch:
 
 
 def _invstd(dtype: DType, channels: int, setting: Setting) -> Launch:
-    a = computed_in(dtype)
+    a = opmath_name(dtype)
     function = (
         f"{_ANONYMOUS}batch_norm_calc_invstd(at::Tensor const&, at::Tensor const&, double)"
         f"::{{lambda()#1}}::operator()() const::{{lambda()#2}}::operator()("
@@ -264,10 +264,10 @@ def _accessors(dtype: DType) -> str:
 
 
 def _batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 1)
+    source = tensor_at(op, 1)
     if source is None or len(source.shape) < 2:
         return ()
-    t, a, moved = cpp_name(source.dtype), computed_in(source.dtype), bytes_of(source)
+    t, a, moved = cpp_name(source.dtype), opmath_name(source.dtype), bytes_of(source)
     channels = source.shape[1]
     if not _is_last(source):
         name = f"void at::native::batch_norm_backward_kernel<{t}, {t}, {a}, int>"
@@ -283,7 +283,7 @@ def _batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _cudnn_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     t = "float" if source.dtype.size == 4 else "__half"
@@ -298,7 +298,7 @@ _ELEMENTS_IN_BLOCK = 16_384
 
 
 def _cudnn_name(way: str, source: TensorInfo, t: str) -> str:
-    """Channels of which a block can hold all elements are read once."""
+    """Return the kernel name; small channels are read once."""
     of_channel = source.elements // max(1, source.shape[1])
     if of_channel <= _ELEMENTS_IN_BLOCK:
         return f"void cudnn::bn_{way}_1C11_singleread<{t}, 512, true, 1, 2, 0>(cudnnTensorStruct)"
@@ -307,7 +307,7 @@ def _cudnn_name(way: str, source: TensorInfo, t: str) -> str:
 
 
 def _cudnn_batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     t = "float" if source.dtype.size == 4 else "__half"
@@ -319,8 +319,8 @@ _ONE_KERNEL_BELOW = 8_192
 
 
 def _miopen_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """In one kernel where a channel is short, else moments, their sum, and the loop."""
-    source = tensor(op, 0)
+    """Launch one kernel for short channels, else moments, their sum and the normalization."""
+    source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     channels, moved = source.shape[1], bytes_of(source)
@@ -339,7 +339,7 @@ def _miopen_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _miopen_batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     return [Launch("MIOpenBatchNormBwdSpatial", (source.shape[1] * 1024, 1, 1), (1024, 1, 1))]

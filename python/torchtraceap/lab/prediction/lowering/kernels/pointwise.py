@@ -1,4 +1,4 @@
-"""Operators that compute each element by itself: which loop of ATen runs them.
+"""Kernels of operators that compute each element independently.
 
 Note [Loops]: as `gpu_kernel` of ATen chooses (native/cuda/CUDALoops.cuh). Tensors of one type that
 lie alike in memory without gaps: `vectorized_elementwise_kernel`. Of other types than the function
@@ -20,23 +20,23 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Setting,
     ceil_div,
     cpp_name,
+    first_output,
     memcpy,
-    result,
-    tensor,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
-__all__ = ["copy", "copying_loop", "fill", "loop", "pointwise", "strided_loop"]
+__all__ = ["copy", "copy_loop", "fill", "loop", "pointwise", "strided_loop"]
 
 _THREADS = 128
 _ELEMENTS = 4
-"""Of a thread, before torch 2.7."""
+"""Elements per thread before torch 2.7."""
 _MOST_BYTES = 16
-"""That a thread reads at once."""
+"""Bytes that a thread reads at once."""
 
 
 def pointwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One kernel over all elements; nothing if it isn't known as such an operator."""
+    """Launch one kernel over all elements; nothing for an operator not known as pointwise."""
     operands = [each for each in op.tensors if not _is_number(each, op)]
     if not is_pointwise(op.name) or not operands:
         return ()
@@ -46,8 +46,7 @@ def pointwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _is_number(each: TensorInfo, op: LaunchingOp) -> bool:
-    """A plain number that a profiler shows as a tensor without dimensions: it is of another kind
-    than the tensors beside it, or of the kinds that Python's numbers have."""
+    """Return whether a zero-dimensional tensor stands for a Python number."""
     if each.shape or all(not other.shape for other in op.tensors):
         return len(op.tensors) > 1 and each is not op.tensors[0] and not any(
             other.shape for other in op.tensors
@@ -56,8 +55,9 @@ def _is_number(each: TensorInfo, op: LaunchingOp) -> bool:
 
 
 def _made(op: LaunchingOp, operands: Sequence[TensorInfo], functor: Functor) -> TensorInfo:
-    """What comes out: as known, else of all operands' shape, laid out as the first such."""
-    known = result(op)
+    """Return the output: as recorded, else broadcast and laid out as the first operand of that
+    shape."""
+    known = first_output(op)
     if known is not None:
         return known
     if op.name.endswith("_"):
@@ -85,7 +85,7 @@ def _descending(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _dense(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps, dimensions in the order of other strides."""
+    """Return dense strides with the dimensions in the order of other strides."""
     strides, step = [0] * len(shape), 1
     for axis in sorted(range(len(shape)), key=lambda axis: (like[axis], -axis)):
         strides[axis] = step
@@ -94,7 +94,7 @@ def _dense(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_one_run(tensors: Sequence[TensorInfo], shape: tuple[int, ...]) -> bool:
-    """Whether all lie alike in memory, without gaps and without repetition."""
+    """Return whether all tensors have the same dense layout."""
     axes = [axis for axis, size in enumerate(shape) if size != 1]
     strides = [_strides_of(each, shape) for each in tensors]
     for axis in axes:
@@ -109,7 +109,7 @@ def is_one_run(tensors: Sequence[TensorInfo], shape: tuple[int, ...]) -> bool:
 
 
 def _strides_of(each: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """In all dimensions of a larger shape: 0 where it is repeated."""
+    """Return strides in the dimensions of a larger shape, 0 where broadcast."""
     found = [0] * len(shape)
     own = list(zip(each.shape, each.strides, strict=True))[-len(shape) :] if shape else []
     for axis, (size, stride) in enumerate(reversed(own), start=1):
@@ -122,7 +122,7 @@ def _strides_of(each: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A kernel's template, and how many elements a block has."""
+    """A kernel template and the elements of a block."""
 
     template: str
     arguments: str
@@ -138,7 +138,7 @@ def loop(
     inputs: Sequence[TensorInfo],
     setting: Setting,
 ) -> Launch:
-    """See Note [Loops].
+    """Return the launch of an elementwise loop; see Note [Loops].
 
     Args:
         functor: Name of the function of each element.
@@ -207,7 +207,7 @@ def _casting(functor: str, arrays: int, setting: Setting) -> _Loop:
 def strided_loop(
     functor: str, dtype: DType, elements: int, moved: float, setting: Setting
 ) -> Launch:
-    """A loop whose tensors are known to lie differently: by its function, type and bytes."""
+    """Return a strided loop, given its function, type and bytes."""
     found = _strided(functor, (dtype,), False, setting)
     name = f"void at::native::{found.template}({found.arguments})"
     grid = (ceil_div(elements, found.elements), 1, 1)
@@ -233,17 +233,17 @@ def _strided(functor: str, computes: tuple[DType, ...], casts: bool, setting: Se
 
 
 def copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """A memcpy between tensors of one type that lie alike in memory, else a kernel."""
-    to, source = tensor(op, 0), tensor(op, 1)
+    """Launch a memcpy between tensors of the same type and layout, else a kernel."""
+    to, source = tensor_at(op, 0), tensor_at(op, 1)
     if to is None or source is None:
         return ()
     if to.dtype == source.dtype and is_one_run([to, source], to.shape):
         return [memcpy(to.elements * to.dtype.size)]
-    return [copying_loop(to, source, setting)]
+    return [copy_loop(to, source, setting)]
 
 
-def copying_loop(to: TensorInfo, source: TensorInfo, setting: Setting) -> Launch:
-    """The kernel that copies one tensor to another, of another type or otherwise laid out."""
+def copy_loop(to: TensorInfo, source: TensorInfo, setting: Setting) -> Launch:
+    """Return the kernel that copies a tensor to another type or layout."""
     functor, computes = _copying(to.dtype, source.dtype, setting)
     return loop(functor, computes, to, [source], setting)
 
@@ -256,7 +256,7 @@ _COPY_PLACES = {
 
 
 def _copying(to: DType, source: DType, setting: Setting) -> tuple[str, tuple[DType, ...]]:
-    """The function, and its types: only casts of fp32 to half have a function of their own."""
+    """Return the copy function and its types; only casts of fp32 to half have their own."""
     if setting.torch_from(2, 7) and to.name in _FROM_FLOAT and source.name == "float32":
         name = f"at::native::{_FROM_FLOAT[to.name]}_copy_kernel_cuda(at::TensorIteratorBase&)"
         return f"{name}::{{lambda(float)#1}}", (source, to)
@@ -269,8 +269,8 @@ def _copying(to: DType, source: DType, setting: Setting) -> tuple[str, tuple[DTy
 
 
 def fill(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """A kernel that writes one value."""
-    to = tensor(op, 0)
+    """Launch a kernel that writes one value."""
+    to = tensor_at(op, 0)
     if to is None:
         return ()
     functor = f"at::native::FillFunctor<{cpp_name(to.dtype)}>"

@@ -1,4 +1,4 @@
-"""Products of matrices: cuBLAS's and hipBLASLt's kernels.
+"""Kernels of matrix products in cuBLAS and hipBLASLt.
 
 Which kernel a library takes is its secret and changes with its version: families, tiles and the
 count of launches are meant to be right, names as a library would write them.
@@ -31,9 +31,9 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     ceil_div,
     memcpy,
     memset,
-    tensor,
+    tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.kernels.pointwise import copying_loop
+from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
@@ -45,16 +45,16 @@ _COUNTERS_FROM, _COUNTERS_WITH_BIAS = 1 << 18, 1_000
 _WAVES_WITH_COUNTER = 2
 _MOST_PARTS = 16
 _FUSED, _FUSED_ON_AMD = (1, 11), (2, 7)
-"""Versions of torch from which a bias goes in with a product."""
+"""Versions of torch from which the bias is fused with a product."""
 _MOST_ROWS_ONCE = 65_535 * 32
-"""Of a product with bias, before torch 2.3."""
+"""Limit on the rows of a product with bias, before torch 2.3."""
 _PLACE_OF_OUT = 5
-"""Of a result that a caller hands in, which Inductor fills before."""
+"""Place of an output tensor from the caller, which Inductor fills before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """batch products of m x k by k x n."""
+    """A batch of products of m x k by k x n."""
 
     batch: int
     m: int
@@ -62,7 +62,7 @@ class _Product:
     k: int
     dtype: DType
     layout: str
-    """Of both factors as cuBLAS, which counts columns first, sees them: "tn", "nn", "nt"."""
+    """Transposition of both factors in cuBLAS's column-major order: "tn", "nn" or "nt"."""
     align: int
     """Elements that can be read at once along the rows of all factors."""
     has_bias: bool = False
@@ -72,7 +72,7 @@ class _Product:
 
 
 def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product | None:
-    a, b = tensor(op, first), tensor(op, first + 1)
+    a, b = tensor_at(op, first), tensor_at(op, first + 1)
     if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
         return None
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -82,12 +82,12 @@ def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product
 
 
 def _is_turned(matrix: TensorInfo) -> bool:
-    """Columns, not rows, lie together; a row of one element says nothing."""
+    """Return whether a matrix is column-major."""
     return matrix.strides[-1] != 1 and matrix.strides[-2] == 1
 
 
 def _alignment(a: TensorInfo, b: TensorInfo, n: int) -> int:
-    """The greatest power of 2, up to 8, that divides the leading dimensions."""
+    """Return the largest power of 2, up to 8, that divides the leading dimensions."""
     leading = [max(each.strides[-2:]) for each in (a, b)]
     return gcd(8, n, *leading) or 8
 
@@ -101,9 +101,11 @@ def _mm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _addmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """The bias goes in with the product where the library can take it (`cublasLt`: one value for
-    each column, more than one column, a sum of more than one), else it is copied before."""
-    bias, product = tensor(op, 0), _product(op, 1, has_bias=True)
+    """Launch a product with a fused bias if cublasLt supports it, else after a copy of the bias.
+
+    It needs one value per column, more than one column, and a sum of more than one term.
+    """
+    bias, product = tensor_at(op, 0), _product(op, 1, has_bias=True)
     if bias is None or product is None:
         return ()
     fused = len(bias.shape) == 1 and product.n > 1 and product.k > 1
@@ -120,22 +122,22 @@ def _copied(bias: TensorInfo, product: _Product, setting: Setting) -> Launch:
     made = TensorInfo(shape, strides, bias.dtype, -1)
     if bias.elements == made.elements and bias.is_contiguous:
         return memcpy(int(bytes_of(bias)))
-    return copying_loop(made, bias, setting)
+    return copy_loop(made, bias, setting)
 
 
 def _baddbmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """What is added is copied to the result first, unless that is done in place."""
-    added, product = tensor(op, 0), _product(op, 1)
+    """Copy the added tensor to the result first, unless in place."""
+    added, product = tensor_at(op, 0), _product(op, 1)
     if added is None or product is None:
         return ()
-    if op.name.endswith("_") or tensor(op, _PLACE_OF_OUT) is not None:
+    if op.name.endswith("_") or tensor_at(op, _PLACE_OF_OUT) is not None:
         return _launches(product, setting)
     return [_copied(added, product, setting), *_launches(product, setting)]
 
 
 def _addbmm_vector(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """A matrix by a vector."""
-    return [_gemv(tensor(op, 0) or tensor(op, 1), setting)]
+    """Launch a matrix-vector product."""
+    return [_gemv(tensor_at(op, 0) or tensor_at(op, 1), setting)]
 
 
 def _gemv(matrix: TensorInfo | None, setting: Setting) -> Launch:
@@ -145,7 +147,7 @@ def _gemv(matrix: TensorInfo | None, setting: Setting) -> Launch:
 
 
 def _dot(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    vector = tensor(op, 0)
+    vector = tensor_at(op, 0)
     t = _library_type(vector.dtype) if vector is not None else "float"
     return _dots(t, 1, vector.elements if vector is not None else 1)
 
@@ -222,7 +224,7 @@ def _tiled(product: _Product, setting: Setting) -> list[Launch]:
 
 
 def _tile(product: _Product, setting: Setting) -> tuple[int, int]:
-    """The largest that gives every multiprocessor a block."""
+    """Return the largest tile that gives every multiprocessor a block."""
     for height, width in _TILES:
         if product.tiles(height, width) * product.batch >= setting.processors:
             return height, width
@@ -230,7 +232,7 @@ def _tile(product: _Product, setting: Setting) -> tuple[int, int]:
 
 
 def _parts(product: _Product, setting: Setting) -> int:
-    """See Note [Long sums]."""
+    """Return the number of parts of the sum; see Note [Long sums]."""
     tiles = product.tiles(_SMALL_TILE, _SMALL_TILE) * product.batch
     is_full = tiles >= setting.processors
     per_tile = _SPLIT_PER_TILE_IF_FULL if is_full else _SPLIT_PER_TILE
@@ -242,7 +244,7 @@ def _parts(product: _Product, setting: Setting) -> int:
 
 
 def _counts_tiles(product: _Product, setting: Setting) -> bool:
-    """See Note [Counter of tiles]."""
+    """Return whether blocks fetch tiles from a counter; see Note [Counter of tiles]."""
     if setting.generation < 9 or product.batch > 1 or product.dtype.size > 2:
         return False
     waves = product.tiles(128, 128) / setting.processors
@@ -264,7 +266,7 @@ def _added_up(product: _Product, parts: int, setting: Setting) -> Launch:
 def _kernel_name(
     product: _Product, height: int, width: int, setting: Setting
 ) -> tuple[str, int, int, int]:
-    """Name, threads, registers and bytes of shared memory."""
+    """Return name, threads, registers and bytes of shared memory."""
     half = {"float16": "f16", "bfloat16": "bf16"}.get(product.dtype.name)
     eight = product.dtype.size == 1
     aligned = product.align >= 8
@@ -323,7 +325,7 @@ def _single(
 
 
 def _tensile(product: _Product, setting: Setting) -> Launch:
-    """Letters as Tensile writes them: which index of each factor lies together."""
+    """Return Tensile's kernel, whose letters name the layout of each factor."""
     first, second = product.layout[0], product.layout[1]
     letters = f"Cijk_A{'lik' if first == 't' else 'ilk'}_B{'ljk' if second == 'n' else 'jlk'}"
     t = {"bfloat16": "BBS_BH", "float16": "HHS_BH", "float32": "S_B"}.get(product.dtype.name, "S_B")

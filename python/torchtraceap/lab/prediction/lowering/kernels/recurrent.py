@@ -9,7 +9,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Rule,
     Setting,
     ceil_div,
-    computed_in,
+    opmath_name,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.recurrent import RECURRENT, Recurrent, recurrent_of
@@ -22,7 +22,7 @@ _TILE = 128
 
 
 def _layers(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """All kernels of the operator, layer after layer."""
+    """Launch all kernels of the operator, layer by layer."""
     of = recurrent_of(op)
     if of is None:
         return ()
@@ -53,7 +53,7 @@ def _tiles(m: int, n: int) -> tuple[int, int, int]:
 
 def _gates(of: Recurrent, setting: Setting) -> Launch:
     kind, way = _KINDS.get(of.mode, "RNN"), "bp1" if of.backward else "fp"
-    t, a = _TYPES.get(of.dtype.name, "float"), computed_in(of.dtype)
+    t, a = _TYPES.get(of.dtype.name, "float"), opmath_name(of.dtype)
     grid = (ceil_div(of.hidden * of.batch, 256), 1, 1)
     if setting.is_amd:
         return Launch(f"{kind}{'Bwd' if of.backward else 'Fwd'}HidUpdate", grid, (256, 1, 1))
@@ -63,7 +63,7 @@ def _gates(of: Recurrent, setting: Setting) -> Launch:
 
 def _walk(of: Recurrent, setting: Setting) -> Launch:
     way = "bp" if of.backward else "fp"
-    t, a = _TYPES.get(of.dtype.name, "float"), computed_in(of.dtype)
+    t, a = _TYPES.get(of.dtype.name, "float"), opmath_name(of.dtype)
     name = f"void RNN_blockPersist_{way}_{_KINDS.get(of.mode, 'RNN')}<{t}, {t}, {a}>(int, int)"
     grid = (min(setting.processors, ceil_div(of.hidden, 8)), 1, 1)
     return Launch(name, grid, (256, 1, 1), None, 168, 98304)

@@ -1,4 +1,4 @@
-"""Sums, means, norms and the like over some dimensions of a tensor, and scans.
+"""Kernels of reductions over dimensions of a tensor, and scans.
 
 Note [Shape of a reduction]: as `setReduceConfig` of ATen (native/cuda/Reduce.cuh) shapes blocks.
 Threads go along the dimension whose elements lie together; where each of few outputs has long
@@ -19,20 +19,20 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Setting,
     bytes_of,
     ceil_div,
-    computed_in,
     cpp_name,
     memset,
-    tensor,
+    opmath_name,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
-__all__ = ["RULES", "reduced"]
+__all__ = ["RULES", "reduction_shape"]
 
 _MOST_THREADS = 512
 _THREADS_OF_PROCESSOR = 2048
 _MOST_AT_ONCE = 4
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-"""Of a thread, before blocks share an output."""
+"""Values per thread before blocks share an output."""
 _LONG_ENOUGH_FOR_VECTORS = 128
 
 
@@ -42,14 +42,14 @@ class _Shape:
 
     blocks: int
     sharing: int
-    """Blocks for each output."""
+    """Blocks per output."""
     width: int
     height: int
     outputs_at_once: int
 
 
-def reduced(source: TensorInfo, axes: Sequence[int], setting: Setting) -> _Shape:
-    """See Note [Shape of a reduction]."""
+def reduction_shape(source: TensorInfo, axes: Sequence[int], setting: Setting) -> _Shape:
+    """Return grid and block of a reduction; see Note [Shape of a reduction]."""
     summed = _merged(source, axes)
     kept = _merged(source, [axis for axis in range(len(source.shape)) if axis not in axes])
     inputs, outputs = prod(n for n, _ in summed), prod(n for n, _ in kept)
@@ -81,7 +81,7 @@ def reduced(source: TensorInfo, axes: Sequence[int], setting: Setting) -> _Shape
 
 
 def _merged(source: TensorInfo, axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Size and stride of some dimensions, those that lie together as one, the nearest first."""
+    """Return size and stride of merged dimensions, nearest first."""
     listed = sorted((source.strides[axis], source.shape[axis]) for axis in axes)
     found: list[tuple[int, int]] = []
     for stride, size in listed:
@@ -95,7 +95,7 @@ def _merged(source: TensorInfo, axes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _outputs_at_once(kept: list[tuple[int, int]], summed: list[tuple[int, int]]) -> int:
-    """How many outputs a thread can load at once."""
+    """Return how many outputs a thread can load at once."""
     found = _MOST_AT_ONCE
     for number in (kept[0][0], *(stride for _, stride in (*kept[1:], *summed))):
         while number % found:
@@ -111,7 +111,7 @@ def _block(first: int, second: int, most: int, warp: int) -> tuple[int, int]:
 
 
 def _power_below(count: int) -> int:
-    """The greatest power of 2 that is not above a count."""
+    """Return the largest power of 2 that is not above a count."""
     return 1 << (max(1, count).bit_length() - 1)
 
 
@@ -119,11 +119,11 @@ def _power_below(count: int) -> int:
 
 
 def _reduction(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     axes = _axes(op, len(source.shape))
-    shape = reduced(source, axes, setting)
+    shape = reduction_shape(source, axes, setting)
     most = _MOST_THREADS // shape.outputs_at_once
     functor = _functor(op, source.dtype, whole=len(axes) == len(source.shape))
     result = cpp_name(_made(op, source.dtype))
@@ -143,7 +143,7 @@ def _wide(dtype: DType) -> str:
 
 
 def _axes(op: LaunchingOp, dims: int) -> list[int]:
-    """Dimensions that go; all if none is named."""
+    """Return the reduced dimensions; all if none is named."""
     place = 2 if op.name.startswith("aten::linalg_vector_norm") or _is_norm(op) else 1
     value: Value = op.inputs[place] if place < len(op.inputs) else None
     named = value if isinstance(value, tuple) else (value,)
@@ -195,7 +195,7 @@ def _functor(op: LaunchingOp, dtype: DType, *, whole: bool) -> str:
     base = _SAME.get(base, base)
     if whole and base in ("max", "min"):
         base = f"a{base}"
-    return _OPS[base].format(t=cpp_name(dtype), a=computed_in(dtype))
+    return _OPS[base].format(t=cpp_name(dtype), a=opmath_name(dtype))
 
 
 # ------------------------------------------------------------------------------------- scans
@@ -204,13 +204,13 @@ _CUB = "at_cuda_detail::cub::"
 
 
 def _scan(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Sums of all elements before: of one row by cub, of several by a kernel of ATen."""
-    source = tensor(op, 0)
+    """Launch prefix sums: cub for one row, a kernel of ATen for several."""
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     t, moved = cpp_name(source.dtype), 2 * bytes_of(source)
     if len([n for n in source.shape if n != 1]) <= 1:
-        return scanned(t, source.elements, moved)
+        return scan_launches(t, source.elements, moved)
     axis = next((v for v in op.inputs[1:2] if isinstance(v, int)), -1) % len(source.shape)
     last = axis == len(source.shape) - 1
     kind, height = ("innermost_dim", 32) if last else ("outer_dim", 1)
@@ -222,8 +222,8 @@ def _scan(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, (ceil_div(rows, 32), 1, 1), (16 if last else 512, height, 1), None, 27)]
 
 
-def scanned(t: str, elements: int, moved: float) -> list[Launch]:
-    """cub's scan of one row."""
+def scan_launches(t: str, elements: int, moved: float) -> list[Launch]:
+    """Return cub's scan of one row."""
     state = f"{_CUB}ScanTileState<{t}, true>"
     blocks = ceil_div(elements, 128 * 15)
     begin = f"void {_CUB}DeviceScanInitKernel<{state} >({state}, int)"

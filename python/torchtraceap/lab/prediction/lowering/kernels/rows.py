@@ -1,4 +1,4 @@
-"""Operators over whole rows: softmax, sort, and what takes an order."""
+"""Kernels of operators over whole rows: softmax, sort and selection."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Setting,
     bytes_of,
     ceil_div,
-    computed_in,
     cpp_name,
-    given,
     memcpy_to_host,
     memset,
     next_power,
-    tensor,
+    number_at,
+    opmath_name,
+    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
-__all__ = ["RULES", "sorted_pairs"]
+__all__ = ["RULES", "radix_sort"]
 
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 _CUB = "at_cuda_detail::cub::"
@@ -32,26 +32,29 @@ _THREADS_OF_WARPS = 128
 
 
 def _softmax(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None or not source.shape:
         return ()
-    axis = int(given(op, 1, -1)) % len(source.shape)
+    axis = int(number_at(op, 1, -1)) % len(source.shape)
     return [_over_rows(source, axis, setting, backward=False, is_log="log" in op.name)]
 
 
 def _softmax_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor(op, 0)
+    source = tensor_at(op, 0)
     if source is None or not source.shape:
         return ()
-    axis = int(given(op, 2, -1)) % len(source.shape)
+    axis = int(number_at(op, 2, -1)) % len(source.shape)
     return [_over_rows(source, axis, setting, backward=True, is_log="log" in op.name)]
 
 
 def _over_rows(
     source: TensorInfo, axis: int, setting: Setting, *, backward: bool, is_log: bool
 ) -> Launch:
-    """One warp for each row of up to 1,024 elements (`host_softmax` of ATen), a block for each
-    longer one; columns that don't lie together by a kernel of their own."""
+    """Return a softmax kernel.
+
+    A warp takes a row of up to 1,024 elements (`host_softmax` of ATen), a block a longer one;
+    strided rows have a kernel of their own.
+    """
     length = source.shape[axis]
     inner = source.elements // max(1, _product(source.shape[: axis + 1]))
     rows = source.elements // max(1, length)
@@ -70,7 +73,7 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def _in_warps(dtype: DType, length: int, rows: int, *, backward: bool, is_log: bool) -> Launch:
-    t, a = cpp_name(dtype), computed_in(dtype)
+    t, a = cpp_name(dtype), opmath_name(dtype)
     power = next_power(length)
     width = min(power, 32)
     height = _THREADS_OF_WARPS // width
@@ -88,7 +91,7 @@ def _in_warps(dtype: DType, length: int, rows: int, *, backward: bool, is_log: b
 def _in_blocks(
     dtype: DType, length: int, rows: int, setting: Setting, *, backward: bool, is_log: bool
 ) -> Launch:
-    t, a = cpp_name(dtype), computed_in(dtype)
+    t, a = cpp_name(dtype), opmath_name(dtype)
     at_once = 16 // dtype.size
     way = "Backward" if backward else "Forward"
     epilogue = f"{_ANONYMOUS}{'Log' if is_log else ''}SoftMax{way}Epilogue"
@@ -112,7 +115,7 @@ def _in_blocks(
 
 
 def _spatial(dtype: DType, length: int, inner: int, *, backward: bool, is_log: bool) -> Launch:
-    t, a = cpp_name(dtype), computed_in(dtype)
+    t, a = cpp_name(dtype), opmath_name(dtype)
     way = "Backward" if backward else "Forward"
     epilogue = f"{_ANONYMOUS}{'Log' if is_log else ''}SoftMax{way}Epilogue"
     name = (
@@ -134,18 +137,19 @@ _BLOCK_SORT = 4096
 
 
 def _sort(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Short rows in one block each; one long row by cub's radix sort, many by segments."""
-    source = tensor(op, 0)
+    """Launch a sort: blocks for short rows, cub's radix sort for one long row, segments for
+    many."""
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     place = 2 if isinstance(op.inputs[1] if len(op.inputs) > 1 else None, bool) else 1
-    axis = int(given(op, place, -1))
+    axis = int(number_at(op, place, -1))
     length = source.shape[axis] if source.shape else 1
     rows = source.elements // max(1, length)
     if length <= _BLOCK_SORT:
         return [_sort_in_block(source.dtype, length, rows)]
     if rows == 1:
-        return sorted_pairs(cpp_name(source.dtype), source.elements, 8 * source.dtype.size)
+        return radix_sort(cpp_name(source.dtype), source.elements, 8 * source.dtype.size)
     return _sort_segments(source, rows)
 
 
@@ -159,8 +163,8 @@ def _sort_in_block(dtype: DType, length: int, rows: int) -> Launch:
     return Launch(f"{name}(unsigned int)", (rows, 1, 1), (threads, 1, 1), None, 128, 16912)
 
 
-def sorted_pairs(t: str, elements: int, bits: int) -> list[Launch]:
-    """cub's radix sort of keys with their values: in one block, else 8 bits at a time."""
+def radix_sort(t: str, elements: int, bits: int) -> list[Launch]:
+    """Return cub's radix sort of pairs: in one block, else 8 bits at a time."""
     moved = elements * 24.0
     if elements <= 4096:
         name = f"void {_CUB}DeviceRadixSortSingleTileKernel<{_CUB}Policy, false, {t}, long, int>"
@@ -206,12 +210,13 @@ _BLOCKS_OF_ONE = 4
 
 
 def _topk(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """The k greatest of each row, then in order; long rows by several blocks."""
-    source = tensor(op, 0)
+    """Launch the selection of each row's k largest, then their sort; long rows take several
+    blocks."""
+    source = tensor_at(op, 0)
     if source is None or not source.shape:
         return ()
     t, length = cpp_name(source.dtype), source.shape[-1]
-    rows, k = source.elements // max(1, length), max(1, int(given(op, 1, 1)))
+    rows, k = source.elements // max(1, length), max(1, int(number_at(op, 1, 1)))
     order = [_sort_in_block(source.dtype, k, rows)] if k > 1 else []
     if length < _MANY_FOR_TOPK:
         name = f"void at::native::sbtopk::gatherTopK<{t}, unsigned int, {len(source.shape)}, false>"
@@ -231,8 +236,8 @@ def _topk(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _nonzero(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """Counts, tells the host, then writes the indices."""
-    source = tensor(op, 0)
+    """Launch the count, its copy to the host, then the indices."""
+    source = tensor_at(op, 0)
     if source is None:
         return ()
     t, blocks = cpp_name(source.dtype), ceil_div(source.elements, 128 * 8)
@@ -261,8 +266,8 @@ def _nonzero(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 
 
 def _item(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    """One value to the host."""
-    source = tensor(op, 0)
+    """Launch the copy of one value to the host."""
+    source = tensor_at(op, 0)
     return [memcpy_to_host(source.dtype.size if source is not None else 4)]
 
 
