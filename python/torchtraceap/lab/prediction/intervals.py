@@ -44,9 +44,9 @@ def step_interval(
     """Return the 90 % interval of a step, ns, which contains the prediction.
 
     Args:
-        steps, kind_of_rank: As for `lay_out`.
-        predicted_ns: What is predicted.
-        seed: Of the draws.
+        steps, kind_of_rank: See `schedule_steps`.
+        predicted_ns: Predicted step time.
+        seed: Seed of the samples.
     """
     rng = np.random.default_rng(seed)
     low, high = steps[0].host_range

@@ -56,7 +56,7 @@ def memory_need(capture: Capture) -> MemoryNeed | None:
 def known_memory(capture: Capture) -> str | None:
     """Describe the known memory of a recorded step in words; None if it trains nothing.
 
-    Gradients say how large the parameters are that they are of. What an optimiser's calls take and
+    Gradients say how large the parameters are that they are of. What an optimizer's calls take and
     none of them makes are parameters, gradients and its state. When activations come and go a
     record of operators doesn't say.
     """

@@ -84,12 +84,12 @@ def write_prediction_page(found: Sequence[Prediction], path: Path, inputs: Seque
 
     Args:
         found: Devices and strategies; at least one.
-        path: Of the page.
+        path: Path of the page.
         inputs: Files that were read.
 
     Raises:
         OptionError: `path` is one of the files that were read.
-        OutputError: It can't be written.
+        OutputError: Writing fails.
     """
     check_target(path, inputs)
     write_text(path, render_predictions(found), inputs=inputs)
@@ -236,20 +236,20 @@ def _gpu_fill(name: str) -> str:
 
 def _runs(begin: Array, end: Array, fills: Array) -> list[tuple[str, float, float]]:
     """Merge events of one color into runs on a grid of bins."""
-    colours = np.full(BINS, -1)
+    colors = np.full(BINS, -1)
     known = dict.fromkeys(fills.tolist())
     codes = {fill: code for code, fill in enumerate(known)}
     first = np.minimum((begin * BINS).astype(np.int64), BINS - 1)
     last = np.maximum(np.minimum(np.ceil(end * BINS).astype(np.int64), BINS), first + 1)
     for a, b, fill in zip(first.tolist(), last.tolist(), fills.tolist(), strict=True):
-        colours[a:b] = codes[fill]
-    cuts = np.flatnonzero(np.diff(colours)) + 1
+        colors[a:b] = codes[fill]
+    cuts = np.flatnonzero(np.diff(colors)) + 1
     edges = [0, *cuts.tolist(), BINS]
     by_code = list(known)
     return [
-        (by_code[colours[a]], a / BINS, (b - a) / BINS)
+        (by_code[colors[a]], a / BINS, (b - a) / BINS)
         for a, b in pairwise(edges)
-        if colours[a] >= 0
+        if colors[a] >= 0
     ]
 
 

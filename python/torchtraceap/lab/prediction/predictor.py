@@ -1,4 +1,4 @@
-"""`predict`: what a step of a model would take on a GPU, and the trace that it would write."""
+"""Predicts a step of a model on a GPU and the trace it would write."""
 
 from __future__ import annotations
 
@@ -54,8 +54,10 @@ if TYPE_CHECKING:
 __all__ = ["lower_steps", "predict"]
 
 _BUSY, _IDLE = 0.9, 0.6
-"""Shares of the step that the GPU is busy: above the first it decides, below the second the host.
-Between them errors of either may turn the answer."""
+"""GPU-busy shares of a step above which the GPU and below which the host decides.
+
+Between them an error of either could change the answer.
+"""
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm", "diffusers")
 
 
@@ -76,7 +78,7 @@ def predict(
     probed: RecordedCalls | None = None,
     sharding: Plan | None = None,
 ) -> Prediction:
-    """What a step would take on a GPU, without one and without running the model.
+    """Predict a step on a GPU, without a GPU and without running the model.
 
     Args:
         source: A model (`torch.nn.Module`) with `inputs`; a function that makes a workload, or its
@@ -84,15 +86,15 @@ def predict(
             execution trace of a step.
         inputs: Of a model: a tuple of arguments, or a dict by name.
         device: A GPU by name or id.
-        loss: Takes the model's output; with it a step is forward, backward and optimiser.
-        optimizer: Takes the parameters.
-        dtype: What the model's and the inputs' floating point numbers are converted to.
-        world_size: How many GPUs.
-        strategy: How they share the work: ddp, fsdp2, tp, tp=8,sequence,vocabulary, embedding,
+        loss: Takes the model's output; with it a step has a backward pass and an optimizer.
+        optimizer: Takes the parameters and returns an optimizer.
+        dtype: Floating point type that model and inputs are converted to.
+        world_size: Number of GPUs.
+        strategy: Parallelism: ddp, fsdp2, tp, tp=8,sequence,vocabulary, embedding,
             pp=4,dp=2, ...
-        batch: What the leading dimension of the inputs becomes.
-        steps: How many are laid out.
-        calibrate: Loaded traces from the device, which correct durations and host times.
+        batch: New leading dimension of the inputs.
+        steps: Number of steps in the trace.
+        calibrate: Traces from the device that calibrate durations and host times.
         loading: How batches come to the GPU; None: the inputs are there, and no loop is around
             the step.
         sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
@@ -154,13 +156,13 @@ def predict(
 
 
 def _capture_notes(capture: Capture) -> tuple[str, ...]:
-    """What its source says, and what it tells of memory where that is not all known."""
+    """Return the notes of a capture and what is known of its memory."""
     said = known_memory(capture) if capture.storages is None else None
     return capture.notes if said is None else (*capture.notes, said)
 
 
 def _recorded_device(profile: CapturedProfile | None) -> Device | None:
-    """Where a trace was recorded, as far as it says so."""
+    """Return the device that a trace was recorded on, if known."""
     return None if profile is None or profile.device is None else find_device(profile.device)
 
 
@@ -173,15 +175,15 @@ def lower_steps(
     loading: Loading | None = None,
     probed: RecordedCalls | None = None,
 ) -> list[LoweredStep]:
-    """Captured steps as a GPU would do them.
+    """Return captured steps lowered to a GPU.
 
     Args:
         captures: The steps.
         device: The GPU.
-        calibrate: Traces of the device, which correct durations.
-        hosts: Traces of the machine, which correct host times; by default the same.
-        loading: How batches come; None: they are there.
-        probed: Recorded on a processor like that of the machine.
+        calibrate: Traces of the device that calibrate durations.
+        hosts: Traces of the machine that calibrate host times; by default the same.
+        loading: The input pipeline; None if batches are on the GPU.
+        probed: Calls recorded on a processor like the machine's.
     """
     calibration, host = _calibration(calibrate), HostModel(device)
     if probed is not None:
@@ -208,7 +210,7 @@ def _calibration(traces: Sequence[Trace]) -> Calibration | None:
 def _synthesize(
     lowered: Sequence[LoweredStep], kind_of_rank: Sequence[int], device: Device, steps: int
 ) -> tuple[Trace, float]:
-    """One rank of each kind as a trace, and what the fetch of a batch takes, ns."""
+    """Return one rank of each kind as a trace, and the time to fetch a batch, ns."""
     # While a batch is fetched the GPU may do what the step before gave it.
     warm_up = int(any(step.loop.fetch for step in lowered))
     together, kinds = add_slowest_ranks(lowered, kind_of_rank)
@@ -226,7 +228,7 @@ def _synthesize(
 
 
 def _seed(lowered: Sequence[LoweredStep]) -> int:
-    """A number that the same steps always have: process, clock and such are drawn from it."""
+    """Return a seed that is equal for equal steps; process, clock and others derive from it."""
     times = [work.estimate.ns for step in lowered for work in step.works()]
     return zlib.crc32(np.array([len(lowered[0].calls), *times]).tobytes())
 
@@ -236,7 +238,7 @@ def _metadata() -> dict[str, Any]:
 
 
 def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
-    """The mean of ranks and steps."""
+    """Return the mean over ranks and steps."""
     whole: Timeline = trace.timeline(linked_only=True)  # without what earlier steps launched
     count = steps * len(trace.ranks)
     busy = min(round(whole.busy_ns / count), predicted_ns)
@@ -262,7 +264,7 @@ def _bound_by(gpu: GpuShare, predicted_ns: int, fetch_ns: float) -> str:
 
 
 def _memory(captures: Sequence[Capture]) -> MemoryNeed | None:
-    """Of the kind of rank that needs most."""
+    """Return the memory of the kind of rank that needs most."""
     found = [need for need in map(memory_need, captures) if need is not None]
     return max(found, key=lambda need: need.peak, default=None)
 
@@ -334,7 +336,7 @@ def _notes(
 
 
 def _versions() -> Mapping[str, str]:
-    """Of what the capture ran with."""
+    """Return the versions of libraries used by the capture."""
     loaded = ((name, sys.modules.get(name)) for name in _LIBRARIES)
     found = {name: str(getattr(module, "__version__", "")) for name, module in loaded if module}
     return {"torchtraceap": __version__, **found}

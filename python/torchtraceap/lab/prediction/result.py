@@ -1,4 +1,4 @@
-"""What is predicted of a step: the document of `torchtraceap predict --json`."""
+"""The result of a prediction: the document of `torchtraceap predict --json`."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ SCHEMA = "torchtraceap.prediction/1"
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep(Result):
-    """Wall time of a step in the steady state, while it is profiled."""
+    """Wall time of a profiled step in the steady state."""
 
     predicted_ns: int
     low_ns: int
-    """In 5 of 100 cases it is shorter."""
+    """5 % quantile."""
     high_ns: int
-    """In 5 of 100 cases it is longer."""
+    """95 % quantile."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuShare(Result):
-    """GPU time of a step, ns, by the definitions of `summary`; the mean over the steps."""
+    """GPU time of a step by the definitions of `summary`, ns, averaged over the steps."""
 
     busy_ns: int
     compute_ns: int
@@ -62,7 +62,7 @@ class OpShare(Result):
     shapes: tuple[Any, ...]
     count: int
     kernels: int
-    """Pieces of GPU work of all of them."""
+    """Pieces of GPU work of all calls."""
     gpu_ns: int
     low_ns: int
     high_ns: int
@@ -78,18 +78,18 @@ class UnknownOp(Result):
     name: str
     count: int
     assumed_ns: int
-    """Of all its calls."""
+    """Assumed time of all its calls, ns."""
 
 
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
-    """A step of a model on a GPU where it did not run."""
+    """A predicted step of a model on a GPU where it did not run."""
 
     source: str
     """workload, cpu_profile, gpu_trace or execution_trace."""
     device: str
     dtype: str | None
-    """What the model was converted to; None: left as it is."""
+    """Type that the model was converted to; None if unchanged."""
     world_size: int
     strategy: str | None
     calibrated_by: tuple[str, ...]
@@ -97,29 +97,29 @@ class Prediction(Result):
     step: PredictedStep
     gpu: GpuShare
     host_ns: int
-    """What the host takes for a step if it never waits."""
+    """Host time of a step if it never waits, ns."""
     bound_by: str
     """gpu, host, borderline, communication or data."""
     memory_bytes: MemoryNeed | None
     ops: tuple[OpShare, ...]
     sequence: tuple[str, ...]
-    """Launching operators of a step in the order of the host."""
+    """Launching operators of a step in host order."""
     unknown: tuple[UnknownOp, ...]
     notes: tuple[str, ...]
     trace: Trace = field(compare=False)
     """The predicted steps as a profiler would have recorded them, one rank of each kind."""
 
     def to_dict(self) -> Json:
-        """The document of `torchtraceap predict --json`."""
+        """Return the document of `torchtraceap predict --json`."""
         found = {key: value for key, value in Result.to_dict(self).items() if key != "trace"}
         return {"schema": SCHEMA, **found, "versions": dict(self.versions)}
 
     def diagnose(self) -> Diagnosis:
-        """What would cost time, on what evidence, and what to change."""
+        """Diagnose the predicted trace."""
         return self.trace.diagnose()
 
     def table(self) -> ColumnTable:
-        """The launching operators, the longest first."""
+        """Return the launching operators, longest first."""
         texts = {
             "op": [op.name for op in self.ops],
             "shapes": [_shapes(op.shapes) for op in self.ops],
@@ -136,7 +136,7 @@ class Prediction(Result):
         )
 
     def write_trace(self, path: PathLike) -> list[Path]:
-        """Writes the predicted steps as Kineto would.
+        """Write the predicted steps in Kineto's format.
 
         Args:
             path: `.json` or `.json.gz` for the first rank; else a folder with a file for one rank
@@ -144,7 +144,7 @@ class Prediction(Result):
 
         Raises:
             OptionError: Another ending.
-            OutputError: It can't be written.
+            OutputError: Writing fails.
         """
         if looks_like_trace_name(Path(path)):
             if not str(path).endswith((".json", ".json.gz")):

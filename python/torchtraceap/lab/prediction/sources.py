@@ -1,4 +1,4 @@
-"""What a prediction can start from: a model, a workload, or a file that recorded a step."""
+"""Sources of a prediction: a model, a workload, or a recorded step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CapturedStep:
     captures: tuple[Capture, ...]
     kind_of_rank: tuple[int, ...]
     profile: CapturedProfile | None = None
-    """Of a trace with a GPU: what was measured there."""
+    """Measured times, for a trace with a GPU."""
 
 
 def captured_step(
@@ -51,7 +51,7 @@ def captured_step(
     device: str | Device,
     sharding: Plan | None = None,
 ) -> CapturedStep:
-    """A step of any source, as `predict` takes them.
+    """Capture a step from any source that `predict` accepts.
 
     Raises:
         OptionError: No source, or options that it can't take.
@@ -86,7 +86,7 @@ def captured_step(
 
 
 def _is_file(source: str | Path) -> bool:
-    """A path that is there, or can't be the name of a workload."""
+    """Return whether a source is a path: it exists, or can't name a workload."""
     return Path(source).exists() or ":" not in str(source)
 
 
@@ -125,7 +125,7 @@ def _all_ranks(
     world_size: int,
     strategy: str | None,
 ) -> CapturedStep:
-    """A step of ranks that recorded an execution trace each."""
+    """Capture a step of ranks that recorded one execution trace each."""
     from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
     from torchtraceap.lab.prediction.capture.precision import with_dtype
     from torchtraceap.lab.prediction.parallel.recorded import rank_count
@@ -150,7 +150,7 @@ def _all_ranks(
 def _profile_of_ranks(
     profile: CapturedProfile, plan: Strategy, other: ChangedRanks, path: str
 ) -> CapturedProfile:
-    """What was measured, for the calls that there are now."""
+    """Return the measured times for the changed calls."""
     from torchtraceap.lab.prediction.parallel.recorded import change_ranks, expand_values
 
     places = [place for place in other.places if place is not None]
@@ -171,16 +171,16 @@ def prepared_workload(
     dtype: object,
     batch: int | None,
 ) -> Callable[[], Workload]:
-    """A workload of the model, converted as it is asked for.
+    """Return a function that makes the workload, converted as requested.
 
     Args:
         source: A model, a function that makes a workload, or the name of one.
-        inputs, loss, optimizer: Of a model.
-        dtype: For all floating point numbers.
-        batch: For the leading dimension of the inputs.
+        inputs, loss, optimizer: Inputs, loss and optimizer of a model.
+        dtype: Type of all floating point numbers.
+        batch: Leading dimension of the inputs.
 
     Raises:
-        OptionError: None of these.
+        OptionError: The source is none of these, or its arguments don't match.
     """
     try:
         import torch
@@ -226,7 +226,7 @@ _LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "fl
 
 
 def _dtype_name(dtype: object) -> str:
-    """torch's name of a type of floating point numbers."""
+    """Return torch's name of a floating point type."""
     known = dtype_named(str(dtype))
     name = _LABELS.get(str(dtype), known.name if known else "")
     if name not in _LABELS.values():
@@ -242,7 +242,7 @@ def _torch_dtype(dtype: object) -> torch.dtype:
 
 
 def _converted(workload: Workload, dtype: torch.dtype) -> Workload:
-    """Model and inputs with other floating point numbers."""
+    """Return the workload with model and inputs converted to another type."""
 
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -253,7 +253,8 @@ def _converted(workload: Workload, dtype: torch.dtype) -> Workload:
 
 
 def _with_batch(workload: Workload, batch: int) -> Workload:
-    """Inputs with another leading dimension, those that share the one of the first."""
+    """Return the workload with another leading dimension of the inputs that share the first
+    one's."""
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -1,4 +1,4 @@
-"""A prediction as a person reads it: the step, who decides it, its operators."""
+"""Formats predictions as text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LABELS = ("compute", "exposed communication", "exposed copies", "idle")
 
 
 def prediction_tables(found: Prediction) -> list[TextTable]:
-    """The step with its parts; memory; operators."""
+    """Return tables of the step's parts, memory and operators."""
     tables = [_step_table(found)]
     if found.memory_bytes is not None:
         tables.append(_memory_table(found))
@@ -58,7 +58,7 @@ def _step_table(found: Prediction) -> TextTable:
 
 
 def _bar(found: Prediction) -> str:
-    """Parts of the step, and what they are."""
+    """Return a bar of the step's parts with its legend."""
     whole = max(found.step.predicted_ns, 1)
     parts = step_shares(found)
     bar = "".join(
@@ -74,7 +74,7 @@ def _bar(found: Prediction) -> str:
 
 
 def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
-    """Parts of the step: colour on a page, label, ns."""
+    """Return the parts of the step as color on a page, label and ns."""
     gpu = found.gpu
     exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
     times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
@@ -111,7 +111,7 @@ def _ops_table(found: Prediction) -> TextTable:
 
 
 def comparison_table(found: Sequence[Prediction]) -> TextTable:
-    """Devices and strategies beside each other, the fastest first; bars are to scale."""
+    """Return a table of devices and strategies, fastest first, with bars to scale."""
     longest = max(each.step.predicted_ns for each in found)
     rows = [
         (

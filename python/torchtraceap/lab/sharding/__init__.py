@@ -1,4 +1,4 @@
-"""Which rank holds which embedding table, chosen by what a step would take.
+"""Chooses which rank holds which embedding table by the predicted step time.
 
 tables.py and cluster.py say what there is, cost.py what an assignment costs, sharders.py and
 search.py make assignments, choose.py ranks them.

@@ -1,4 +1,4 @@
-"""The choice: assignments by the seven sharders and by a search, ranked by the model."""
+"""Ranks assignments of seven published sharders and a search by the cost model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SHARDERS", "choose_sharding"]
 IntArray = npt.NDArray[np.int64]
 
 SHARDERS = (*PUBLISHED_SHARDERS, "search")
-"""Who makes assignments."""
+"""Names of the sharders."""
 _MOST_BATCH = 1 << 30
 # FBGEMM takes rows in multiples of four elements, and a row narrower than this wastes sectors.
 _LEAST_COLUMNS = 16
@@ -45,14 +45,14 @@ def choose_sharding(
     sharders: Sequence[str] = SHARDERS,
     seed: int = 0,
 ) -> Sharding:
-    """Which rank should hold which embedding table, by what a training step would take.
+    """Choose which rank holds which embedding table by the predicted training step.
 
     The search begins at what the other sharders found and is never worse than they by the model;
     see docs/prediction.md for the model and for what each sharder does.
 
     Args:
-        tables: As `Table`, `durations.EmbeddingTable`, or mappings (see `read_tables`).
-        cluster: What they are spread over, or a mapping with the names of `Cluster`.
+        tables: `Table`, `durations.EmbeddingTable`, or mappings (see `read_tables`).
+        cluster: The GPUs, or a mapping with the fields of `Cluster`.
         batch: Samples of one rank in a step.
         dense_ns: Time of the rest of a step, the same for every assignment.
         optimizer: sgd, rowwise_adagrad, adagrad or adam: tells the memory of its state.
@@ -61,7 +61,7 @@ def choose_sharding(
         exchange_indices: Ranks read the indices of their own samples, and send them to the ranks
             that look them up (TorchRec); else they are there (as in the source).
         sharders: Names of `SHARDERS`.
-        seed: Of the sharder "random".
+        seed: Seed of the sharder "random".
 
     Raises:
         OptionError: Something can't be meant, no model answers for the device or its links, or the
@@ -116,7 +116,7 @@ def _check(batch: int, dense_ns: float, sharders: Sequence[str], seed: int) -> N
 
 
 def _fit_memory(costs: Costs, column_wise: bool) -> tuple[Costs, list[str]]:
-    """With tables split as far as a GPU's memory asks for it.
+    """Split tables as far as a GPU's memory requires.
 
     Raises:
         OptionError: The tables together, or one alone, take more than there is.
@@ -157,7 +157,7 @@ def _halves(part: Part) -> tuple[Part, Part] | None:
 
 
 def _with_split(costs: Costs, at: int, halves: tuple[Part, Part]) -> Costs:
-    """One part replaced; the second half stands at the end."""
+    """Replace a part by its halves; the second one goes to the end."""
     parts = [*costs.parts, halves[1]]
     parts[at] = halves[0]
     return Costs(
@@ -172,7 +172,7 @@ def _with_split(costs: Costs, at: int, halves: tuple[Part, Part]) -> Costs:
 def _published_assignments(
     costs: Costs, sharders: Sequence[str], seed: int
 ) -> tuple[dict[str, IntArray], dict[str, str]]:
-    """Assignments by name, and reasons of those that can't be."""
+    """Return the assignments by name, and reasons for those that don't fit."""
     made: dict[str, IntArray] = {}
     refused: dict[str, str] = {}
     for name in (name for name in PUBLISHED_SHARDERS if name in sharders):
@@ -190,7 +190,7 @@ def _published_assignments(
 
 
 def _starts(costs: Costs, made: Mapping[str, IntArray]) -> list[IntArray]:
-    """What was made, and what is greedy on the model's times, else on memory, which packs best.
+    """Return the assignments made, and a greedy one by time or else by memory, which packs best.
 
     Raises:
         OptionError: Nothing fits into memory.
@@ -209,7 +209,7 @@ def _starts(costs: Costs, made: Mapping[str, IntArray]) -> list[IntArray]:
 
 
 def _search(costs: Costs, starts: Sequence[IntArray], column_wise: bool) -> tuple[Costs, IntArray]:
-    """The best assignment that is found, the starts among them."""
+    """Return the best assignment found from the starts."""
     first = sorted(starts, key=costs.step_time)
     best = min(
         [first[0], *(local_search(costs, one) for one in first[:_STARTS])], key=costs.step_time
@@ -220,7 +220,7 @@ def _search(costs: Costs, starts: Sequence[IntArray], column_wise: bool) -> tupl
 
 
 def _split_further(costs: Costs, ranks: IntArray) -> tuple[Costs, IntArray]:
-    """Halves the longest part of the slowest rank, again and again, and keeps the best.
+    """Halve the longest part of the slowest rank repeatedly and keep the best.
 
     Of several ranks that are as slow each needs a split before the step gains: as many in a row as
     there are ranks may gain nothing.

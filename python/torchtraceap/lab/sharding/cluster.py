@@ -1,4 +1,4 @@
-"""What the tables are spread over."""
+"""The GPUs that tables are spread over."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ _SHARE_FOR_TABLES = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Equal GPUs, one for each rank; their links are those of the device."""
+    """Equal GPUs, one per rank, with the device's links."""
 
     device: str | Device
-    """By name or id, or one of your own."""
+    """Name or id of a device, or a device of your own."""
     ranks: int
     nodes: int = 1
-    """Machines that the ranks are spread over."""
+    """Number of machines."""
     memory_bytes: float | None = None
-    """Of each GPU for tables and what they need; by default four fifths of its memory."""
+    """Memory of each GPU for tables; by default four fifths of its memory."""
     node_bandwidth: float | None = None
-    """byte/s one way between a machine and the others, all adapters together; None: exchanges
-    over several machines are answered where they were measured."""
+    """One-way bandwidth between a machine and the others, all adapters together, byte/s.
+
+    Without it, exchanges over machines are estimated only as far as they were measured.
+    """
 
     def __post_init__(self) -> None:
         for what, value, most in (
@@ -69,10 +71,10 @@ class Cluster:
 
     @property
     def table_bytes(self) -> int:
-        """Of each GPU for tables and what they need.
+        """Memory of each GPU for tables, bytes.
 
         Raises:
-            OptionError: It is not given, and the device's memory is not known.
+            OptionError: Neither `memory_bytes` nor the device's memory is known.
         """
         if self.memory_bytes is not None:
             return int(self.memory_bytes)
@@ -82,10 +84,10 @@ class Cluster:
 
 
 def as_cluster(given: Cluster | Mapping[str, Any]) -> Cluster:
-    """A cluster, or one of a mapping with its names.
+    """Return a cluster, or make one of a mapping with its fields.
 
     Raises:
-        OptionError: It is neither, or lacks the device or the ranks.
+        OptionError: The argument is neither, or lacks the device or the ranks.
     """
     if isinstance(given, Cluster):
         return given

@@ -1,4 +1,4 @@
-"""What an assignment of tables to ranks costs: lookups, exchanges, memory.
+"""Cost of an assignment of tables to ranks: lookups, exchanges, memory.
 
 Note [A step]: every rank looks up its own tables for the samples of all ranks in one fused kernel;
 an all-to-all brings each rank the pooled rows of its own samples; the dense part runs; another
@@ -52,12 +52,12 @@ _NETWORK_SPREAD = 2.0
 
 
 def whole_tables(tables: Sequence[Table]) -> list[Part]:
-    """Every table in one part."""
+    """Return every table as one part."""
     return [Part(table.name, 0, table.dim) for table in tables]
 
 
 class Lookups:
-    """Times of the lookups of any columns of the tables, asked for once for each width."""
+    """Times of lookups of any columns of the tables, cached by width."""
 
     def __init__(self, tables: Sequence[Table], cluster: Cluster, batch: int) -> None:
         self.tables = {table.name: table for table in tables}
@@ -70,15 +70,15 @@ class Lookups:
         most = ceil(len(tables) / cluster.ranks)
         self._at_once = min(max(1, ceil(warps / self.bags)), most)
         self.spread = (1.0, 1.0)
-        """The model's interval over its estimate, below and above."""
+        """Factors of the model's interval, below and above."""
 
     @property
     def bags(self) -> int:
-        """Of each table: the samples of all ranks."""
+        """Bags of each table: the samples of all ranks."""
         return self.batch * self.cluster.ranks
 
     def times(self, parts: Sequence[Part]) -> tuple[FloatArray, FloatArray]:
-        """ns of forward and backward of each part, without the start of the kernel.
+        """Return forward and backward time of each part without kernel start, ns.
 
         Raises:
             OptionError: The device's cache is not known.
@@ -94,7 +94,7 @@ class Lookups:
         return times[:, 0], times[:, 1]
 
     def _ask(self, group: list[tuple[str, int]]) -> None:
-        """For parts of tables that are looked up alike: one question."""
+        """Estimate parts of tables with the same lookups at once."""
         tables = [self.tables[name] for name, _ in group]
         asked = EmbeddingTable(
             np.array([table.rows for table in tables], np.float64),
@@ -125,7 +125,7 @@ class Lookups:
 
 
 class Costs:
-    """The costs of all assignments of some parts."""
+    """Costs of assignments of some parts."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Costs:
         self.dense_ns = dense_ns
         self.with_indices = with_indices
         self.forward_ns, self.backward_ns = lookups.times(parts)
-        """float64 `[parts]`, both."""
+        """Times of each part, float64 `[parts]`."""
         tables = [lookups.tables[part.table] for part in parts]
         columns = np.array([part.columns for part in parts], np.float64)
         self.width = columns * [table.element_bytes for table in tables]
@@ -163,19 +163,19 @@ class Costs:
         """Bytes on every rank: the rows of its samples, and their gradients."""
         self.limit = lookups.cluster.table_bytes
         self.exchange_source = ""
-        """What tells the times of exchanges, once they were asked for."""
+        """Source of the times of exchanges, once estimated."""
 
     @property
     def time(self) -> FloatArray:
-        """ns of forward and backward of each part."""
+        """Forward and backward time of each part, ns."""
         return self.forward_ns + self.backward_ns
 
     def sums(self, values: FloatArray, ranks: IntArray) -> FloatArray:
-        """Of the parts of each rank, `[ranks]`."""
+        """Return sums over the parts of each rank, `[ranks]`."""
         return np.bincount(ranks, weights=values, minlength=self.ranks).astype(np.float64)
 
     def too_full(self, ranks: IntArray) -> str | None:
-        """Why an assignment can't be, or None."""
+        """Return why an assignment doesn't fit, or None."""
         held = self.sums(self.memory, ranks) + self.received
         worst = int(held.argmax())
         if held[worst] <= self.limit:
@@ -185,7 +185,7 @@ class Costs:
         )
 
     def exchanged(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
-        """All exchanges of a step; see Note [Max of max].
+        """Return the time of all exchanges of a step; see Note [Max of max].
 
         Args:
             widths: `[n, ranks]`: bytes of the pooled rows of each rank, for one sample.
@@ -228,8 +228,10 @@ class Costs:
         return np.stack([found.ns, found.low_ns, found.high_ns])
 
     def _over_network(self, sizes: FloatArray, bandwidth: float) -> FloatArray:
-        """Of exchanges of so many bytes over machines: what stays within one goes over its links
-        while the rest goes over its share of the network."""
+        """Return the time of exchanges over machines.
+
+        Traffic within a machine uses its links while the rest uses its share of the network.
+        """
         cluster = self.lookups.cluster
         of_node = self.ranks // cluster.nodes
         away = sizes * (self.ranks - of_node) / self.ranks
@@ -244,22 +246,22 @@ class Costs:
     def step_ns(
         self, times: FloatArray, widths: FloatArray, index_widths: FloatArray
     ) -> FloatArray:
-        """Of assignments with these sums; see Note [A step].
+        """Return the step time of assignments with these sums; see Note [A step].
 
         Args:
             times: `[n, ranks]`: of lookups.
-            widths, index_widths: As in `exchanged`.
+            widths, index_widths: See `exchanged`.
         """
         exchanged = self.exchanged(widths, index_widths)[0]
         return np.asarray(times.max(axis=1) + 2.0 * START_NS + exchanged + self.dense_ns)
 
     def step_time(self, ranks: IntArray) -> float:
-        """ns of a step of one assignment."""
+        """Return the step time of one assignment, ns."""
         sums = (self.sums(v, ranks)[None] for v in (self.time, self.width, self.index_width))
         return float(self.step_ns(*sums)[0])
 
     def candidate(self, sharder: str, ranks: IntArray) -> Candidate:
-        """One assignment with everything that is known of it."""
+        """Return one assignment with its details."""
         sums = (self.sums(values, ranks)[None] for values in (self.width, self.index_width))
         exchanged, least, most = self.exchanged(*sums)[:, 0].tolist()
         loads = tuple(self._load(rank, ranks) for rank in range(self.ranks))

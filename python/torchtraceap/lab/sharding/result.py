@@ -1,4 +1,4 @@
-"""What a choice of sharding answers."""
+"""The result of a choice of sharding."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ class Part(Shown):
     first_column: int
     columns: int
     is_whole: bool = True
-    """All columns of the table."""
+    """True if it has all columns of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankLoad(Shown):
-    """What one rank holds and does in a step."""
+    """The tables and the work of one rank in a step."""
 
     rank: int
     parts: tuple[Part, ...]
     forward_ns: float
-    """Of its lookups."""
+    """Time of its lookups."""
     backward_ns: float
-    """Of their gradients and the update of the rows."""
+    """Time of their gradients and the update of rows."""
     memory_bytes: int
-    """Of its tables, the optimiser's state and the rows it sends and receives."""
+    """Memory of its tables, optimizer state and exchanged rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Shown):
-    """One assignment and what the model says of it."""
+    """An assignment and its predicted costs."""
 
     sharder: str
-    """Who made it: one of the seven, or "search"."""
+    """Sharder that made it, or "search"."""
     step_ns: float
     low_ns: float
-    """The model's error is mostly common to all candidates: intervals overlap more than orders
-    change."""
+    """Lower bound; the model's error is mostly common to all candidates, so that overlapping
+    intervals rarely change the order."""
     high_ns: float
     lookup_ns: float
-    """Of the slowest rank, forward and backward."""
+    """Lookups of the slowest rank, forward and backward."""
     all_to_all_ns: float
     """All exchanges of a step."""
     ranks: tuple[RankLoad, ...]
@@ -57,7 +57,7 @@ class Candidate(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Sharding(Shown):
-    """Assignments by predicted time, the fastest first."""
+    """Assignments by predicted step time, fastest first."""
 
     device: str
     world_size: int
@@ -65,19 +65,19 @@ class Sharding(Shown):
     batch: int
     """Samples of one rank."""
     dense_ns: float
-    """Of the rest of a step, part of every `step_ns`."""
+    """Time of the rest of a step, included in every `step_ns`."""
     ranking: tuple[Candidate, ...]
     refused: dict[str, str]
-    """Sharders whose assignment can't be, with the reason."""
+    """Reasons why assignments of sharders don't fit."""
     notes: tuple[str, ...]
 
     @property
     def best(self) -> Candidate:
-        """The fastest."""
+        """The fastest assignment."""
         return self.ranking[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON, schema torchtraceap.sharding/1."""
+        """Return the document of schema torchtraceap.sharding/1."""
         return {"schema": SCHEMA, "chosen": self.best.sharder, **asdict(self)}
 
 

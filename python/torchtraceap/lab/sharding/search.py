@@ -1,4 +1,4 @@
-"""A search on the model: from given assignments by moves and swaps to a better one.
+"""Local search that improves assignments by moves and swaps.
 
 In each round all moves of a part away from the critical ranks, and all swaps with a part of another
 rank, are priced at once, and the best one is done, until none helps. Critical are the rank with the
@@ -31,7 +31,7 @@ _MOST_OTHERS = 1024
 
 
 class _Steps(NamedTuple):
-    """Moves (other is -1) and swaps that were priced."""
+    """Moves (other is -1) and swaps with their targets."""
 
     own: IntArray
     other: IntArray
@@ -39,7 +39,7 @@ class _Steps(NamedTuple):
 
 
 def local_search(costs: Costs, ranks: IntArray) -> IntArray:
-    """An assignment from which no move and no swap leads on; `ranks` must fit in memory."""
+    """Return an assignment that no move or swap improves; `ranks` must fit in memory."""
     found = ranks.copy()
     for _ in range(min(_MOST_ROUNDS, _ROUNDS_PER_PART * len(found) + 8)):
         better = _best_step(costs, found)
@@ -96,7 +96,7 @@ def _steps_from(costs: Costs, ranks: IntArray, rank: int) -> _Steps:
 
 
 def _thinned(parts: IntArray, times: FloatArray, most: int) -> IntArray:
-    """At most so many of the parts, evenly from the longest to the shortest."""
+    """Return at most so many parts, evenly from the longest to the shortest."""
     if len(parts) <= most:
         return parts
     order = parts[np.argsort(-times[parts], kind="stable")]
@@ -104,7 +104,7 @@ def _thinned(parts: IntArray, times: FloatArray, most: int) -> IntArray:
 
 
 def _sums_after(values: FloatArray, sums: FloatArray, rank: int, steps: _Steps) -> FloatArray:
-    """Sums of each rank after each step, `[steps, ranks]`."""
+    """Return the sums of each rank after each step, `[steps, ranks]`."""
     back = np.where(steps.other >= 0, values[steps.other], 0.0)
     change = values[steps.own] - back
     after = np.repeat(sums[None], len(steps.own), axis=0)

@@ -1,4 +1,4 @@
-"""The seven sharders that a search is measured against (Lin et al., IEEE TPDS 2024).
+"""The seven published sharders that the search is compared with (Lin et al., IEEE TPDS 2024).
 
 Each gives every part a rank. Greedy ones go through the parts from the largest cost to the smallest
 and give each to the rank with the least sum of costs among those that have memory for it (Zha et
@@ -23,11 +23,11 @@ IntArray = npt.NDArray[np.int64]
 
 
 class NoRoomError(Exception):
-    """No rank has memory left; the message says for which part."""
+    """Raised if no rank has memory left; the message names the part."""
 
 
 def greedy(costs: Costs, weights: FloatArray) -> IntArray:
-    """Parts from the heaviest to the lightest, each to the lightest rank that has memory for it.
+    """Assign parts from the heaviest on, each to the lightest rank with room for it.
 
     Raises:
         NoRoomError: There is none.
@@ -47,18 +47,18 @@ def greedy(costs: Costs, weights: FloatArray) -> IntArray:
 
 
 def _naive(costs: Costs, _: int) -> IntArray:
-    """Dealt out in turn."""
+    """Assign parts in turn."""
     return np.arange(len(costs.parts)) % costs.ranks
 
 
 def _naive_chunk(costs: Costs, _: int) -> IntArray:
-    """As many consecutive parts for each."""
+    """Assign equal runs of consecutive parts."""
     sizes = [len(chunk) for chunk in np.array_split(np.arange(len(costs.parts)), costs.ranks)]
     return np.repeat(np.arange(costs.ranks), sizes)
 
 
 def _random(costs: Costs, seed: int) -> IntArray:
-    """Any rank, of those that have memory for it."""
+    """Assign each part to a random rank with room for it."""
     random, held = np.random.default_rng(seed), np.full(costs.ranks, costs.received)
     found = np.empty(len(costs.parts), np.int64)
     for part, memory in enumerate(costs.memory.tolist()):
@@ -71,26 +71,26 @@ def _random(costs: Costs, seed: int) -> IntArray:
 
 
 def _size(costs: Costs) -> FloatArray:
-    """Bytes of the weights."""
+    """Return the size of the weights, bytes."""
     return costs.width * _of_tables(costs, lambda table: float(table.rows))
 
 
 def _lookup(costs: Costs) -> FloatArray:
-    """Lookups of a sample x elements of a row."""
+    """Return lookups of a sample times elements of a row."""
     columns = np.array([part.columns for part in costs.parts], np.float64)
     return columns * _of_tables(costs, lambda table: table.pooling_factor)
 
 
 def _norm_lookup(costs: Costs) -> FloatArray:
-    """The same over the lookups of a distinct row: a row counts once in a batch.
+    """Return `_lookup` over the lookups of a distinct row, which counts once per batch.
 
-    The source names this sharder without saying what it normalises by.
+    The source names this sharder without saying what it normalizes by.
     """
     return _lookup(costs) / _of_tables(costs, lambda table: _reuse(table, costs.lookups.bags))
 
 
 def _size_lookup(costs: Costs) -> FloatArray:
-    """Lookups of a sample x elements of a row x the decimal logarithm of the rows."""
+    """Return lookups of a sample times elements of a row times log10 of the rows."""
     return _lookup(costs) * _of_tables(costs, lambda table: float(np.log10(max(table.rows, 2))))
 
 
@@ -99,7 +99,7 @@ def _of_tables(costs: Costs, value: Callable[..., float]) -> FloatArray:
 
 
 def _reuse(table: Table, bags: int) -> float:
-    """Mean lookups of a distinct row of a batch."""
+    """Return the mean lookups of a distinct row in a batch."""
     asked = bags * table.pooling_factor
     if table.histogram is not None:
         counts, shares = table.histogram.counts()
@@ -123,4 +123,4 @@ PUBLISHED_SHARDERS = MappingProxyType(
         "size_lookup_greedy": _greedy_by(_size_lookup),
     }
 )
-"""By name; each takes the costs and a seed, and raises `NoRoomError`."""
+"""Sharders by name; each takes costs and a seed and may raise `NoRoomError`."""

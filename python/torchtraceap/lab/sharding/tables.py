@@ -1,4 +1,4 @@
-"""Embedding tables to be placed, and a file of them."""
+"""Embedding tables to place, and their JSON file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KEYS = ("name", "rows", "dim", "pooling_factor", "dtype", "reuse", "mean_reuse"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One embedding table, and what a batch asks of it."""
+    """An embedding table and its lookups."""
 
     name: str
     rows: int
@@ -41,7 +41,7 @@ class Table:
     pooling_factor: float = 1.0
     """Mean lookups of one sample."""
     histogram: ReuseHistogram | None = None
-    """How often the distinct rows of a global batch are looked up; None: all rows are as likely."""
+    """Reuse of distinct rows in a global batch; None for uniform lookups."""
     dtype: str = "fp32"
 
     def __post_init__(self) -> None:
@@ -68,11 +68,11 @@ class Table:
 
     @property
     def element_bytes(self) -> int:
-        """Of one element."""
+        """Size of one element, bytes."""
         return element_bytes(dtype_label(self.dtype))
 
     def embedding(self) -> EmbeddingTable:
-        """As the models of durations take it."""
+        """Return the table as the duration models take it."""
         return EmbeddingTable(
             self.rows, self.dim, self.pooling_factor, self.histogram, self.element_bytes
         )
@@ -81,7 +81,7 @@ class Table:
 def as_tables(
     tables: Sequence[Table | EmbeddingTable | Mapping[str, Any]],
 ) -> tuple[Table, ...]:
-    """Tables, those of durations/, or what a file has of them.
+    """Return tables from `Table`, `EmbeddingTable` or mappings.
 
     Raises:
         OptionError: There are none, a name is there twice, or one is none.
@@ -139,7 +139,7 @@ def _named(table: EmbeddingTable, name: str) -> Table:
 
 
 def _whole(value: Any) -> Any:
-    """1e6 as a whole number; a table refuses what is none."""
+    """Return an integral float as int; `Table` refuses others."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -166,7 +166,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def read_tables(path: str | os.PathLike[str]) -> tuple[Table, ...]:
-    """Tables of a JSON file: a list of objects, or an object with such a list as `tables`.
+    """Read tables from JSON: a list of objects, or an object with such a list as `tables`.
 
     Each has `rows` and `dim`, and may have `name`, `pooling_factor` (1), `dtype` ("fp32"), `reuse`
     (17 shares of the distinct rows by how often a batch looks them up; see `ReuseHistogram`) and
@@ -174,8 +174,8 @@ def read_tables(path: str | os.PathLike[str]) -> tuple[Table, ...]:
 
     Raises:
         MissingFileError: There is no such file.
-        ParseError: It is no JSON.
-        OptionError: It holds no tables, or one that can't be.
+        ParseError: The file is no JSON.
+        OptionError: The file holds no tables, or an invalid one.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A choice of sharding as a person reads it."""
+"""Formats a choice of sharding as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["sharding_tables"]
 
 
 def sharding_tables(found: Sharding) -> list[TextTable]:
-    """The ranking, and what each rank holds in the best assignment."""
+    """Return the ranking and the contents of each rank in the best assignment."""
     head = ("sharder", "step", "10 %", "90 %", "slowest lookups", "exchanges")
     rows = [
         (

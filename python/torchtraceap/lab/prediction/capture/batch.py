@@ -160,10 +160,10 @@ def change_batch(
         asked: The calls, in the order of the host.
         to: The new leading dimension of the inputs.
         parameters: Shapes of tensors that gradients are accumulated of.
-        where: What is said to hold the step.
+        where: Name of the source for error messages.
 
     Raises:
-        OptionError: It can't be told which sizes are the batch.
+        OptionError: Which sizes are the batch is ambiguous.
     """
     with reexecution() as reexecutor, _without_a_log():
         return _BatchChanger(traced, to, frozenset(parameters), where, reexecutor).changed()

@@ -61,11 +61,11 @@ def view_shapes(
     """Yield the new sizes that a view may have; see Note [Digits].
 
     Args:
-        shape: Of what is viewed, as recorded.
-        changed: What it becomes.
-        sizes: Of the view, as recorded, without -1.
-        batch: As recorded.
-        inner: Where the batch was seen in dimensions of a size.
+        shape: Recorded shape of the viewed tensor.
+        changed: New shape of that tensor.
+        sizes: Recorded sizes of the view, without -1.
+        batch: Recorded batch size.
+        inner: Place values at which the batch was seen, by size of the dimension.
 
     Yields:
         Sizes, and by size of a dimension the place value of the batch in it.

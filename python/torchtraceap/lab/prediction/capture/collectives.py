@@ -67,7 +67,7 @@ def c10d_call(func: Any, arguments: dict[str, Any]) -> C10dCall:
 
     Args:
         func: The operator.
-        arguments: By the names of its schema.
+        arguments: Arguments by the names of its schema.
     """
     base = func._schema.name.partition("::")[2]
     group = dist.ProcessGroup.unbox(arguments["process_group"])
@@ -102,8 +102,8 @@ def functional_call(base: str, arguments: dict[str, Any], result: Any) -> C10dCa
 
     Args:
         base: Its name without its namespace.
-        arguments: By the names of its schema.
-        result: What it returned.
+        arguments: Arguments by the names of its schema.
+        result: Its return value.
     """
     kind = _FUNCTIONAL.get(base)
     if kind is None:

@@ -44,10 +44,10 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
 
     Args:
         make: Makes the workload, see `Workload`. Large tensors that it makes take no memory.
-        run: How a step goes; None as one process without others has it, see `run_step`.
+        run: Runs a step; by default as a single process, see `run_step`.
 
     Raises:
-        OptionError: It makes no workload.
+        OptionError: `make` returns no workload.
         CaptureError: The step can't be run; the message says what failed, and in which line.
     """
     tried = _attempt(make, run)
@@ -98,7 +98,7 @@ def _attempt(make: Callable[[], Any], run: Run | None, *, computed: bool = False
     """Run a step, with or without values.
 
     Raises:
-        OptionError: It makes no workload.
+        OptionError: `make` returns no workload.
     """
     from torchtraceap.lab.prediction.capture.fake_gpu import hide_fake_tensors
 
@@ -169,11 +169,11 @@ def inspect_workload(make: Callable[[], Any], look: Callable[[Workload], T]) -> 
     """Return what a function finds in a workload that is not run.
 
     Args:
-        make: As of `capture_step`.
-        look: Is shown it.
+        make: Makes the workload.
+        look: Receives the workload and returns the result.
 
     Raises:
-        OptionError: It makes no workload.
+        OptionError: `make` returns no workload.
     """
     with _capture_mode():
         return look(made_workload(make()))

@@ -38,14 +38,14 @@ def capture_execution_trace(
 
     Args:
         path: Written by `torch.profiler.ExecutionTraceObserver`, of a run on a CPU or a GPU.
-        batch: What the leading dimension of the inputs becomes; None as it was.
-        ranks: How many there are, where the file doesn't say it.
+        batch: New leading dimension of the inputs; None keeps it.
+        ranks: Number of ranks if the file doesn't tell it.
 
     Raises:
         MissingFileError: There is no such file.
-        ParseError: It is no execution trace, or damaged.
+        ParseError: The file is no execution trace, or damaged.
         CaptureError: No operator with its arguments is recorded.
-        OptionError: It can't be told which sizes are the batch, or who takes part in collectives.
+        OptionError: The batch, or the ranks of collectives, are ambiguous.
     """
     file = read_nodes(Path(path), with_arguments=True)
     if not any(node.arguments and node.arguments.types for node in file.nodes):

@@ -2,7 +2,7 @@
 
 Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's, but
 for what the program sends to the host within a step (`moves.py`).
-Streams, events and synchronisation do nothing. What a program reads of tensors without values as an
+Streams, events and synchronization do nothing. What a program reads of tensors without values as an
 array or a list is ones.
 
 Note [Who asks]: a program is told that there is a GPU and that its tensors lie there, so that it
@@ -58,9 +58,9 @@ def emulate_gpu(
     """Run programs for GPUs on the host within the context.
 
     Args:
-        reads: Told of each tensor without values that the program reads as a whole.
-        said: Told what a person should know of the capture.
-        recorder: Of the step that is being run, if one is.
+        reads: Called with each tensor without values that the program reads as a whole.
+        said: Called with notes for a person.
+        recorder: Returns the recorder of the running step, if any.
     """
     with ExitStack() as stack:
         for name, value in _IN_CUDA.items():

@@ -72,11 +72,11 @@ def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProf
 
     Args:
         part: Recorded with `record_shapes=True` and GPU activities.
-        batch: What the leading dimension of the inputs becomes; None as it was. Needs torch.
+        batch: New leading dimension of the inputs; None keeps it. Needs torch.
 
     Raises:
         CaptureError: Nothing on a GPU is recorded, or no shapes are.
-        OptionError: It can't be told which sizes are the batch.
+        OptionError: Which sizes are the batch is ambiguous.
         MissingDependencyError: Torch is needed and not there.
     """
     step = steady_step(part)

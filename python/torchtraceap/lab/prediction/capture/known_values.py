@@ -21,9 +21,9 @@ def decompose(
     """Compute a composite operator by its decomposition on a CPU, without recording it.
 
     Args:
-        recorder: Of the calls.
+        recorder: Recorder of the calls.
         function: The operator.
-        tensors: Of which gradients may be asked for.
+        tensors: Tensors that may require gradients.
         given: All arguments by name, among them these tensors.
 
     Returns:

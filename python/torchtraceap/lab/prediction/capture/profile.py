@@ -79,14 +79,14 @@ def capture_profile(
 
     Args:
         part: Recorded on a CPU with `record_shapes=True`.
-        batch: What the leading dimension of the inputs becomes; None as it was.
+        batch: New leading dimension of the inputs; None keeps it.
         exchanges: Collectives by the row that starts them, where the source tells of them.
         waits: Asked of the rows from one up to another, in their order: the `id` of the collective
             whose result these use first.
 
     Raises:
         CaptureError: No shapes were recorded, there are no operators, or the step is compiled.
-        OptionError: It can't be told which sizes are the batch.
+        OptionError: Which sizes are the batch is ambiguous.
         MissingDependencyError: torch is not installed, whose rules take operators apart.
     """
     step = steady_step(part)

@@ -104,7 +104,7 @@ class Reexecutor:
         Args:
             recorded: The operator.
             phase: Part of the step.
-            grad: Autograd was recording: some operators are taken apart in another way then.
+            grad: True if autograd was recording, which changes how some operators decompose.
         """
         runs = (self._with_grad, self._forward) if grad else (self._forward,)
         for run in runs:  # what writes to its input can't be called on leaves that need gradients
@@ -120,7 +120,7 @@ class Reexecutor:
 
         Args:
             recorded: The operator of the forward pass.
-            strides: Of the gradient of its first output; by default those of that.
+            strides: Strides of the first output's gradient; by default those of the output.
         """
         return self._record(recorded, Phase.BACKWARD, partial(self._backward, strides))
 

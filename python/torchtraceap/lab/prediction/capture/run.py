@@ -1,10 +1,10 @@
 """Runs a step of a workload in the steady state.
 
-Note [Steady state]: the first step of an optimiser makes its state, the later ones use it. What a
+Note [Steady state]: the first step of an optimizer makes its state, the later ones use it. What a
 model calls in its forward and backward pass is mostly the same from the first step on. So those are
-run once and written down, then the optimiser is run twice, and the second time is written down. A
+run once and written down, then the optimizer is run twice, and the second time is written down. A
 model that keeps something of its first pass, such as a table of positions, that leaves parameters
-on the host, or whose optimiser lets go of the gradients, is run once more.
+on the host, or whose optimizer lets go of the gradients, is run once more.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def run_step(
     """Run steps of which the last is recorded.
 
     Args:
-        workload: What is run.
-        recorder: Of the calls.
-        passes: Forward and, with a loss, backward pass of a step; None as the workload has them.
-        steps: How many it takes until one is like the next; None: see Note [Steady state].
+        workload: The workload to run.
+        recorder: Recorder of the calls.
+        passes: Runs forward and, with a loss, backward pass; by default the workload's.
+        steps: Steps until the steady state; by default see Note [Steady state].
 
     Returns:
         The model.
 
     Raises:
-        OptionError: What the workload has for an optimiser can't make a step.
+        OptionError: The workload's optimizer has no `step`.
     """
     model = workload.model
     tensors = [*model.parameters(), *model.buffers(), *input_tensors(workload)]
@@ -150,7 +150,7 @@ def restored(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]
 
     Args:
         model: The model.
-        with_parameters: What they hold, too.
+        with_parameters: Restore the values of parameters as well.
     """
     import torch
 
@@ -170,7 +170,7 @@ def restored(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]
             module.training = was
 
 
-# ------------------------------------------------------------------------------- optimisers
+# ------------------------------------------------------------------------------- optimizers
 
 
 def _update(workload: Workload, recorder: Recorder) -> Callable[[], None]:

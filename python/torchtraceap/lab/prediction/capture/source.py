@@ -31,16 +31,16 @@ def capture_source(
 
     Args:
         source: `FILE.py:FUNCTION`, or the path of a profile or an execution trace.
-        rank: Of a profile of several ranks; by default the first.
-        batch: Of a recorded step: what the leading dimension of its inputs becomes.
-        ranks: How many there are, where an execution trace with collectives doesn't say it.
+        rank: Rank of a profile of several; by default the first.
+        batch: New leading dimension of a recorded step's inputs.
+        ranks: Number of ranks if an execution trace with collectives doesn't tell it.
 
     Returns:
         "workload", "cpu_profile" or "execution_trace" with a `Capture`, or "gpu_trace" with a
         `CapturedProfile`.
 
     Raises:
-        OptionError: It is none of these.
+        OptionError: The source is none of these.
         MissingFileError: There is no such file.
         CaptureError: No step can be captured of it; the message says why.
     """

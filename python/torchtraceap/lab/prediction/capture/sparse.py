@@ -28,7 +28,7 @@ def with_sparse_rows(func: Any, args: tuple[Any, ...], found: Any) -> Any:
     Args:
         func: The operator.
         args: Its arguments by position.
-        found: What it gave.
+        found: Its result.
     """
     if not isinstance(found, torch.Tensor) or found.layout != torch.sparse_coo or found._nnz():
         return found

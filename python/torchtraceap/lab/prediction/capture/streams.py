@@ -57,8 +57,8 @@ class Streams:
         """Add a call to the current stream.
 
         Args:
-            index: Of the call.
-            tensors: That it reads or writes.
+            index: Index of the call.
+            tensors: Tensors that it reads or writes.
 
         Returns:
             The collective that it waits for, and other calls.
@@ -78,9 +78,9 @@ class Streams:
         """Start a collective with the latest call of the current stream.
 
         Args:
-            collective: Which.
-            writes: What it writes.
-            waits: The stream goes on when it is over; else when something needs its result.
+            collective: The collective.
+            writes: Tensors that it writes.
+            waits: True if the stream waits for it, rather than the first use of its result.
         """
         self._collectives.add(collective.id)
         if waits:

@@ -1,7 +1,7 @@
 """Reconstructs the step of an optimizer on a GPU from one on a CPU.
 
-On a CPU torch's optimisers go from parameter to parameter, on a GPU they update many tensors at
-once, unless told otherwise. Which options an optimiser had is told from the operators that it
+On a CPU torch's optimizers go from parameter to parameter, on a GPU they update many tensors at
+once, unless told otherwise. Which options an optimizer had is told from the operators that it
 called for each parameter: those settings are taken that give the same ones.
 """
 
@@ -49,7 +49,7 @@ def gpu_update(annotation: str, recorded: Sequence[RecordedCall]) -> list[Call] 
     """Return the calls of an optimizer step on a GPU.
 
     Args:
-        annotation: As the profiler writes it, `Optimizer.step#AdamW.step`.
+        annotation: The profiler's range, such as `Optimizer.step#AdamW.step`.
         recorded: The operators that it called.
 
     Returns:

@@ -54,7 +54,8 @@ class ValuesMode(PlainMode):
     def __init__(self, *, computed: bool = False) -> None:
         """Create the mode.
 
-        computed: Compute every tensor, however large.
+        Args:
+            computed: Compute every tensor, however large.
         """
         super().__init__()
         self.recorder: Recorder | None = None

@@ -86,15 +86,15 @@ def crossing(
     """Return the boundary between two calls: modules left and entered, or an autograd node.
 
     Args:
-        phase: Of the second call.
+        phase: Phase of the second call.
         left: Modules around the first; None where they are not known.
         entered: Modules around the second.
-        is_same_node: The same autograd node makes both.
-        is_same_phase: Neither the backward pass nor the optimiser begins with the second.
+        is_same_node: True if one autograd node makes both.
+        is_same_phase: True unless the backward pass or the optimizer begins with the second.
 
     Returns:
         "modules 0" to "modules 5" (5 or more) in the forward pass, "modules ?" where they are not
-        known; "node" or "same node" in the backward pass; "" in the optimiser; "begin" where one of
+        known; "node" or "same node" in the backward pass; "" in the optimizer; "begin" where one of
         these two begins.
     """
     if phase is not Phase.FORWARD and not is_same_phase:

@@ -41,12 +41,12 @@ def host_copy(tensor: TensorInfo, move: Move, device: Device) -> HostCopy:
     """Return the copy between host and GPU; see Note [Copies and the host].
 
     Args:
-        tensor: What is copied.
-        move: Which way, and how.
+        tensor: The copied tensor.
+        move: Direction and kind of the copy.
         device: The GPU.
 
     Raises:
-        UnknownDurationError: How fast the GPU's link to the host is, is not known.
+        UnknownDurationError: The bandwidth between host and GPU is unknown.
     """
     size = tensor.elements * tensor.dtype.size
     is_small, direction = size <= _STAGED_BYTES, "HtoD" if move.to_gpu else "DtoH"

@@ -64,14 +64,14 @@ def with_loading(
 
     Args:
         step: Lowered from the capture.
-        capture: Of a model whose inputs are known.
-        loading: How batches come.
-        host: Of the machine.
+        capture: Capture of a model whose inputs are known.
+        loading: The input pipeline.
+        host: Host model of the machine.
         device: The GPU.
 
     Raises:
         OptionError: The inputs are not known.
-        UnknownDurationError: How fast the GPU's link to the host is, is not known.
+        UnknownDurationError: The bandwidth between host and GPU is unknown.
     """
     if not capture.inputs:
         raise OptionError("which inputs a recorded step copies to the GPU is not known")

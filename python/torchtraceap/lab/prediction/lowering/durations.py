@@ -37,10 +37,10 @@ def op_times(
     """Return the GPU time of each operator, ns, by its kernels and the loop that runs it.
 
     Args:
-        ops: As `launching_ops` gives them.
+        ops: Operators from `launching_ops`.
         device: A GPU by name or id.
-        calibration: Of a trace from that device (`durations.calibrate`).
-        libraries: Which build of torch runs them; by default one for the device.
+        calibration: Calibration by a trace from that device (`durations.calibrate`).
+        libraries: Libraries of the build of torch; by default one for the device.
 
     Raises:
         OptionError: The device has several meanings.

@@ -170,7 +170,7 @@ class HostTable:
     def mean(self, quantity: str, situation: CallContext) -> float:
         """Return the mean of the narrowest known class, ns."""
         if quantity == "alone" and situation.tensors:
-            # Without a launch a foreach operator is a loop on the host: counts of an optimiser.
+            # Without a launch a foreach operator is a loop on the host: counts of an optimizer.
             return situation.tensors * self.mean(quantity, situation.single_tensor)
         known = self.means[quantity]
         if situation.crossing == UNKNOWN_CROSSING:
@@ -212,8 +212,8 @@ class HostTimes:
         """Sample the host times of one step; neighboring calls are correlated.
 
         Args:
-            rng: Where chance comes from; the same state gives the same times.
-            common: What all times are multiplied with; by default it is drawn as well.
+            rng: Random generator.
+            common: Common factor of all times; by default sampled.
         """
         n = len(self.calls)
         if common is None:
@@ -330,7 +330,7 @@ def expected_machine(
     profiler theirs are taken off first, else they stay in, as traces are made.
 
     Args:
-        table: Of the machines.
+        table: Table of the machines.
         device: The GPU, whose age tells that of the processor.
         profiler: One of `PROFILERS`.
 
@@ -395,8 +395,8 @@ class HostModel:
         """Return the host times of every call, including views.
 
         Args:
-            capture: Of a step.
-            launches_per_call: How many launches each call makes.
+            capture: A captured step.
+            launches_per_call: Number of launches of each call.
 
         Raises:
             OptionError: There are not as many numbers as calls, or one is negative.
@@ -420,8 +420,8 @@ class HostModel:
         from how far models differ on one machine.
 
         Args:
-            recorded: As `recorded_calls` finds them in a trace; without any call this model stays.
-            source: Of these, for a person.
+            recorded: Calls from `recorded_calls`; without any the model stays unchanged.
+            source: Description of their source.
             deviation: Of the logarithm of what they take to what the machine does, where they are
                 of another one.
         """

@@ -34,8 +34,8 @@ def lower(
     Args:
         capture: Its calls.
         device: The GPU.
-        host: How long the host takes; by default what machines with such a GPU take.
-        calibration: Of the durations, from a trace of the device.
+        host: Host model; by default of machines with such a GPU.
+        calibration: Calibration of durations by a trace of the device.
     """
     libraries = libraries_of(device)
     ops = launching_ops(capture, libraries)

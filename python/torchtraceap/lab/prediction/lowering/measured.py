@@ -32,10 +32,10 @@ def with_measured_times(
     """Return a lowered step with times measured on a GPU.
 
     Args:
-        step: Of what was recorded, lowered to any GPU.
-        recorded: What ran, before types were changed; one call for each of the step.
-        measured_ns: Of each call: time of its GPU work.
-        device: Where it ran.
+        step: The recorded step, lowered to any GPU.
+        recorded: Capture before types were changed, with one call for each of the step.
+        measured_ns: Measured GPU time of each call.
+        device: The GPU on which it was measured.
     """
     ops = launching_ops(recorded, libraries_of(device))
     before = {op.call: time.estimate for op, time in zip(ops, op_times(ops, device), strict=True)}

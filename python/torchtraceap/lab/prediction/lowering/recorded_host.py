@@ -160,7 +160,7 @@ class RecordedCalls:
 def recorded_calls(part: RankTrace) -> RecordedCalls:
     """Return the host times of a rank's model calls.
 
-    Kept is what is inside of a module (if any were recorded), an autograd node or the optimiser,
+    Kept is what is inside of a module (if any were recorded), an autograd node or the optimizer,
     and inside of a step (if there are any).
     """
     table, tree = part.table, part.tree

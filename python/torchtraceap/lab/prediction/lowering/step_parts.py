@@ -1,7 +1,7 @@
 """Host time around the calls of a step: the loop and the loader.
 
 Within a step the hand-off to the autograd thread is the time before its first call ("backward
-begin", see situations.py), the loop over parameters that of the optimiser's first, and what
+begin", see situations.py), the loop over parameters that of the optimizer's first, and what
 `loss.item()` takes beside waiting that of `aten::_local_scalar_dense`.
 """
 
@@ -54,8 +54,8 @@ def step_parts(
     """Return the parts around a step in order from the end of the previous one.
 
     Args:
-        model: Of the machine.
-        parameters: How many tensors an optimiser frees the gradients of; 0 for inference.
+        model: Host model of the machine.
+        parameters: Number of parameters whose gradients `zero_grad` frees; 0 for inference.
         has_loader: A loader with workers delivers batches, in time.
 
     Raises:

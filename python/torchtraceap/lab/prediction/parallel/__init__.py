@@ -1,4 +1,4 @@
-"""One step of each rank of a job, without the job: what a strategy adds to the step of one process.
+"""Captures one step of each rank of a job without running the job.
 
 The way of the data: a text becomes a strategy (strategy.py); a process group that sends nothing
 stands for the job (world.py), in which torch's own wrappers run for data parallelism (data.py) and

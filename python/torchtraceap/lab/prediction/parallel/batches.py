@@ -1,4 +1,4 @@
-"""A batch in equal parts, that a pipeline works on one after the other."""
+"""Splits a batch into equal microbatches for a pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PARTS_PER_STAGE = 4
 
 
 def microbatch_count(workload: Workload, strategy: Strategy) -> int:
-    """Into how many parts a batch is split: as was asked for, else up to 4 for each stage.
+    """Return the number of microbatches: as requested, or up to 4 per stage.
 
     Raises:
         OptionError: The batch has no so many equal parts, or fewer than there are stages.
@@ -44,7 +44,7 @@ def microbatch_count(workload: Workload, strategy: Strategy) -> int:
 
 
 def _batch(workload: Workload) -> int:
-    """Rows of the first tensor among the inputs."""
+    """Return the rows of the first input tensor."""
     leaves = tree_leaves(workload.inputs)
     rows = (leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
     found: int = next(rows, 1)
@@ -52,7 +52,7 @@ def _batch(workload: Workload) -> int:
 
 
 def split_batch(workload: Workload, parts: int) -> list[Workload]:
-    """Workloads of a part of the batch each: inputs, and what the loss has of the batch."""
+    """Return a workload for each microbatch, with its inputs and its targets in the loss."""
     batch = _batch(workload)
     return [
         replace(
@@ -65,7 +65,7 @@ def split_batch(workload: Workload, parts: int) -> list[Workload]:
 
 
 def _rows(batch: int, parts: int, index: int, value: Any) -> Any:
-    """Of a tensor that has a row for each of the batch, some."""
+    """Return a microbatch's rows of a tensor that has rows for the whole batch."""
     if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % batch:
         return value
     rows = value.shape[0] // parts
@@ -73,7 +73,8 @@ def _rows(batch: int, parts: int, index: int, value: Any) -> Any:
 
 
 def _loss_of(loss: Callable[..., Any], batch: int, parts: int, index: int) -> Callable[..., Any]:
-    """With rows of the targets that a function holds: in its closure, defaults or arguments."""
+    """Return the loss with a microbatch's rows of the targets in its closure, defaults or
+    arguments."""
     rows = functools.partial(tree_map, functools.partial(_rows, batch, parts, index))
     if isinstance(loss, functools.partial):
         inner = _loss_of(loss.func, batch, parts, index)

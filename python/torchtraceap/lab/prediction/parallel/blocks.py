@@ -1,4 +1,4 @@
-"""The blocks of a model: layers of one kind that follow each other."""
+"""Finds the repeated blocks of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["model_blocks"]
 
 
 def model_blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Blocks by name, in the order of the model, none within another.
+    """Return the blocks by name in the order of the model, none nested in another.
 
     They are what the model says that should stay whole (`_no_split_modules` of transformers), else
     the members of its outermost lists and sequences in which a type of layer recurs.

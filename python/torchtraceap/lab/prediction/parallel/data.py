@@ -1,4 +1,4 @@
-"""Data parallelism, by torch's own code: DistributedDataParallel and fully_shard (FSDP2).
+"""Data parallelism by torch's own code: DistributedDataParallel and fully_shard (FSDP2).
 
 Note [Buckets]: torch's reducer gathers all gradients in one bucket in the first step. Before the
 second it makes new buckets in the order in which gradients were ready (the first up to 1 MiB, the
@@ -30,23 +30,26 @@ __all__ = [
 ]
 
 DDP_STEPS = 3
-"""Until a step is like the next. See Note [Buckets]."""
+"""Steps until DDP is in the steady state; see Note [Buckets]."""
 FSDP_STEPS = 3
-"""The first step makes streams, groups and state; what the next one waits for is counted back from
-the end of the step before, which has to be like it."""
+"""Steps until FSDP2 is in the steady state.
+
+The first step makes streams, groups and state. Waits refer to the end of the previous step, which
+has to be like the recorded one.
+"""
 DTENSOR_STEPS = 2
-"""With tensors that torch knows as shared among ranks: in the first step it finds out how."""
+"""Steps until sharded tensors are in the steady state, after propagating their layouts."""
 PLAIN_STEPS = 2
-"""Without copies: the first step makes the optimiser's state."""
+"""Steps until a single process is in the steady state, after creating optimizer state."""
 
 
 def wrap_ddp(workload: Workload, group: ProcessGroup, *, finds_unused: bool = False) -> Workload:
-    """Every rank of the group has the model; gradients are averaged in the backward pass.
+    """Wrap the model in DDP, which averages gradients in the backward pass.
 
     Args:
-        workload: What each rank runs.
+        workload: Workload of each rank.
         group: The ranks.
-        finds_unused: Some parameters get no gradient.
+        finds_unused: True if some parameters get no gradient.
 
     Raises:
         OptionError: Nothing of the model is trained.
@@ -65,11 +68,11 @@ def wrap_ddp(workload: Workload, group: ProcessGroup, *, finds_unused: bool = Fa
 
 
 def apply_fsdp(workload: Workload, mesh: DeviceMesh) -> Workload:
-    """Every rank keeps a part of each parameter; blocks are gathered when they are needed.
+    """Shard the parameters of the model with FSDP2, block by block.
 
     Args:
         workload: Its model is changed: each block is sharded, and what is left at the root.
-        mesh: Of one dimension, or of two of which the first holds copies.
+        mesh: A mesh of one dimension, or of two of which the first replicates.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -80,13 +83,13 @@ def apply_fsdp(workload: Workload, mesh: DeviceMesh) -> Workload:
 
 
 def shard_rows(model: torch.nn.Module, parts: int, size: int, index: int) -> tuple[int, ...]:
-    """How many rows of each parameter a rank keeps: what tells its work from another's.
+    """Return the rows of each parameter that a rank keeps, which determine its kind.
 
     Args:
         model: Not changed yet.
         parts: Into how many layers are split; whether one is by rows is left open.
         size: Number of ranks among which parameters are sharded.
-        index: Of one of them.
+        index: Coordinate of a rank among them.
     """
     found = []
     for parameter in model.parameters():

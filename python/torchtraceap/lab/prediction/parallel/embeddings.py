@@ -1,4 +1,4 @@
-"""Embedding tables shared among ranks as in TorchRec, and the dense part copied.
+"""Embedding tables sharded over ranks as in TorchRec, with a replicated dense part.
 
 Note [A step]: the first table that a model asks has all of them looked up. Indices go to the ranks
 that have the tables (an exchange of the sizes, for which the host waits, one of the lengths of bags
@@ -52,20 +52,20 @@ _DEFAULT_OPTIMIZER = "rowwise_adagrad"
 
 @dataclass(frozen=True, slots=True)
 class _TableUse:
-    """A use of a table."""
+    """A use of a table in a forward pass."""
 
     module: nn.Module
     lookup: Lookup
     indices: torch.Tensor
-    """[indices], int."""
+    """Integer indices, [indices]."""
     bounds: torch.Tensor
     """Offsets of bags, or of rows where every bag has as many."""
     shape: tuple[int, ...]
-    """Of what comes out."""
+    """Shape of the output."""
 
 
 def table_lookups(workload: Workload) -> tuple[Lookup, ...]:
-    """Uses of embedding tables in a step of a workload, in its order.
+    """Return the uses of embedding tables in a step of a workload, in order.
 
     Raises:
         OptionError: A table can't be shared; the message says why.
@@ -74,7 +74,8 @@ def table_lookups(workload: Workload) -> tuple[Lookup, ...]:
 
 
 def table_optimizer(workload: Workload) -> str:
-    """By the name that choose_sharding has for it: that of the workload, else row-wise Adagrad."""
+    """Return the optimizer of the tables as `choose_sharding` names it; row-wise Adagrad by
+    default."""
     if workload.optimizer is None:
         return "sgd"
     try:
@@ -87,7 +88,7 @@ def table_optimizer(workload: Workload) -> str:
 
 
 def _table_uses(workload: Workload) -> list[_TableUse]:
-    """Tables with what they are asked in a forward pass."""
+    """Return the uses of tables in a forward pass."""
     found: list[_TableUse] = []
     tables = _tables(workload.model)
 
@@ -104,7 +105,7 @@ def _table_uses(workload: Workload) -> list[_TableUse]:
 
 
 def _tables(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules whose weight is theirs alone."""
+    """Return embedding modules whose weight belongs to no other module."""
     owners: dict[int, int] = defaultdict(int)
     for module in model.modules():
         for parameter in module._parameters.values():
@@ -158,29 +159,29 @@ def _check(name: str, module: Any, given: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Columns of a use of a table, on one rank."""
+    """Columns of a table on one rank."""
 
     use: int
-    """Index among the uses."""
+    """Index of the use."""
     rows: int
     columns: int
     indices: float
-    """Of one rank's samples that are looked up here."""
+    """Indices of one rank's samples that are looked up here."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """See Note [Groups]."""
+    """Tables that are looked up together; see Note [Groups]."""
 
     bags: int
-    """Of one rank's samples."""
+    """Bags of one rank's samples."""
     dtype: torch.dtype
     parts: tuple[tuple[_Part, ...], ...]
-    """Of each rank."""
+    """Parts on each rank."""
     is_by_rows: bool
 
     def widths(self) -> list[int]:
-        """Columns of each rank."""
+        """Return the columns on each rank."""
         return [sum(part.columns for part in own) for own in self.parts]
 
 
@@ -213,7 +214,7 @@ def _groups(uses: Sequence[_TableUse], placement: Placement) -> list[_Group]:
 
 
 class _Fused(torch.autograd.Function):
-    """FBGEMM's lookup of several tables at once; its backward pass updates them."""
+    """FBGEMM's lookup of several tables, whose backward pass updates them."""
 
     @staticmethod
     def forward(
@@ -246,7 +247,7 @@ class _Fused(torch.autograd.Function):
 
 
 class _PooledToSamples(torch.autograd.Function):
-    """Pooled rows go to the ranks of their samples, gradients come back."""
+    """All-to-all of pooled rows to the ranks of their samples, and of gradients back."""
 
     @staticmethod
     def forward(ctx: Any, owner: _SharedGroup, pooled: torch.Tensor) -> torch.Tensor:
@@ -272,7 +273,7 @@ class _PooledToSamples(torch.autograd.Function):
 
 
 class _SumsToSamples(torch.autograd.Function):
-    """Sums of the rows of all ranks go to the ranks of their samples."""
+    """Reduce-scatter of the sums of rows to the ranks of their samples."""
 
     @staticmethod
     def forward(ctx: Any, owner: _SharedGroup, pooled: torch.Tensor) -> torch.Tensor:
@@ -287,7 +288,7 @@ class _SumsToSamples(torch.autograd.Function):
 
 
 class _SharedGroup(nn.Module):
-    """What this rank has of a group of tables."""
+    """This rank's part of a group of tables."""
 
     def __init__(
         self,
@@ -303,7 +304,7 @@ class _SharedGroup(nn.Module):
         self._table_uses = uses
         self._own = group.parts[process_group.rank()]
         self.bags = group.bags * process_group.size()
-        """Of all ranks' samples."""
+        """Bags of all ranks' samples."""
         self.width = sum(part.columns for part in self._own)
         elements = sum(part.rows * part.columns for part in self._own)
         kept = _STATE_OF_ELEMENTS.get(optimizer, 0)
@@ -316,7 +317,7 @@ class _SharedGroup(nn.Module):
         self._trained = torch.empty(0, requires_grad=True)
 
     def sizes(self) -> dict[str, tuple[Any, ...]]:
-        """Of each table: rows, columns and indices of all ranks' samples."""
+        """Return rows, columns and lookups of all ranks' samples for each table."""
         ranks = self.process_group.size()
         return {
             "rows": tuple(part.rows for part in self._own),
@@ -325,23 +326,23 @@ class _SharedGroup(nn.Module):
         }
 
     def pooled_splits(self) -> tuple[list[int], list[int]]:
-        """Elements that go to and come from each rank."""
+        """Return the elements sent to and received from each rank."""
         widths = self.group.widths()
         sent = [self.group.bags * self.width] * len(widths)
         return sent, [self.group.bags * width for width in widths]
 
     def index_splits(self) -> tuple[list[int], list[int]]:
-        """Indices that go to and come from each rank."""
+        """Return the indices sent to and received from each rank."""
         counts = [math.ceil(sum(part.indices for part in own)) for own in self.group.parts]
         return counts, [counts[self.process_group.rank()]] * len(counts)
 
     def length_splits(self) -> tuple[list[int], list[int]]:
-        """Bags that go to and come from each rank."""
+        """Return the bags sent to and received from each rank."""
         counts = [len(own) * self.group.bags for own in self.group.parts]
         return counts, [counts[self.process_group.rank()]] * len(counts)
 
     def start(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lengths of bags and indices in the order of the ranks that they go to."""
+        """Return the lengths of bags and the indices in the order of their target ranks."""
         uses = [part.use for own in self.group.parts for part in own]
         if self.group.is_by_rows:
             uses = [part.use for part in self._own]
@@ -356,7 +357,7 @@ class _SharedGroup(nn.Module):
     def _by_owner(
         self, lengths: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Indices of each bag sorted by the rank that has the row."""
+        """Sort the indices of each bag by the rank that owns the row."""
         with self.recorder.blank():
             found = lengths.new_empty(sum(self.length_splits()[0]))
             moved = values.new_empty(sum(self.index_splits()[0]))
@@ -366,7 +367,7 @@ class _SharedGroup(nn.Module):
         return found, moved
 
     def finish(self, lengths: torch.Tensor, values: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
-        """Exchanges and lookups; what comes out for each use, in parts by columns."""
+        """Exchange and look up indices; return the outputs of each use, split by columns."""
         mine, uses = (
             self._sent(tensor, *splits)
             for tensor, splits in (
@@ -391,7 +392,7 @@ class _SharedGroup(nn.Module):
     def _by_table(
         self, lengths: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Offsets and indices in the order of tables: they came in the order of ranks."""
+        """Reorder lengths and indices from ranks to tables and return offsets and indices."""
         write = self.recorder.write
         with self.recorder.blank():
             ordered = lengths.new_empty(lengths.shape), values.new_empty(values.shape)
@@ -407,7 +408,7 @@ class _SharedGroup(nn.Module):
         return offsets, ordered[1]
 
     def _joined(self, out: torch.Tensor) -> torch.Tensor:
-        """Rows of each sample beside each other: [bags, columns of all ranks]."""
+        """Concatenate the rows of each sample, [bags, columns of all ranks]."""
         bags = self.group.bags
         blocks = out.split([bags * width for width in self.group.widths()])
         return torch.cat([block.view(bags, -1) for block in blocks if block.numel()], dim=1)
@@ -424,7 +425,7 @@ class _SharedGroup(nn.Module):
 
 
 class _SharedTables:
-    """Gives a model's tables what their ranks looked up. See Note [A step]."""
+    """Replaces a model's tables by lookups on all ranks; see Note [A step]."""
 
     def __init__(
         self, uses: Sequence[_TableUse], groups: Sequence[_SharedGroup], recorder: Recorder
@@ -434,7 +435,7 @@ class _SharedTables:
         self._turns: dict[nn.Module, Iterator[int]] = {}
 
     def begin(self, *_: Any) -> None:
-        """Of a forward pass."""
+        """Begin a forward pass."""
         self._found.clear()
         uses: dict[nn.Module, list[int]] = defaultdict(list)
         for index, use in enumerate(self._table_uses):
@@ -442,7 +443,7 @@ class _SharedTables:
         self._turns = {module: iter(own) for module, own in uses.items()}
 
     def answer(self, module: nn.Module, *_: Any, **__: Any) -> torch.Tensor:
-        """In place of a table's forward."""
+        """Replace a table's forward."""
         use = next(self._turns[module])
         if use not in self._found:
             self._look_up()
@@ -459,7 +460,7 @@ class _SharedTables:
             self._found[use] = own[0] if len(own) == 1 else torch.cat(own, dim=1)
 
     def _exchange_sizes(self) -> None:
-        """How much each rank will get from each; the host makes room for it.
+        """Exchange the sizes of all groups, for which the host waits.
 
         Lengths, indices and samples of each group.
         """
@@ -479,14 +480,14 @@ def run_shared_tables(
     *,
     finds_unused: bool = False,
 ) -> nn.Module:
-    """Runs steps of the current rank, see `run_step`.
+    """Run steps of the current rank, see `run_step`.
 
     Args:
         workload: Its model is changed.
-        placement: Where tables lie.
+        placement: Placement of the tables.
         process_group: All ranks.
-        recorder: Of the calls.
-        finds_unused: As of `with_copies`.
+        recorder: Recorder of the calls.
+        finds_unused: See `wrap_ddp`.
 
     Raises:
         OptionError: A table can't be shared.
@@ -522,7 +523,7 @@ def run_shared_tables(
 
 
 def _state_holder(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
-    """What keeps the state of the tables, which their lookups update."""
+    """Return an optimizer that holds the state of the tables, which lookups update."""
     keeper = torch.optim.SGD([group.weights for group in groups])
     for group in groups:
         keeper.state[group.weights] = dict(enumerate(group.state))
@@ -530,7 +531,7 @@ def _state_holder(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
 
 
 def _replace_forward(module: nn.Module, shared: _SharedTables) -> None:
-    """The table's own weight is no parameter any more; its shape and type may be asked for."""
+    """Replace a table's forward; its weight is no parameter any more but keeps shape and type."""
     weight = module._parameters.pop("weight", None)
     if weight is None:
         return  # asked more than once

@@ -1,4 +1,4 @@
-"""What tensor parallelism sends: sums and parts of activations, forward and back.
+"""Differentiable collectives of tensor parallelism over sums and parts of activations.
 
 Each is a function of autograd whose backward pass is what the other way round asks for. Parts lie
 along a dimension; where that is not the first one, they are put in order by a copy, as torch does.
@@ -29,7 +29,7 @@ _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_
 
 
 def gather(part: torch.Tensor, group: dist.ProcessGroup, axis: int, **options: Any) -> torch.Tensor:
-    """What all ranks have, one after the other along a dimension."""
+    """Gather the parts of all ranks along a dimension."""
     size = group.size()
     out = part.new_empty((size * part.shape[0], *part.shape[1:]))
     _GATHER(out, part.contiguous(), group=group, **options)
@@ -39,7 +39,7 @@ def gather(part: torch.Tensor, group: dist.ProcessGroup, axis: int, **options: A
 def scatter_sums(
     tensor: torch.Tensor, group: dist.ProcessGroup, axis: int, **options: Any
 ) -> torch.Tensor:
-    """This rank's part, along a dimension, of the sum over all ranks."""
+    """Return this rank's part, along a dimension, of the sum over ranks."""
     size = group.size()
     tensor = torch.cat(tensor.chunk(size, axis)) if axis else tensor.contiguous()
     out = tensor.new_empty((tensor.shape[0] // size, *tensor.shape[1:]))
@@ -53,19 +53,19 @@ def _part(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Te
 
 
 def copy_to_region(given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What all ranks have goes into their parts; gradients of the parts are summed."""
+    """Enter split layers with a replicated tensor; its gradients are summed over ranks."""
     found: torch.Tensor = _Entered.apply(given, group)
     return found
 
 
 def reduce_from_region(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What comes of the parts is summed; all of them have the gradient."""
+    """Leave split layers by a sum over ranks, whose gradient is replicated."""
     found: torch.Tensor = _Left.apply(part, group)
     return found
 
 
 def gather_into_region(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-    """Parts of a tensor are put together for layers of which each rank has a part."""
+    """Gather the parts of a tensor before split layers; gradients are reduce-scattered."""
     found: torch.Tensor = _Gathered.apply(part, group, axis)
     return found
 
@@ -73,19 +73,19 @@ def gather_into_region(part: torch.Tensor, group: dist.ProcessGroup, axis: int) 
 def reduce_scatter_from_region(
     part: torch.Tensor, group: dist.ProcessGroup, axis: int
 ) -> torch.Tensor:
-    """What comes of such layers is summed, and each rank keeps a part of that."""
+    """Reduce-scatter the output of split layers; gradients are gathered."""
     found: torch.Tensor = _Scattered.apply(part, group, axis)
     return found
 
 
 def split_to_rank(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-    """A rank's part of what all have."""
+    """Keep a rank's part of a replicated tensor; gradients are gathered."""
     found: torch.Tensor = _OwnPart.apply(tensor, group, axis)
     return found
 
 
 def gather_from_ranks(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-    """Parts are put together for what all ranks do alike."""
+    """Gather parts for replicated layers; a rank keeps its part of the gradients."""
     found: torch.Tensor = _Whole.apply(part, group, axis)
     return found
 
@@ -118,7 +118,7 @@ _Way = Callable[[torch.Tensor, dist.ProcessGroup, int], torch.Tensor]
 
 
 def _function(name: str, forward_way: _Way, backward_way: _Way) -> Any:
-    """A function of autograd by that name, which traces show."""
+    """Return an autograd function of that name, which traces show."""
 
     def forward(ctx: Any, given: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
         ctx.group, ctx.axis = group, axis

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: a rank has some of a model's blocks, and a batch goes through in parts.
+"""Pipeline parallelism: stages of blocks that microbatches pass through.
 
 Note [A stage]: it begins with what the block before it gives, which is received, and ends with what
 its last block gives, which is sent. What a model does before its first block is the first stage's,
@@ -44,19 +44,19 @@ class _Block:
     name: str
     module: nn.Module
     output: Any
-    """What it gave in the trial."""
+    """Output in the trial run."""
     cost: int
-    """Operations on numbers up to its end, from the end of the block before."""
+    """Operations since the end of the previous block."""
 
 
 def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recorder) -> Stage:
-    """What a rank has of the model.
+    """Return the stage of a rank.
 
     Args:
         workload: Its model is changed.
-        strategy: How many stages there are.
-        index: Of this one.
-        recorder: Of the calls; what is tried here is not written down.
+        strategy: Strategy with the number of stages.
+        index: Index of the stage.
+        recorder: Recorder of the calls, paused during the trial run.
 
     Raises:
         OptionError: The model has fewer blocks, or does not go from one to the next.
@@ -75,7 +75,7 @@ def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recor
 
 
 def _tried(part: Workload) -> tuple[list[_Block], int]:
-    """Blocks in the order in which the model runs them, and the cost of what comes after."""
+    """Return the blocks in the order in which they run, and the cost of what follows."""
     blocks: list[_Block] = []
     done = 0
     counter = FlopCounterMode(display=False)
@@ -122,7 +122,7 @@ def _detached(value: Any) -> Any:
 
 
 def _bounds(costs: list[int], rest: int, stages: int) -> list[int]:
-    """Where stages begin and where the last one ends, so that the costliest costs least."""
+    """Return the bounds of stages that minimize the cost of the costliest."""
     costs = [cost + 1 for cost in costs]  # blocks without products are shared out too
     costs[-1] += rest
     sums = [0]
@@ -145,7 +145,7 @@ def _bounds(costs: list[int], rest: int, stages: int) -> list[int]:
 
 
 def _handed(output: Any) -> torch.Tensor:
-    """What a block hands on: the first of its outputs with floating point numbers."""
+    """Return the floating point tensor that a block hands to the next."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             return leaf
@@ -163,8 +163,11 @@ def _gives(output: Any) -> Callable[..., Any]:
 
 
 class Stage(nn.Module):
-    """Some blocks, and the parameters that they train. Its forward takes the index of a part of the
-    batch and what was received for it; it gives what is to be sent, or the model's output."""
+    """A stage of blocks with the parameters that it trains.
+
+    Its forward takes the index of a microbatch and the tensor received for it, and returns the
+    tensor to be sent, or the model's output.
+    """
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class Stage(nn.Module):
         super().__init__()
         self.is_first, self.is_last = index == 0, index == len(bounds) - 2
         self.after = len(bounds) - 2 - index
-        """Stages that come after this one."""
+        """Number of later stages."""
         self.parts = parts
         first, end = bounds[index : index + 2]
         self._recorder, self._is_on = recorder, False
@@ -195,7 +198,8 @@ class Stage(nn.Module):
         self._own(parts[0], [block.module for block in blocks[first:end]])
 
     def _own(self, part: Workload, blocks: list[nn.Module]) -> None:
-        """Parameters that get a gradient here; where nothing is trained, those of the blocks."""
+        """Register the parameters that get a gradient here; without training, those of the
+        blocks."""
         model = part.model
         if part.loss is None:
             own = {id(each) for block in blocks for each in block.parameters()}
@@ -209,14 +213,15 @@ class Stage(nn.Module):
                 self.register_parameter(name.replace(".", "_"), parameter)
 
     def received(self) -> torch.Tensor | None:
-        """Memory for what the stage before sends; None if this is the first."""
+        """Return a buffer for the previous stage's output; None in the first stage."""
         if self._before is None:
             return None
         handed = _handed(self._before)
         return self._like(handed).requires_grad_(handed.requires_grad)
 
     def gradient(self) -> torch.Tensor | None:
-        """Memory for what the stage after sends back; None if this is the last, or not trained."""
+        """Return a buffer for the next stage's gradient; None in the last stage or without
+        training."""
         handed = None if self.is_last else _handed(self._last)
         return self._like(handed) if handed is not None and handed.requires_grad else None
 
@@ -234,7 +239,7 @@ class Stage(nn.Module):
         return output if self.is_last else self._sent
 
     def _begin(self, *_args: Any, **_kwargs: Any) -> Any:
-        """In place of the block before."""
+        """Replace the block before the stage."""
         assert self._received is not None
         self._recorder.is_on = self._is_on
         return _with_handed(self._before, self._received)
@@ -250,7 +255,7 @@ class Stage(nn.Module):
 
 
 class Pipeline:
-    """The passes of a stage over all parts of a batch. See Note [Order]."""
+    """Runs the microbatches of a batch through a stage; see Note [Order]."""
 
     def __init__(
         self,
@@ -259,12 +264,12 @@ class Pipeline:
         recorder: Recorder,
         copies: DistributedDataParallel | None = None,
     ) -> None:
-        """Of a rank.
+        """Prepare the buffers of a rank.
 
         Args:
-            stage: What it has of the model.
+            stage: Stage of the rank.
             group: Ranks with the stages in order.
-            recorder: Of the calls.
+            recorder: Recorder of the calls.
             copies: The stage, if its gradients are averaged among copies of it.
         """
         self._stage, self._group, self._recorder, self._copies = stage, group, recorder, copies
@@ -280,14 +285,13 @@ class Pipeline:
         self._outputs: list[Any] = [None] * count
 
     def warm_up(self) -> None:
-        """One part, of which nothing is written down: makes gradients for the optimiser, and the
-        buckets in which they are averaged."""
+        """Run one microbatch without recording it, which creates gradients and buckets."""
         with self._recorder.paused():
             self._forward(0)
             self._backward(0, is_last=True)
 
     def infer(self) -> None:
-        """Forward passes, one part after the other."""
+        """Run the forward passes of all microbatches."""
         sent: list[int] = []
         for part in range(len(self._outputs)):
             self._wait(self._start(self._receives(part)))
@@ -297,7 +301,7 @@ class Pipeline:
         self._wait(sent)
 
     def train(self) -> None:
-        """Forward and backward passes; gradients are those of the mean over the parts."""
+        """Run forward and backward passes; gradients are averaged over the microbatches."""
         count = len(self._outputs)
         begun = min(count, self._stage.after + 1)
         sent: list[int] = []
@@ -367,7 +371,7 @@ class Pipeline:
         return [_Exchange(dist.isend, received.grad, self._previous)]
 
     def _start(self, exchanges: list[_Exchange]) -> list[int]:
-        """All in one; returns what to wait for."""
+        """Start transfers as one launch and return what to wait for."""
         with self._recorder.one_launch() as started:
             for exchange in exchanges:
                 exchange.start(exchange.tensor, exchange.peer, group=self._group)
@@ -381,7 +385,7 @@ class Pipeline:
 @dataclass(frozen=True, slots=True)
 class _Exchange:
     start: Callable[..., Any]
-    """Of torch.distributed."""
+    """Function of torch.distributed."""
     tensor: torch.Tensor
     peer: int
 
@@ -394,14 +398,14 @@ def run_stage(
     *,
     finds_unused: bool = False,
 ) -> nn.Module:
-    """Runs steps of the current rank, see `run_step`.
+    """Run steps of the current rank, see `run_step`.
 
     Args:
         workload: Its model is changed.
-        strategy: How ranks share the work.
+        strategy: Strategy of the job.
         mesh: Its groups.
-        recorder: Of the calls.
-        finds_unused: As of `with_copies`.
+        recorder: Recorder of the calls.
+        finds_unused: See `wrap_ddp`.
 
     Raises:
         OptionError: The model has fewer blocks than there are stages, or does not go from one to

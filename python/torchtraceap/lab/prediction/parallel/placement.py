@@ -1,4 +1,4 @@
-"""On which ranks the embedding tables of a model lie.
+"""Placement of a model's embedding tables on ranks.
 
 Note [Ways]: a table lies whole on one rank, in parts by columns on several, in parts by rows on
 all of them, or as a copy on each (TorchRec's table-wise, column-wise, row-wise and data-parallel).
@@ -28,28 +28,28 @@ __all__ = ["COPIED", "ROWS", "Lookup", "Piece", "Placement", "Plan", "place_look
 
 ROWS, COPIED = "row_wise", "data_parallel"
 Plan: TypeAlias = "Mapping[str, int | Sequence[int | Piece] | str] | Sharding | Candidate"
-"""By name of a table, or pattern of names: a rank, the ranks of its parts by columns, "row_wise" or
-"data_parallel"; or what `choose_sharding` answers."""
+"""A plan for tables by name or pattern: a rank, the ranks of column parts, "row_wise" or
+"data_parallel"; or a result of `choose_sharding`."""
 
 _MOST_PLAN_BYTES = 1 << 26
 _MOST_KINDS = 8
-"""Ranks with other tables are of other kinds, up to as many: each is captured by itself."""
+"""Limit on the kinds of ranks, each of which is captured."""
 _NAMED = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One use of a table in a step, by the samples of one rank."""
+    """A use of a table in a step, by the samples of one rank."""
 
     table: str
-    """Name of its module."""
+    """Name of the table's module."""
     rows: int
     columns: int
     dtype: str
-    """As torch names it, without "torch."."""
+    """torch's name without "torch."."""
     bags: int
     indices: int
-    """In all bags together."""
+    """Indices in all bags."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +62,29 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each table of a model lies."""
+    """The placement of each table of a model."""
 
     world_size: int
     pieces: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
-    """In the order of their columns; of tables that lie on single ranks."""
+    """Column parts in order, for tables on single ranks."""
     by_rows: frozenset[str] = frozenset()
     copied: frozenset[str] = frozenset()
     kinds: tuple[int, ...] = ()
-    """Of each rank which kind it is of: ranks with the same work are of one. Where there are more
-    than can be captured each by itself, those whose lookups move about as much are taken for
-    alike; the rank that moves most is a kind of its own."""
+    """Kind of each rank; ranks of one kind do the same work.
+
+    Beyond the limit on kinds, ranks whose lookups move similar amounts are merged; the rank that
+    moves most remains a kind of its own.
+    """
     notes: tuple[str, ...] = ()
 
 
 def read_plan(path: str) -> dict[str, Any]:
-    """A plan from a JSON file: a mapping as in `Plan`, or what `torchtraceap shard --json` prints.
+    """Read a plan from JSON: a mapping as in `Plan`, or the output of `torchtraceap shard --json`.
 
     Raises:
         MissingFileError: There is no such file.
-        ParseError: It is no JSON.
-        OptionError: It is no plan.
+        ParseError: The file is no JSON.
+        OptionError: The document is no plan.
     """
     place = Path(path)
     try:
@@ -110,7 +112,7 @@ def read_plan(path: str) -> dict[str, Any]:
 
 
 def _by_table(parts: Iterable[tuple[str, int, Piece]]) -> dict[str, tuple[Piece, ...]]:
-    """Pieces of each table in the order of their first columns."""
+    """Return the parts of each table in the order of their first columns."""
     found: dict[str, list[tuple[int, Piece]]] = defaultdict(list)
     for table, column, piece in parts:
         found[table].append((column, piece))
@@ -127,14 +129,14 @@ def place_lookups(
     plan: Plan | None = None,
     optimizer: str = "sgd",
 ) -> Placement:
-    """Where the tables that a model looks up lie.
+    """Place the tables that a model looks up.
 
     Args:
-        lookups: Of one rank's step.
+        lookups: Lookups of one rank's step.
         world_size: Number of ranks.
-        device: What ranks run on, by which the rest is chosen.
-        plan: Where tables shall lie; tables that it does not name are placed by the search.
-        optimizer: Of the tables, which has memory too; as of `choose_sharding`.
+        device: GPU of the ranks.
+        plan: Requested placement; the search places tables that it doesn't name.
+        optimizer: Optimizer of the tables, see `choose_sharding`.
 
     Raises:
         OptionError: There are no tables, they don't fit, or the plan can't be.
@@ -176,7 +178,7 @@ def place_lookups(
 def _kinds(
     pieces: Mapping[str, tuple[Piece, ...]], lookups: Sequence[Lookup], world_size: int
 ) -> tuple[int, ...]:
-    """As in `Placement`."""
+    """Return the kind of each rank, see `Placement`."""
     work: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
     for lookup in lookups:
         for piece in pieces.get(lookup.table, ()):
@@ -192,7 +194,7 @@ def _kinds(
 
 
 def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Equal ones get the same number, from 0 in the order in which they come."""
+    """Number equal keys alike, from 0 in order of appearance."""
     known: dict[Hashable, int] = {}
     return tuple(known.setdefault(key, len(known)) for key in keys)
 
@@ -200,7 +202,7 @@ def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
 def _requested(
     plan: Plan | None, tables: Mapping[str, Lookup], world_size: int
 ) -> dict[str, tuple[Piece, ...] | str]:
-    """What a plan says of each table, checked."""
+    """Return the checked entries of a plan by table."""
     if plan is None:
         return {}
     chosen = plan.best if isinstance(plan, Sharding) else plan
@@ -269,7 +271,7 @@ def _choose(
     device: str | Device,
     optimizer: str,
 ) -> tuple[frozenset[str], dict[str, tuple[Piece, ...]]]:
-    """Tables that no GPU holds, and pieces of the others."""
+    """Return the tables that exceed a GPU's memory, and the placement of the others."""
     nodes = ceil(world_size / GPUS_PER_NODE)
     even = nodes > 1 and world_size % nodes == 0
     network = NETWORK * world_size / nodes if even else None
@@ -304,7 +306,7 @@ def _choose(
 
 
 def _lookup_table(name: str, lookups: Sequence[Lookup]) -> Table:
-    """A table with all that a step looks up in it."""
+    """Return a table with all lookups of a step."""
     own = [lookup for lookup in lookups if lookup.table == name]
     pooling = sum(each.indices / max(each.bags, 1) for each in own)
     first = own[0]
@@ -322,7 +324,7 @@ def _summary(
     copied: frozenset[str],
     world_size: int,
 ) -> str:
-    """Which rank has which tables, in a line."""
+    """Describe the tables of each rank in one line."""
     of_rank: dict[int, list[str]] = {rank: [] for rank in range(world_size)}
     for name, own in pieces.items():
         for piece in own:

@@ -1,4 +1,4 @@
-"""The step of each rank of a job: of one rank of each kind, from which follow the others."""
+"""Captures the step of one rank of each kind, from which the others follow."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ __all__ = ["RankCaptures", "capture_ranks", "place_tables"]
 
 @dataclass(frozen=True, slots=True)
 class RankCaptures:
-    """Steps of all ranks; those that do the same on the same shapes share one."""
+    """Captured steps of all ranks, shared by ranks of one kind."""
 
     strategy: Strategy
     captures: tuple[Capture, ...]
-    """Of the first rank of each kind."""
+    """Capture of the first rank of each kind."""
     kind_of_rank: tuple[int, ...]
-    """Of each rank its index in `captures`."""
+    """Index in `captures` for each rank."""
 
     def of_rank(self, rank: int) -> Capture:
-        """The step of a rank, with the process groups that it is in."""
+        """Return the step of a rank with its own process groups."""
         kind = self.kind_of_rank[rank]
         example, capture = self.kind_of_rank.index(kind), self.captures[kind]
         if rank == example:
@@ -79,13 +79,13 @@ def place_tables(
     device: str | Device,
     plan: Plan | None = None,
 ) -> Placement:
-    """Where the embedding tables of a workload lie.
+    """Place the embedding tables of a workload.
 
     Args:
         make: Makes the workload.
         world_size: Number of ranks.
-        device: What ranks run on, by which the places of tables are chosen.
-        plan: Where tables shall lie, see `Plan`.
+        device: GPU of the ranks.
+        plan: Requested placement, see `Plan`.
 
     Raises:
         OptionError: There are no tables, they don't fit, or the plan can't be.
@@ -102,15 +102,15 @@ def place_tables(
 def capture_ranks(
     make: Callable[[], Any], strategy: Strategy, placement: Placement | None = None
 ) -> RankCaptures:
-    """One step of each rank, of which nothing is computed or sent.
+    """Capture one step of each kind of rank without computing or sending anything.
 
     Args:
         make: Makes the workload, see `Workload`. Its inputs are those of one rank.
-        strategy: How the ranks share the work.
-        placement: Of embedding tables that they share.
+        strategy: Strategy of the job.
+        placement: Placement of shared embedding tables.
 
     Raises:
-        OptionError: It makes no workload, or one that can't be shared so; the message says why.
+        OptionError: `make` returns no workload, or the strategy doesn't fit it.
         CaptureError: The model needs values that fake tensors don't have.
     """
     if strategy.world_size == 1:
@@ -130,8 +130,10 @@ def capture_ranks(
 
 
 def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Copies of a model that is there from the second time on: what shares it among ranks changes
-    it, and another rank begins with it as it was. The first look must not change it."""
+    """Copy the model of later workloads, since sharding changes it.
+
+    The first call returns the model itself and must not change it.
+    """
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def made() -> Workload:
@@ -146,19 +148,18 @@ def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """How a strategy is carried out: as it usually is, or as a model needs it."""
+    """How a strategy is carried out for a model."""
 
     attention: bool = True
-    """Tensor parallelism splits it."""
+    """True if tensor parallelism splits attention."""
     splits_loss: bool = True
-    """A split vocabulary's loss takes each rank's words."""
+    """True if the loss takes a shard of the vocabulary on each rank."""
     gathers_late: bool = True
-    """With some of the tokens on each rank, the head of a split vocabulary gathers them, and not
-    the last block."""
+    """True if the head of a split vocabulary gathers tokens instead of the last block."""
     finds_unused: bool = False
-    """Copies wait for no gradient of parameters that are not used."""
+    """True if DDP doesn't wait for gradients of unused parameters."""
     notes: tuple[str, ...] = ()
-    """What is to be said of it."""
+    """Notes for a person."""
 
 
 def _capture(
@@ -176,7 +177,7 @@ def _capture(
 
 
 def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) -> _Variant:
-    """The next to try after an error; raises the error if there is none."""
+    """Return the next variant after an error, or raise the error."""
     if not isinstance(error.__cause__, RuntimeError):
         raise error
     said = str(error.__cause__)
@@ -198,7 +199,7 @@ def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) ->
 
 
 def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
-    """Ranks of one stage that keep as many rows of each parameter are of one kind."""
+    """Return the kind of each rank by its stage and the rows it keeps."""
     known: dict[tuple[int, tuple[int, ...]], int] = {}
     kinds = []
     for rank in range(strategy.world_size):
@@ -210,7 +211,7 @@ def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
 
 
 def _step_runner(strategy: Strategy, variant: _Variant, placement: Placement | None) -> Run:
-    """How the current rank runs a step."""
+    """Return a function that runs the steps of the current rank."""
 
     def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
         mesh = make_mesh(strategy)
@@ -236,7 +237,7 @@ def _step_runner(strategy: Strategy, variant: _Variant, placement: Placement | N
 def _run_steps(
     workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder, variant: _Variant
 ) -> torch.nn.Module:
-    """Steps of the current rank, whose layers are split as they should be."""
+    """Run steps of the current rank after its layers are split."""
     from torchtraceap.lab.prediction.parallel.pipeline import run_stage
 
     steps = DTENSOR_STEPS if strategy.by_words else None
@@ -255,7 +256,7 @@ def _run_steps(
 
 
 def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, variant: _Variant) -> None:
-    """Layers, and what else the strategy splits, among the ranks of tensor parallelism."""
+    """Split layers, tokens and vocabulary over the ranks of tensor parallelism."""
     from torchtraceap.lab.prediction.parallel.sequence import (
         block_stacks,
         shard_tokens,

@@ -1,4 +1,4 @@
-"""A recorded step as one of another number of ranks.
+"""Converts a recorded step to another number of ranks.
 
 Note [What changes]: of a step of copies (DistributedDataParallel) and of sharded copies (FSDP,
 ZeRO) the groups of its collectives, of shards their sizes; what each rank computes stays. A step of
@@ -36,26 +36,26 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 @dataclass(frozen=True, slots=True)
 class ChangedRanks:
-    """A step of another number of ranks."""
+    """A recorded step converted to another number of ranks."""
 
     capture: Capture
     places: tuple[int | None, ...]
-    """Of each call its index in the recorded step; None for those that are new."""
+    """Index of each call in the recorded step; None for new calls."""
 
 
 def rank_count(capture: Capture) -> int:
-    """How many ranks a recorded step says that there are."""
+    """Return the number of ranks of a recorded step."""
     met = (rank for call in capture.calls if call.collective for rank in call.collective.group)
     return 1 + max(met, default=0)
 
 
 def change_ranks(capture: Capture, strategy: Strategy, where: str) -> ChangedRanks:
-    """The recorded step of one rank among others.
+    """Return the recorded step of one rank among another number of ranks.
 
     Args:
-        capture: Of a single process, or of one that has copies of the model or shards of it.
+        capture: Capture of a single process or of a rank of DDP or FSDP.
         strategy: The ranks.
-        where: What is said to hold the step.
+        where: Name of the source for error messages.
 
     Raises:
         OptionError: The record doesn't tell what such a step would be; the message says why.
@@ -114,7 +114,7 @@ def _check_whole_world(started: Sequence[Call], ranks: int, where: str) -> None:
 
 
 def _check_strategy(started: Sequence[Call], strategy: Strategy, where: str) -> None:
-    """What was asked for is what there is."""
+    """Check that the requested strategy matches the recorded one."""
     kinds = {collective_kind(call.collective.kind) for call in started if call.collective}
     has_shards = bool(kinds & set(_SHARDS))
     asked = {name for name, size in strategy.dimensions if size > 1}
@@ -159,7 +159,7 @@ def _of_ranks(call: Call, before: int, ranks: int, shards: set[int]) -> Call:
 
 
 def _regroup(met: Collective, ranks: int) -> Collective:
-    """Of shards the whole stays what it was, but for what is filled up."""
+    """Change the number of ranks; the gathered size of shards stays, up to padding."""
     found = replace(met, group=tuple(range(ranks)))
     if collective_kind(met.kind) not in _SHARDS:
         return found
@@ -191,7 +191,7 @@ def _with_copies(capture: Capture, strategy: Strategy, where: str) -> ChangedRan
 
 
 def ddp_buckets(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
-    """As torch's reducer gathers them: by type, until a bucket has its size."""
+    """Group gradients into the buckets of torch's reducer, by type and size."""
     found: list[list[Gradient]] = []
     open_ones: dict[str, list[Gradient]] = {}
     closed: set[str] = set()
@@ -210,7 +210,7 @@ def ddp_buckets(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
 
 
 class _Copies:
-    """A step with the calls of torch's reducer."""
+    """Adds the calls of torch's reducer to a step."""
 
     def __init__(self, capture: Capture, ranks: int) -> None:
         self.calls: list[Call] = []
@@ -255,7 +255,7 @@ class _Copies:
         return index
 
     def _finish(self, buckets: Sequence[Sequence[Gradient]], started: dict[int, int]) -> None:
-        """Gradients are copied back, each bucket once it is averaged."""
+        """Copy gradients back from each bucket after its all-reduce."""
         for number in sorted(started):
             waits: int | None = started[number]
             for gradient in buckets[number]:
@@ -269,7 +269,7 @@ def _misses(bucket: Sequence[Gradient], ready: Sequence[Gradient]) -> bool:
 
 
 def _averaged(gradient: Gradient, ranks: int) -> Call:
-    """Into the bucket, divided by the number of ranks."""
+    """Copy a gradient into its bucket, divided by the number of ranks."""
     tensor = gradient.tensor
     inputs: dict[str, Value] = {"self": tensor, "other": 1.0 / ranks, "out": tensor}
     call = Call("aten::mul", "out", inputs, (tensor,), Phase.BACKWARD, (), node=_ACCUMULATE)
@@ -284,5 +284,5 @@ def _copied_back(gradient: Gradient, waits_for: int | None) -> Call:
 
 
 def expand_values(values: Sequence[int], places: Iterable[int | None]) -> Iterator[int]:
-    """Of each call what the recorded one had; 0 for those that are new."""
+    """Return the values of recorded calls for each call; 0 for new ones."""
     return (0 if place is None else values[place] for place in places)

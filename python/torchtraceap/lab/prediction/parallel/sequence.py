@@ -1,4 +1,4 @@
-"""Sequence parallelism: between split layers a rank has some of the tokens.
+"""Sequence parallelism: ranks share the tokens between split layers.
 
 See Note [Sequence] in tensor.py. The first of a model's blocks takes this rank's part of what goes
 in, the last one's output is put together again, or what goes into the head of a split vocabulary.
@@ -29,7 +29,7 @@ __all__ = ["block_stacks", "shard_tokens"]
 
 
 def block_stacks(model: nn.Module) -> list[list[nn.Module]]:
-    """Blocks with layers that are split, those of one list together; of a model that is whole.
+    """Return the blocks with split layers of an unsplit model, grouped by list.
 
     Raises:
         OptionError: There are none.
@@ -52,7 +52,7 @@ def shard_tokens(
     enters_summed: bool = True,
     leaves_whole: bool = True,
 ) -> None:
-    """Lets blocks run on this rank's tokens.
+    """Let blocks run on this rank's tokens.
 
     Args:
         stacks: Blocks in their order.
@@ -60,7 +60,7 @@ def shard_tokens(
         unsplit: Parameters of which each rank has all.
         enters_summed: What goes into the first block is what all ranks have; else each has a
             summand of it.
-        leaves_whole: What comes after the last block takes all tokens.
+        leaves_whole: True if layers after the last block take all tokens.
     """
     for stack in stacks:
         axis = _axis(stack[0])
@@ -77,7 +77,7 @@ def shard_tokens(
 def sum_gradients(
     modules: Iterable[nn.Module], group: dist.ProcessGroup, unsplit: Collection[nn.Parameter]
 ) -> None:
-    """Of parameters of which each rank has all, and which see its tokens alone."""
+    """Sum the gradients of replicated parameters, which see only this rank's tokens."""
 
     def summed(gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.contiguous()
@@ -91,7 +91,7 @@ def sum_gradients(
 
 
 def _axis(block: nn.Module) -> int | None:
-    """The dimension of the tokens where attention says it; None: as activations usually have it."""
+    """Return the dimension of tokens that attention declares, else None."""
     for module in block.modules():
         if isinstance(module, nn.MultiheadAttention):
             return 1 if module.batch_first else 0
@@ -128,7 +128,7 @@ def _left(group: dist.ProcessGroup, axis: int | None, _: nn.Module, __: Any, out
 
 
 def _first(leaves: list[Any]) -> int:
-    """The first that is an activation."""
+    """Return the index of the first activation."""
     for at, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dim() > 1:
             return at

@@ -1,4 +1,4 @@
-"""What torch's FSDP2 asks of a GPU: streams, events and memory that is given back.
+"""Emulates the streams, events and memory that FSDP2 expects of a GPU.
 
 On a CPU streams and events do nothing. These tell the recorder what waits for what, and when the
 memory of gathered parameters goes, whose tensors stay.
@@ -25,14 +25,14 @@ _MAKING = (
     "_fsdp_collectives.DefaultAllocMixin.allocate",
     "_fsdp_param.FSDPParam.init_all_gather_outputs",
 )
-"""These make memory for parameters and gradients, which have no values."""
+"""Functions that allocate parameters and gradients, which have no values."""
 _NAMES = ("all_gather_copy_in", "all_gather", "reduce_scatter", "all_reduce")
-"""Of the streams, in the order in which FSDP2 makes them."""
+"""Names of the streams in the order in which FSDP2 makes them."""
 
 
 @contextmanager
 def emulate_fsdp_device(recorder: Recorder) -> Iterator[None]:
-    """Within, FSDP2 has the streams of a GPU, and the recorder sees what it frees."""
+    """Give FSDP2 the streams of a GPU and report freed memory to the recorder."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param
 
     device, free = _Device(recorder.streams), _fsdp_param.free_storage
@@ -56,7 +56,7 @@ def emulate_fsdp_device(recorder: Recorder) -> Iterator[None]:
 
 
 def _blank(recorder: Recorder, function: Any) -> Any:
-    """The function; what it makes has no values."""
+    """Return a function whose new tensors have no values."""
 
     @functools.wraps(function)
     def blank(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def _blank(recorder: Recorder, function: Any) -> Any:
 
 
 class _Device:
-    """What FSDP2 uses of `torch.cuda`."""
+    """The parts of `torch.cuda` that FSDP2 uses."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams

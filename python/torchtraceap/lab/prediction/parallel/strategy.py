@@ -1,4 +1,4 @@
-"""How the ranks of a job share its work: `ddp`, `fsdp2`, `tp`, `embedding`, `pp=4,dp=2`, ..."""
+"""Parallelism strategies: `ddp`, `fsdp2`, `tp`, `embedding`, `pp=4,dp=2`, ..."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchtraceap.errors import OptionError
 __all__ = ["DATA", "EMBEDDING", "PIPELINE", "SHARDED", "TENSOR", "Strategy", "parse_strategy"]
 
 DATA, SHARDED, TENSOR, PIPELINE, EMBEDDING = "dp", "fsdp", "tp", "pp", "embedding"
-"""Dimensions: copies of the model, copies of which each keeps a part of the parameters, parts of
-every layer, stages of layers, copies that share embedding tables."""
+"""Dimensions: replicas, sharded replicas, parts of every layer, stages, replicas with shared
+tables."""
 _NAMES = {
     "ddp": DATA,
     "dp": DATA,
@@ -24,24 +24,23 @@ _NAMES = {
 }
 _MICROBATCHES = "microbatches"
 _MOST_RANKS = 65_536
-"""The grid of ranks is a tensor, and larger ones are captured without their values."""
+"""Limit on ranks, since a larger grid has no values in a capture."""
 _SPLIT_TOO = _SEQUENCE, _WORDS = "sequence", "vocabulary"
 _PART = re.compile(r"([a-z]+[0-9]?)(?:=([0-9]{1,9}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Ranks in a grid of named dimensions, as in torch's DeviceMesh: of two ranks one after the
-    other, the last coordinate differs."""
+    """A grid of ranks with named dimensions, row-major as in torch's DeviceMesh."""
 
     dimensions: tuple[tuple[str, int], ...] = ()
-    """Names and sizes, outermost first; none for a process without others."""
+    """Names and sizes, outermost first; empty for a single process."""
     microbatches: int | None = None
-    """Parts of a batch that a pipeline works on one after the other; None: as many as fit."""
+    """Number of microbatches of a pipeline; None: as many as fit."""
     by_sequence: bool = False
-    """Tensor parallelism has some of the tokens between split layers."""
+    """True for sequence parallelism."""
     by_words: bool = False
-    """Tensor parallelism splits the vocabulary."""
+    """True if the vocabulary is split."""
 
     @property
     def world_size(self) -> int:
@@ -54,11 +53,11 @@ class Strategy:
         return tuple(size for _, size in self.dimensions)
 
     def size(self, dimension: str) -> int:
-        """Of a dimension; 1 if there is none of that name."""
+        """Return the size of a dimension; 1 if it doesn't exist."""
         return dict(self.dimensions).get(dimension, 1)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Of a rank, in the order of the dimensions."""
+        """Return the coordinates of a rank in the order of the dimensions."""
         found: list[int] = []
         for size in reversed(self.shape):
             rank, coordinate = divmod(rank, size)
@@ -66,20 +65,22 @@ class Strategy:
         return tuple(reversed(found))
 
     def rank_at(self, coordinates: tuple[int, ...]) -> int:
-        """The rank with these coordinates."""
+        """Return the rank with these coordinates."""
         rank = 0
         for size, coordinate in zip(self.shape, coordinates, strict=True):
             rank = rank * size + coordinate
         return rank
 
     def coordinate(self, rank: int, dimension: str) -> int:
-        """Of a rank along a dimension; 0 if there is none of that name."""
+        """Return the coordinate of a rank along a dimension; 0 if it doesn't exist."""
         names = [name for name, _ in self.dimensions]
         return self.coordinates(rank)[names.index(dimension)] if dimension in names else 0
 
     def seen_from(self, rank: int, others: tuple[int, ...], example: int) -> tuple[int, ...]:
-        """Whom `rank` meets where `example` meets `others`: the same places along the dimensions in
-        which those differ from the example."""
+        """Translate ranks that `example` communicates with to those of `rank`.
+
+        They have the same coordinates along the dimensions in which they differ from the example.
+        """
         here, own = self.coordinates(example), self.coordinates(rank)
         there = [self.coordinates(other) for other in others]
         differs = [any(each[axis] != here[axis] for each in there) for axis in range(len(own))]
@@ -92,7 +93,7 @@ class Strategy:
 
 
 def parse_strategy(text: str | None, world_size: int) -> Strategy:
-    """A strategy by name.
+    """Parse a strategy.
 
     Args:
         text: Dimensions with their sizes, outermost first: `pp=4,dp=2`. One of them may go without
@@ -102,7 +103,7 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
         world_size: Number of ranks.
 
     Raises:
-        OptionError: It is none, or not for so many ranks; the message says why.
+        OptionError: The text is no strategy, or not one for so many ranks.
     """
     if not 1 <= world_size <= _MOST_RANKS:
         raise OptionError(f"a job has 1 to {_MOST_RANKS:,} ranks, not {world_size:,}")
@@ -158,7 +159,7 @@ def _sizes(text: str, parts: list[str]) -> dict[str, int | None]:
 def _filled(
     text: str, sizes: dict[str, int | None], world_size: int
 ) -> tuple[tuple[str, int], ...]:
-    """The dimension without a size gets what is left."""
+    """Return dimensions with sizes; one without a size gets the rest."""
     open_ones = [name for name, size in sizes.items() if size is None]
     if len(open_ones) > 1:
         raise OptionError(f"strategy {text!r}: only one of {', '.join(open_ones)} may lack a size")

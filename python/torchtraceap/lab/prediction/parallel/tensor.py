@@ -1,4 +1,4 @@
-"""Tensor parallelism as in Megatron: of each layer a rank has a part.
+"""Tensor parallelism as in Megatron.
 
 Note [Pairs]: of two layers of which the second reads what comes of the first, the first is split by
 what comes out (columns) and the second by what goes in (rows). Nothing is exchanged between them.
@@ -69,12 +69,14 @@ _PERCEPTRONS = (
     ("dense_h_to_4h", "dense_4h_to_h"),
     ("intermediate.dense", "output.dense"),
 )
-"""Names of the layers of a pair: all of the first, any of the second. Those of transformers, of
-timm and of common examples."""
+"""Layer names of pairs: all of the first layers, any of the second.
+
+They are those of transformers, timm and common examples.
+"""
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "nheads", "heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 _WIDTHS = ("all_head_size", "split_size", "inner_dim", "embed_dim", "n_embd", "hidden_size")
-"""Attributes of attention that count heads, those of keys, and elements of all heads."""
+"""Attributes of attention that hold counts of heads, counts of key heads, and widths."""
 _WIDTHS_OF_HEADS = (
     "head_dim",
     "attention_head_size",
@@ -86,18 +88,18 @@ _WIDTHS_OF_HEADS = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two layers that are split together. See Note [Pairs]."""
+    """Layers that are split together; see Note [Pairs]."""
 
     name: str
-    """Of the module that holds them."""
+    """Name of the module that holds them."""
     columns: tuple[nn.Module, ...]
     rows: nn.Module
     heads: nn.Module | None = None
-    """Attention: the module that shares its heads out."""
+    """Module that owns the heads, for attention."""
 
 
 def find_pairs(model: nn.Module) -> tuple[Pair, ...]:
-    """Pairs in the order of the model; no layer is in two."""
+    """Return disjoint pairs in the order of the model."""
     found: list[Pair] = []
     taken: set[nn.Module] = set()
     for name, module in model.named_modules():
@@ -143,12 +145,12 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """GPT-2's: a linear layer whose weight is [in, out]."""
+    """Return whether a layer is GPT-2's linear layer with a weight of [in, out]."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def _pairs_in_sequence(name: str, sequence: nn.Sequential) -> Iterator[Pair]:
-    """Layers with nothing but element by element between; the last of a pair begins none."""
+    """Yield pairs of linear layers with only elementwise layers between them."""
     first: nn.Module | None = None
     for layer in sequence:
         if _is_linear(layer):
@@ -171,20 +173,20 @@ def _is_by_element(layer: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ranks:
-    """The ranks that have parts of layers, and what they exchange."""
+    """The ranks that share layers, and their collectives."""
 
     group: dist.ProcessGroup
     by_sequence: bool
-    """See Note [Sequence]."""
+    """True for sequence parallelism; see Note [Sequence]."""
 
     def enter(self, given: torch.Tensor, axis: int | None = None) -> torch.Tensor:
-        """What goes into a pair; of parts along the dimension of the tokens the whole."""
+        """Enter a pair; parts of the tokens are gathered."""
         if not self.by_sequence:
             return copy_to_region(given, self.group)
         return gather_into_region(given, self.group, token_axis(given) if axis is None else axis)
 
     def leave(self, product: torch.Tensor, axis: int | None = None) -> torch.Tensor:
-        """What comes of a pair."""
+        """Leave a pair by a sum over ranks."""
         if not self.by_sequence:
             return reduce_from_region(product, self.group)
         return reduce_scatter_from_region(
@@ -193,7 +195,7 @@ class _Ranks:
 
 
 def token_axis(activations: torch.Tensor) -> int:
-    """[batch, tokens, features], or without a batch."""
+    """Return the token dimension of [batch, tokens, features] or [tokens, features]."""
     return 1 if activations.dim() > 2 else 0
 
 
@@ -204,13 +206,13 @@ def split_layers(
     attention: bool = True,
     by_sequence: bool = False,
 ) -> None:
-    """Leaves of each layer what this rank has.
+    """Replace each layer by this rank's part.
 
     Args:
-        model: Is changed.
+        model: Model to change in place.
         group: The ranks among which layers are split.
-        attention: It is split too.
-        by_sequence: What goes into a pair and comes out has some of the tokens.
+        attention: Split attention as well.
+        by_sequence: Pairs receive and return a rank's tokens.
 
     Raises:
         OptionError: There is nothing to split, or heads or features of a layer are no multiple of
@@ -256,7 +258,7 @@ def _check(pair: Pair, parts: int) -> None:
 
 
 def _heads(attention: nn.Module, columns: tuple[nn.Module, ...]) -> Iterator[int]:
-    """Numbers of heads: of queries, and of keys and values where those have their own."""
+    """Yield the numbers of heads of queries, and of keys and values if they differ."""
     counted = [_count(attention, names) for names in (_HEADS, _KEY_HEADS)]
     yield from filter(None, counted)
     width = _count(attention, _WIDTHS_OF_HEADS)
@@ -270,13 +272,13 @@ def _count(module: nn.Module, names: tuple[str, ...]) -> int:
 
 
 def _widths(layer: nn.Module) -> tuple[int, int]:
-    """Features that go in and come out."""
+    """Return the input and output features."""
     rows, columns = layer.get_parameter("weight").shape
     return (rows, columns) if _is_transposed(layer) else (columns, rows)
 
 
 def _split_biases(attention: nn.Module, group: dist.ProcessGroup) -> None:
-    """T5's: an embedding of distances with a number for each head."""
+    """Split T5's embedding of distances, which has a number for each head."""
     heads = _count(attention, _HEADS)
     for child in attention.children():
         if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
@@ -294,7 +296,7 @@ def _divide(module: nn.Module, name: str, parts: int) -> None:
 
 
 def _entrance(pair: Pair, ranks: _Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What each of the first layers does with its input. See Note [Sequence]."""
+    """Return how the first layers enter a pair; see Note [Sequence]."""
     if not ranks.by_sequence:
         return ranks.enter
     if pair.heads is not None:
@@ -306,8 +308,7 @@ def _entrance(pair: Pair, ranks: _Ranks) -> Callable[[torch.Tensor], torch.Tenso
 
 
 def _gather_first(ranks: _Ranks, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The first of a module's tensors has some of the tokens; others are whole, such as what
-    another stack of layers gave."""
+    """Gather the tokens of the first tensor; others are replicated, such as an encoder's output."""
     leaves, structure = tree_flatten((args, kwargs))
     first = next((each for each in leaves if _is_activation(each)), None)
 
@@ -329,7 +330,7 @@ def _is_trained(value: Any) -> bool:
 
 
 class _SharedEntry:
-    """Layers that take the same input enter together."""
+    """Enters a pair once for layers with the same input."""
 
     def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._enter = enter
@@ -371,7 +372,7 @@ def _split_rows(layer: nn.Module, ranks: _Ranks) -> None:
 def _summed(
     product: torch.Tensor, bias: torch.Tensor | None, ranks: _Ranks, axis: int | None = None
 ) -> torch.Tensor:
-    """The bias is added once."""
+    """Sum over ranks and add the bias once."""
     total = ranks.leave(product, axis)
     return total if bias is None else total + bias
 
@@ -390,7 +391,7 @@ def _forward_by(layer: nn.Module, forward: Callable[..., Any]) -> None:
 
 
 def _split_attention(attention: nn.MultiheadAttention, ranks: _Ranks) -> None:
-    """Its own forward takes the number of all heads from its input."""
+    """Split torch's attention, whose own forward counts heads by its input."""
     group = ranks.group
     _cut(attention, "in_proj_weight", 0, group.size())
     if attention.in_proj_bias is not None:
@@ -414,7 +415,7 @@ def _attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[torch.Tensor, None]:
-    """As torch.nn.functional.multi_head_attention_forward without weights, for some heads."""
+    """Compute torch.nn.functional.multi_head_attention_forward without weights for some heads."""
     if query.dim() != 3 or attention.bias_k is not None:
         raise OptionError("tp splits attention over batches, without biases of keys and values")
     order = (
@@ -459,7 +460,7 @@ def _projected(
 
 
 def _heads_of(part: torch.Tensor, heads: int, width: int) -> torch.Tensor:
-    """[length, batch, elements] as [batch, heads, length, width]."""
+    """View [length, batch, elements] as [batch, heads, length, width]."""
     length, batch, _ = part.shape
     by_head = part.view(length, batch * heads, width).transpose(0, 1)
     return by_head.view(batch, heads, length, width)

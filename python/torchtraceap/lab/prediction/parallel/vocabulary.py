@@ -1,4 +1,4 @@
-"""A vocabulary shared among ranks: the embedding of words, the head, and the loss.
+"""Splits the vocabulary over ranks: embedding, head and loss.
 
 Each rank has some of the words. Of others its embedding gives zeros, and the sum over ranks is the
 embedding; what the head gives is some of the words' logits. A cross entropy takes them as they are
@@ -38,22 +38,25 @@ __all__ = ["VocabularyLayers", "find_vocabulary", "parallel_loss", "shard_vocabu
 
 @dataclass(frozen=True, slots=True)
 class VocabularyLayers:
-    """Layers of a vocabulary, and how they meet the blocks of a model."""
+    """The layers of a vocabulary and their relation to the blocks."""
 
     embedding: nn.Embedding
     head: nn.Linear | None
     enters_blocks: bool
-    """What the embedding gives goes into the first block as it is."""
+    """True if the first block takes the output of the embedding unchanged."""
     leaves_blocks: bool
-    """What goes into the head is as large as what the last block gives."""
+    """True if the head's input has the shape of the last block's output."""
     between: tuple[nn.Module, ...]
-    """Modules that run between the last block and the head."""
+    """Modules between the last block and the head."""
 
 
 @contextmanager
 def parallel_loss() -> Iterator[None]:
-    """Within, a cross entropy takes logits of each rank's words, as torch's `loss_parallel`. What
-    torch runs to learn the shapes of tensors that are shared among ranks is no part of a step."""
+    """Let cross entropy take logits of a rank's words within the context, as torch's
+    `loss_parallel`.
+
+    Operators that torch runs to propagate shapes of sharded tensors are not recorded.
+    """
     from torch.distributed.tensor import _sharding_prop
     from torch.distributed.tensor.parallel import loss_parallel
 
@@ -70,10 +73,10 @@ def parallel_loss() -> Iterator[None]:
 
 
 def find_vocabulary(workload: Workload, blocks: list[nn.Module]) -> VocabularyLayers:
-    """Finds them in a model that is whole, by a forward pass.
+    """Find the layers of the vocabulary in an unsplit model by a forward pass.
 
     Args:
-        workload: Of the model.
+        workload: Workload of the model.
         blocks: The first and the last one of its blocks; none: nothing is said of them.
 
     Raises:
@@ -99,7 +102,7 @@ def find_vocabulary(workload: Workload, blocks: list[nn.Module]) -> VocabularyLa
 
 
 class _ForwardWatch:
-    """What a forward pass shows."""
+    """Observes a forward pass."""
 
     def __init__(
         self, embedding: nn.Module, head: nn.Module | None, blocks: list[nn.Module]
@@ -151,11 +154,11 @@ def _is_float(value: Any) -> bool:
 def shard_vocabulary(
     words: VocabularyLayers, mesh: DeviceMesh, *, by_sequence: bool, splits_loss: bool
 ) -> None:
-    """Leaves of each layer what this rank has.
+    """Replace the layers of the vocabulary by this rank's part.
 
     Args:
-        words: Are changed.
-        mesh: Of the ranks among which layers are split.
+        words: Layers to change in place.
+        mesh: Mesh of the ranks that share layers.
         by_sequence: Blocks run on some of the tokens.
         splits_loss: The loss takes logits of this rank's words.
     """
@@ -190,7 +193,8 @@ def _cut(layer: nn.Module, name: str, rows: int) -> None:
 def _embedded(
     layer: nn.Embedding, rows: int, group: dist.ProcessGroup, sums: bool, words: torch.Tensor
 ) -> torch.Tensor:
-    """Where the first block scatters the sums, this rank's summand."""
+    """Return this rank's summand of the embedding, or the sum unless the first block scatters
+    it."""
     first = group.rank() * rows
     others = (words < first) | (words >= first + rows)
     own = (words.clone() - first).masked_fill_(others, 0)

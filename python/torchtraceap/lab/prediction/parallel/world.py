@@ -1,4 +1,4 @@
-"""A process group that sends nothing: one process that takes itself for a rank among many."""
+"""A fake process group in which one process acts as a rank of a larger job."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["fake_rank", "make_mesh"]
 
 @contextmanager
 def fake_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Within, this process is a rank of torch's `fake` back end.
+    """Act as a rank of torch's `fake` back end within the context.
 
     Raises:
-        OptionError: It is one of a real job.
+        OptionError: The process already has a process group.
         MissingDependencyError: This build of torch has no torch.distributed.
     """
     import torch.distributed as dist
@@ -39,7 +39,7 @@ def fake_rank(rank: int, world_size: int) -> Iterator[None]:
 
 
 def make_mesh(strategy: Strategy) -> DeviceMesh:
-    """The ranks as torch has them; its groups are those of the strategy's dimensions."""
+    """Return the device mesh with the groups of the strategy's dimensions."""
     from torch.distributed.device_mesh import init_device_mesh
 
     names = tuple(name for name, _ in strategy.dimensions)

@@ -1,4 +1,4 @@
-"""Events of all steps as the columns of a table, with the numbers that link them.
+"""Columns of the events of all steps and the numbers that link them.
 
 Note [Numbers]: as Kineto counts them. Operators and ranges of a thread take `External id`s from
 blocks of 512, which threads take in turn; `Ev Idx` counts thread by thread, the backward pass's
@@ -30,10 +30,10 @@ from torchtraceap.trace.event_table import Texts, event_table
 __all__ = ["AUTOGRAD", "MAIN", "EventColumns", "StepEvent"]
 
 MAIN, AUTOGRAD = 0, 1
-"""Threads."""
+"""Thread numbers."""
 _BLOCK = 512
 _TICK_NS = {"amd": 40}
-"""Of a GPU's clock; 32 ns on NVIDIA's."""
+"""Resolution of the GPU's clock; 32 ns on NVIDIA's."""
 _ORDER = (
     "External id", "Record function id", "Sequence number", "Fwd thread id", "Concrete Inputs",
     "Input type", "Input Strides", "Input Dims", "Ev Idx", "cbid", "queued", "device", "context",
@@ -41,46 +41,46 @@ _ORDER = (
     "warps per SM", "grid", "block", "est. achieved occupancy %", "bytes",
     "memory bandwidth (GB/s)",
 )  # fmt: skip
-"""Arguments as Kineto writes them; others come last."""
+"""Order of arguments as Kineto writes them; others follow."""
 _STARTED = frozenset({"cpu_op", "user_annotation"})
 _CALLS = frozenset({"cuda_runtime", "cuda_driver"})
 
 
 @dataclass(slots=True)
 class StepEvent:
-    """An event in every step."""
+    """An event that occurs in every step."""
 
     name: str
     category: str
     thread: int
     begin: Array
-    """int64 `[steps]`."""
+    """Begin in each step, int64 `[steps]`."""
     end: Array
     args: dict[str, Any]
     op: int | None = None
-    """Number in a step of the operator or range that it is, or that launched it."""
+    """Number within a step of the operator or range, or of the one that launched it."""
     link: int | None = None
-    """Number in a step of the call that it is, or that launched it."""
+    """Number within a step of the call, or of the one that launched it."""
     sequence: int | None = None
     is_node: bool = False
-    """It is a node of the backward pass."""
+    """True for a node of the backward pass."""
     is_gpu: bool = False
     step_name: str = ""
-    """Prefix of a name that ends in the number of the step."""
+    """Prefix of a name that ends in the step's number."""
 
     @property
     def is_op(self) -> bool:
-        """It has a number of its own."""
+        """Whether it has an External id of its own."""
         return self.category in _STARTED
 
     @property
     def is_call(self) -> bool:
-        """It has a correlation of its own."""
+        """Whether it has a correlation of its own."""
         return self.category in _CALLS
 
 
 class EventColumns:
-    """The columns of all events of all steps, and the arrows between them."""
+    """The columns of all events and the arrows between them."""
 
     def __init__(
         self, entries: Sequence[StepEvent], recording: Recording, ops: int, links: int
@@ -96,7 +96,7 @@ class EventColumns:
         self._sequences = max((e.sequence for e in entries if e.sequence is not None), default=-1)
 
     def _tick_lengths(self) -> None:
-        """GPU times are whole ticks of its clock, give or take a nanosecond of conversion."""
+        """Round GPU times to ticks of the clock, up to a nanosecond of conversion."""
         is_amd = self._recording.device.vendor == "amd"
         tick = _TICK_NS.get(self._recording.device.vendor, 32)
         gpu = np.flatnonzero([e.is_gpu and e.category != "gpu_user_annotation"
@@ -107,7 +107,8 @@ class EventColumns:
         self._end[:, gpu] = self._begin[:, gpu] + ticks - (odd == 1)
 
     def _recorded(self) -> Array:
-        """bool `[steps, entries]`: of the warm-up only what the GPU does behind it."""
+        """Mark recorded events; of the warm-up only GPU work that ends later, bool `[steps,
+        entries]`."""
         kept = np.ones(self._begin.shape, dtype=bool)
         warm_up = self._recording.warm_up
         if warm_up:
@@ -116,7 +117,7 @@ class EventColumns:
         return kept
 
     def table(self) -> Any:
-        """The `EventTable`."""
+        """Return the `EventTable`."""
         steps, recording = self._steps, self._recording
         ids, calls = self._op_ids(), self._correlations()
         arrows = self._arrows(calls)
@@ -158,14 +159,14 @@ class EventColumns:
     # ------------------------------------------------------------------------- numbers
 
     def _in_time(self, wanted: Sequence[bool]) -> tuple[Array, Array]:
-        """Steps and entries of the wanted, by begin, those around others first."""
+        """Return steps and entries of the wanted events by begin, enclosing ones first."""
         chosen = np.flatnonzero(wanted)
         begin, end = self._begin[:, chosen].ravel(), self._end[:, chosen].ravel()
         order = np.lexsort((np.arange(len(begin)), -end, begin))
         return order // len(chosen), chosen[order % len(chosen)]
 
     def _op_ids(self) -> Array:
-        """int64 `[steps, ops + 1]`: External id by number in a step."""
+        """Return the External id by number within a step, int64 `[steps, ops + 1]`."""
         steps, places = self._in_time([entry.is_op for entry in self._entries])
         found = np.zeros((self._steps, self._ops + 1), dtype=np.int64)
         blocks = 0
@@ -180,7 +181,7 @@ class EventColumns:
         return found
 
     def _indices(self) -> Array:
-        """int64 `[steps, entries]`: Ev Idx of operators and ranges."""
+        """Return Ev Idx of operators and ranges, int64 `[steps, entries]`."""
         found = np.zeros(self._begin.shape, dtype=np.int64)
         steps, places = self._in_time([entry.is_op for entry in self._entries])
         thread = np.array([self._entries[place].thread for place in places.tolist()])
@@ -189,7 +190,8 @@ class EventColumns:
         return found
 
     def _correlations(self) -> Array:
-        """int64 `[steps, links + 1]`: by number in a step; of the call at the end the last."""
+        """Return correlations by number within a step, and of the final call, int64 `[steps,
+        links + 1]`."""
         wanted = [entry.is_op or entry.is_call for entry in self._entries]
         steps, places = self._in_time(wanted)
         found = np.zeros((self._steps, self._links + 1), dtype=np.int64)
@@ -209,7 +211,7 @@ class EventColumns:
     # ------------------------------------------------------------------------- arrows
 
     def _arrows(self, calls: Array) -> list[SingleEvent]:
-        """From launches to work, and from operators to the nodes of the backward pass."""
+        """Return arrows from launches to work and from operators to backward nodes."""
         launches = {e.link: i for i, e in enumerate(self._entries) if e.is_call}
         found: list[SingleEvent] = []
         works = [(e.link, i) for i, e in enumerate(self._entries)
@@ -221,7 +223,7 @@ class EventColumns:
         return found + self._backward_arrows()
 
     def _backward_arrows(self) -> list[SingleEvent]:
-        """From the innermost operator that autograd numbered to its node."""
+        """Return arrows from the innermost operator with a sequence number to its node."""
         forward: dict[int, int] = {}
         nodes: dict[int, int] = {}
         for place, entry in enumerate(self._entries):
@@ -252,7 +254,7 @@ class EventColumns:
         ]  # fmt: skip
 
     def _waited_for_all(self, calls: Array) -> list[SingleEvent]:
-        """When it stops, the profiler waits for the device."""
+        """Return the device synchronization with which the profiler stops."""
         vendor = "hip" if self._recording.device.vendor == "amd" else "cuda"
         host = [i for i, entry in enumerate(self._entries) if not entry.is_gpu]
         begin = int(self._end[-1, host].max()) + 150_000
@@ -294,7 +296,7 @@ class EventColumns:
         ]
 
     def _arguments(self, ids: Array, calls: Array, extra: Sequence[SingleEvent]) -> dict[str, Any]:
-        """Columns of `args`."""
+        """Return the columns of `args`."""
         entries, more = self._entries, len(extra)
         ops = [None if entry.op is None else entry.op for entry in entries]
         linked = [entry.link if entry.is_call or entry.is_gpu else None for entry in entries]
@@ -315,7 +317,8 @@ class EventColumns:
         return dict(sorted(columns.items(), key=lambda item: order.get(item[0], len(_ORDER))))
 
     def _column(self, values: Array, known: Sequence[bool], more: int) -> Any:
-        """`[steps * entries + more]`, masked where it is not known, and in what is there once."""
+        """Return a column `[steps * entries + more]`, masked where unknown and for single
+        events."""
         every = np.concatenate([values.ravel(), np.zeros(more, dtype=values.dtype)])
         missing = ~np.array(known, dtype=bool)
         mask = np.concatenate([np.tile(missing, self._steps), np.ones(more, dtype=bool)])
@@ -326,7 +329,7 @@ class EventColumns:
         return self._column(numbers[:, places], [each is not None for each in own], more)
 
     def _sequence_numbers(self, more: int) -> Any:
-        """Autograd counts on from what the process ran before."""
+        """Return sequence numbers that continue from earlier steps of the process."""
         known = [entry.sequence is not None for entry in self._entries]
         least = min((e.sequence for e in self._entries if e.sequence is not None), default=0)
         own = np.array([(e.sequence or least) - least for e in self._entries], dtype=np.int64)
@@ -358,7 +361,7 @@ class EventColumns:
         return Texts(every, [*texts], is_json=True)
 
     def _add_extra(self, columns: dict[str, Any], extra: Sequence[SingleEvent]) -> None:
-        """Arguments of what is there once."""
+        """Add the arguments of single events."""
         first = len(self._entries) * self._steps
         rows = [(first + i, each.args) for i, each in enumerate(extra) if not _is_arrow(each)]
         for key in dict.fromkeys(key for _, args in rows for key in args):
@@ -372,7 +375,7 @@ class EventColumns:
 
 
 def _of(column: Any, kept: Array) -> Any:
-    """Some rows of a column of `args`."""
+    """Select rows of a column of `args`."""
     if isinstance(column, Texts):
         return Texts(np.asarray(column.codes)[kept], column.texts, is_json=column.is_json)
     return column[kept]
@@ -383,7 +386,7 @@ def _is_arrow(event: SingleEvent) -> bool:
 
 
 def _unrecorded(begun: int) -> int:
-    """Calls that are counted and not recorded, behind so many operators that began."""
+    """Return how many calls are counted without being recorded after so many operators."""
     return 0 if begun == 0 else 4 + begun
 
 

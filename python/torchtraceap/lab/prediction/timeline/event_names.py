@@ -1,4 +1,4 @@
-"""Names that a profiler gives what surrounds operators and work: callers, launches, collectives."""
+"""Names of the profiler for events around operators and work."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _CALLERS: dict[str, tuple[str, ...]] = {
     "aten::nll_loss_forward": ("aten::nll_loss_nd", "aten::nll_loss"),
     "aten::nll_loss2d_forward": ("aten::nll_loss_nd", "aten::nll_loss2d"),
 }
-"""Operators above autograd, outermost first, that call these; a capture sees what they call."""
+"""Composite operators around a captured call, outermost first."""
 _BATCH_NORMS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm"})
 _ANNOTATIONS = {"all_gather": "_all_gather_base", "reduce_scatter": "_reduce_scatter_base"}
 
 
 def callers_of(call: Call) -> tuple[str, ...]:
-    """Operators of the forward pass around a call, outermost first."""
+    """Return the forward operators around a call, outermost first."""
     if call.phase is not Phase.FORWARD:
         return ()
     if call.name in _BATCH_NORMS:
@@ -42,7 +42,7 @@ def callers_of(call: Call) -> tuple[str, ...]:
 
 
 def launch_name(work: GpuWork, device: Device) -> tuple[str, str]:
-    """Category and name of the call that launches some work."""
+    """Return category and name of the call that launches work."""
     runtime = "hip" if device.vendor == "amd" else "cuda"
     if work.kind is WorkKind.MEMCPY:
         return "cuda_runtime", "hipMemcpyWithStream" if runtime == "hip" else "cudaMemcpyAsync"
@@ -61,7 +61,7 @@ def launch_name(work: GpuWork, device: Device) -> tuple[str, str]:
 
 
 def annotation_of(work: GpuWork) -> str:
-    """The range that c10d puts around the launch of a collective."""
+    """Return the name of c10d's range around the launch of a collective."""
     assert work.collective is not None
     collective = work.collective
     if collective.peer is not None:
@@ -73,7 +73,7 @@ def annotation_of(work: GpuWork) -> str:
 
 
 def collective_arguments(work: GpuWork) -> dict[str, int | str]:
-    """What Kineto writes of a collective, on its operator and its kernel."""
+    """Return Kineto's arguments of a collective for its operator and kernel."""
     assert work.collective is not None
     collective = work.collective
     group = collective.group
@@ -101,5 +101,5 @@ def collective_arguments(work: GpuWork) -> dict[str, int | str]:
 
 
 def _own_rank(collective: Collective, peer: int) -> int:
-    """Of send and recv: the rank that is not the peer."""
+    """Return the rank of a send or recv that is not the peer."""
     return next((rank for rank in collective.group if rank != peer), peer)

@@ -1,4 +1,4 @@
-"""A schedule as the events that a profiler would write.
+"""Writes a schedule as a profiler's events.
 
 What does not change from step to step (names, shapes, grids) is laid out once; times and the
 numbers that link events are added for each step.
@@ -49,15 +49,16 @@ from torchtraceap.trace.ranks import RankTrace
 __all__ = ["Recording", "rank_trace"]
 
 _STREAMS = {"amd": (0, 4)}
-"""Numbers of the main stream and of the first other one; 7 and 20 on NVIDIA's."""
+"""Numbers of the main stream and the first other one; 7 and 20 on NVIDIA's."""
 _CALL_NS, _BETWEEN_CALLS_NS = 700, 300
-"""Of calls that begin no work (the median of ten public traces), and from one to the next."""
+"""Duration of calls that begin no work, the median of ten public traces, and the gap between
+them."""
 _SYNC = "StreamSynchronize"
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
 def rank_trace(step: LoweredStep, times: RankTimes, recording: Recording) -> RankTrace:
-    """The events of one rank as a trace."""
+    """Return the events of one rank as a trace."""
     template = _Template(times, recording)
     template.add_step(step)
     table = template.table()
@@ -65,7 +66,7 @@ def rank_trace(step: LoweredStep, times: RankTimes, recording: Recording) -> Ran
 
 
 class _Template:
-    """Events of one step, with their times in all."""
+    """Events of one step with their times in all steps."""
 
     def __init__(self, times: RankTimes, recording: Recording) -> None:
         self._times, self._recording = times, recording
@@ -80,7 +81,7 @@ class _Template:
     # ------------------------------------------------------------------------- host
 
     def add_step(self, step: LoweredStep) -> None:
-        """All events of a step."""
+        """Add all events of a step."""
         begin, end = self._times.step_begin, self._times.step_end
         whole = self._next_op()
         self._add("", "user_annotation", MAIN, begin, end, op=whole).step_name = "ProfilerStep#"
@@ -116,7 +117,7 @@ class _Template:
                 self._add_call(thread, index, lowered)
 
     def _add_on_gpu(self, name: str, op: int, first: int, step_name: str = "") -> None:
-        """A range over the main stream's work that was launched since one."""
+        """Add a range over the main stream's work launched since a point."""
         works = [work for work in self._on_compute if work >= first]
         if works:
             begin = self._times.work_begin[:, works[0]]
@@ -125,7 +126,7 @@ class _Template:
             made.is_gpu, made.step_name = True, step_name
 
     def _add_node(self, calls: Sequence[tuple[int, LoweredCall]]) -> None:
-        """An autograd node with the calls that it makes."""
+        """Add an autograd node with its calls."""
         name, sequence = _node(calls[0][1].call)
         if name:
             begin = self._early(calls[0][0], 0.5)
@@ -143,7 +144,7 @@ class _Template:
             self._add_call(AUTOGRAD, index, lowered)
 
     def _early(self, call: int, share: float) -> Array:
-        """So much of the gap before a call earlier."""
+        """Return a begin shifted into the gap before a call by a share of it."""
         begin = self._times.call_begin[:, call]
         before = self._times.call_end[:, call - 1] if call else self._first
         return begin - np.round((begin - before) * share).astype(np.int64)
@@ -191,7 +192,7 @@ class _Template:
         end: Array,
         args: dict[str, Any],
     ) -> None:
-        """An operator between a call and those that launch for it."""
+        """Add an operator between a call and the operators that launch for it."""
         times, first = self._times, self._work
         last = first + sum(len(op.works) for op in ops) - 1
         start = begin + (times.launch_begin[:, first] - begin) // 6
@@ -207,10 +208,10 @@ class _Template:
         end: Array,
         own: int | None,
     ) -> Array:
-        """A launching operator with its launches, between two times; returns its end.
+        """Add a launching operator with its launches between two times; return its end.
 
         Args:
-            thread, op, begin, end: As they say.
+            thread, op, begin, end: Thread, operator and times.
             own: Number of the call, where the operator is that.
         """
         times = self._times
@@ -243,8 +244,8 @@ class _Template:
     def _add_allocated(
         self, thread: int, names: Sequence[str], begin: Array, around: dict[str, Any]
     ) -> Array:
-        """What an operator calls in the first two thirds of the time up to its first launch;
-        returns when that is over."""
+        """Add operators in the first two thirds of the time before the first launch; return
+        their end."""
         if not names:
             return begin
         ahead = np.maximum(self._times.launch_begin[:, self._work] - begin, 0)
@@ -255,7 +256,7 @@ class _Template:
     def _add_inside(
         self, thread: int, names: Sequence[str], begin: Array, end: Array, around: dict[str, Any]
     ) -> None:
-        """Operators one behind the other, evenly spread between two times."""
+        """Add operators spread evenly between two times."""
         each = (end - begin) // (len(names) + 1)
         for place, name in enumerate(names):
             outer, _, inner = name.partition("/")
@@ -267,7 +268,7 @@ class _Template:
                 self._add_inside(thread, (inner,), start, stop, around)
 
     def _add_ahead(self, thread: int, names: Sequence[str], free: Array, op: int) -> None:
-        """Calls in the time from one on up to the next launch, where there is some."""
+        """Add calls between a time and the next launch, if there is room."""
         launch = self._times.launch_begin[:, self._work]
         room = np.maximum(launch - free, 0)
         each = np.minimum(room // (len(names) + 1), _CALL_NS + _BETWEEN_CALLS_NS)
@@ -326,7 +327,7 @@ class _Template:
         return entry
 
     def table(self) -> Any:
-        """The `EventTable` of all steps."""
+        """Return the `EventTable` of all steps."""
         return EventColumns(self._entries, self._recording, self._ops, self._links).table()
 
 
@@ -344,7 +345,7 @@ def _range_name(call: Call) -> str:
 
 
 def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
-    """Shapes, types and values of the arguments, as `record_shapes` writes them."""
+    """Return shapes, types and values of the arguments as `record_shapes` writes them."""
     inputs: tuple[Value, ...]
     inputs = tuple(call.inputs.values()) if isinstance(call, Call) else call.inputs
     if not inputs:
@@ -359,7 +360,7 @@ def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
 
 
 def _cxx_name(of: Any) -> Any:
-    """A type as C++ names it, and so the profiler."""
+    """Return the profiler's C++ name of a type."""
     if isinstance(of, list):
         return [_cxx_name(each) for each in of]
     known = dtype_named(of)
@@ -386,7 +387,7 @@ def _work_arguments(work: GpuWork, device: Device, stream: int) -> dict[str, Any
 
 
 def _occupancy(work: GpuWork, device: Device) -> dict[str, float]:
-    """As Kineto calculates them: blocks and warps of the grid for each multiprocessor."""
+    """Return blocks and warps per multiprocessor as Kineto computes them."""
     count = max(device.multiprocessors, 1)
     size = work.block[0] * work.block[1] * work.block[2]
     blocks = work.grid[0] * work.grid[1] * work.grid[2] / count
@@ -400,7 +401,7 @@ def _occupancy(work: GpuWork, device: Device) -> dict[str, float]:
 
 
 def _resident(work: GpuWork, size: int, device: Device) -> float:
-    """Blocks that a multiprocessor holds at once."""
+    """Return the blocks that a multiprocessor holds at once."""
     major, _, minor = device.architecture.partition(".")
     capability = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
     on = Multiprocessor(

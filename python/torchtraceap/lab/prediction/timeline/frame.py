@@ -1,4 +1,4 @@
-"""What a file of the profiler says around its events: members, names of processes, its own span.
+"""The parts of a profiler's file around its events: members, process names, the profiler's span.
 
 All is as PyTorch 2.6 to 2.9 writes it. What differs from run to run (process, clock, id of the
 trace) is drawn from a number, so that the same prediction gives the same bytes.
@@ -25,77 +25,77 @@ __all__ = [
 
 _QUARTER_NS = 7_889_238 * 10**9
 _FIRST_BASE_NS = 1_704_075_408 * 10**9
-"""Kineto counts times from the begin of a quarter of a year."""
+"""Begin of the quarter from which Kineto counts times."""
 _QUARTERS = 9
 _VERSIONS = ((12_040, 22, 12_040), (12_060, 24, 12_080), (12_080, 26, 12_080), (12_090, 28, 13_000))
-"""CUDA's runtime, CUPTI and driver that go with each other."""
+"""Matching versions of CUDA's runtime, CUPTI and driver."""
 _HIP = ((60_443_483, 60_443_483), (70_051_831, 70_051_831))
 _SHARED_KIB = {"7.0": 96, "7.5": 64, "8.0": 164, "8.6": 100, "8.7": 164, "8.9": 100, "9.0": 228,
                "10.0": 228, "12.0": 100}  # fmt: skip
-"""Of a multiprocessor, by compute capability; a block may have 1 KiB less from 8.0 on."""
+"""Shared memory of a multiprocessor by compute capability; blocks have 1 KiB less from 8.0 on."""
 _THREADS = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 _GPUS = 16
-"""Kineto names so many, whether they are there or not."""
+"""Number of GPUs that Kineto names, present or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a profiler would have seen of the machine."""
+    """The machine and process that a profiler recorded."""
 
     device: Device
     rank: int = 0
     world_size: int = 1
     draw: int = 0
-    """What differs from run to run is drawn from it; ranks of one run have the same."""
+    """Seed for what differs between runs, shared by the ranks of one run."""
     first_step: int = 2
-    """Number of the first step that is recorded."""
+    """Number of the first recorded step."""
     warm_up: int = 0
-    """Steps before those that are recorded, of which the GPU may still be busy."""
+    """Unrecorded steps before, whose GPU work may still run."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Further members of the file."""
     path: str = "predicted.json.gz"
-    """Stands for the file in what is said of it."""
+    """Stands for the file's path in messages."""
 
     @property
     def gpu(self) -> int:
-        """Number of the GPU in its machine."""
+        """Number of the GPU within its machine."""
         return self.rank % 8
 
     @property
     def process(self) -> int:
-        """Of the rank."""
+        """Process id of the rank."""
         return self._rng("process").randrange(300, 60_000) + 67 * self.gpu
 
     @property
     def begin_ns(self) -> int:
-        """Of the profiler's clock, the same on all ranks."""
+        """Begin on the profiler's clock, equal on all ranks, ns."""
         return self._rng("clock").randrange(10**12, _QUARTER_NS)
 
     @property
     def autograd_thread(self) -> int:
-        """Of the backward pass; the main thread has the number of the process."""
+        """Thread id of the backward pass; the main thread has the process id."""
         return self.process + self._rng("thread").randrange(6, 140)
 
     @property
     def first_call(self) -> int:
-        """Number of the first call of the runtime that is recorded."""
+        """Number of the first recorded runtime call."""
         return self._rng("call").randrange(3_000, 90_000)
 
     def _rng(self, what: str) -> random.Random:
         return random.Random(f"{self.draw}/{what}")
 
     def own(self, what: str) -> random.Random:
-        """For what differs from rank to rank."""
+        """Return a generator for what differs between ranks."""
         return random.Random(f"{self.draw}/{what}/{self.rank}")
 
     def common(self, what: str) -> random.Random:
-        """For what all ranks share."""
+        """Return a generator for what all ranks share."""
         return self._rng(what)
 
 
 @dataclass(frozen=True, slots=True)
 class SingleEvent:
-    """An event that is there once."""
+    """An event that occurs once."""
 
     name: str
     phase: str
@@ -109,7 +109,7 @@ class SingleEvent:
 
 
 def file_members(recording: Recording) -> dict[str, Any]:
-    """Beside the events, in the order in which they are written."""
+    """Return the members of the file besides the events, in order."""
     device, world = recording.device, recording.world_size
     count = 1 if world == 1 else min(8, world)
     found: dict[str, Any] = {
@@ -158,17 +158,17 @@ def _properties(device: Device, number: int) -> dict[str, Any]:
 
 
 def threads_per_multiprocessor(device: Device) -> int:
-    """That a multiprocessor holds."""
+    """Return the threads that a multiprocessor holds."""
     return _THREADS.get(device.architecture, 2048)
 
 
 def shared_memory_bytes(device: Device) -> int:
-    """Of a multiprocessor."""
+    """Return the shared memory of a multiprocessor, bytes."""
     return 65_536 if device.vendor == "amd" else 1024 * _SHARED_KIB.get(device.architecture, 100)
 
 
 def _visible_bytes(device: Device) -> int:
-    """What the firmware leaves: 98.5 % of binary gigabytes on NVIDIA's, in pieces of 64 KiB."""
+    """Return the memory visible to programs: 98.5 % of binary gigabytes on NVIDIA's, in 64 KiB."""
     binary = device.memory_bytes / 10**9 * 2**30
     share = 0.9999 if device.vendor == "amd" else 0.985
     return round(binary * share) // 65_536 * 65_536
@@ -194,10 +194,10 @@ def _versions(recording: Recording) -> dict[str, Any]:
 def frame_events(
     recording: Recording, begin: int, end: int, has_backward: bool, streams: Sequence[int]
 ) -> list[SingleEvent]:
-    """Names of processes and threads, and what the profiler says of itself.
+    """Return names of processes and threads, and the profiler's own events.
 
     Args:
-        recording: Of which rank.
+        recording: Recording of a rank.
         begin, end: The first and the last time of all other events, ns.
         has_backward: A thread of autograd has events.
         streams: Their numbers.

@@ -1,4 +1,4 @@
-"""Calls of the runtime that libraries make ahead of a launch, as public traces show them.
+"""Runtime calls that libraries make before a launch, as in public traces.
 
 They begin no work. cuDNN sets its stream for each of its calls (`cudnnSetStream`); cuBLAS asks for
 attributes of the device or of its kernel; attention asks whether the stream is being captured. On
@@ -22,7 +22,7 @@ CALLBACKS = {
     "cudaStreamIsCapturing": 317, "cudaStreamSynchronize": 131, "cudaStreamWaitEvent": 147,
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor": 279,
 }  # fmt: skip
-"""CUPTI's numbers of calls (`cbid`), of the runtime's and of the driver's (`cu...`)."""
+"""CUPTI's callback ids (`cbid`) of runtime and driver calls (`cu...`)."""
 _SET_STREAM = (
     "cudaEventRecord",
     "cudaStreamIsCapturing",
@@ -43,26 +43,26 @@ _ONCE = {
     "aten::cudnn_batch_norm_backward": _SET_STREAM,
     "aten::convolution_backward": _SET_STREAM,
 }
-"""Ahead of the first launch of operators."""
+"""Calls before the first launch, by operator."""
 _KERNELS = (
     ("cutlass::Kernel", ("cudaDeviceGetAttribute",)),
     ("sm90_xmma_gemm", ("cudaFuncSetAttribute",) * 3),
     ("flash_fwd", ("cudaStreamIsCapturing", "cudaFuncSetAttribute")),
     ("fmha_cutlass", ("cudaStreamIsCapturing",)),
 )
-"""By parts of kernels' names."""
+"""Calls by part of a kernel name."""
 
 
 def calls_before_launch(
     op: str, works: Sequence[GpuWork], place: int, vendor: str
 ) -> tuple[str, ...]:
-    """Names of the calls ahead of a launch, in order.
+    """Return the names of the calls before a launch, in order.
 
     Args:
         op: The operator that launches.
         works: All that it launches.
-        place: Which of them.
-        vendor: Of the GPU.
+        place: Index of the work.
+        vendor: Vendor of the GPU.
     """
     if vendor == "amd":
         return ()

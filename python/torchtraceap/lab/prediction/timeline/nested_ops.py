@@ -1,4 +1,4 @@
-"""Operators that others call and that launch nothing: what they allocate, and their views.
+"""Operators nested in others that launch nothing: allocations and views.
 
 A capture sees what autograd or the dispatcher hands to a device; a profiler sees these too. They
 are those of most calls in eleven public traces.
@@ -14,7 +14,7 @@ __all__ = ["NESTED_OPS", "WRAPPER_OPS", "NestedOps", "nested_arguments"]
 
 @dataclass(frozen=True, slots=True)
 class NestedOps:
-    """Of an operator, those ahead of its launches, or all that it does, and those behind them.
+    """Operators nested before the launches of an operator, or in all of it, and after them.
 
     A name with slashes is of operators inside each other, the outermost first."""
 
@@ -44,11 +44,11 @@ NESTED_OPS = {
     "aten::_flash_attention_forward": NestedOps(("aten::empty_like/aten::empty", *(_EMPTY,) * 3)),
 }  # fmt: skip
 WRAPPER_OPS = {"aten::convolution": "aten::_convolution"}
-"""Between a call and the operators that launch for it."""
+"""Operator between a call and those that launch for it."""
 
 
 def nested_arguments(name: str, around: dict[str, Any]) -> dict[str, Any]:
-    """What `record_shapes` writes of one, given what it writes of the operator around it."""
+    """Return the `record_shapes` arguments of a nested operator, given those of the outer one."""
     keys = ("Input Dims", "Input type", "Input Strides")
     dims, types, strides = (_first(around.get(key, ())) for key in keys)
     if name == _EMPTY:

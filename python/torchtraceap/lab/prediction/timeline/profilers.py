@@ -1,4 +1,4 @@
-"""`as_profiled`: a trace as the profiler of a stated version of PyTorch writes it.
+"""Rewrites a trace as the profiler of another PyTorch version would write it.
 
 What `rank_trace` writes is of the newest version here. Older ones say less, and say it in another
 way. The differences are those between public traces, which tell their version by their date, CUDA,
@@ -41,28 +41,28 @@ _OLD_TYPES = {"f32": "float", "f16": "half", "bf16": "__nv_bfloat16", "f64": "do
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """What the profiler of a version writes."""
+    """The format of a PyTorch version's profiler."""
 
     torch: str
     nccl: str
     cuda: tuple[int, int, int] | None
-    """CUPTI, runtime and driver, where the file names them."""
+    """Versions of CUPTI, runtime and driver, if the file has them."""
     has_base_time: bool = True
-    """Times are counted from a base and have nanoseconds; else whole microseconds since 1970."""
+    """True if times are nanoseconds from a base, else whole microseconds since 1970."""
     says_id: bool = True
-    """`Record function id`."""
+    """True if `Record function id` is written."""
     says_strides: bool = True
     on_operators: frozenset[str] = frozenset()
-    """What the operators of collectives say of these."""
+    """Arguments of a collective's operator."""
     on_kernels: frozenset[str] = frozenset()
-    """What their kernels say."""
+    """Arguments of a collective's kernel."""
     shows_ranges_on_gpu: bool = True
     links_backward: bool = True
-    """Arrows from the forward to the backward pass."""
+    """True if arrows link the forward to the backward pass."""
     parameters: str = "ncclDevComm*, unsigned long, ncclWork*"
-    """Of NCCL's kernels."""
+    """Parameters in the names of NCCL's kernels."""
     is_new_name: bool = True
-    """They are `ncclDevKernel_...`, as from NCCL 2.19 on."""
+    """True if they are `ncclDevKernel_...`, as from NCCL 2.19 on."""
 
 
 PROFILERS = {
@@ -83,19 +83,19 @@ PROFILERS = {
         on_kernels=frozenset((*_BASIC, *_GROUP)), parameters="ncclDevKernelArgsStorage<4096ul>",
     ),
 }  # fmt: skip
-"""By version of PyTorch."""
+"""Formats by PyTorch version."""
 NEWEST = "2.9"
 
 
 def rewrite_for_profiler(
     table: _core.EventTable, profiler: Profiler, *, since_1970_ns: int = 1_700_000_000 * 10**9
 ) -> _core.EventTable:
-    """The same events as another version writes them.
+    """Return the same events in the format of another version.
 
     Args:
-        table: As the newest version writes it.
-        profiler: Of the version.
-        since_1970_ns: What the clock shows where the file counts from 0, if it names no base.
+        table: Events in the newest format.
+        profiler: Format of the version.
+        since_1970_ns: Base of times for a file that names none.
     """
     said = json.loads(_core.trace_json(table))
     if not profiler.has_base_time:
@@ -134,7 +134,7 @@ def _drop_arguments(event: dict[str, Any], profiler: Profiler) -> None:
 
 
 def _kernel_name(name: str, profiler: Profiler) -> str:
-    """Of NCCL's kernel, from its name in the newest version."""
+    """Return the name of an NCCL kernel, given the newest version's."""
     stem = name.partition("(")[0]
     if profiler.is_new_name:
         return f"{stem}({profiler.parameters})"
@@ -170,7 +170,7 @@ def _members(said: dict[str, Any], profiler: Profiler) -> dict[str, Any]:
 
 
 def distributed_info(rank: int, world_size: int, profiler: Profiler) -> dict[str, Any]:
-    """`distributedInfo` of a rank."""
+    """Return `distributedInfo` of a rank."""
     short = {"backend": "nccl", "rank": rank, "world_size": world_size}
     if not profiler.has_base_time:
         return short
@@ -185,7 +185,7 @@ def distributed_info(rank: int, world_size: int, profiler: Profiler) -> dict[str
 
 
 def detect_profiler(table: _core.EventTable) -> Profiler:
-    """The version that writes most like a trace says."""
+    """Return the version whose format is closest to a trace."""
     said = dict(table.metadata)
     if "baseTimeNanoseconds" not in said:
         return PROFILERS["2.1"]
@@ -196,11 +196,11 @@ def detect_profiler(table: _core.EventTable) -> Profiler:
 
 
 def collective_kernel(kind: str, dtype: str, profiler: Profiler) -> str:
-    """The name of NCCL's kernel.
+    """Return the name of an NCCL kernel.
 
     Args:
-        kind: As `AllReduce_Sum`.
-        dtype: As `f32`.
-        profiler: Of the version.
+        kind: Operation, such as `AllReduce_Sum`.
+        dtype: Element type, such as `f32`.
+        profiler: Format of the version.
     """
     return _kernel_name(f"ncclDevKernel_{kind}_{dtype}_RING_LL()", profiler)

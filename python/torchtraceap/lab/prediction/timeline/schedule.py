@@ -1,7 +1,7 @@
-"""When everything happens: steps of one or several ranks as one graph, replayed.
+"""Schedules steps of one or several ranks by replaying them as one graph.
 
 The host of a rank is one lane, since its threads hand the step over to each other: forward pass and
-optimiser on one, backward pass on another. Streams are lanes in order. A collective begins once
+optimizer on one, backward pass on another. Streams are lanes in order. A collective begins once
 what the GPU was given before it is done, and moves data once all ranks have begun; what is to wait
 for it waits on the stream, not on the host.
 
@@ -31,43 +31,43 @@ from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, Graph
 __all__ = ["RETURN_NS", "RankTimes", "Schedule", "schedule_steps", "with_steady_loader"]
 
 _LAUNCH_TO_START_NS = 3_000
-"""From the end of a launch call to the begin of its work on a stream that is idle: about the least
-that traces show (docs/simulation.md)."""
+"""Time from a launch to its work on an idle stream, about the least in traces
+(docs/simulation.md)."""
 _BETWEEN_WORK_NS = 1_000
-"""From the end of one piece of work to the begin of the next on a busy stream."""
+"""Time between pieces of work on a busy stream."""
 RETURN_NS = 5_000
-"""From the end of the work that the host waits for to its going on."""
+"""Time from the end of work that the host waits for until it goes on."""
 _QUEUE = 1_021
-"""Launches that a stream takes before the host waits (docs/simulation.md, `queue_limit`)."""
+"""Launches in flight before the host waits (docs/simulation.md, `queue_limit`)."""
 _BEFORE_WAIT_NS = 2_000.0
-"""From the end of a launch to the call that waits for its work."""
+"""Time from a launch to the call that waits for its work."""
 _FETCH = 1
-"""Place among the pieces of a step of the fetch of a batch, where there is one."""
+"""Index of the fetch among the pieces of a step, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """When the events of a rank happen, ns; `[steps, n]` each."""
+    """Times of a rank's events, ns, `[steps, n]`."""
 
     step_begin: Array
-    """int64 `[steps]`: of its range on the host."""
+    """Begin of the step's range on the host, int64 `[steps]`."""
     step_end: Array
     call_begin: Array
     call_end: Array
     launch_begin: Array
-    """Of the call that launches each work, in the order of `LoweredStep.works`."""
+    """Begin of the call that launches each work, in the order of `LoweredStep.works`."""
     launch_end: Array
     wait_end: Array
-    """Of the wait behind a launch for its work, where the host waits; else as `launch_end`."""
+    """End of the host's wait for a launch's work; else as `launch_end`."""
     work_begin: Array
     work_end: Array
     fetch_begin: Array | None = None
-    """int64 `[steps]`: of the fetch of a batch; None without one."""
+    """Begin of the fetch of a batch, int64 `[steps]`; None without one."""
     fetch_end: Array | None = None
 
     def step_length_ns(self) -> int:
-        """From the end of the work of the last step but one to that of the last; of a single step
-        from its begin."""
+        """Return the time between the ends of the last two steps, or the length of a single one,
+        ns."""
         ends = (
             self.step_end
             if not self.work_end.size
@@ -79,12 +79,12 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps of ranks in time."""
+    """Scheduled steps of ranks."""
 
     steps: tuple[LoweredStep, ...]
-    """Of each kind of rank."""
+    """Step of each kind of rank."""
     ranks: tuple[RankTimes, ...]
-    """For each kind."""
+    """Times of each kind of rank."""
 
 
 def schedule_steps(
@@ -95,12 +95,12 @@ def schedule_steps(
     gpu_ns: Sequence[Array] | None = None,
     host_factor: float = 1.0,
 ) -> Schedule:
-    """Replays steps, one after the other, from an idle GPU on.
+    """Replay consecutive steps from an idle GPU on.
 
     Args:
         steps: One of each kind of rank.
-        kind_of_rank: Which kind each rank is of.
-        count: How many steps.
+        kind_of_rank: Kind of each rank.
+        count: Number of steps.
         gpu_ns: int64 `[works]` of each kind: times of its work; by default the estimates.
         host_factor: All times of the host are multiplied by it.
 
@@ -128,8 +128,11 @@ def schedule_steps(
 def with_steady_loader(
     steps: Sequence[LoweredStep], kind_of_rank: Sequence[int] = (0,)
 ) -> list[LoweredStep]:
-    """Steps with as many batches ready as in the midst of a run: all that workers may make ahead
-    where they are faster than the steps, else none but the first."""
+    """Return steps with as many ready batches as in the midst of a run.
+
+    Workers that are faster than the steps have prefetched all they may, slower ones only the first
+    batch.
+    """
     fetches = [step.loop.fetch for step in steps]
     most = max((fetch.every_ns for fetch in fetches if fetch is not None), default=0.0)
     if not most:
@@ -154,7 +157,7 @@ def _with_fetch(step: LoweredStep, **changes: Any) -> LoweredStep:
 
 
 class _RankLanes:
-    """The lanes of one kind of rank, all steps."""
+    """The lanes of one kind of rank over all steps."""
 
     def __init__(
         self,
@@ -196,7 +199,7 @@ class _RankLanes:
     def _add_works(
         self, kind: int, works: Sequence[GpuWork], durations: Array, meetings: _Meetings
     ) -> tuple[Array, Array]:
-        """Begin and end of each work of each step; each stream is a lane."""
+        """Return begin and end of each work of each step; each stream is a lane."""
         by_lane: dict[str, list[int]] = defaultdict(list)
         for index, work in enumerate(works):
             by_lane[work.lane].append(index)
@@ -221,7 +224,7 @@ class _RankLanes:
         return begin, end
 
     def _add_workers(self, kind: int, step: LoweredStep) -> None:
-        """Processes that make batches."""
+        """Add the processes that make batches."""
         fetch, count = step.loop.fetch, self._count
         if fetch is None or not fetch.every_ns:
             return
@@ -232,7 +235,7 @@ class _RankLanes:
         self._builder.add_edges(made.end, self._host.end[pieces], 0, kind="host_wait")
 
     def _link(self, step: LoweredStep, works: Sequence[GpuWork]) -> None:
-        """Launches, the streams' waits for each other, the host's waits, the queue's limit."""
+        """Add launches, waits between streams, waits of the host, and the queue limit."""
         builder, count, pieces = self._builder, self._count, self._pieces
         begin, end = self._work
         size = len(pieces.length)
@@ -261,7 +264,7 @@ class _RankLanes:
             )
 
     def times(self, replayed: Array) -> RankTimes:
-        """From the times of `all`."""
+        """Return the times of the rank from those of `all`."""
         places = np.split(replayed, np.cumsum(self._sizes)[:-1])
         begin, end, work_begin, work_end = (part.reshape(self._count, -1) for part in places)
         pieces, factor = self._pieces, self._factor
@@ -287,24 +290,24 @@ class _RankLanes:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """What the host does in a step, cut where it launches or waits."""
+    """Host work of a step, cut at launches and waits."""
 
     length: Array
-    """float64 `[pieces]`, ns."""
+    """Length of each piece, float64 `[pieces]`, ns."""
     given: Array
-    """float64 `[pieces]`: what they take beside that on any host."""
+    """Time that doesn't scale with the host, float64 `[pieces]`."""
     gap: Array
-    """float64 `[pieces]`: before each."""
+    """Gap before each piece, float64 `[pieces]`."""
     first_of: Array
-    """int64 `[calls]`: first piece of each call."""
+    """First piece of each call, int64 `[calls]`."""
     last_of: Array
     lead: Array
-    """float64 `[calls]`: from the begin of the call to that of its first piece."""
+    """Time from the begin of a call to its first piece, float64 `[calls]`."""
     tail: Array
     launch_of: Array
-    """int64 `[works]`: the piece that launches it."""
+    """Piece that launches each work, int64 `[works]`."""
     wait_of: Array
-    """int64 `[works]`: the piece that waits for it; -1 for none."""
+    """Piece that waits for each work, int64 `[works]`; -1 for none."""
 
 
 def _host_pieces(step: LoweredStep) -> _Pieces:
@@ -340,7 +343,7 @@ def _host_pieces(step: LoweredStep) -> _Pieces:
 
 
 class _PieceBuilder:
-    """Pieces of the host as they are cut."""
+    """Builds the pieces of the host."""
 
     def __init__(self) -> None:
         self.length: list[float] = []
@@ -349,7 +352,7 @@ class _PieceBuilder:
         self.launch_of: list[int] = []
         self.wait_of: list[int] = []
         self.ahead = 0.0
-        """What passes before the next piece."""
+        """Gap before the next piece."""
 
     def add(self, length: float, more: float = 0.0, *, given: float = 0.0) -> None:
         self.length.append(length)
@@ -376,7 +379,7 @@ class _PieceBuilder:
 
 
 class _Meetings:
-    """Collectives at which several kinds of ranks meet; see Note [Kinds of ranks]."""
+    """Collectives between several kinds of ranks; see Note [Kinds of ranks]."""
 
     def __init__(self, kind_of_rank: Sequence[int], steps: Sequence[LoweredStep]) -> None:
         self._kind_of_rank = kind_of_rank
@@ -388,7 +391,7 @@ class _Meetings:
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
     def kinds(self, kind: int, collective: Collective) -> tuple[int, ...]:
-        """Those of the ranks that take part."""
+        """Return the kinds of the participating ranks."""
         if collective.peer is not None:
             other = self._kind_of_rank[collective.peer]
             usual = self._beside.get(other, other)
@@ -398,11 +401,11 @@ class _Meetings:
         return tuple(sorted({self._kind_of_rank[rank] for rank in collective.group}))
 
     def is_needed(self, kind: int, work: GpuWork) -> bool:
-        """Ranks of another kind take part."""
+        """Return whether ranks of another kind participate."""
         return any(len(self.kinds(kind, each)) > 1 for each in work.collectives)
 
     def add(self, kind: int, collective: Collective, begin: int, end: int, transfer: int) -> None:
-        """A rank's part in the next one of its kinds: points of its begin and end."""
+        """Add a rank's part in the next collective of its kinds: its begin and end points."""
         kinds = self.kinds(kind, collective)
         what: tuple[Any, ...] = (kinds, collective.kind)
         if collective.peer is not None:
@@ -413,7 +416,7 @@ class _Meetings:
         self._parts[what, number].append((begin, end, transfer))
 
     def join(self, builder: GraphBuilder) -> None:
-        """Lets each data transfer begin when the last has begun.
+        """Let each transfer begin when the last participant has begun.
 
         Raises:
             OptionError: A rank waits for one that never comes.

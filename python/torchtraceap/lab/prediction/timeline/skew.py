@@ -1,4 +1,4 @@
-"""Ranks that do the same don't take the same: collectives wait for the slowest.
+"""Skew between equal ranks, whose collectives wait for the slowest.
 
 Note [Skew]: beside each kind of rank that several are of stands another that does the same in the
 time of the slowest of them; the two meet at every collective. So a step takes as long as the
@@ -34,7 +34,7 @@ _GPU = (
 
 
 def expected_maximum(ratios: Sequence[float], count: int) -> float:
-    """The mean of the largest of `count` draws from these values; 1 of none."""
+    """Return the mean of the largest of `count` draws from these values; 1 for none."""
     if count < 1:
         return 1.0
     shares = np.arange(len(ratios) + 1) / len(ratios)
@@ -44,7 +44,7 @@ def expected_maximum(ratios: Sequence[float], count: int) -> float:
 def add_slowest_ranks(
     steps: Sequence[LoweredStep], kind_of_rank: Sequence[int]
 ) -> tuple[list[LoweredStep], tuple[int, ...]]:
-    """Steps with those of the slowest of each kind behind them, and the kind of each rank.
+    """Return steps followed by those of the slowest rank of each kind, and the kind of each rank.
 
     Unchanged where the slowest of a kind would meet others than the usual one does: where ranks
     never meet, in pipelines whose stages have not as many ranks, in groups without two of a kind.
@@ -70,13 +70,13 @@ def add_slowest_ranks(
 
 
 def _has_send_recv(steps: Sequence[LoweredStep]) -> bool:
-    """Pairs of ranks send and receive."""
+    """Return whether ranks exchange point-to-point messages."""
     works = (work for step in steps for work in step.works())
     return any(each.peer is not None for work in works for each in work.collectives)
 
 
 def _meets(kind: int, step: LoweredStep, kinds: Sequence[int]) -> bool:
-    """It has collectives, and takes part in those of groups."""
+    """Return whether a step has collectives and takes part in all their groups."""
     met = [each for work in step.works() for each in work.collectives]
     return bool(met) and all(
         each.peer is not None or kind in {kinds[rank] for rank in each.group} for each in met

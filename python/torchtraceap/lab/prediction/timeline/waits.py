@@ -1,4 +1,4 @@
-"""Which GPU work waits for work on other streams.
+"""Finds GPU work that waits for work on other streams.
 
 Work is known by its place among the works of a step: below 0 it is of the step before, beyond the
 last of the one after.
@@ -14,12 +14,12 @@ __all__ = ["stream_waits"]
 
 
 def stream_waits(step: LoweredStep) -> list[tuple[int, int]]:
-    """Pairs of works: of each the second begins when the first has ended."""
+    """Return pairs of works of which the second begins after the first has ended."""
     return _Waits(step).pairs
 
 
 class _Waits:
-    """What each stream is told to wait for, followed through a step.
+    """Follows what each stream waits for through a step.
 
     Where the host says that what a stream is given from here on waits, the next work that it gets
     does; those behind it follow in the stream's order. A collective waits for what the stream from
@@ -67,7 +67,7 @@ class _Waits:
 
 
 def _reached(step: LoweredStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
-    """By call: the last work that its stream was given by then, and the collective it starts."""
+    """Return the last work of the stream and the started collective, by call."""
     found: list[tuple[int, ...]] = []
     last: dict[str, int] = {}
     place = 0

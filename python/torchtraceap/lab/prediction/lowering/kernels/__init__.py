@@ -47,10 +47,10 @@ def kernels_of(
     """Return the GPU work of an operator in stream order.
 
     Args:
-        op: As `launching_ops` gives it.
+        op: Operator from `launching_ops`.
         device: A GPU.
-        libraries: Which build of torch runs it.
-        time: Of all its GPU work; the times of the pieces add up to it.
+        libraries: Libraries of the build of torch.
+        time: Time of all its GPU work, which is split among the pieces.
     """
     setting = Setting(device, libraries)
     launches = tuple(_launches(op, setting))

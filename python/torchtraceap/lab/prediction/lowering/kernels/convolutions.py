@@ -132,7 +132,7 @@ def _forward(found: _Convolution, way: str, setting: Setting) -> list[Launch]:
     main = _main(found, way, setting)
     if found.is_last or (found.is_product and way == "fprop"):
         return [main]
-    # Kernels for tf32 write channels apart where they walk over neighbours.
+    # Kernels for tf32 write channels apart where they walk over neighbors.
     writes_apart = found.dtype.size == 4 and found.is_three
     after = [] if writes_apart else [_to_apart(found.dtype, found.made_bytes)]
     return [*_together(found, found.source), main, *after]

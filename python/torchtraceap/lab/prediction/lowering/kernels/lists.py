@@ -34,8 +34,8 @@ def launch_blocks(sizes: Sequence[int], lists: int, *, scalars: bool = False) ->
 
     Args:
         sizes: Elements of each tensor of one list.
-        lists: How many lists a kernel walks over at once.
-        scalars: It takes a number for each tensor, too.
+        lists: Number of lists that a kernel walks over at once.
+        scalars: True if the kernel also takes a number for each tensor.
     """
     table = _MOST_TENSORS_WITH_SCALARS if scalars else _MOST_TENSORS
     most = table[min(lists, len(table)) - 1]

@@ -143,9 +143,9 @@ def loop(
     Args:
         functor: Name of the function of each element.
         computes: Types that it takes and, last, gives.
-        made: What is written.
-        inputs: What is read, in the order of the function.
-        setting: Where.
+        made: The output.
+        inputs: Inputs in the order of the function's arguments.
+        setting: Device and build of torch.
     """
     shape = made.shape
     everything = [made, *inputs]
