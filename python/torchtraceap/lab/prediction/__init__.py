@@ -1,9 +1,8 @@
 """The virtual GPU predicts a step of a model on a GPU where it never ran.
 
-The way of the data: a workload (workload.py) is captured without computing it (capture/), on one
-rank of each kind (parallel/); lowered to what a GPU would launch, with host and GPU times
-(lowering/); scheduled and written as events (timeline/); told as a `Prediction`
-(predicting.py).
+The data flow: a workload is captured without computing it (capture/), on one rank of each kind
+(parallel/); lowered to what a GPU would launch, with host and GPU times (lowering/); scheduled and
+written as events (timeline/); and returned as a `Prediction` (predictor.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Prediction interval of a step, from replays with sampled durations.
 
-Note [What errs together]: a model of durations errs partly alike for all calls of one operator and
-partly for each shape, half of the variance each. Intervals of single kernels are those of the
-hardest cases of a family; sums of many err less than they allow. On the public traces (20 groups,
-docs/prediction.md) sums lie within what such draws give in 92 of 100 cases if deviations are taken
-at `_OF_INTERVAL` of what the intervals say and all GPU work shares a factor of `_DEVICE_DEVIATION`,
-the least for which nine in ten do: both constants have seen these traces. Host times have a factor
-of the machine.
+Note [What errs together]: the errors of a duration model are partly common to all calls of one
+operator and partly specific to each shape, with half of the variance each. Intervals of single
+kernels reflect the hardest cases of a family, and sums of many kernels err less. On the public
+traces (20 groups, docs/prediction.md) 92 % of the sums lie within the sampled range if deviations
+are `_INTERVAL_SHARE` of the intervals and all GPU work shares a factor with `_DEVICE_DEVIATION`,
+the smallest values for which nine in ten do: both constants were chosen on these traces. Host times
+have a factor of the machine.
 """
 
 from __future__ import annotations

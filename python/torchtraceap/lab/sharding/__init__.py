@@ -1,7 +1,7 @@
 """Chooses which rank holds which embedding table by the predicted step time.
 
-tables.py and cluster.py say what there is, cost.py what an assignment costs, sharders.py and
-search.py make assignments, choose.py ranks them.
+tables.py and cluster.py define the problem, cost.py the cost of an assignment; sharders.py and
+search.py make assignments, and choose.py ranks them.
 """
 
 from torchtraceap.lab.sharding.choose import SHARDERS, choose_sharding

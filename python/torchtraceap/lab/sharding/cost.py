@@ -3,21 +3,21 @@
 Note [A step]: every rank looks up its own tables for the samples of all ranks in one fused kernel;
 an all-to-all brings each rank the pooled rows of its own samples; the dense part runs; another
 all-to-all takes the gradients back; each rank updates its rows. From the second exchange to the
-first of the next step no rank waits for another, so the slowest rank is that of the longest
-backward and forward together:
+first of the next step no rank waits for another, so that the slowest rank is the one with the
+longest backward and forward together:
 
     step = max over ranks (backward + forward) + 2 x all-to-all + dense
 
-Where each rank reads its own samples with the indices of all tables, as in TorchRec, one more
+If each rank reads its own samples with the indices of all tables, as in TorchRec, one more
 all-to-all brings the indices to the ranks that look them up.
 
-Note [Max of max]: an exchange in unequal parts takes as long as one in equal parts of which every
-rank sends, or receives, what the most burdened one does: the most over ranks of what it sends,
+Note [Max of max]: an exchange of unequal parts takes as long as one of equal parts in which every
+rank sends or receives as much as the most burdened one: the maximum over ranks of what it sends,
 (ranks - 1) x its own rows, and of what it receives, the rows of all others (Lin et al., IEEE TPDS
 2024).
 
-Note [Tables at once]: blocks of a fused kernel run table by table, so that as many tables share the
-L2 as it takes to fill the GPU with warps, one for each bag (Lin et al., ISPASS 2022).
+Note [Tables at once]: blocks of a fused kernel run table by table, so that the tables needed to
+fill the GPU with warps, one for each bag, share the L2 (Lin et al., ISPASS 2022).
 """
 
 from __future__ import annotations

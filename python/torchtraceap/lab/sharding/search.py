@@ -1,8 +1,8 @@
 """Local search that improves assignments by moves and swaps.
 
-In each round all moves of a part away from the critical ranks, and all swaps with a part of another
-rank, are priced at once, and the best one is done, until none helps. Critical are the rank with the
-longest lookups and the one with the widest rows, which an exchange waits for.
+Each round evaluates all moves of a part away from the critical ranks, and all swaps with a part of
+another rank, and applies the best one, until none helps. Critical are the rank with the longest
+lookups and the one with the widest rows, which an exchange waits for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The seven published sharders that the search is compared with (Lin et al., IEEE TPDS 2024).
 
-Each gives every part a rank. Greedy ones go through the parts from the largest cost to the smallest
-and give each to the rank with the least sum of costs among those that have memory for it (Zha et
-al., AutoShard, KDD 2022); they differ in what they take for the cost.
+Each assigns every part to a rank. Greedy sharders assign parts from the largest cost to the
+smallest, each to the rank with the least sum of costs among those with memory for it (Zha et al.,
+AutoShard, KDD 2022); they differ in the cost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Autocast as on a GPU, where other operators run in lower precision than on a CPU.
 
-`torch.autocast("cuda")` does nothing where torch finds no GPU. Within a capture it is taken for the
-CPU's, whose operators of lower precision are nearly the same; those that a GPU, and not a CPU, runs
-in float32 are added (torch/csrc/autocast_mode.h, the lists AT_FORALL_FP32 and
+`torch.autocast("cuda")` does nothing if torch finds no GPU. A capture replaces it by the CPU's
+autocast, whose operators of lower precision are nearly the same; operators that only a GPU runs in
+float32 are added (torch/csrc/autocast_mode.h, the lists AT_FORALL_FP32 and
 AT_FORALL_FP32_SET_OPT_DTYPE of torch 2.13).
 """
 

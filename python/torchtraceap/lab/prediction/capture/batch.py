@@ -1,21 +1,20 @@
 """A recorded step at another batch size.
 
-Note [What scales]: a file says sizes, and not which of them are the batch. So the calls of the step
-are gone through in their order, each on two sets of tensors without values: those that were
-recorded, and those that there would be at the other batch size. What comes out of a call at both
-says what goes into the calls behind it. Where sizes are given as numbers (views, makers of tensors)
-`batch_arguments.py` says what they may become. A tensor that no call made is a parameter, where it
-stands for a weight or where a gradient of its shape is accumulated; else it scales if it has the
-leading dimension of the inputs.
+Note [What scales]: a file records sizes, but not which of them are the batch. The calls of the step
+are therefore executed in order on two sets of tensors without values: the recorded ones, and those
+at the other batch size. The outputs of a call at both sizes are the inputs of later calls. Sizes
+given as numbers (views, tensor constructors) are rescaled by `batch_arguments.py`. A tensor that no
+call made is a parameter if it is used as a weight or if a gradient of its shape is accumulated;
+otherwise it scales if it has the leading dimension of the inputs.
 
-Note [Possible steps]: where sizes leave several possibilities, all are followed, each as a step of
-its own, until a call fits only one of them: an addition does not take 8 rows and 16. If more than
-one is left at the end the answer is refused, with the tensors that could be either.
+Note [Possible steps]: if sizes are ambiguous, every candidate is followed as a step of its own
+until a call fits only one of them: an addition rejects 8 rows and 16. If several candidates remain
+at the end, an error names the ambiguous tensors.
 
-Note [Same sizes]: tensors of the same sizes and strides, of which one scales and another does not
-(a batch of 64 and 64 features), are told apart by what fits, and where several fit, up to the end
-of the backward pass it is the one that scales; behind it, where gradients are clipped, it is the
-one that does not.
+Note [Same sizes]: tensors of the same sizes and strides of which one scales and another does not (a
+batch of 64 and 64 features) are told apart by what fits. If several fit, the scaling one is
+preferred up to the end of the backward pass, and the other one after it, where gradients are
+clipped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Find sizes among plain arguments and rescale them to another batch size.
 
-Most operators take sizes from their tensors. These take them as numbers: views, makers of tensors,
-pieces of a dimension, gradients of pieces.
+Most operators take sizes from their tensors. Views, tensor constructors, slices and the gradients
+of slices take them as numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Locate the batch in the sizes of a tensor and follow it through views and strides.
 
 Note [Digits]: elements are counted like the digits of a number: a dimension is a digit, its size
-the radix, the product of the sizes behind it its place value. A batch of 4 in a dimension of
-48 = 4 x 12 is a digit of radix 4 at place value 12. A view cuts the same number in other places:
-the batch goes to the dimension that covers its digit.
+the radix, and the product of the later sizes its place value. A batch of 4 in a dimension of 48 = 4
+x 12 is a digit of radix 4 at place value 12. A view cuts the same number at other places, and the
+batch moves to the dimension that covers its digit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Upper bounds for outputs whose sizes depend on values.
 
-Sizes are those of ATen's own rules with every condition true and every value different. Called
+Sizes follow ATen's own rules with every condition true and every value distinct. The rules run
 where tensors have no values.
 """
 

@@ -1,7 +1,8 @@
 """Calls of torch.distributed, recorded instead of executed.
 
-Below `torch.distributed` every collective is an operator of the dispatcher's namespace `c10d`, with
-its process group as an argument and with a handle of the work, that may be waited for, as a result.
+Below `torch.distributed` every collective is an operator of the dispatcher's namespace `c10d`,
+which takes its process group as an argument and returns a handle of the work that may be waited
+for.
 """
 
 from __future__ import annotations

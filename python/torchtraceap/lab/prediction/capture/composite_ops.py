@@ -1,10 +1,9 @@
 """Composite operators that run whole on a GPU: attention, dropout, recurrent layers.
 
-Note [Attention]: torch chooses among several implementations by device, type and arguments. Here
-the choice of a GPU is not known yet, so that the call is written down as `aten::
-scaled_dot_product_attention`, in the backward pass as `..._backward`, and nothing of what a CPU
-would do. Its output lies in memory as the query does: the GPU's implementations take the heads as
-they come, and make the output like it.
+Note [Attention]: torch chooses among several implementations by device, type and arguments. The
+choice of the GPU is not known during a capture, so that the call is recorded as
+`aten::scaled_dot_product_attention`, its backward pass as `..._backward`, and nothing of the CPU's
+decomposition. The output has the memory layout of the query, as with the GPU's implementations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Captures a step by running it on tensors without values.
 
-Note [Where it is caught]: below autograd, where composite operators have come apart into those
-that a device implements. What torch takes apart in another way on a GPU is caught above, where it
-is still whole: attention and dropout, which on a CPU become several operators (`whole.py`).
+Note [Where it is caught]: calls are recorded below autograd, where composite operators have been
+decomposed into those that a device implements. Operators that torch decomposes differently on a
+GPU, attention and dropout, are recorded above autograd, where they are still whole
+(`composite_ops.py`).
 """
 
 from __future__ import annotations

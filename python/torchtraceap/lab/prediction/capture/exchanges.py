@@ -1,9 +1,9 @@
 """Collectives of an execution trace: the nodes that start them, their ranks and sizes.
 
-Note [Who takes part]: an operator of c10d has its process group as an object, which no file holds.
-How many take part is told by the list of groups that newer files begin with, by the splits of an
-all-to-all, or by how much more comes out of an all-gather than goes in. Where a file says it of no
-collective, who reads it has to.
+Note [Who takes part]: a c10d operator takes its process group as an object, which no file holds.
+The number of ranks follows from the list of groups at the begin of newer files, from the splits of
+an all-to-all, or from the ratio of output to input of an all-gather. If no collective tells it, the
+caller has to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Captures a step from a PyTorch execution trace.
 
-Its nodes are those of a profile with another notation, and no times: they are told as events, one
-after the other, and taken for a CPU profile (`profile.py`).
+Nodes are like the operators of a profile in another notation, without times: they become
+consecutive events and are captured as a CPU profile (`profile.py`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Emulates a GPU for a program that runs without one.
 
-Tensors stay where they are when they are sent to a GPU: a capture takes everything for a GPU's, but
-for what the program sends to the host within a step (`moves.py`).
-Streams, events and synchronization do nothing. What a program reads of tensors without values as an
-array or a list is ones.
+Tensors stay where they are when they are sent to a GPU: a capture takes every tensor for the GPU's,
+except those that the program sends to the host within a step (`transfers.py`). Streams, events and
+synchronization do nothing. Arrays and lists read from tensors without values contain ones.
 
-Note [Who asks]: a program is told that there is a GPU and that its tensors lie there, so that it
-goes the way that it goes on one. torch's own code is told the truth: it would call what a build for
-CPUs does not have.
+Note [Who asks]: a program is told that there is a GPU with its tensors, so that it takes the same
+path as on one. torch's own code is told the truth, since it would call what a CPU build lacks.
 """
 
 from __future__ import annotations

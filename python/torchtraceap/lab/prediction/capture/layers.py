@@ -1,6 +1,7 @@
 """Decompositions of layers that torch runs as one operator in inference.
 
-A capture of a model has this switched off (`whole.py`), and what comes of a profile is the same.
+A capture of a model disables these fused layers (`composite_ops.py`), and profiles are treated
+alike.
 """
 
 from __future__ import annotations

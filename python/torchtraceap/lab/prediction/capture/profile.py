@@ -1,8 +1,9 @@
 """Captures a step from a CPU profile recorded with shapes.
 
-What a program called is called again on tensors without values (`again.py`), so that the capture is
-that of the model. Backward passes of operators that a CPU takes apart and a GPU does not (`_WHOLE`)
-are found by the numbers of their autograd nodes and taken whole as well.
+Recorded operators are executed again on tensors without values (`reexecution.py`), so that the
+result matches the capture of the model. Backward passes of operators that a CPU decomposes and a
+GPU does not (`_WHOLE`) are found by the sequence numbers of their autograd nodes and replaced as a
+whole.
 """
 
 from __future__ import annotations

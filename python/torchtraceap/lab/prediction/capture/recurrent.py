@@ -1,8 +1,8 @@
 """Recurrent layers as a GPU runs them: all steps and layers in one library call.
 
-Note [Recurrent layers]: ATen's `lstm`, `gru`, ... call `_cudnn_rnn` (cuDNN) where a GPU is used.
-What goes in with the batch first is copied to have the steps first (`cudnn/RNN.cpp`); what comes
-out is a view. The weights lie in one piece of memory, as `flatten_parameters()` leaves them.
+Note [Recurrent layers]: ATen's `lstm`, `gru`, ... call `_cudnn_rnn` (cuDNN) on a GPU. Batch-first
+inputs are copied to have the steps first (`cudnn/RNN.cpp`); the output is a view. The weights are
+contiguous, as `flatten_parameters()` leaves them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Executes recorded operators again on tensors without values.
 
-Note [Called again]: a record of a run on a CPU holds operators as a CPU takes them apart. The
-outermost ones are what the program called. Called again with the recorded shapes, strides, types
-and values, they are written down exactly as those of a model that is captured: attention, dropout
-and recurrent layers whole, with outputs, as a GPU would get them. Nothing is computed. Which
-operators may be called because a file names them: `torchtraceap.compat.replay` decides.
+Note [Called again]: a recording on a CPU holds operators as a CPU decomposes them. The outermost
+ones are those that the program called. Executed again with the recorded shapes, strides, types and
+values, they are recorded exactly as those of a captured model: attention, dropout and recurrent
+layers whole, with outputs as on a GPU. Nothing is computed. `torchtraceap.compat.replay` decides
+which operators a file may name.
 
-Note [What attention gives]: on a CPU it lies in memory otherwise than on a GPU. So operators that
-follow with a view of it get what was made here, not a tensor with the recorded strides: no copy is
-made where a GPU would need none.
+Note [What attention gives]: the output of attention has another memory layout on a CPU than on a
+GPU. Later views of it therefore read the output made here instead of a tensor with the recorded
+strides, so that no copy appears where a GPU needs none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs a step of a workload in the steady state.
 
-Note [Steady state]: the first step of an optimizer makes its state, the later ones use it. What a
-model calls in its forward and backward pass is mostly the same from the first step on. So those are
-run once and written down, then the optimizer is run twice, and the second time is written down. A
-model that keeps something of its first pass, such as a table of positions, that leaves parameters
-on the host, or whose optimizer lets go of the gradients, is run once more.
+Note [Steady state]: the first step of an optimizer creates its state, which later steps use, while
+the calls of forward and backward pass are mostly the same from the first step on. So the passes run
+and are recorded once, then the optimizer runs twice and its second run is recorded. A model that
+keeps something of its first pass, such as a table of positions, that leaves parameters on the host,
+or whose optimizer frees the gradients, runs once more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sparse gradients of embeddings, which have one row for each lookup.
 
-Tensors without values lose that number in a few operators, after which nothing would be computed
-of them. How many rows are left once equal ones are summed depends on values: all are counted.
+Tensors without values lose the number of rows in a few operators, after which nothing would be
+computed of them. The number of rows after equal ones are summed depends on values, so that all are
+counted.
 """
 
 from __future__ import annotations

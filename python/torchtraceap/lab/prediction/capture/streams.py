@@ -1,8 +1,8 @@
 """Streams selected by the host and the waits between them.
 
-Note [Points]: a point in a stream, such as an event, is known by the calls that end before it, each
-by its index in the step. In the next step they are counted back from its first call, so that -1 is
-the last call of the step before.
+Note [Points]: a point in a stream, such as an event, is the set of calls that end before it, given
+by their indices in the step. In the next step indices count back from its first call, so that -1 is
+the last call of the previous step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Copies between GPU and host within a step.
 
-Note [What is moved]: a capture takes everything for a GPU's. What the program itself sends to the
-host (`x.cpu()`, `x.to("cpu")`, `module.cpu()`) is on the host from then on, with what is computed
-of it alone, until it is sent back: each way is a copy. A tensor that is made of Python's numbers on
-a GPU (`torch.tensor(2.0, device="cuda")`) is made on the host and copied. What moves before the
-step, and what torch's own code sends to where it was told that a tensor is
-(`without_gpu.py`, Note [Who asks]), is no move.
+Note [What is moved]: a capture takes every tensor for the GPU's. Tensors that the program sends to
+the host (`x.cpu()`, `x.to("cpu")`, `module.cpu()`) are on the host from then on, with results
+computed from them alone, until they are sent back; each way is a copy. A tensor made of Python
+numbers on a GPU (`torch.tensor(2.0, device="cuda")`) is made on the host and copied. Moves before
+the step, and those of torch's own code to a tensor's reported device (`fake_gpu.py`, Note [Who
+asks]), don't count.
 """
 
 from __future__ import annotations

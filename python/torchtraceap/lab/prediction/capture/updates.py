@@ -1,8 +1,8 @@
 """Reconstructs the step of an optimizer on a GPU from one on a CPU.
 
-On a CPU torch's optimizers go from parameter to parameter, on a GPU they update many tensors at
-once, unless told otherwise. Which options an optimizer had is told from the operators that it
-called for each parameter: those settings are taken that give the same ones.
+torch's optimizers update parameter by parameter on a CPU and many tensors at once on a GPU, unless
+told otherwise. The options of an optimizer are inferred from the operators that it called for each
+parameter: those settings are chosen that call the same ones.
 """
 
 from __future__ import annotations

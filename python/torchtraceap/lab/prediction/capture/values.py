@@ -1,15 +1,14 @@
 """Computes small tensors and keeps only the shapes of large ones.
 
-Note [Which tensors have values]: parameters and what is computed of them has a shape alone, so that
-a model of any size is captured in seconds on a laptop. Small tensors, such as masks, positions and
-rates of layers, are computed: what the program reads of them decides what it does next. What is
-made of small ones and is large has no values either.
+Note [Which tensors have values]: parameters and their results have shapes alone, so that a model of
+any size is captured in seconds on a laptop. Small tensors, such as masks, positions and learning
+rates, are computed, since the program may branch on them. Large results of small tensors have no
+values either.
 
-Note [What is assumed]: a program may ask what a tensor without values holds. A number is one and a
-condition holds, but for one that is asked again and again in the same place, which is that of a
-loop. What has as many elements as values say (those that are not zero, those under a mask) has as
-many as there is room for. Both are kept in `assumed`, so that whoever runs the step can compute it
-instead (`dispatch.py`).
+Note [What is assumed]: a program may read a tensor without values. A number is then one and a
+condition true, unless it is read repeatedly in the same place, which is that of a loop. Outputs
+whose size depends on values (nonzero elements, masked ones) have their largest size. Both are kept
+in `assumed`, so that the caller can compute the step instead (`dispatch.py`).
 """
 
 from __future__ import annotations

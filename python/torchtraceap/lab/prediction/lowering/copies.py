@@ -1,10 +1,9 @@
 """Copies between host and GPU and how long they block the host.
 
-Note [Copies and the host]: a copy without `non_blocking` is waited for by torch, whatever its size.
-One from or to pageable memory is staged by the driver and starts behind what its stream was given:
-with `non_blocking` too the host goes on when it is done, but for small ones to the GPU, which it
-leaves when they are staged. One from or to pinned memory with `non_blocking` is a launch like
-others.
+Note [Copies and the host]: torch waits for a copy without `non_blocking`, whatever its size. The
+driver stages a copy from or to pageable memory and starts it behind the earlier work of its stream:
+the host waits for it even with `non_blocking`, except for small copies to the GPU, which return
+once they are staged. A copy from or to pinned memory with `non_blocking` is an ordinary launch.
 """
 
 from __future__ import annotations

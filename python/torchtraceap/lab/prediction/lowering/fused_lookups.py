@@ -1,7 +1,7 @@
 """FBGEMM's fused lookups of several embedding tables and their durations.
 
-Such an operator has the weights of all tables in one tensor; how many rows and columns each has,
-and how many of its rows are looked up, stands in lists among the arguments of a captured call.
+Such an operator has the weights of all tables in one tensor; rows, columns and lookups of each
+table are lists among the arguments of a captured call.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Host time of each captured call, from traces of real GPU runs.
 
 Note [Classes]: each time (before a call, to its first launch, ...) has a mean for the call's name
-in its surroundings, as far as traces show it, drawn towards the mean of its family, and that
-towards the mean of all. The means are those of a middling machine.
+in its context, as far as traces show it, shrunk towards the mean of its family, which is shrunk
+towards the mean of all. The means are those of a typical machine.
 
-Note [Factors]: a machine and its profiler make all Python between calls slower by one factor, all
-operators by another, all launches by a third. Their spread over the traces is what is not known
-beforehand; a trace from the machine (`calibrated`) settles it, a measurement on the machine's
-processor (`probe`) narrows it.
+Note [Factors]: a machine and its profiler scale all Python between calls by one factor, all
+operators by another, and all launches by a third. Their spread over the traces is the uncertainty;
+a trace from the machine (`calibrated`) removes it, a measurement on the machine's processor
+(`probe`) reduces it.
 """
 
 from __future__ import annotations

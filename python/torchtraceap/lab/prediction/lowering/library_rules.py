@@ -1,17 +1,18 @@
 """Rules for operators whose implementation torch chooses: convolutions, batch norms, attention.
 
-Note [Implementations of attention]: of torch.nn.functional.scaled_dot_product_attention, in the
-order in which torch 2 asks them: flash (fp16 and bf16, no mask, up to 256 wide), memory efficient
-(a mask, or other types), else by products and softmax. AMD's build counts the rows of a causal mask
-in memory that is filled with 0 before.
+Note [Implementations of attention]: torch 2 tries the implementations of
+torch.nn.functional.scaled_dot_product_attention in this order: flash (fp16 and bf16, no mask, up to
+256 wide), memory efficient (a mask, or other types), then products and softmax. AMD's build counts
+the rows of a causal mask in memory that is filled with 0 before.
 
-Note [Implementations of convolution]: as `select_conv_backend` of ATen chooses. Depthwise ones
-(one input channel for each group) have kernels of ATen, which add the bias themselves; where
-channels lie together cuDNN does them. Of one dimension they are of two, one of which is 1.
+Note [Implementations of convolution]: the choice follows `select_conv_backend` of ATen. Depthwise
+convolutions (one input channel for each group) have kernels of ATen, which add the bias themselves;
+channels-last ones use cuDNN. One-dimensional convolutions run as two-dimensional ones with a
+dimension of 1.
 
-Note [Implementations of batch norm]: as `_select_batch_norm_backend` of ATen chooses: the library
-for fp32 and fp16 with weights in fp32, running statistics in both cases or in none, and counts
-within its limits; else ATen's own kernels.
+Note [Implementations of batch norm]: the choice follows `_select_batch_norm_backend` of ATen: the
+library for fp32 and fp16 with weights in fp32, running statistics in both cases or in none, and
+counts within its limits; otherwise ATen's own kernels.
 """
 
 from __future__ import annotations

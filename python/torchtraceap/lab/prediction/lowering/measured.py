@@ -1,9 +1,9 @@
 """Lowers a step measured on one GPU to another, with its times scaled by models.
 
-What was measured holds more than any model knows of the program: what its kernels really took. So
-a call takes its measured time, times the ratio of the models' times on both devices; on the same
-device, with the same types, that is the measured time. Collectives are the model's: what a rank
-measured of one is mostly waiting for others.
+Measured times include what no model knows of the program. A call therefore takes its measured time
+multiplied by the ratio of the models' times on both devices; on the same device with the same
+types, that is the measured time. Collectives take the model's time, since the measured time is
+mostly waiting for other ranks.
 """
 
 from __future__ import annotations

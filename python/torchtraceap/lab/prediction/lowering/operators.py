@@ -1,9 +1,9 @@
 """Selects the operators that launch GPU work, the innermost ones in Kineto's terms.
 
-Note [Innermost operators]: a call that a capture shows is often not the operator under which a
-kernel is launched: `clone` launches in `copy_`, `embedding` in `index_select`. The rules follow
-what ATen does on a GPU, none is fitted to a trace. What has no rule launches under its own name,
-which holds for most of ATen: a kernel that is registered for CUDA launches itself.
+Note [Innermost operators]: a captured call is often not the operator that launches the kernel:
+`clone` launches in `copy_`, `embedding` in `index_select`. The rules follow ATen on a GPU, and none
+is fitted to a trace. Operators without a rule launch under their own name, as most of ATen does: a
+kernel registered for CUDA launches itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures the host speed of this machine without a GPU.
 
-What Python, modules and the dispatcher take between operators, and operators that compute nothing,
-is the same with and without a GPU. A small model is recorded here by torch.profiler, and what its
-kernels on the CPU take is left out: they say nothing of launches.
+The time that Python, modules and the dispatcher take between operators, and that of operators that
+compute nothing, is the same with and without a GPU. torch.profiler records a small model here, and
+its CPU kernels are left out, since they tell nothing of launches.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Host times of recorded operators in the terms of a capture.
 
-Note [Calls of a trace]: a capture writes down what reaches the dispatcher below autograd. In a
-trace that is the outermost operator that torch does not take apart above it: in `aten::linear` >
-`aten::addmm` it is `aten::addmm`, in `aten::clone` > `aten::copy_` it is `aten::clone`. What is
-taken apart is a wrapper: its own time belongs to the time before the operators in it. Attention is
-one call, whatever implements it, as in a capture.
+Note [Calls of a trace]: a capture records what reaches the dispatcher below autograd. In a trace
+that is the outermost operator that torch does not decompose above it: in `aten::linear` >
+`aten::addmm` it is `aten::addmm`, in `aten::clone` > `aten::copy_` it is `aten::clone`. A
+decomposed operator is a wrapper whose own time belongs to the time before its inner operators.
+Attention is one call, whatever implements it, as in a capture.
 
-Note [Active time]: what the host waits is not its own time. Synchronisations, blocking copies,
-allocations from the driver, and launches into a full queue count with what such a call takes when
-it does not wait; the rest of them is cut out of the time axis before anything is measured.
+Note [Active time]: waiting is not the host's own time. Synchronizations, blocking copies,
+allocations from the driver, and launches into a full queue count with their duration without
+waiting; the rest is cut out of the time axis before anything is measured.
 """
 
 from __future__ import annotations

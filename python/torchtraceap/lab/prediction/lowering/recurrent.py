@@ -1,14 +1,13 @@
 """Algorithms and durations of recurrent layers.
 
-Note [Steps of a recurrent layer]: The inputs of all steps meet their weights in one product; the
-states can't, since each is made of the one before it. cuDNN's standard algorithm, like MIOpen,
-launches for every step a small product and a kernel for the gates, so that a layer takes as many
-times the shortest kernels as it has steps, however small it is. Its persistent algorithms keep the
-weights on the chip and walk over all steps in one kernel, which waits for all its blocks once a
-step. Which is taken is decided in ATen (`get_algo` in `cudnn/RNN.cpp` of 2.7). Of the backward
-pass the states' gradients are such steps too; those of the weights and inputs are products over
-all steps at once. Layers and directions can overlap where the library runs them on streams of its
-own: the interval begins there.
+Note [Steps of a recurrent layer]: one product multiplies the inputs of all steps by their weights;
+the states can't be batched, since each depends on the previous one. cuDNN's standard algorithm,
+like MIOpen, launches a small product and a kernel for the gates in every step, so that even a small
+layer takes as many of the shortest kernels as it has steps. Its persistent algorithms keep the
+weights on the chip and run all steps in one kernel with a barrier per step. ATen chooses the
+algorithm (`get_algo` in `cudnn/RNN.cpp` of 2.7). In the backward pass the gradients of states take
+such steps too; those of weights and inputs are products over all steps at once. Layers and
+directions can overlap on streams of the library, which the interval's lower end allows for.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Host time around the calls of a step: the loop and the loader.
 
 Within a step the hand-off to the autograd thread is the time before its first call ("backward
-begin", see situations.py), the loop over parameters that of the optimizer's first, and what
-`loss.item()` takes beside waiting that of `aten::_local_scalar_dense`.
+begin", see call_context.py), the loop over parameters that before the optimizer's first, and the
+cost of `loss.item()` without waiting that of `aten::_local_scalar_dense`.
 """
 
 from __future__ import annotations

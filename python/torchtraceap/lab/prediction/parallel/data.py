@@ -1,7 +1,7 @@
 """Data parallelism by torch's own code: DistributedDataParallel and fully_shard (FSDP2).
 
 Note [Buckets]: torch's reducer gathers all gradients in one bucket in the first step. Before the
-second it makes new buckets in the order in which gradients were ready (the first up to 1 MiB, the
+second it rebuilds buckets in the order in which gradients were ready (the first up to 1 MiB, the
 others up to 25 MiB), which the third step has from its beginning.
 """
 

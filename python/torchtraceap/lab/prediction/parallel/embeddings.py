@@ -1,16 +1,16 @@
 """Embedding tables sharded over ranks as in TorchRec, with a replicated dense part.
 
-Note [A step]: the first table that a model asks has all of them looked up. Indices go to the ranks
-that have the tables (an exchange of the sizes, for which the host waits, one of the lengths of bags
-and one of the indices), each rank looks up its own for the samples of all in one fused kernel, and
-the pooled rows go back in an all-to-all; in the backward pass their gradients take the way back,
-and the lookup's backward updates the rows, so that tables have no gradients of their own. Of tables
-that are shared by rows every rank sums what it has, and a reduce-scatter brings the sums together;
-in the backward pass an all-gather brings each rank all gradients. Tables that are copied stay in
-the dense part, which is DistributedDataParallel's.
+Note [A step]: the first table that a model reads triggers the lookup of all. Indices go to the
+ranks that have the tables (an exchange of the sizes, for which the host waits, one of the lengths
+of bags and one of the indices), each rank looks up its own tables for the samples of all in one
+fused kernel, and the pooled rows return in an all-to-all. In the backward pass their gradients take
+the way back, and the lookup's backward updates the rows, so that tables have no gradients of their
+own. Row-wise sharded tables are summed on every rank and combined by a reduce-scatter; in the
+backward pass an all-gather brings each rank all gradients. Replicated tables stay in the dense
+part, which is wrapped in DistributedDataParallel.
 
-Note [Groups]: tables are looked up together that lie in the same way, have elements of one type and
-as many bags.
+Note [Groups]: tables are looked up together if they have the same kind of placement, element type
+and number of bags.
 """
 
 from __future__ import annotations

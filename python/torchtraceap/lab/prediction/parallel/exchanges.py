@@ -1,7 +1,7 @@
 """Differentiable collectives of tensor parallelism over sums and parts of activations.
 
-Each is a function of autograd whose backward pass is what the other way round asks for. Parts lie
-along a dimension; where that is not the first one, they are put in order by a copy, as torch does.
+Each is an autograd function whose backward pass is the reverse collective. Parts lie along a
+dimension; unless that is the first one, a copy reorders them, as in torch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Pipeline parallelism: stages of blocks that microbatches pass through.
 
-Note [A stage]: it begins with what the block before it gives, which is received, and ends with what
-its last block gives, which is sent. What a model does before its first block is the first stage's,
-what it does after the last one is the last stage's. The model's own forward is run on every rank:
-blocks of other stages give what they gave in a trial, and nothing around them is written down. So
-what later stages would compute again for themselves, such as positions and masks, is not counted.
+Note [A stage]: a stage begins with the received output of the previous block and ends with the
+output of its last block, which is sent. Layers before the first block belong to the first stage,
+those after the last block to the last stage. Every rank runs the model's own forward: blocks of
+other stages return their output of a trial run, and nothing around them is recorded. Computations
+that later stages would repeat for themselves, such as positions and masks, are not counted.
 
-Note [Order]: one forward, one backward, as torch's Schedule1F1B: a stage begins as many parts as
-there are stages from it to the end, and then goes on with a backward and a forward pass in turn. It
-sends and receives in one batch what lies between the two, and waits for that.
+Note [Order]: the order is one forward, one backward, as in torch's Schedule1F1B: a stage begins
+with as many forward passes as there are stages from it to the end, and then alternates backward and
+forward passes. It sends and receives in one batch between the two, and waits for that.
 """
 
 from __future__ import annotations

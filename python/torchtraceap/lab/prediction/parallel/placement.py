@@ -1,9 +1,9 @@
 """Placement of a model's embedding tables on ranks.
 
-Note [Ways]: a table lies whole on one rank, in parts by columns on several, in parts by rows on
-all of them, or as a copy on each (TorchRec's table-wise, column-wise, row-wise and data-parallel).
-What nobody says is chosen: a table that no GPU holds is shared by rows, the others are placed by
-the search of `choose_sharding`.
+Note [Ways]: a table lies whole on one rank, in column parts on several, in row parts on all of
+them, or as a replica on each (TorchRec's table-wise, column-wise, row-wise and data-parallel).
+Without a plan, tables larger than a GPU's memory are sharded by rows, and `choose_sharding` places
+the others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Converts a recorded step to another number of ranks.
 
-Note [What changes]: of a step of copies (DistributedDataParallel) and of sharded copies (FSDP,
-ZeRO) the groups of its collectives, of shards their sizes; what each rank computes stays. A step of
-a single process becomes one of copies: the buckets are those that torch's reducer makes of
-gradients in the order in which they were ready (parallel/data.py, Note [Buckets]), each averaged
-when its last gradient is there, and copied back when the backward pass ends.
+Note [What changes]: for data parallelism (DistributedDataParallel) and sharding (FSDP, ZeRO) the
+groups of collectives change, and for shards their sizes; the computation of each rank stays. A step
+of a single process becomes one of DDP: torch's reducer groups gradients in the order in which they
+were ready (parallel/data.py, Note [Buckets]); each bucket is averaged when its last gradient is
+ready and copied back when the backward pass ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sequence parallelism: ranks share the tokens between split layers.
 
-See Note [Sequence] in tensor.py. The first of a model's blocks takes this rank's part of what goes
-in, the last one's output is put together again, or what goes into the head of a split vocabulary.
-Parameters of what has some of the tokens have gradients of these alone, which are summed.
+See Note [Sequence] in tensor.py. The first block takes this rank's part of the input, and the
+output of the last one, or the input of the head of a split vocabulary, is gathered. Gradients of
+parameters that see some of the tokens are summed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Emulates the streams, events and memory that FSDP2 expects of a GPU.
 
-On a CPU streams and events do nothing. These tell the recorder what waits for what, and when the
-memory of gathered parameters goes, whose tensors stay.
+On a CPU streams and events do nothing. These tell the recorder the dependencies, and when the
+memory of gathered parameters is freed while their tensors stay.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Tensor parallelism as in Megatron.
 
-Note [Pairs]: of two layers of which the second reads what comes of the first, the first is split by
-what comes out (columns) and the second by what goes in (rows). Nothing is exchanged between them.
-After the second what the ranks have is summed; in the backward pass the gradient of the input of
-the first is. Attention is such a pair (queries, keys and values; output), each rank having some of
-the heads, and so is a multi-layer perceptron. Embeddings, norms and the head of a model are whole
-on every rank. Pairs are found by the names that models give to their layers, and in sequences of
-layers with nothing but element by element between.
+Note [Pairs]: if one layer reads the output of another, the first is split by output features
+(columns) and the second by input features (rows), with nothing to exchange between them. After the
+second, outputs are summed over ranks; in the backward pass, the gradient of the first one's input.
+Attention is such a pair (queries, keys and values; output), with some of the heads on each rank,
+and so is a multi-layer perceptron. Embeddings, norms and the head of a model are replicated. Pairs
+are found by the usual names of layers, and in sequences of layers with only elementwise layers
+between.
 
-Note [Sequence]: with sequence parallelism a rank has some of the tokens of what lies between pairs
-(norms, dropout, sums). They are gathered before a pair, in place of the sum of gradients there, and
-after it each rank keeps its part of the sum (Korthikanti et al., 2022). Attention gathers what goes
-into its module, which counts tokens; a perceptron what goes into its first layers.
+Note [Sequence]: with sequence parallelism a rank has some of the tokens between pairs (norms,
+dropout, sums). They are gathered before a pair, instead of summing gradients there, and after it
+each rank keeps its part of the sum (Korthikanti et al., 2022). Attention gathers the input of its
+module, which counts tokens; a perceptron the input of its first layers.
 """
 
 from __future__ import annotations

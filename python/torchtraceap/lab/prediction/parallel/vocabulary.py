@@ -1,9 +1,9 @@
 """Splits the vocabulary over ranks: embedding, head and loss.
 
-Each rank has some of the words. Of others its embedding gives zeros, and the sum over ranks is the
-embedding; what the head gives is some of the words' logits. A cross entropy takes them as they are
-(torch's `loss_parallel`, with three small sums in place of all logits); where a model's loss can't,
-they are gathered. Words are shared evenly, the last rank's filled up.
+Each rank has some of the words. Its embedding returns zeros for the others, and the sum over ranks
+is the embedding; its head returns the logits of its words. A cross entropy takes them as they are
+(torch's `loss_parallel`, with three small sums instead of all logits); if a model's loss can't,
+they are gathered. Words are shared evenly, with padding on the last rank.
 """
 
 from __future__ import annotations

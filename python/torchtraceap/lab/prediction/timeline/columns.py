@@ -1,9 +1,9 @@
 """Columns of the events of all steps and the numbers that link them.
 
-Note [Numbers]: as Kineto counts them. Operators and ranges of a thread take `External id`s from
-blocks of 512, which threads take in turn; `Ev Idx` counts thread by thread, the backward pass's
-first. Calls have `correlation`s in order of time; the runtime counts calls that it does not record
-too, for an operator about as many as `_unrecorded` says (ten public traces; on AMD GPUs none).
+Note [Numbers]: numbers follow Kineto. Operators and ranges of a thread take `External id`s from
+blocks of 512, which threads take in turn; `Ev Idx` counts thread by thread, the backward pass
+first. Calls have `correlation`s in order of time; the runtime also counts calls that it does not
+record, about as many per operator as `_unrecorded` says (ten public traces; none on AMD GPUs).
 Arrows from the forward to the backward pass count the nodes of the backward pass from 1.
 """
 

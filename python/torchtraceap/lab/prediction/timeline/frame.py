@@ -1,7 +1,7 @@
 """The parts of a profiler's file around its events: members, process names, the profiler's span.
 
-All is as PyTorch 2.6 to 2.9 writes it. What differs from run to run (process, clock, id of the
-trace) is drawn from a number, so that the same prediction gives the same bytes.
+All is as PyTorch 2.6 to 2.9 writes it. Values that differ from run to run (process, clock, id of
+the trace) derive from a seed, so that equal predictions give equal bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runtime calls that libraries make before a launch, as in public traces.
 
-They begin no work. cuDNN sets its stream for each of its calls (`cudnnSetStream`); cuBLAS asks for
-attributes of the device or of its kernel; attention asks whether the stream is being captured. On
-AMD GPUs the traces show none for most launches.
+They begin no work. cuDNN sets its stream for each of its calls (`cudnnSetStream`); cuBLAS queries
+attributes of the device or of its kernel; attention queries whether the stream is being captured.
+On AMD GPUs the traces show none for most launches.
 """
 
 from __future__ import annotations

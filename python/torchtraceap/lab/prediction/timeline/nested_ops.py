@@ -1,6 +1,6 @@
 """Operators nested in others that launch nothing: allocations and views.
 
-A capture sees what autograd or the dispatcher hands to a device; a profiler sees these too. They
+A capture sees what autograd or the dispatcher hands to a device; a profiler also sees these. They
 are those of most calls in eleven public traces.
 """
 

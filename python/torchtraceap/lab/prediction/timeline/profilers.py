@@ -1,9 +1,9 @@
 """Rewrites a trace as the profiler of another PyTorch version would write it.
 
-What `rank_trace` writes is of the newest version here. Older ones say less, and say it in another
-way. The differences are those between public traces, which tell their version by their date, CUDA,
-CUPTI and NCCL: recommendation training of November 2023 (2.1), tensor parallel inference with NCCL
-2.20 (2.4), inference with CUDA 12.4 (2.6), compiled training with CUDA 12.6 to 12.9 (2.9).
+`rank_trace` writes the newest version here. Older ones write less, and differently. The differences
+are those between public traces, whose version follows from their date, CUDA, CUPTI and NCCL:
+recommendation training of November 2023 (2.1), tensor parallel inference with NCCL 2.20 (2.4),
+inference with CUDA 12.4 (2.6), compiled training with CUDA 12.6 to 12.9 (2.9).
 """
 
 from __future__ import annotations

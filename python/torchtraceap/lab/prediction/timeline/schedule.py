@@ -1,13 +1,12 @@
 """Schedules steps of one or several ranks by replaying them as one graph.
 
 The host of a rank is one lane, since its threads hand the step over to each other: forward pass and
-optimizer on one, backward pass on another. Streams are lanes in order. A collective begins once
-what the GPU was given before it is done, and moves data once all ranks have begun; what is to wait
-for it waits on the stream, not on the host.
+optimizer on one, backward pass on another. Streams are ordered lanes. A collective begins after the
+earlier work of the GPU, and transfers data once all ranks have begun; the stream, not the host,
+waits for it.
 
-Note [Kinds of ranks]: ranks that do the same are replayed once. Where all ranks of a collective are
-of one kind they begin at once; where they are of several kinds, such as stages of a pipeline, these
-meet.
+Note [Kinds of ranks]: ranks that do the same are replayed once. If all ranks of a collective are of
+one kind they begin at once; different kinds, such as stages of a pipeline, meet.
 """
 
 from __future__ import annotations

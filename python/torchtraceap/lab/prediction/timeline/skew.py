@@ -1,11 +1,10 @@
 """Skew between equal ranks, whose collectives wait for the slowest.
 
-Note [Skew]: beside each kind of rank that several are of stands another that does the same in the
-time of the slowest of them; the two meet at every collective. So a step takes as long as the
-slowest needs, and its collectives on a usual rank last from its arrival on. How much slower the
-slowest of n is on average follows from how steps of one rank vary in public traces, as if ranks in
-a step varied as a rank does from step to step: what makes a rank slower in all steps, or gives it
-other inputs, is not in it.
+Note [Skew]: each kind with several ranks gets a second one with the times of the slowest of them,
+and the two meet at every collective. A step then takes as long as the slowest rank, and collectives
+on a usual rank last from its arrival on. The expected slowdown of the slowest of n ranks follows
+from the variation of a rank's steps in public traces, as if ranks varied within a step as a rank
+does between steps: persistently slower ranks, and different inputs, are not included.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds GPU work that waits for work on other streams.
 
-Work is known by its place among the works of a step: below 0 it is of the step before, beyond the
-last of the one after.
+A work is identified by its place among the works of a step: negative places belong to the previous
+step, those beyond the last to the next one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Kernels, copies and memsets that an operator launches, with Kineto's names.
 
-One file for each family of operators. The rules are those of ATen's sources (which kernel is
-launched, with which grid) and of what its libraries do; none is a table of traces.
+There is a file for each family of operators. The rules follow ATen's sources (which kernel is
+launched, with which grid) and its libraries; none is a table of traces.
 
-Note [Shares]: `op_times` knows the time of an operator, not of its kernels. What helps the main
-kernel (a memset, a change of layout) is taken to move its bytes at the rate of the memory; the main
-kernels share what is left, at least half. Where no kernel is the main one, all share by their
-bytes.
+Note [Shares]: `op_times` gives the time of an operator, not of its kernels. Helper kernels (a
+memset, a change of layout) move their bytes at the rate of the memory; the main kernels share the
+rest, at least half. Without a main kernel all share by their bytes.
 """
 
 from __future__ import annotations

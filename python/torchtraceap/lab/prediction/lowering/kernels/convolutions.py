@@ -1,13 +1,12 @@
 """Convolutions, forward and backward: cuDNN's, MIOpen's and ATen's own depthwise kernels.
 
-Note [Layouts]: units that multiply matrices want the channels of an element together. Where a
-tensor has them apart, its elements are moved before and the result's after; channels that are too
-few for a wide read are padded in memory that a memset clears. A 1 x 1 convolution of stride 1 is a
-product of matrices as it is.
+Note [Layouts]: matrix units require channels-last tensors. Other tensors are converted before and
+the result after; channels too few for a wide read are padded in memory that a memset clears. A 1 x
+1 convolution of stride 1 is a matrix product as it is.
 
-Note [Choice of algorithm]: which algorithm a library takes is measured or guessed by it, and not
-told by shapes alone. The rules give the usual one for each kind of filter, as seen in public
-traces of ResNets (V100, A100, MI300X), a ViT (H100) and Segment Anything (A100).
+Note [Choice of algorithm]: a library measures or guesses its algorithm, which shapes alone don't
+determine. The rules give the usual one for each kind of filter, as seen in public traces of ResNets
+(V100, A100, MI300X), a ViT (H100) and Segment Anything (A100).
 """
 
 from __future__ import annotations

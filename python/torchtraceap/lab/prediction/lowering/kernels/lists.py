@@ -1,8 +1,8 @@
 """Kernels of the `_foreach_*` and `_fused_*` operators that optimizers call.
 
 Note [Chunks]: `multi_tensor_apply` of ATen (native/cuda/MultiTensorApply.cuh) cuts tensors into
-chunks of 65,536 elements, one for each block, and launches when a kernel's arguments are full: 320
-chunks, or as many tensors as fit for the number of lists.
+chunks of 65,536 elements, one for each block, and launches when a kernel's arguments are full:
+after 320 chunks, or as many tensors as fit for the number of lists.
 """
 
 from __future__ import annotations

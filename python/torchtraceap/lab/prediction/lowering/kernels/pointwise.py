@@ -1,9 +1,9 @@
 """Kernels of operators that compute each element independently.
 
-Note [Loops]: as `gpu_kernel` of ATen chooses (native/cuda/CUDALoops.cuh). Tensors of one type that
-lie alike in memory without gaps: `vectorized_elementwise_kernel`. Of other types than the function
-computes with, which casts while it loads: `unrolled_elementwise_kernel`. Else with offsets by
-strides: `elementwise_kernel`, on AMD since torch 2.7 `elementwise_kernel_manual_unroll`.
+Note [Loops]: the loop is chosen as in `gpu_kernel` of ATen (native/cuda/CUDALoops.cuh). Tensors of
+one type and dense layout take `vectorized_elementwise_kernel`; types other than the function's,
+which are cast while loading, `unrolled_elementwise_kernel`; strided tensors `elementwise_kernel`,
+or `elementwise_kernel_manual_unroll` on AMD since torch 2.7.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
 """Kernels of matrix products in cuBLAS and hipBLASLt.
 
-Which kernel a library takes is its secret and changes with its version: families, tiles and the
-count of launches are meant to be right, names as a library would write them.
+Libraries don't document their choice of kernels, which changes with their version: families, tiles
+and the number of launches are meant to be right, names only plausible.
 
-Note [Long sums]: where the sum over k is long against the number of tiles, the library splits it,
+Note [Long sums]: if the sum over k is long relative to the number of tiles, the library splits it,
 and either a second kernel adds the parts, or they wait for each other on counters that a memset
-clears. Split: k of at least 300 and 13 times the number of 64 x 64 tiles, 40 times where these
-fill the device; counters: more than 262,144 results, or a bias with k over 1,000. Fitted to the
-396 products of fp32 and bf16 of nine traces of A100, V100 and H100 (87 % of them right); NVIDIA
-only. Hopper's kernels and newer ones that add a bias don't split.
+clears. Sums are split for k of at least 300 and 13 times the number of 64 x 64 tiles, 40 times if
+these fill the device; counters are used for more than 262,144 results, or a bias with k over 1,000.
+These limits are fitted to the 396 products of fp32 and bf16 of nine traces of A100, V100 and H100
+(87 % of them right); NVIDIA only. Kernels of Hopper and newer that add a bias don't split.
 
-Note [Counter of tiles]: Hopper's kernels of more than two waves of 128 x 128 tiles run as many
-blocks as there are multiprocessors, which fetch tiles from a counter of 4 bytes that a memset
-clears.
+Note [Counter of tiles]: Hopper's kernels of more than two waves of 128 x 128 tiles run one block
+per multiprocessor, which fetch tiles from a counter of 4 bytes that a memset clears.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernels of reductions over dimensions of a tensor, and scans.
 
-Note [Shape of a reduction]: as `setReduceConfig` of ATen (native/cuda/Reduce.cuh) shapes blocks.
-Threads go along the dimension whose elements lie together; where each of few outputs has long
-sums, several blocks share one and count each other in memory that a memset clears.
+Note [Shape of a reduction]: blocks are shaped as in `setReduceConfig` of ATen
+(native/cuda/Reduce.cuh). Threads run along the contiguous dimension; for few outputs with long sums
+several blocks share an output and synchronize by counters that a memset clears.
 """
 
 from __future__ import annotations
