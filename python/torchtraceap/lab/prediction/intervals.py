@@ -88,16 +88,12 @@ class _WorkTimes:
 
     def draw(self, device: float, scores: dict[Hashable, float], rng: np.random.Generator) -> Array:
         """Sample times, int64 `[works]`, ns; new operators and shapes get a score."""
+        for key in (*self._names, *self._kinds):
+            if key not in scores:
+                scores[key] = float(rng.standard_normal())
         common, own = (
-            np.array([_score(key, scores, rng) for key in keys])
-            for keys in (self._names, self._kinds)
+            np.array([scores[key] for key in keys]) for keys in (self._names, self._kinds)
         )
         factors = np.exp(self._deviation * sqrt(0.5) * (common + own))
         found: Array = np.round(device * self.ns * factors).astype(np.int64)
         return found
-
-
-def _score(key: Hashable, scores: dict[Hashable, float], rng: np.random.Generator) -> float:
-    if key not in scores:
-        scores[key] = float(rng.standard_normal())
-    return scores[key]

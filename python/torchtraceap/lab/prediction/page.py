@@ -99,7 +99,10 @@ def render_predictions(found: Sequence[Prediction]) -> str:
     """Render predictions as a page; equal predictions give equal text."""
     ordered = sorted(found, key=lambda each: each.step.predicted_ns)
     best = ordered[0]
-    notes = [words.one_line(note, 600) for note in dict.fromkeys(_notes(ordered))]
+    notes = [
+        words.one_line(note, 600)
+        for note in dict.fromkeys(note for each in ordered for note in each.notes)
+    ]
     heads, tables = _sections(ordered)
     rows = [_row(each, ordered) for each in ordered]
     lanes = _lanes(best.trace.ranks[0])
@@ -145,11 +148,6 @@ def _label(found: Prediction) -> str:
     if found.world_size > 1:
         parts.append(f"{found.world_size} GPUs, {found.strategy or 'ddp'}")
     return words.one_line(" · ".join(parts + ([found.dtype] if found.dtype else [])), 160)
-
-
-def _notes(found: Sequence[Prediction]) -> Iterator[str]:
-    for each in found:
-        yield from each.notes
 
 
 def _row(found: Prediction, every: Sequence[Prediction]) -> Row:
@@ -212,7 +210,7 @@ def _lanes(part: RankTrace) -> list[Lane]:
     phases = [_PHASES.get(_core.Phase(phase), "host_other") for phase in tree.phase.tolist()]
     fills = np.array(
         [
-            _gpu_fill(names[code]) if gpu else phase
+            (names[code] if names[code] in GPU_LABELS else "compute") if gpu else phase
             for code, gpu, phase in zip(tree.gpu_class, is_gpu, phases, strict=True)
         ]
     )
@@ -230,10 +228,6 @@ def _lanes(part: RankTrace) -> list[Lane]:
     return _numbered(lanes)[:MAX_LANES]
 
 
-def _gpu_fill(name: str) -> str:
-    return name if name in GPU_LABELS else "compute"
-
-
 def _runs(begin: Array, end: Array, fills: Array) -> list[tuple[str, float, float]]:
     """Merge events of one color into runs on a grid of bins."""
     colors = np.full(BINS, -1)
@@ -247,9 +241,7 @@ def _runs(begin: Array, end: Array, fills: Array) -> list[tuple[str, float, floa
     edges = [0, *cuts.tolist(), BINS]
     by_code = list(known)
     return [
-        (by_code[colors[a]], a / BINS, (b - a) / BINS)
-        for a, b in pairwise(edges)
-        if colors[a] >= 0
+        (by_code[colors[a]], a / BINS, (b - a) / BINS) for a, b in pairwise(edges) if colors[a] >= 0
     ]
 
 

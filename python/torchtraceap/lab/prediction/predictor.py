@@ -13,7 +13,7 @@ from torchtraceap._version import __version__
 from torchtraceap.core.results import Timeline
 from torchtraceap.core.units import format_ns
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo, Value, tensors_in
+from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.intervals import step_interval
 from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.host import HostModel
@@ -219,7 +219,12 @@ def _synthesize(
     for kind, times in enumerate(schedule.ranks[: len(lowered)]):
         rank = tuple(kind_of_rank).index(kind)
         recording = Recording(
-            device, rank, len(kind_of_rank), draw, warm_up=warm_up, metadata=_metadata()
+            device,
+            rank,
+            len(kind_of_rank),
+            draw,
+            warm_up=warm_up,
+            metadata={"predicted_by": f"torchtraceap {__version__}"},
         )
         parts.append(rank_trace(lowered[kind], times, recording))
         if times.fetch_begin is not None and times.fetch_end is not None:
@@ -231,10 +236,6 @@ def _seed(lowered: Sequence[LoweredStep]) -> int:
     """Return a seed that is equal for equal steps; process, clock and others derive from it."""
     times = [work.estimate.ns for step in lowered for work in step.works()]
     return zlib.crc32(np.array([len(lowered[0].calls), *times]).tobytes())
-
-
-def _metadata() -> dict[str, Any]:
-    return {"predicted_by": f"torchtraceap {__version__}"}
 
 
 def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
@@ -272,7 +273,8 @@ def _memory(captures: Sequence[Capture]) -> MemoryNeed | None:
 def _ops(ops: Sequence[LoweredOp]) -> tuple[OpShare, ...]:
     groups: dict[tuple[Any, ...], list[LoweredOp]] = {}
     for op in ops:
-        groups.setdefault((op.op.name, _shapes(op.op.inputs)), []).append(op)
+        shapes = tuple(tensor.shape for tensor in op.op.tensors)
+        groups.setdefault((op.op.name, shapes), []).append(op)
     found = [_op_share(name, shapes, members) for (name, shapes), members in groups.items()]
     return tuple(sorted(found, key=lambda share: -share.gpu_ns))
 
@@ -285,10 +287,6 @@ def _op_share(name: str, shapes: tuple[Any, ...], members: Sequence[LoweredOp]) 
     )
     method = _method(members[0])
     return OpShare(name, shapes, len(members), len(estimates), ns, low_ns, high_ns, method)
-
-
-def _shapes(inputs: tuple[Value, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tensor.shape for tensor in tensors_in(inputs) if isinstance(tensor, TensorInfo))
 
 
 def _method(op: LoweredOp) -> str:

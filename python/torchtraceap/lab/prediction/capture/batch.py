@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
+from math import prod
 from typing import Any, TypeAlias
 
 from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
@@ -294,7 +295,7 @@ class _BatchChanger:
     ) -> None:
         """Learn where the batch lies in a dimension that a view made."""
         before, after = made
-        if _elements(shape) != before.elements:
+        if prod(shape) != before.elements:
             return
         for sizes, seen in view_shapes(shape, changed, before.shape, self._batch, step.inner):
             if sizes == after.shape:
@@ -420,7 +421,9 @@ class _BatchChanger:
                 numbers.get(names[k], value) if k < len(names) else value
                 for k, value in enumerate(changed.values)
             )
-            yield replace(changed, values=tuple(map(_as_list, values)))
+            yield replace(
+                changed, values=tuple(list(v) if isinstance(v, tuple) else v for v in values)
+            )
 
     def _shape_of(self, step: _Step, value: Any) -> Any:
         """Return the new shape if a list of numbers is that of a known tensor, for operators
@@ -463,7 +466,7 @@ class _BatchChanger:
     def _root(self, given: Shape, leaves: Sequence[Shape]) -> Shape:
         if given in leaves or not leaves:
             return given
-        same = [leaf for leaf in leaves if _elements(leaf) == _elements(given)]
+        same = [leaf for leaf in leaves if prod(leaf) == prod(given)]
         return same[0] if same else leaves[-1]
 
 
@@ -601,17 +604,6 @@ def _takes_rows(call: RecordedCall, names: Sequence[str], changed: RecordedCall)
     if type(dim) is not int or not -len(shape) <= dim < len(shape):
         return False
     return bool(shape[dim] != changed.dims[0][dim]) and index not in (0, -1)
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _elements(shape: Shape) -> int:
-    found = 1
-    for size in shape:
-        found *= size
-    return found
 
 
 def _describe(call: RecordedCall) -> str:

@@ -75,8 +75,12 @@ def c10d_call(func: Any, arguments: dict[str, Any]) -> C10dCall:
     ranks = tuple(dist.get_process_group_ranks(group))
     both = (*_tensors(arguments, _BOTH),)
     other = arguments.get("dst", arguments.get("src"))
+    kind = _KINDS.get(base, base)
+    if base == "alltoall_base_":
+        splits = arguments["output_split_sizes"] or arguments["input_split_sizes"]
+        kind = "all_to_allv" if splits else "all_to_all"
     return C10dCall(
-        _alltoall(arguments) if base == "alltoall_base_" else _KINDS.get(base, base),
+        kind,
         ranks,
         group.group_desc,
         (*both, *_tensors(arguments, _READ)),
@@ -120,12 +124,6 @@ def _tensors(arguments: dict[str, Any], names: tuple[str, ...]) -> Iterator[torc
         for leaf in tree_leaves(arguments.get(name)):
             if isinstance(leaf, torch.Tensor):
                 yield leaf
-
-
-def _alltoall(arguments: dict[str, Any]) -> str:
-    """Return the name of an all-to-all, which has a variant for equal parts."""
-    is_even = not arguments["output_split_sizes"] and not arguments["input_split_sizes"]
-    return "all_to_all" if is_even else "all_to_allv"
 
 
 def _result(func: Any, arguments: dict[str, Any]) -> Any:

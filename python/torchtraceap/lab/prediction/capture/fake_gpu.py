@@ -301,7 +301,9 @@ class _Devices(TorchFunctionMode):
     ) -> bool | torch.device:
         """Return the reported or the true device; see Note [Who asks]."""
         is_true = not is_program_frame(asks) or self._is_on_host(tensor)
-        return found if is_true else _gpu_value(found)
+        if is_true:
+            return found
+        return True if isinstance(found, bool) else _GPU if found == _HOST else found
 
     def _active_recorder(self) -> Recorder | None:
         """Return the recorder while the step runs, else None."""
@@ -372,12 +374,6 @@ class _Devices(TorchFunctionMode):
 
 
 _GETTERS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("device", "is_cuda"))
-
-
-def _gpu_value(found: bool | torch.device) -> bool | torch.device:
-    if isinstance(found, torch.device):
-        return _GPU if found == _HOST else found
-    return True
 
 
 _STAYS = (torch.Tensor.cuda, torch.Tensor.pin_memory)

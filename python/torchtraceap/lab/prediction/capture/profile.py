@@ -295,7 +295,10 @@ class _Walk:
         if row in self._collectives.exchanges:
             return with_location(self._part, [self._exchange(row, name)], row)
         whole = self._whole_of(row)
-        if whole is not None and self._takes_node(whole, name):
+        # Rows that add the gradients of attention to others stay; a recurrent layer has all inside.
+        if whole is not None and (
+            self._table.name_of(whole) in _RECURRENT or not name.startswith(EVALUATE_FUNCTION)
+        ):
             return self._backward_calls(whole, row)
         if name.startswith(EVALUATE_FUNCTION):
             return None
@@ -355,12 +358,3 @@ class _Walk:
             if inside[forward] != _NO_ROW:
                 return int(inside[forward])
         return None
-
-    def _takes_node(self, whole: int, name: str) -> bool:
-        """Return whether a composite backward pass replaces the node.
-
-        Attention keeps rows that add its gradients to others; a recurrent layer includes
-        everything.
-        """
-        is_recurrent = self._table.name_of(whole) in _RECURRENT
-        return is_recurrent or not name.startswith(EVALUATE_FUNCTION)

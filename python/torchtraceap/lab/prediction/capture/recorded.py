@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 from torchtraceap.compat.replay.allowed import check_name
@@ -11,6 +10,7 @@ from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
 from torchtraceap.compat.replay.schema import match_operator
 from torchtraceap.core.dtypes import DType, dtype_named
 from torchtraceap.errors import MissingDependencyError
+from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
 
 __all__ = ["NO_STORAGE", "named_inputs", "recorded_inputs"]
@@ -45,7 +45,7 @@ def _input(call: RecordedCall, place: int, of_lists: DType | None) -> Value:
 
 def _tensor(shape: tuple[int, ...], strides: Any, dtype: DType) -> TensorInfo:
     if not isinstance(strides, tuple) or len(strides) != len(shape):
-        strides = tuple(prod(max(size, 1) for size in shape[k + 1 :]) for k in range(len(shape)))
+        strides = contiguous_strides(shape)
     return TensorInfo(shape, strides, dtype, NO_STORAGE)
 
 

@@ -70,7 +70,9 @@ def run_step(
             turn()
             update()
         return model
-    if _keeps_state(model, turn) or recorder.leaves_on_host(model):
+    before = _state_sizes(model)
+    turn()
+    if _state_sizes(model) != before or recorder.leaves_on_host(model):
         turn()
     with recorder.paused():
         had_gradients = _has_gradients(model)
@@ -110,13 +112,6 @@ def input_tensors(workload: Workload) -> Iterator[torch.Tensor]:
 
 def _has_gradients(model: torch.nn.Module) -> bool:
     return any(each.grad is not None for each in model.parameters())
-
-
-def _keeps_state(model: torch.nn.Module, turn: Callable[[], None]) -> bool:
-    """Return whether modules keep something from a pass that they did not have before."""
-    before = _state_sizes(model)
-    turn()
-    return _state_sizes(model) != before
 
 
 def _state_sizes(model: torch.nn.Module) -> list[dict[str, int]]:

@@ -15,7 +15,6 @@ from torchtraceap.lab.prediction.capture.profile import capture_profile
 from torchtraceap.lab.workloads.workload import find_workload
 from torchtraceap.trace.execution.text import open_text
 from torchtraceap.trace.load import load
-from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["Captured", "capture_source", "execution_traces_in"]
 
@@ -54,7 +53,7 @@ def capture_source(
     if path.is_file() and _is_execution_trace(path):
         return "execution_trace", capture_execution_trace(path, batch, ranks)
     part = load(source).rank(rank)
-    if _has_gpu_work(part):
+    if len(part.tree.gpu_rows):
         return "gpu_trace", capture_gpu_trace(part, batch)
     return "cpu_profile", capture_profile(part, batch)
 
@@ -72,10 +71,6 @@ def execution_traces_in(source: str) -> list[Path]:
 def _number(path: Path) -> tuple[int, str]:
     numbers = re.findall(r"[0-9]{1,9}", path.name)
     return (int(numbers[-1]) if numbers else -1, path.name)
-
-
-def _has_gpu_work(part: RankTrace) -> bool:
-    return len(part.tree.gpu_rows) > 0
 
 
 def _is_execution_trace(path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +22,10 @@ _PYTHON_MODULES = ("importlib", "contextlib", "functools", "threading", "runpy")
 
 def program_frame() -> FrameType | None:
     """Return the innermost frame that is neither torch's nor this package's."""
-    return _innermost(_outwards(sys._getframe(1)))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_user_frame(frame):
+        frame = frame.f_back
+    return frame
 
 
 def format_location(frame: FrameType | None) -> str:
@@ -52,16 +54,6 @@ def is_program_frame(frame: FrameType) -> bool:
     """Return whether a frame runs neither torch's code nor the capture's."""
     name = str(frame.f_globals.get("__name__", ""))
     return name.partition(".")[0] != "torch" and not name.startswith(_CAPTURE)
-
-
-def _innermost(frames: Iterator[FrameType]) -> FrameType | None:
-    return next(filter(_is_user_frame, frames), None)
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_user_frame(frame: FrameType) -> bool:

@@ -35,17 +35,12 @@ def steady_step(part: RankTrace) -> StepRows:
         begin, end = tree.profiled
         return StepRows(rows, begin, end, ("no steps are recorded: the whole run is taken as one",))
     of_step = [rows[tree.step[rows] == place] for place in range(len(tree.steps))]
-    kinds = [hash(_operators(part, each).tobytes()) for each in of_step]
+    is_op = part.table.kind == _core.EventKind.CPU_OP
+    kinds = [hash(part.table.name[each[is_op[each]]].tobytes()) for each in of_step]
     usual = Counter(kinds).most_common(1)[0][0]
     chosen = len(kinds) - 1 - kinds[::-1].index(usual)
     step = tree.steps[chosen]
     return StepRows(of_step[chosen], step.start_ns, step.end_ns)
-
-
-def _operators(part: RankTrace, rows: Array) -> Array:
-    """Return the names of the operators among rows, in order."""
-    names: Array = part.table.name[rows[part.table.kind[rows] == _core.EventKind.CPU_OP]]
-    return names
 
 
 def _on_threads_of_the_step(part: RankTrace, rows: Array) -> Array:

@@ -171,20 +171,14 @@ def _padded(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
 # ------------------------------------------------------------------------------------- losses
 
 
-def _mean_of(each: TensorInfo) -> LaunchedCall:
-    made = replace(each, shape=(), strides=(), storage=-1)
-    return "aten::mean", (each, None, False, None), (made,)
-
-
-def _sum_of(each: TensorInfo) -> LaunchedCall:
-    _, inputs, made = _mean_of(each)
-    return "aten::sum", inputs, made
-
-
 def _reduced(call: Call, each: TensorInfo) -> list[LaunchedCall]:
     """Reduce the terms of a loss: 0 none, 1 mean, 2 sum."""
     reduction = call.inputs.get("reduction", 1)
-    return [_mean_of(each)] if reduction == 1 else [_sum_of(each)] if reduction == 2 else []
+    if reduction not in (1, 2):
+        return []
+    made = replace(each, shape=(), strides=(), storage=-1)
+    name = "aten::mean" if reduction == 1 else "aten::sum"
+    return [(name, (each, None, False, None), (made,))]
 
 
 def _loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:

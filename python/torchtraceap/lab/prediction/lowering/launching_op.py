@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo, Value, tensors_in
 from torchtraceap.ops.devices import Device
 
@@ -93,11 +94,7 @@ def fill_launch(made: TensorInfo) -> LaunchedCall:
 
 def contiguous_like(tensor: TensorInfo) -> TensorInfo:
     """Return a contiguous tensor of the same shape and type in new memory."""
-    step, steps = 1, []
-    for size in reversed(tensor.shape):
-        steps.append(step)
-        step *= max(1, size)
-    return replace(tensor, strides=tuple(reversed(steps)), storage=-1)
+    return replace(tensor, strides=contiguous_strides(tensor.shape), storage=-1)
 
 
 def flattened(tensor: TensorInfo) -> TensorInfo:

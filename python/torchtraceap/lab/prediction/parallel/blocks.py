@@ -33,16 +33,14 @@ def _members(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         if not isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
             continue
         members = {
-            child: layer for child, layer in module.named_children() if _has_parameters(layer)
+            child: layer
+            for child, layer in module.named_children()
+            if any(True for _ in layer.parameters())
         }
         types = Counter(map(type, members.values()))
         if types and types.most_common(1)[0][1] > 1:
             for child, layer in members.items():
                 yield f"{name}.{child}".lstrip("."), layer
-
-
-def _has_parameters(module: torch.nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _outermost(named: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:

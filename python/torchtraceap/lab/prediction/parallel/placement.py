@@ -214,7 +214,11 @@ def _requested(
         )
     found: dict[str, tuple[Piece, ...] | str] = {}
     for pattern, where in plan.items():
-        names = [pattern] if pattern in tables else _matching(str(pattern), tables)
+        names = (
+            [pattern]
+            if pattern in tables
+            else [name for name in tables if fnmatchcase(name, str(pattern))]
+        )
         if not names:
             raise OptionError(
                 f"the plan has a table {pattern!r}, and the model has {_join_names(sorted(tables))}"
@@ -223,10 +227,6 @@ def _requested(
             if pattern == name or name not in found:
                 found[name] = _check_entry(name, where, tables[name], world_size)
     return found
-
-
-def _matching(pattern: str, tables: Mapping[str, Lookup]) -> list[str]:
-    return [name for name in tables if fnmatchcase(name, pattern)]
 
 
 def _candidate_pieces(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:

@@ -122,7 +122,8 @@ class EventColumns:
         ids, calls = self._op_ids(), self._correlations()
         arrows = self._arrows(calls)
         extra = [*self._waited_for_all(calls), *arrows]
-        extra += frame_events(recording, *self._extent(), self._has_backward, self._streams())
+        streams = sorted({entry.thread for entry in self._entries if entry.is_gpu})
+        extra += frame_events(recording, *self._extent(), self._has_backward, streams)
         host, gpu = recording.process, recording.gpu
         every = [(gpu if e.is_gpu else host, self._tid(e)) for e in self._entries] * steps
         kept = np.concatenate([self._kept.ravel(), np.ones(len(extra), dtype=bool)])
@@ -271,9 +272,6 @@ class EventColumns:
     @property
     def _has_backward(self) -> bool:
         return any(e.thread == AUTOGRAD and not e.is_gpu for e in self._entries)
-
-    def _streams(self) -> list[int]:
-        return sorted({entry.thread for entry in self._entries if entry.is_gpu})
 
     def _extent(self) -> tuple[int, int]:
         return int(self._begin[self._kept].min()), int(self._end[self._kept].max()) + 200_000

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from torchtraceap.core.dtypes import DType
@@ -325,14 +326,6 @@ def _vector_wgrad(found: _Convolution) -> list[Launch]:
     return [memset(size), Launch(name, grid, (8, 32, 1), None, 80, 6400)]
 
 
-def _old_backward_input(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    return _old_backward(op, setting, of_weight=False)
-
-
-def _old_backward_weight(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    return _old_backward(op, setting, of_weight=True)
-
-
 def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequence[Launch]:
     """Launch the backward operators of torch before 1.11; the other factor follows the gradient."""
     grad, other = tensor_at(op, 1), tensor_at(op, 2)
@@ -369,7 +362,11 @@ def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return [main]
     if found.is_three:
         # Composable Kernel's: a third tensor is turned, and the result cleared.
-        ck = _composable(found)
+        name = (
+            "_ZN2ck16tensor_operation6device12_GLOBAL__N_139"
+            "kernel_grouped_conv_fwd_xdl_cshuffle_v3E"
+        )
+        ck = Launch(name, (ceil_div(found.made_elements, 128 * 64), 1, 1), (256, 1, 1))
         return [*turn, _turned(found, found.made_bytes), memset(int(found.made_bytes)), ck,
                 _turned(found, found.made_bytes)]  # fmt: skip
     return [_scaled(found.made_bytes), *turn, main, *_cast(found), _turned(found, found.made_bytes)]
@@ -383,11 +380,6 @@ def _implicit(way: str, found: _Convolution) -> Launch:
     name = f"igemm_{way}_gtcx3_nhwc_{_short(found)}_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2_gkgs"
     grid = (256 * ceil_div(found.made_elements, 128 * 128), 1, 1)
     return Launch(name, grid, (256, 1, 1))
-
-
-def _composable(found: _Convolution) -> Launch:
-    name = "_ZN2ck16tensor_operation6device12_GLOBAL__N_139kernel_grouped_conv_fwd_xdl_cshuffle_v3E"
-    return Launch(name, (ceil_div(found.made_elements, 128 * 64), 1, 1), (256, 1, 1))
 
 
 def _turned(found: _Convolution, size: float) -> Launch:
@@ -481,8 +473,8 @@ RULES: dict[str, Rule] = {
     "miopen_convolution": _miopen,
     "miopen_convolution_transpose": _miopen,
     "convolution_backward": _backward,
-    "cudnn_convolution_backward_input": _old_backward_input,
-    "cudnn_convolution_backward_weight": _old_backward_weight,
+    "cudnn_convolution_backward_input": partial(_old_backward, of_weight=False),
+    "cudnn_convolution_backward_weight": partial(_old_backward, of_weight=True),
     "_conv_depthwise2d": _depthwise,
     "miopen_depthwise_convolution": _depthwise,
     "conv_depthwise3d": _depthwise,

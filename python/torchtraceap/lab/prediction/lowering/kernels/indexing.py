@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from torchtraceap.core.dtypes import BOOL
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
@@ -57,14 +58,7 @@ def _selected(op: LaunchingOp, source: TensorInfo) -> int:
     listed = indices if isinstance(indices, tuple) else (indices,)
     tensors = [each for each in listed if isinstance(each, TensorInfo) and each.dtype != BOOL]
     picked = max((each.elements for each in tensors), default=source.elements)
-    return picked * max(1, source.elements // max(1, _leading(source, len(tensors))))
-
-
-def _leading(source: TensorInfo, count: int) -> int:
-    found = 1
-    for size in source.shape[: max(1, count)]:
-        found *= size
-    return found
+    return picked * max(1, source.elements // max(1, prod(source.shape[: max(1, len(tensors))])))
 
 
 def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
@@ -176,7 +175,7 @@ def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     own = tensor_at(op, kernel.of) or next(iter(op.tensors), None) or first_output(op)
     if own is None:
         return ()
-    made = first_output(op) or _largest(op, own)
+    made = first_output(op) or max(op.tensors, key=lambda each: each.elements, default=own)
     name = kernel.name.format(n=_ANONYMOUS, t=cpp_name(own.dtype), a=opmath_name(own.dtype))
     blocks = ceil_div(made.elements, kernel.threads * kernel.each)
     if kernel.one_block:
@@ -184,10 +183,6 @@ def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if kernel.most_waves:
         blocks = min(blocks, kernel.most_waves * setting.processors)
     return [Launch(name, (blocks, 1, 1), (kernel.threads, 1, 1), None, 32)]
-
-
-def _largest(op: LaunchingOp, own: TensorInfo) -> TensorInfo:
-    return max(op.tensors, key=lambda each: each.elements, default=own)
 
 
 # ------------------------------------------------------------------------------------- several

@@ -42,7 +42,8 @@ def pointwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     functor = functor_of(op, operands)
     made = _made(op, operands, functor)
-    return [loop(functor.name, functor.computes, made, _read(op, operands, functor), setting)]
+    read = operands[: functor.arguments] if functor.arguments else operands
+    return [loop(functor.name, functor.computes, made, read, setting)]
 
 
 def _is_number(each: TensorInfo, op: LaunchingOp) -> bool:
@@ -64,24 +65,14 @@ def _made(op: LaunchingOp, operands: Sequence[TensorInfo], functor: Functor) -> 
         return operands[0]
     shape = _broadcast([each.shape for each in operands])
     like = next((each for each in operands if each.shape == shape), None)
-    strides = _dense(shape, like.strides if like is not None else _descending(shape))
+    strides = _dense(shape, like.strides if like is not None else tuple(range(len(shape), 0, -1)))
     return TensorInfo(shape, strides, functor.makes, -1)
-
-
-def _read(
-    op: LaunchingOp, operands: Sequence[TensorInfo], functor: Functor
-) -> Sequence[TensorInfo]:
-    return operands[: functor.arguments] if functor.arguments else operands
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     longest = max(map(len, shapes), default=0)
     padded = [(1,) * (longest - len(shape)) + shape for shape in shapes]
     return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
-
-
-def _descending(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(range(len(shape), 0, -1))
 
 
 def _dense(shape: tuple[int, ...], like: tuple[int, ...]) -> tuple[int, ...]:
@@ -159,14 +150,10 @@ def loop(
         found = _casting(functor, arrays, setting)
     else:
         found = _vectorized(functor, everything, setting)
-    moved = sum(_touched(each, shape) for each in everything)
+    moved = sum(each.elements * each.dtype.size for each in everything)
     grid: Grid = (ceil_div(made.elements, found.elements), 1, 1)
     name = f"void at::native::{found.template}({found.arguments})"
     return Launch(name, grid, (found.threads, 1, 1), moved, found.registers)
-
-
-def _touched(each: TensorInfo, shape: tuple[int, ...]) -> int:
-    return each.elements * each.dtype.size
 
 
 def _array(count: int, setting: Setting) -> str:

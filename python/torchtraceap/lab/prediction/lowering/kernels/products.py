@@ -182,14 +182,9 @@ def _launches(product: _Product, setting: Setting) -> list[Launch]:
     if product.m == 1 and product.n == 1 and product.batch == 1:
         return _dots(_library_type(product.dtype), 1, product.k)
     if product.n == 1 or product.m == 1:
-        return [_by_vector(product)]
+        rows, name = product.m * product.n, _gemv_name(_library_type(product.dtype))
+        return [Launch(name, (ceil_div(rows, 4), 1, product.batch), (32, 4, 1), None, 57, 528)]
     return _tiled(product, setting)
-
-
-def _by_vector(product: _Product) -> Launch:
-    rows = product.m * product.n
-    name = _gemv_name(_library_type(product.dtype))
-    return Launch(name, (ceil_div(rows, 4), 1, product.batch), (32, 4, 1), None, 57, 528)
 
 
 def _gemv_name(t: str) -> str:

@@ -126,8 +126,9 @@ def _reduction(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     shape = reduction_shape(source, axes, setting)
     most = _MOST_THREADS // shape.outputs_at_once
     functor = _functor(op, source.dtype, whole=len(axes) == len(source.shape))
-    result = cpp_name(_made(op, source.dtype))
-    wide = _wide(source.dtype) if setting.torch_from(2, 7) else ""
+    result = cpp_name(INT64 if op.name in ("aten::argmax", "aten::argmin") else source.dtype)
+    is_half = source.dtype.size == 2 and source.dtype.rank == 2
+    wide = (", 8" if is_half else ", 4") if setting.torch_from(2, 7) else ""
     what = (
         f"at::native::ReduceOp<{cpp_name(source.dtype)}, {functor}, unsigned int, "
         f"{result}, 4{wide}>"
@@ -138,28 +139,15 @@ def _reduction(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [memset(4 * shape.blocks), kernel] if shape.sharing > 1 else [kernel]
 
 
-def _wide(dtype: DType) -> str:
-    return ", 8" if dtype.size == 2 and dtype.rank == 2 else ", 4"
-
-
 def _axes(op: LaunchingOp, dims: int) -> list[int]:
     """Return the reduced dimensions; all if none is named."""
-    place = 2 if op.name.startswith("aten::linalg_vector_norm") or _is_norm(op) else 1
+    is_norm = op.name.startswith(("aten::linalg_vector_norm", "aten::_linalg_powsum"))
+    place = 2 if is_norm or op.name == "aten::norm" else 1
     value: Value = op.inputs[place] if place < len(op.inputs) else None
     named = value if isinstance(value, tuple) else (value,)
     listed = [each for each in named if isinstance(each, int) and not isinstance(each, bool)]
     found = sorted({axis % dims for axis in listed}) if dims else []
     return found or list(range(dims))
-
-
-def _is_norm(op: LaunchingOp) -> bool:
-    return op.name in ("aten::norm", "aten::_linalg_powsum")
-
-
-def _made(op: LaunchingOp, dtype: DType) -> DType:
-    if op.name in ("aten::argmax", "aten::argmin"):
-        return INT64
-    return dtype
 
 
 _OPS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from torchtraceap.core.dtypes import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
@@ -56,20 +57,13 @@ def _over_rows(
     strided rows have a kernel of their own.
     """
     length = source.shape[axis]
-    inner = source.elements // max(1, _product(source.shape[: axis + 1]))
+    inner = source.elements // max(1, prod(source.shape[: axis + 1]))
     rows = source.elements // max(1, length)
     if inner > 1:
         return _spatial(source.dtype, length, inner, backward=backward, is_log=is_log)
     if length <= _MOST_IN_WARP and length * source.dtype.size <= _MOST_BYTES_IN_WARP:
         return _in_warps(source.dtype, length, rows, backward=backward, is_log=is_log)
     return _in_blocks(source.dtype, length, rows, setting, backward=backward, is_log=is_log)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def _in_warps(dtype: DType, length: int, rows: int, *, backward: bool, is_log: bool) -> Launch:
@@ -82,7 +76,7 @@ def _in_warps(dtype: DType, length: int, rows: int, *, backward: bool, is_log: b
     more = f"{t} const*, {t} const*" if backward else f"{t} const*"
     name = (
         f"void (anonymous namespace)::softmax_warp_{way}<{t}, {t}, {a}, {power.bit_length() - 1}, "
-        f"{_word(is_log)}, false>({t}*, {more}, int, int, int, bool const*"
+        f"{str(is_log).lower()}, false>({t}*, {more}, int, int, int, bool const*"
         f"{'' if backward else ', int, bool'})"
     )
     return Launch(name, (ceil_div(rows, height * at_once), 1, 1), (width, height, 1), None, 32)
@@ -124,10 +118,6 @@ def _spatial(dtype: DType, length: int, inner: int, *, backward: bool, is_log: b
     )
     width = min(1024, next_power(inner))
     return Launch(name, (1, ceil_div(inner, width), 1), (width, 1, 1), None, 32)
-
-
-def _word(truth: bool) -> str:
-    return "true" if truth else "false"
 
 
 # ------------------------------------------------------------------------------------- order
