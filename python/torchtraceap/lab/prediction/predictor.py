@@ -211,7 +211,7 @@ def _synthesize(
     lowered: Sequence[LoweredStep], kind_of_rank: Sequence[int], device: Device, steps: int
 ) -> tuple[Trace, float]:
     """Return one rank of each kind as a trace, and the time to fetch a batch, ns."""
-    # While a batch is fetched the GPU may do what the step before gave it.
+    # The GPU may still run the previous step's work while a batch is fetched.
     warm_up = int(any(step.loop.fetch for step in lowered))
     together, kinds = add_slowest_ranks(lowered, kind_of_rank)
     schedule = schedule_steps(with_steady_loader(together, kinds), kinds, count=steps + warm_up)

@@ -40,18 +40,18 @@ def _step_table(found: Prediction) -> TextTable:
     step, gpu = found.step, found.gpu
     job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
     bound = BOUND_LABELS[found.bound_by]
-    title = f"Step {_time(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
+    title = f"Step {format_ns(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
     rows = [
-        ("step", _time(step.predicted_ns), f"9 of 10 between {_span(found)}"),
-        ("GPU busy", _time(gpu.busy_ns), _share(gpu.busy_ns, found)),
-        ("host", _time(found.host_ns), "if it never waits"),
+        ("step", format_ns(step.predicted_ns), f"9 of 10 between {_span(found)}"),
+        ("GPU busy", format_ns(gpu.busy_ns), _share(gpu.busy_ns, found)),
+        ("host", format_ns(found.host_ns), "if it never waits"),
     ]
     if gpu.communication_ns:
         rows.append(
             (
                 "communication",
-                _time(gpu.communication_ns),
-                f"{_time(gpu.exposed_communication_ns)} beside no computation",
+                format_ns(gpu.communication_ns),
+                f"{format_ns(gpu.exposed_communication_ns)} beside no computation",
             )
         )
     return TextTable(title, ("", "time", ""), rows, _bar(found))
@@ -95,8 +95,8 @@ def _ops_table(found: Prediction) -> TextTable:
             " ".join("x".join(map(str, shape)) or "scalar" for shape in op.shapes[:3]),
             format_count(op.count),
             format_count(op.kernels),
-            _time(op.gpu_ns),
-            f"{_time(op.low_ns)} to {_time(op.high_ns)}",
+            format_ns(op.gpu_ns),
+            f"{format_ns(op.low_ns)} to {format_ns(op.high_ns)}",
             op.method,
         )
         for op in found.ops[:_MOST_OPS]
@@ -117,7 +117,7 @@ def comparison_table(found: Sequence[Prediction]) -> TextTable:
         (
             each.device,
             each.strategy or "",
-            _time(each.step.predicted_ns),
+            format_ns(each.step.predicted_ns),
             _span(each),
             "█" * max(1, round(20 * each.step.predicted_ns / max(longest, 1))),
             _share(each.gpu.busy_ns, each),
@@ -139,12 +139,8 @@ def comparison_table(found: Sequence[Prediction]) -> TextTable:
     return TextTable("", columns, rows, first=(0, 1, 2, 3))
 
 
-def _time(ns: int) -> str:
-    return format_ns(ns)
-
-
 def _span(found: Prediction) -> str:
-    return f"{_time(found.step.low_ns)} and {_time(found.step.high_ns)}"
+    return f"{format_ns(found.step.low_ns)} and {format_ns(found.step.high_ns)}"
 
 
 def _share(ns: int, found: Prediction) -> str:

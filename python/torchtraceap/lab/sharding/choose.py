@@ -29,7 +29,7 @@ _MOST_BATCH = 1 << 30
 _LEAST_COLUMNS = 16
 _GRAIN = 4
 _MOST_SPLITS = 64
-# Assignments that the search begins at, the best by the model.
+# Number of best assignments that the search starts from.
 _STARTS = 3
 
 
@@ -95,7 +95,7 @@ def choose_sharding(
         nodes=cluster.nodes,
         batch=batch,
         dense_ns=float(dense_ns),
-        # Of equals the search comes first: it has looked at the others.
+        # The search comes first among equals, since it has compared the others.
         ranking=tuple(sorted(candidates, key=lambda one: (one.step_ns, one.sharder != "search"))),
         refused=refused,
         notes=tuple(notes),

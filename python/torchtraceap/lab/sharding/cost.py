@@ -41,7 +41,7 @@ __all__ = ["OPTIMIZERS", "Costs", "Lookups", "whole_tables"]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# Bytes of state: for each row, and for each element.
+# Bytes of optimizer state per row and per element.
 OPTIMIZERS = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
 _PARTS_OF_EXCHANGE = 2
 _INDEX_BYTES = 8
@@ -155,7 +155,7 @@ class Costs:
         """Bytes of the indices of a sample, `[parts]`; 0 where they are not exchanged."""
         rows = np.array([table.rows for table in tables], np.float64)
         by_row, by_element = OPTIMIZERS[optimizer]
-        # What is sent forward, and its gradient, which comes back.
+        # Rows sent forward and their gradients, which return.
         sent = 2.0 * lookups.bags * self.width
         self.memory = rows * (self.width + by_row + by_element * columns) + sent
         """Bytes that a part takes where it lies, `[parts]`."""

@@ -23,9 +23,9 @@ IntArray = npt.NDArray[np.int64]
 # over ranks leads on over plateaus.
 _EVENNESS = 1e-3
 _ROUNDS_PER_PART = 4
-# Thousands of tables are even after greedy placement, and a round costs more.
+# Greedy placement already balances thousands of tables, whose rounds cost more.
 _MOST_ROUNDS = 1000
-# Of parts of one rank, and of others to swap them with: larger sets are thinned out by time.
+# Limits on a rank's parts and on candidates for swaps; larger sets are thinned out by time.
 _MOST_OWN = 64
 _MOST_OTHERS = 1024
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 __all__ = ["autocast_as_on_a_gpu"]
 
-# In float32, by the names and overloads of their schemas.
+# Operators that run in float32, by name and overload.
 _IN_FLOAT32 = """
 acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus layer_norm
 native_layer_norm group_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss
@@ -29,7 +29,7 @@ binary_cross_entropy_with_logits dist pdist renorm logsumexp rms_norm
 pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar upsample_nearest1d upsample_nearest2d
 upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
 """.split()  # noqa: SIM905
-# Given float32 as the type to compute in, unless the program gives one.
+# Operators that compute in float32 unless the program passes a dtype.
 _SET_FLOAT32 = """
 softmax.int log_softmax.int cumprod cumsum prod prod.dim_int sum sum.dim_IntList
 """.split()  # noqa: SIM905

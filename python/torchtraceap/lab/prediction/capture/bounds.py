@@ -39,7 +39,7 @@ def is_typical(func: Any, args: tuple[Any, ...]) -> bool:
 
 def _nonzero(given: _Given) -> torch.Tensor:
     tensor = given["self"]
-    # Column by column in memory, as a GPU gives it.
+    # A GPU returns the indices in column-major order.
     return tensor.new_empty((tensor.dim(), tensor.numel()), dtype=torch.int64).t()
 
 

@@ -195,7 +195,7 @@ def _capture_mode(*, computed: bool = False) -> Iterator[ValuesMode]:
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         warnings.filterwarnings("ignore", "Sparse invariant checks")
         warnings.filterwarnings("ignore", "Using `torch.compile")  # beside what watches modules
-        # What becomes a tensor without values is looked at from all sides.
+        # Conversion to a tensor without values reads every attribute.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         stack.enter_context(autocast_as_on_a_gpu())
         stack.enter_context(emulate_gpu(values.read_tensor, values.note, lambda: values.recorder))

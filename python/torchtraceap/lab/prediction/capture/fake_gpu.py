@@ -78,7 +78,7 @@ def emulate_gpu(
             stack.enter_context(_patched(module, capturable, _constant(["cpu", "cuda"])))
         loader = partialmethod(_init_loader, DataLoader.__init__)
         stack.enter_context(_patched(DataLoader, "__init__", loader))
-        # Many tensors at once, as torch does on a GPU where it is not told otherwise.
+        # torch clips many tensors at once on a GPU by default.
         stack.enter_context(_patched(clip_grad, "_has_foreach_support", _are_dense))
         supported = "_get_foreach_kernels_supported_devices"
         stack.enter_context(_patched(swa_utils, supported, lambda: ["cpu"]))
@@ -93,7 +93,7 @@ def emulate_gpu(
         for name in ("to", "cpu", "cuda"):
             own = devices.module_move(name, getattr(torch.nn.Module, name))
             stack.enter_context(_patched(torch.nn.Module, name, own))
-        # It answers this by itself, so that no mode is asked.
+        # FakeTensor answers this itself, without calling the mode.
         stack.enter_context(_patched(FakeTensor, "device", property(devices.device_of)))
         stack.enter_context(devices)
         yield
@@ -221,7 +221,7 @@ _IN_CUDA: dict[str, Any] = {
     **dict.fromkeys(
         ("Stream", "Event", "stream", "current_stream", "default_stream", "device"), _NoOp
     ),
-    # Functions of their own: torch.compile tells what it finds by the object.
+    # Distinct functions, since torch.compile identifies them by the object.
     **{
         name: partial(_do_nothing)
         for name in [

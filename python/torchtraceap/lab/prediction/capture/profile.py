@@ -51,7 +51,7 @@ __all__ = ["capture_profile"]
 
 _NO_ROW = _core.NO_ROW
 _NONE: Mapping[int, Collective] = MappingProxyType({})
-# The outer ones first: attention may hold a dropout.
+# Outer operators come first: attention may contain a dropout.
 _RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 _WHOLE = (("aten::scaled_dot_product_attention", *_RECURRENT), ("aten::dropout",))
 _WHOLE_NAMES = frozenset(name for names in _WHOLE for name in names)
@@ -59,7 +59,7 @@ _NO_OPERATORS = (
     "autograd::", "torch::autograd::AccumulateGrad", "profiler::", "c10d::", "inductor::"
 )  # fmt: skip
 _PREPARES = frozenset(("to", "_to_copy", "item", "_local_scalar_dense", "zero", "fill", "resize"))
-# Change what a tensor says of itself, and launch nothing.
+# Operators that change a tensor's metadata and launch nothing.
 _SILENT = frozenset(
     """
     aten::as_strided_ aten::detach_ aten::requires_grad_ aten::resize_ aten::resize_as_ aten::set_
@@ -94,15 +94,16 @@ def capture_profile(
     _check(part, step)
     updates = _updates(part, step)
     collectives = _Collectives(exchanges, waits)
-    found, notes = _walk_step(part, step, updates, {}, collectives)
+    calls, walk = _walk_step(part, step, updates, {}, collectives)
+    notes = walk.notes
     if batch is not None:
-        traced = [each for each in found.traced if each.row not in updates]
+        traced = [each for each in walk.traced if each.row not in updates]
         shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
         changed = change_batch(traced, batch, shapes, part.path)
-        found, notes = _walk_step(part, step, updates, changed.calls, collectives)
-        notes = (*changed.notes, *notes)
-    calls = tuple(_with_first_gradient(found.calls))
-    return Capture(calls, (*step.notes, *notes), gradients=tuple(found.gradients))
+        calls, walk = _walk_step(part, step, updates, changed.calls, collectives)
+        notes = [*changed.notes, *walk.notes]
+    recorded = tuple(_with_first_gradient(calls))
+    return Capture(recorded, (*step.notes, *notes), gradients=tuple(walk.gradients))
 
 
 def _walk_step(
@@ -111,11 +112,10 @@ def _walk_step(
     updates: dict[int, list[Call]],
     changed: Mapping[int, RecordedCall],
     collectives: _Collectives,
-) -> tuple[_WalkResult, tuple[str, ...]]:
+) -> tuple[list[Call], _Walk]:
     with reexecution() as reexecutor:
         walk = _Walk(part, step, reexecutor, updates, changed, collectives)
-        calls = list(walk.calls())
-    return _WalkResult(calls, walk.traced, walk.gradients), tuple(walk.notes)
+        return list(walk.calls()), walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,6 @@ class _Collectives:
         if self.waits is not None and place is not None:
             calls[place] = replace(calls[place], waits_for=self.waits(first, last))
         return calls
-
-
-@dataclass(frozen=True, slots=True)
-class _WalkResult:
-    calls: list[Call]
-    traced: list[TracedCall]
-    """Recorded calls that were used for them."""
-    gradients: list[Gradient]
 
 
 def _with_first_gradient(calls: list[Call]) -> list[Call]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["gpu_update"]
 
-# Options that change which operators are called, and the values that are tried.
+# Values tried for the options that change which operators are called.
 _OPTIONS: dict[str, tuple[Any, ...]] = {
     "weight_decay": (0.0, 0.01),
     "momentum": (0.0, 0.9),

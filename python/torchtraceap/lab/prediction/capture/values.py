@@ -91,7 +91,7 @@ class ValuesMode(PlainMode):
                 continue
             plain = self.fake.from_tensor(parameter.detach(), static_shapes=True)
             other = torch.nn.Parameter(plain, requires_grad=parameter.requires_grad)
-            # Large ones were there before, and who knows what follows them.
+            # Large parameters existed before, and weak references to them may exist.
             if parameter.numel() <= MOST_ELEMENTS and self._swap(parameter, other):
                 swapped.append((weakref.ref(parameter), other))  # who shards a model frees them
             else:
@@ -152,7 +152,7 @@ class ValuesMode(PlainMode):
 
     def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            # As in `with self.fake: func()`, without what entering it costs each call.
+            # Equals `with self.fake: func()` without the cost of entering the mode.
             return self.fake.dispatch(func, (), args, kwargs)
         except DataDependentOutputException:
             kind = str(func._schema.returns[0].type)

@@ -75,7 +75,7 @@ def _op_time(
     if lookup is not None:
         return OpTime(lookup, True)
     kernels = kernel_names(op, device, libraries)
-    # Reckoning indices costs by the element: of wide ones it hides behind the memory.
+    # Index computation costs per element; for wide elements it hides behind memory traffic.
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
     call = OpCall(op.name, *profiled_arguments(op.inputs), kernels if narrow else ())
     found = op_ns(call, device, kernels=max(1, len(kernels)), calibration=calibration)

@@ -62,7 +62,7 @@ def lookup_estimate(op: LaunchingOp, device: Device) -> Estimate | None:
     """
     is_update = op.name in BACKWARD.values()
     tables = fused_tables(op.inputs) if is_update or op.name == FORWARD else ()
-    # Weights, indices and offsets; the gradient before them.
+    # The tensors are weights, indices and offsets, after the gradient in an update.
     tensors = op.tensors[1:] if is_update else op.tensors
     if not tables:
         return None

@@ -170,7 +170,7 @@ class HostTable:
     def mean(self, quantity: str, situation: CallContext) -> float:
         """Return the mean of the narrowest known class, ns."""
         if quantity == "alone" and situation.tensors:
-            # Without a launch a foreach operator is a loop on the host: counts of an optimizer.
+            # A foreach operator without launches is a loop on the host, over step counters.
             return situation.tensors * self.mean(quantity, situation.single_tensor)
         known = self.means[quantity]
         if situation.crossing == UNKNOWN_CROSSING:
@@ -351,11 +351,11 @@ def expected_machine(
         [1.0 if recent in (None, m.is_recent) else _OTHER_AGE for m in table.machines]
     )
     weights /= weights.sum()
-    # Their median: some public traces are of machines or builds several times slower than others.
+    # The median, since some public traces are of machines or builds several times slower.
     middle = np.array([weighted_median(column, weights) for column in rows.T])
     off = rows - middle
     count = 1 / float(weights @ weights)
-    # The middle is not known better than from so many machines either.
+    # The median itself is uncertain with so few machines.
     more = (count + 1) / max(count - 1, 1.0)
     return ExpectedMachine(middle, (off.T * weights) @ off * more, off * sqrt(more), weights)
 

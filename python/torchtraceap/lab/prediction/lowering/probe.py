@@ -91,7 +91,7 @@ def _small_transformer() -> Callable[[], object]:
     from torch import nn
 
     layer = nn.TransformerEncoderLayer(_WIDTH, 4, 2 * _WIDTH, dropout=0.0, batch_first=True)
-    # In training it is made of single operators, in evaluation of one.
+    # In training the layer runs single operators, in evaluation a fused one.
     model: torch.nn.Module = nn.TransformerEncoder(layer, _LAYERS).train()
     values = torch.zeros(1, 4, _WIDTH)
 

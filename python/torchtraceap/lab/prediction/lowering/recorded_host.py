@@ -251,7 +251,7 @@ class _ActiveClock:
         order = np.argsort(end, kind="stable")
         self._end = end[order].astype(np.float64)
         begin = (end - length[waits] + least)[order]
-        # What several threads wait at the same time is cut out once.
+        # Concurrent waits of several threads are cut out once.
         free = np.maximum.accumulate(np.concatenate([[-np.inf], self._end]))[:-1]
         self._begin = np.minimum(np.maximum(begin, free), self._end)
         self._lost = np.concatenate([[0.0], np.cumsum(self._end - self._begin)])

@@ -98,7 +98,7 @@ def recorded_parts(part: RankTrace) -> dict[str, float]:
     pairs = pairwise(marked)
     found["between_steps"] = [float(b.start_ns - a.end_ns) for a, b in pairs]
     loads = _named(part, "enumerate(DataLoader)#_MultiProcessing")
-    # What a wrapper does before the model's own forward is no part of a step without one.
+    # A wrapper's work before the model's forward doesn't count for a step without a wrapper.
     is_plain = not len(_named(part, "enumerate(DataLoader)")) and not len(_named(part, _DDP))
     work[[step.row for step in marked if step.row is not None]] = False
     for step in marked:

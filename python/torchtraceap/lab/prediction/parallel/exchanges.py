@@ -23,7 +23,7 @@ __all__ = [
     "split_to_rank",
 ]
 
-# Newer releases of torch warn of the older names.
+# Newer releases of torch deprecate the older names.
 _SCATTER_SUMS: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -190,7 +190,7 @@ def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) ->
         note = "logits of all words are gathered, as the loss can't take some of them"
         note = f"{note}: {said.partition(chr(10))[0]}"
         return replace(variant, splits_loss=False, notes=(*variant.notes, note))
-    # With some of the tokens on each rank, attention that is whole would miss the others.
+    # With a part of the tokens on each rank, replicated attention would miss the others.
     if strategy.size(TENSOR) > 1 and variant.attention and not strategy.by_sequence:
         whole = "attention is whole on every rank, as the model can't run with some heads"
         note = f"{whole}: {said.partition(chr(10))[0]}"

@@ -225,7 +225,7 @@ class _Copies:
         for place, call in enumerate((*capture.calls, None)):
             while ready and ready[0].calls <= place:
                 self._add(_averaged(ready.pop(0), ranks))
-                # Buckets are averaged in their order, which all ranks share.
+                # All ranks average buckets in the same order.
                 while (
                     waiting
                     and last[waiting[0]] <= place

@@ -123,7 +123,9 @@ class EventColumns:
         arrows = self._arrows(calls)
         extra = [*self._waited_for_all(calls), *arrows]
         streams = sorted({entry.thread for entry in self._entries if entry.is_gpu})
-        extra += frame_events(recording, *self._extent(), self._has_backward, streams)
+        begin, end = int(self._begin[self._kept].min()), int(self._end[self._kept].max()) + 200_000
+        has_backward = any(e.thread == AUTOGRAD and not e.is_gpu for e in self._entries)
+        extra += frame_events(recording, begin, end, has_backward, streams)
         host, gpu = recording.process, recording.gpu
         every = [(gpu if e.is_gpu else host, self._tid(e)) for e in self._entries] * steps
         kept = np.concatenate([self._kept.ravel(), np.ones(len(extra), dtype=bool)])
@@ -268,13 +270,6 @@ class EventColumns:
         return [SingleEvent(name, "X", pid, pid, begin, end - begin, "cuda_runtime", args)]
 
     # ------------------------------------------------------------------------- columns
-
-    @property
-    def _has_backward(self) -> bool:
-        return any(e.thread == AUTOGRAD and not e.is_gpu for e in self._entries)
-
-    def _extent(self) -> tuple[int, int]:
-        return int(self._begin[self._kept].min()), int(self._end[self._kept].max()) + 200_000
 
     def _pid(self, entry: StepEvent) -> int:
         return self._recording.gpu if entry.is_gpu else self._recording.process

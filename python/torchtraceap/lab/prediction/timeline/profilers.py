@@ -142,7 +142,7 @@ def _kernel_name(name: str, profiler: Profiler) -> str:
     if found is None:
         return f"{stem.replace('ncclDevKernel_', 'ncclKernel_')}({profiler.parameters})"
     kind, operation, dtype, way, protocol = found.groups()
-    # What only moves data does so byte by byte.
+    # Collectives without a reduction move bytes.
     suffix = f"{operation or 'Sum'}_{_OLD_TYPES.get(dtype or '', 'int8_t')}"
     return f"ncclKernel_{kind}_{way or 'RING'}_{protocol or 'LL'}_{suffix}({profiler.parameters})"
 

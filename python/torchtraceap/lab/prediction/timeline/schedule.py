@@ -394,7 +394,7 @@ class _Meetings:
         if collective.peer is not None:
             other = self._kind_of_rank[collective.peer]
             usual = self._beside.get(other, other)
-            # The slowest of the kinds talk to each other, as usual ones do.
+            # The slowest ranks of both kinds talk to each other, as the usual ones do.
             met = self._slowest.get(usual, usual) if kind in self._beside else usual
             return tuple(sorted({kind, met}))
         return tuple(sorted({self._kind_of_rank[rank] for rank in collective.group}))

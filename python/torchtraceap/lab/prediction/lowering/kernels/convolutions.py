@@ -132,7 +132,7 @@ def _forward(found: _Convolution, way: str, setting: Setting) -> list[Launch]:
     main = _main(found, way, setting)
     if found.is_last or (found.is_product and way == "fprop"):
         return [main]
-    # Kernels for tf32 write channels apart where they walk over neighbors.
+    # 3 x 3 kernels for tf32 write channels-first output themselves.
     writes_apart = found.dtype.size == 4 and found.is_three
     after = [] if writes_apart else [_to_apart(found.dtype, found.made_bytes)]
     return [*_together(found, found.source), main, *after]
@@ -361,7 +361,7 @@ def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if found.is_last:
         return [main]
     if found.is_three:
-        # Composable Kernel's: a third tensor is turned, and the result cleared.
+        # Composable Kernel transposes a third tensor and clears the result.
         name = (
             "_ZN2ck16tensor_operation6device12_GLOBAL__N_139"
             "kernel_grouped_conv_fwd_xdl_cshuffle_v3E"

@@ -33,7 +33,7 @@ _FLOAT32 = dtype_named("float32")
 _COMPARE = {"eq": "Eq", "ne": "Eq"}
 _ORDER = ("lt", "le", "gt", "ge")
 
-# Of what a macro makes one lambda for each type, in the order of ATen's dispatch macros.
+# Types of the lambdas of a dispatch macro, in the order of ATen's macros.
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
 _ALL = ("uint8", "int8", "int32", "int64", "int16", "float64", "float32", "float16", "bfloat16")
 _COMPLEX_TOO = ("float64", "float32", "complex128", "complex64", "float16", "bfloat16")
