@@ -61,7 +61,7 @@ class TensorInfo:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether elements lie in row-major order without gaps."""
+        """True if elements are in row-major order without gaps."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -204,7 +204,7 @@ class Capture:
     notes: tuple[str, ...] = ()
     """Assumptions made to run the step without values."""
     storages: Storages | None = None
-    """None if the source doesn't tell when memory is freed."""
+    """Lifetimes of memory; None if the source doesn't tell when it is freed."""
     inputs: tuple[TensorInfo, ...] = ()
     """Inputs of the model, if known: tensors that a program copies to the GPU before a step."""
     gradients: tuple[Gradient, ...] = ()

@@ -9,8 +9,7 @@ kernel registered for CUDA launches itself.
 from __future__ import annotations
 
 from torchtraceap.lab.prediction.capture.calls import Capture, Value, tensors_in
-from torchtraceap.lab.prediction.lowering import composite_rules as composed_rules
-from torchtraceap.lab.prediction.lowering import library_rules
+from torchtraceap.lab.prediction.lowering import composite_rules, library_rules
 from torchtraceap.lab.prediction.lowering.launching_op import (
     LaunchingOp,
     Libraries,
@@ -56,7 +55,7 @@ _RULES: dict[str, Rule] = {
     "profiler::_record_function_enter_new": no_launch,
     "profiler::_record_function_exit": no_launch,
     **library_rules.RULES,
-    **composed_rules.RULES,
+    **composite_rules.RULES,
     "aten::index_put_": launch_as("aten::_index_put_impl_"),
     "aten::_unsafe_index": launch_as("aten::index"),
     "fsdp::split_with_sizes_copy": launch_as("aten::split_with_sizes_copy"),

@@ -26,7 +26,7 @@ class LoweredOp:
 
     @property
     def host_waits(self) -> bool:
-        """Whether the host waits until its work is done."""
+        """True if the host waits for its work."""
         return self.op.name in _WAITING or any(work.host_waits for work in self.works)
 
 

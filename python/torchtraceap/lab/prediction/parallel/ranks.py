@@ -148,7 +148,7 @@ def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """How a strategy is carried out for a model."""
+    """A variant of a strategy that a model can run."""
 
     attention: bool = True
     """True if tensor parallelism splits attention."""

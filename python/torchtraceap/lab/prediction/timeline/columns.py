@@ -70,12 +70,12 @@ class StepEvent:
 
     @property
     def is_op(self) -> bool:
-        """Whether it has an External id of its own."""
+        """True if it has an External id of its own."""
         return self.category in _STARTED
 
     @property
     def is_call(self) -> bool:
-        """Whether it has a correlation of its own."""
+        """True if it has a correlation of its own."""
         return self.category in _CALLS
 
 

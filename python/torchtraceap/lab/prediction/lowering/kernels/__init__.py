@@ -16,15 +16,13 @@ from torchtraceap.lab.prediction.lowering.kernels import (
     embeddings,
     indexing,
     lists,
+    miscellaneous,
     normalization,
     pointwise,
     products,
     recurrent,
     reductions,
     rows,
-)
-from torchtraceap.lab.prediction.lowering.kernels import (
-    miscellaneous as others,
 )
 from torchtraceap.lab.prediction.lowering.kernels.launch import Launch, Rule, Setting, bytes_of
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
@@ -120,7 +118,7 @@ _RULES: dict[str, Rule] = {
     **embeddings.RULES,
     **lists.RULES,
     **recurrent.RULES,
-    **others.RULES,
+    **miscellaneous.RULES,
 }
 
 RULED = tuple(_RULES)

@@ -59,12 +59,12 @@ class _Convolution:
 
     @property
     def is_last(self) -> bool:
-        """Whether the tensor is channels-last."""
+        """True for a channels-last tensor."""
         return self.source.strides[1] == 1 and self.source.shape[1] > 1
 
     @property
     def is_three(self) -> bool:
-        """Whether the filter is 3 x 3 with stride 1."""
+        """True for a 3 x 3 filter with stride 1."""
         return self.weight.shape[2:] == (3, 3) and self.stride == 1
 
     @property
