@@ -23,7 +23,6 @@ from torchtraceap.lab.prediction.parallel.placement import (
     read_plan,
 )
 from torchtraceap.lab.sharding import choose_sharding
-from torchtraceap.ops.devices import device_named
 
 torch = pytest.importorskip("torch")
 
@@ -39,7 +38,8 @@ from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     parse_strategy,
     place_tables,
 )
-from torchtraceap.lab.prediction.predictor import lifted_steps  # noqa: E402
+from torchtraceap.lab.prediction.predictor import lower_steps  # noqa: E402
+from torchtraceap.ops.devices import device_named  # noqa: E402
 
 DEVICE = "H100 SXM"
 BATCH, DIM, BAG = 64, 32, 4
@@ -420,7 +420,7 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
 
 def test_shared_tables_in_time() -> None:
     captures = dealt().captures
-    steps = lifted_steps(captures, device_named(DEVICE))
+    steps = lower_steps(captures, device_named(DEVICE))
     for step in steps:
         ops = {op.op.name: op for op in step.ops()}
         fused = [name for name in ops if name.startswith("fbgemm::")]
