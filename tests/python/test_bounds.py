@@ -28,7 +28,7 @@ from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tables.ranks.matching import match_collectives, rank_collectives
-from torchtraceap.tables.steps.pieces import Cells, robust_sigma
+from torchtraceap.tables.steps.pieces import Cells
 
 
 def load(folder: Path, made: Made | str, events: int = 0) -> ttap.Trace:
@@ -217,7 +217,7 @@ def test_what_most_steps_lack_is_known_without_a_matrix(pieces: list[tuple[int, 
     matrix = np.zeros((6, 7))
     np.add.at(matrix, (row, step), ns)
     cells = Cells.of(row, step, ns, matrix.shape)
-    assert cells.sigmas() == pytest.approx(robust_sigma(matrix))
+    assert cells.standard_errors() == pytest.approx(matrix.std(axis=1, ddof=1) / np.sqrt(7))
     assert cells.medians().tolist() == np.median(matrix, axis=1).tolist()
     chosen = np.arange(7) % 3 != 1
     of_some = np.median(matrix[:, chosen], axis=1)

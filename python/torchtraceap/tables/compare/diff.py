@@ -27,6 +27,14 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.core.units import format_share
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.compare.alignment import Comparison, Side, compare
+from torchtraceap.tables.compare.noise import (
+    FEWEST_STEPS,
+    LARGEST_SPREAD,
+    CommonFactor,
+    common_factor,
+    recording_noise_ns,
+    step_noise_ns,
+)
 from torchtraceap.tables.detection import detect, judge
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.steps.pieces import (
@@ -47,10 +55,6 @@ __all__ = ["VIEWS", "StepRows", "align", "build_diff", "shared_nodes", "step_row
 
 VIEWS = ("op", "kernel", "ancestor", "cause", "finding", "tree")
 
-SIGNIFICANT_SIGMAS = 3.0
-"""A difference of so many standard errors is beyond the noise between steps."""
-FEWEST_STEPS = 3
-"""Whole steps on either side from which their noise is known."""
 UNCHANGED_SHARE = 0.001
 """Of the longer step: what is less is not called a change where the noise is not known."""
 MOST_SHAPES = 16
@@ -130,8 +134,12 @@ class _Rows:
     """Per side int64 `[pieces]`: any integers, equal where the row is."""
 
     def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        """The columns that name the rows of the given keys."""
+        """Return the columns that name the rows of the given keys."""
         raise NotImplementedError
+
+    def kinds(self, keys: Array) -> Array:
+        """Return the kind of piece of each key, an index of `_core.step_part_names()`."""
+        return _unpacked(keys)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +160,9 @@ class _CauseRows(_Rows):
 
     def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
         return {"name": TextCodes(keys.astype(np.int32), part_titles())}
+
+    def kinds(self, keys: Array) -> Array:
+        return keys
 
 
 class _KernelRows(_Rows):
@@ -509,8 +520,45 @@ def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
     ns = [m.ns[kept] for m in measured]
     naming = view.columns(keys[kept], _Means(ns, [m.calls[kept] for m in measured]))
     rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
-    noise = _noise_ns(measured)[kept]
+    noise = _noise_ns(comparison, view, keys, measured, kept)
     return _closed(comparison, naming, ns, rest, noise)
+
+
+def _noise_ns(
+    comparison: Comparison, view: _Rows, keys: Array, measured: Sequence[_Measured], kept: Array
+) -> Array:
+    """Return the largest difference of each kept row that is not beyond chance (noise.py).
+
+    Returns:
+        float64 `[kept]` in ns; NaN if a side has too few steps.
+    """
+    cells = [m.cells(len(keys)) for m in measured]
+    typical = [side.middle_means() for side in cells]
+    between_steps = step_noise_ns(cells, len(kept))
+    common = _common_factor(comparison, view, keys, measured, typical)
+    between_recordings = np.zeros(len(keys))
+    if common.spread <= LARGEST_SPREAD:  # else most rows have changed, and tell nothing of chance
+        between_recordings = recording_noise_ns(typical, common, len(kept))
+    # A step that stood still may be one of the middle steps: its row differs by that much more.
+    accidental = np.abs((measured[1].ns - measured[0].ns) - (typical[1] - typical[0]))
+    noise: Array = np.hypot(between_steps, between_recordings) + accidental
+    return noise[kept]
+
+
+def _common_factor(
+    comparison: Comparison,
+    view: _Rows,
+    keys: Array,
+    measured: Sequence[_Measured],
+    typical: Sequence[Array],
+) -> CommonFactor:
+    """Estimate the common factor from the view's rows, or from kernels if the rows are classes."""
+    if isinstance(view, _CauseRows):
+        view = _KernelRows(comparison)
+        keys, _, measured = _measured_rows(comparison, view)
+        typical = [m.cells(len(keys)).middle_means() for m in measured]
+    calls = [m.calls for m in measured]
+    return common_factor(typical, calls, view.kinds(keys) < first_idle_part())
 
 
 def _measured_rows(
@@ -546,23 +594,9 @@ class _Measured:
         )
         """float64 `[rows]`: stretches of time per step."""
 
-    def sigma(self, rows: int) -> Array:
-        """float64 `[rows]`: robust standard deviation from step to step."""
-        return self.cells(rows).sigmas()
-
     def cells(self, rows: int) -> Cells:
         """Time of each row in each step."""
         return Cells.of(*self._pieces, (rows, self.steps))
-
-
-def _noise_ns(measured: Sequence[_Measured]) -> Array:
-    """What a row may differ by chance: 3 standard errors; NaN where too few steps tell."""
-    rows = len(measured[0].ns)
-    if min(m.steps for m in measured) < FEWEST_STEPS:
-        return np.full(rows, np.nan)
-    variance = sum(m.sigma(rows) ** 2 / m.steps for m in measured)
-    noise: Array = SIGNIFICANT_SIGMAS * np.sqrt(variance)
-    return noise
 
 
 STATUSES = ("regression", "improvement", "new", "gone", "unchanged")

@@ -36,6 +36,8 @@ NORMAL_MAD = 1.4826
 NORMAL_MEAN_AD = 1.2533
 """The same over its mean absolute deviation."""
 _CELLS_AT_ONCE = 4_000_000
+_TRIMMED_FROM = 8
+"""Steps from which outliers are trimmed before the spread is measured."""
 
 
 def whole_steps(count: int) -> slice:
@@ -216,13 +218,29 @@ class Cells:
             result[rows] = ordered[:, dropped : self.steps - dropped].mean(axis=1)
         return result
 
-    def sigmas(self) -> Array:
-        """float64 `[rows]`: `robust_sigma` over all steps."""
-        total = np.bincount(self.row, weights=self.ns, minlength=self.rows)
-        result = NORMAL_MEAN_AD * (total / max(1, self.steps))  # median and MAD are 0
-        for rows, matrix in self._half_full():
-            result[rows] = robust_sigma(matrix)
+    def kept_steps(self) -> int:
+        """Return the number of steps that `standard_errors` keeps after trimming."""
+        return self.steps - 2 * self._trimmed()
+
+    def standard_errors(self) -> Array:
+        """Return the standard error of each row's middle mean, float64 `[rows]` in ns.
+
+        It is that of a trimmed mean, from the winsorized variance (Yuen 1974). With fewer than 8
+        steps nothing is trimmed, because an outlier cannot be told from the spread.
+        """
+        result = np.zeros(self.rows)
+        trimmed, kept = self._trimmed(), self.kept_steps()
+        scale = np.sqrt((self.steps - 1) / (kept * (kept - 1))) if kept > 1 else np.nan
+        for rows, matrix in self._filled(trimmed + 1):
+            ordered = np.sort(matrix, axis=1)
+            middle = ordered[:, trimmed : trimmed + kept]
+            winsorized = np.clip(ordered, middle[:, :1], middle[:, -1:])
+            result[rows] = scale * winsorized.std(axis=1, ddof=1)
         return result
+
+    def _trimmed(self) -> int:
+        """Return the number of steps that are dropped at either end."""
+        return self.steps // 4 if self.steps >= _TRIMMED_FROM else 0
 
     def _half_full(self) -> Iterable[tuple[Array, Array]]:
         """Rows of which at least half the values are not zero, and these `[rows, steps]`."""

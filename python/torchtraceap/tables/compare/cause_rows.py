@@ -1,17 +1,11 @@
-"""Rows of a difference made ready to be told: robust, at their module, moved work netted.
+"""Rows of a difference prepared for attribution: robust, at their module, moved work netted.
 
-Note [Typical rows]: one step in ten stands still for a millisecond because the machine did
+Note [Typical rows]: One step in ten stands still for a millisecond because the machine did
 something else, and that millisecond falls on whichever call ran. So each row counts with the mean
 over the middle half of its own values, not with those of the middle steps; what the recordings
 differ by beyond that is noise between steps, a row of its own.
 
-Note [Everything slower]: a machine that runs at another clock, or shares its memory with others,
-stretches all work by one factor. Where most of the work that both recordings have shares a factor,
-it is told once, and rows count with what is left. Not all work is stretched alike: what unchanged
-rows differ by around the factor is how much a row differs from recording to recording without a
-reason.
-
-Note [Cost that moved]: work that went at one place and came at another has moved: a module got
+Note [Cost that moved]: Work that went at one place and came at another has moved: a module got
 another name, a call went into a function or to another stream. Calls that are lost under a name
 are paired with calls that are gained under it, by shapes and number, and count with what they
 differ by.
@@ -29,27 +23,23 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.records import dataclass
-from torchtraceap.tables.compare.alignment import Side
-from torchtraceap.tables.compare.diff import SIGNIFICANT_SIGMAS, StepRows, step_rows
+from torchtraceap.tables.compare.alignment import Comparison, Side
+from torchtraceap.tables.compare.diff import StepRows, step_rows
+from torchtraceap.tables.compare.noise import (
+    EQUAL_CALLS,
+    CommonFactor,
+    common_factor,
+    recording_noise_ns,
+    step_noise_ns,
+)
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.steps.pieces import NORMAL_MAD, first_idle_part, part_titles
+from torchtraceap.tables.steps.pieces import first_idle_part, part_titles
 from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["EQUAL_CALLS", "PYTHON", "CauseRow", "CauseRows", "Move", "cause_rows"]
-
-LEAST_COMMON = 0.02
-"""A factor closer to 1 is not told apart from what the work varies by."""
-COMMON_SHARE = 0.5
-"""Of the work that both have, how much has to share a factor."""
-MOST_WEIGHT = 0.05
-"""Of all work, that one row may weigh in the factor: a change in a large row is no common one."""
-SCATTERS = 2.0
-"""Standard deviations of what unchanged rows differ by, within which a row is not told first."""
-EQUAL_CALLS = 0.02
-"""Numbers of calls that differ by less are those of the same work."""
+__all__ = ["PYTHON", "CauseRow", "CauseRows", "Move", "cause_rows"]
 
 PYTHON = "(Python between operators)"
-"""What a step does itself, outside of every operator and range."""
+"""The name of time that a step spends outside of every operator and range."""
 _NUMBERED = re.compile(r"_\d+$")
 _BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)(?: of .*)?>")
 _WRAPPERS = ("nn.Module: ", "autograd::engine::evaluate_function: ")
@@ -62,27 +52,27 @@ class CauseRow:
 
     name: str
     place: tuple[str, ...]
-    """Modules, or of idle time its cause first, then calls around it from the outermost in."""
+    """The modules and then the calls around it, outermost first; for idle time, its cause leads."""
     kind: str
     """"operator", "idle", "kernel" or "frame"."""
     part: str
-    """Class of GPU work, idle cause or host."""
+    """A name of `_core.step_part_names()`: class of GPU work, idle cause or host."""
     dims: str | None
     before_ns: float
     after_ns: float
     delta_ns: float
-    """What is left of the difference after a common factor and what moved."""
+    """The difference without a common factor and without work that moved."""
     noise_ns: float
-    """So much it may differ by chance, from step to step."""
+    """The largest difference that chance between steps explains; 0 if unknown."""
     varies_ns: float
-    """So much it may differ from recording to recording, together with others of its place."""
+    """The largest difference that chance between recordings explains, alike for a whole place."""
     before_calls: float
     after_calls: float
 
 
 @dataclass(frozen=True)
 class Move:
-    """Work that is at another place than it was."""
+    """Work that changed its place."""
 
     name: str
     before: tuple[str, ...]
@@ -97,57 +87,56 @@ class CauseRows:
 
     rows: tuple[CauseRow, ...]
     moves: tuple[Move, ...]
-    factor: float
-    """By which everything is slower; 1 where nothing is common."""
-    scatter: float
-    """How far unchanged rows differ around that factor, as a logarithm."""
+    common: CommonFactor
     common_ns: float
-    """What that makes of the difference."""
+    """The part of the difference that the common factor makes."""
     noise_ns: int
-    """What is left to the difference of the median steps."""
-    difference_ns: int
-    before_step_ns: int
-    after_step_ns: int
-    basis: str
-    steps: tuple[int, int]
-    notes: tuple[str, ...]
+    """The rest of the difference of the median steps that no row and no factor explains."""
+    comparison: Comparison
 
 
-def cause_rows(before: Ranks, after: Ranks) -> CauseRows:
-    """The rows of a difference.
+def cause_rows(before: Ranks, after: Ranks, *, tested: int) -> CauseRows:
+    """Return the rows of a difference with what each of them may differ by chance.
 
     Args:
-        before: A.
-        after: B.
+        before: Recording A.
+        after: Recording B.
+        tested: The number of causes that are judged together, for the level of significance.
     """
     found = step_rows(before, after)
     comparison = found.comparison
     ns = [cells.middle_means() for cells in found.cells]
-    steps = (found.cells[0].steps, found.cells[1].steps)
-    sigmas = [cells.sigmas() / np.sqrt(max(1, cells.steps)) for cells in found.cells]
-    noise = SIGNIFICANT_SIGMAS * np.hypot(*sigmas)
     names = _Names(found)
-    factor, scatter, scaled = _common_factor(names, ns)
-    delta = ns[1] - np.where(scaled, factor, 1.0) * ns[0]
-    moves = _net_moves(names, ns, delta, factor)
-    kept = np.flatnonzero((ns[0] > 0) | (ns[1] > 0))
-    varies = np.where((ns[0] > 0) & (ns[1] > 0), SCATTERS * scatter * factor * ns[0], 0.0)
-    differ = [delta, noise, varies]
-    rows = tuple(names.row(i, ns, [float(each[i]) for each in differ]) for i in kept.tolist())
-    typical = float((ns[1] - ns[0]).sum())
+    is_work = ~names.is_idle
+    common = common_factor(ns, names.calls, is_work)
+    delta = ns[1] - np.where(is_work, common.factor, 1.0) * ns[0]
+    moves = _net_moves(names, delta)
+    noise = np.nan_to_num(step_noise_ns(found.cells, tested))
+    varies = recording_noise_ns(ns, common, tested)
+    kept = np.flatnonzero((ns[0] > 0) | (ns[1] > 0)).tolist()
     return CauseRows(
-        rows=rows,
+        rows=tuple(
+            CauseRow(
+                name=names.name[i],
+                place=names.place[i],
+                kind=names.kind[i],
+                part=names.part[i] or "",
+                dims=names.dims[i],
+                before_ns=float(ns[0][i]),
+                after_ns=float(ns[1][i]),
+                delta_ns=float(delta[i]),
+                noise_ns=float(noise[i]),
+                varies_ns=float(varies[i]),
+                before_calls=float(names.calls[0][i]),
+                after_calls=float(names.calls[1][i]),
+            )
+            for i in kept
+        ),
         moves=tuple(sorted(moves, key=lambda move: -move.ns)),
-        factor=factor,
-        scatter=scatter,
-        common_ns=float((factor - 1) * ns[0][scaled].sum()),
-        noise_ns=comparison.difference_ns - round(typical),
-        difference_ns=comparison.difference_ns,
-        before_step_ns=comparison.step_ns[0],
-        after_step_ns=comparison.step_ns[1],
-        basis=comparison.basis,
-        steps=steps,
-        notes=tuple(comparison.notes),
+        common=common,
+        common_ns=float((common.factor - 1) * ns[0][is_work].sum()),
+        noise_ns=comparison.difference_ns - round(float((ns[1] - ns[0]).sum())),
+        comparison=comparison,
     )
 
 
@@ -155,7 +144,7 @@ def cause_rows(before: Ranks, after: Ranks) -> CauseRows:
 
 
 class _Names:
-    """What the rows are called, plain lists."""
+    """Names, places and kinds of the rows, as lists."""
 
     def __init__(self, found: StepRows) -> None:
         columns = found.columns
@@ -183,23 +172,6 @@ class _Names:
             self.place.append(_place(modules[i], paths[i]))
             self.kind.append(_kind(self.part[i], matched[i]))
 
-    def row(self, i: int, ns: Sequence[Array], differ: Sequence[float]) -> CauseRow:
-        delta_ns, noise_ns, varies_ns = differ
-        return CauseRow(
-            name=self.name[i],
-            place=self.place[i],
-            kind=self.kind[i],
-            part=self.part[i] or "",
-            dims=self.dims[i],
-            before_ns=float(ns[0][i]),
-            after_ns=float(ns[1][i]),
-            delta_ns=delta_ns,
-            noise_ns=noise_ns,
-            varies_ns=varies_ns,
-            before_calls=float(self.calls[0][i]),
-            after_calls=float(self.calls[1][i]),
-        )
-
 
 def _texts(column: Column) -> list[str | None]:
     assert isinstance(column, TextCodes)
@@ -218,7 +190,7 @@ def _kind(part: str | None, matched: str | None) -> str:
 
 
 def plain_name(name: str) -> str:
-    """A name as it is compared between places: that of a class or an address is left out."""
+    """Return a name as it is compared between places: without class, address and number."""
     built_in = _BUILT_IN.fullmatch(name)
     if built_in:
         return built_in[1]
@@ -237,7 +209,7 @@ def _place(modules: tuple[str, ...], path: Iterable[str]) -> tuple[str, ...]:
 
 
 def _modules_of_rows(found: StepRows) -> list[tuple[str, ...]]:
-    """The module in which each row has most of its time, outermost first; none where unknown."""
+    """Return the module path in which each row spends most time, outermost first; () if unknown."""
     rows = found.cells[0].rows
     best = np.zeros(rows)
     chosen: list[tuple[str, ...]] = [()] * rows
@@ -249,7 +221,7 @@ def _modules_of_rows(found: StepRows) -> list[tuple[str, ...]]:
 
 
 def _module_times(side: Side, row_of: Array) -> Iterable[tuple[int, float, tuple[str, ...]]]:
-    """(row, ns, modules) of every row and module."""
+    """Yield row, ns and module path for every pair of row and module with time."""
     begin = 0
     for cut in side.cuts:
         of_cut = row_of[begin : begin + len(cut.row)]
@@ -270,7 +242,7 @@ def _module_times(side: Side, row_of: Array) -> Iterable[tuple[int, float, tuple
 
 
 def _module_paths(tree: _core.ModuleTree) -> list[tuple[str, ...]]:
-    """Of each node; () of what is outside of modules."""
+    """Return the path of each node; () for what is outside of modules."""
     names, parents = tree.names, tree.parent.tolist()
     paths: list[tuple[str, ...]] = [()] * len(names)
     for node in tree.preorder.tolist():
@@ -280,39 +252,11 @@ def _module_paths(tree: _core.ModuleTree) -> list[tuple[str, ...]]:
     return paths
 
 
-# ---------------------------------------------------------------------------------- factor
-
-
-def _common_factor(names: _Names, ns: Sequence[Array]) -> tuple[float, float, Array]:
-    """See Note [Everything slower]: the factor, how far unchanged rows differ around it (robust,
-    as a logarithm), and bool `[rows]`, those that it may stretch."""
-    work = ~names.is_idle
-    same = np.abs(names.calls[1] - names.calls[0]) <= EQUAL_CALLS * names.calls[0]
-    known = work & same & (ns[0] > 0) & (ns[1] > 0)
-    if not known.any():
-        return 1.0, 0.0, work
-    ratio = np.log(ns[1][known] / ns[0][known])
-    size = np.sqrt(ns[0][known] * ns[1][known])
-    weight = np.minimum(size, MOST_WEIGHT * size.sum())
-    middle = _weighted_median(ratio, weight)
-    alike = float(weight[np.abs(ratio - middle) <= abs(middle) / 2].sum() / weight.sum())
-    if abs(middle) < LEAST_COMMON or alike < COMMON_SHARE:
-        middle = 0.0
-    scatter = NORMAL_MAD * _weighted_median(np.abs(ratio - middle), weight)
-    return float(np.exp(middle)), scatter, work
-
-
-def _weighted_median(values: Array, weight: Array) -> float:
-    order = np.argsort(values)
-    summed = np.cumsum(weight[order])
-    return float(values[order][np.searchsorted(summed, summed[-1] / 2)])
-
-
 # ---------------------------------------------------------------------------------- moves
 
 
-def _net_moves(names: _Names, ns: Sequence[Array], delta: Array, factor: float) -> list[Move]:
-    """Pairs what went with what came; what they differ by stays at the place of what came."""
+def _net_moves(names: _Names, delta: Array) -> list[Move]:
+    """Pair lost calls with gained ones; `delta` keeps their difference at the gained call."""
     groups: defaultdict[tuple[str, str], tuple[list[int], list[int]]] = defaultdict(
         lambda: ([], [])
     )
@@ -322,46 +266,32 @@ def _net_moves(names: _Names, ns: Sequence[Array], delta: Array, factor: float) 
     moves = []
     for lost, gained in groups.values():
         if lost and gained:
-            moves += _paired(names, ns, delta, factor, change, lost, gained)
+            for from_rows, to_rows in _pairs(names, change, lost, gained):
+                moves.append(_move(names, delta, from_rows, to_rows))
     return moves
 
 
-def _paired(
-    names: _Names,
-    ns: Sequence[Array],
-    delta: Array,
-    factor: float,
-    change: Array,
-    lost: Sequence[int],
-    gained: Sequence[int],
-) -> list[Move]:
-    total = -float(change[list(lost)].sum()), float(change[list(gained)].sum())
-    if _is_equal(*total):
-        return [_moved(names, ns, delta, factor, lost, gained)]
-    moves = []
+def _pairs(
+    names: _Names, change: Array, lost: Sequence[int], gained: Sequence[int]
+) -> Iterable[tuple[Sequence[int], Sequence[int]]]:
+    """Yield lost and gained rows of equally many calls: all of them, or one of each."""
+    if _is_equal(-float(change[list(lost)].sum()), float(change[list(gained)].sum())):
+        yield lost, gained
+        return
     free = list(gained)
     for i in sorted(lost, key=lambda row: float(change[row])):
         fitting = [j for j in free if _is_equal(-change[i], change[j])]
-        if not fitting:
-            continue
-        j = min(fitting, key=lambda row: (names.dims[row] != names.dims[i], row))
-        free.remove(j)
-        moves.append(_moved(names, ns, delta, factor, [i], [j]))
-    return moves
+        if fitting:
+            j = min(fitting, key=lambda row: (names.dims[row] != names.dims[i], row))
+            free.remove(j)
+            yield [i], [j]
 
 
 def _is_equal(lost: float, gained: float) -> bool:
     return abs(lost - gained) <= EQUAL_CALLS * max(lost, gained)
 
 
-def _moved(
-    names: _Names,
-    ns: Sequence[Array],
-    delta: Array,
-    factor: float,
-    lost: Sequence[int],
-    gained: Sequence[int],
-) -> Move:
+def _move(names: _Names, delta: Array, lost: Sequence[int], gained: Sequence[int]) -> Move:
     went, came = -float(delta[list(lost)].sum()), float(delta[list(gained)].sum())
     largest = max(gained, key=lambda row: float(delta[row]))
     source = max(lost, key=lambda row: -float(delta[row]))
