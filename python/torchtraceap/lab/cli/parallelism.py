@@ -1,4 +1,4 @@
-"""`parallelism`: which way to split a training job over GPUs is the fastest that fits."""
+"""The command `parallelism`, which finds the fastest way to split a training job over GPUs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _flag(name: str) -> str:
 
 
 def _several(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+    """Parse whole numbers with commas between them."""
     try:
         return [count(part) for part in text.split(",")]
     except ValueError:
@@ -87,7 +87,7 @@ def _describe(parser: Parser) -> None:
 
 
 def _model(options: Options) -> dict[str, Any]:
-    """Sizes by name: those of the file, then those of the options."""
+    """Return sizes by name: those of the file, then those of the options."""
     sizes: dict[str, Any] = {}
     if options.config:
         sizes = _read(options.config)

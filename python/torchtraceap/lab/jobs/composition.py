@@ -1,4 +1,4 @@
-"""Iteration times of Megatron-style jobs that nobody ran, from some that somebody did.
+"""Prediction of iteration times of Megatron-style jobs from measured times of other jobs.
 
 Note [Composition]: all layers of a model are alike, and a step is made of few things: layers, the
 two ends of the model, the update of the weights. A job with pipeline stages p, chunks v on each,
@@ -53,67 +53,69 @@ from torchtraceap.lab.jobs.terms import (
 __all__ = ["CalibratedJobs", "Coefficients", "Deviations", "calibrate", "choose_measurements"]
 
 DEVIATIONS = (0.03, 0.07, 0.15)
-"""Relative deviations of a shape that `calibrate` chooses from, where the GPU sets the pace."""
+"""Relative deviations of a shape from which `calibrate` chooses if the GPU sets the pace."""
 HOST_DEVIATIONS = (0.05, 0.15)
-"""The same where the host does."""
+"""The same if the host sets the pace."""
 END_DEVIATION = 2.0
-"""How much more the output layer deviates: of a few kernels, not of many."""
+"""Factor by which the output layer deviates more, because it has few kernels."""
 NOISES = (0.004, 0.01, 0.03, 0.07)
-"""Relative errors of a measured time and of the composition itself, to choose from."""
+"""Relative errors of a measured time and of the composition from which `calibrate` chooses."""
 CARRIED = 0.2
-"""How far a coefficient (its logarithm) may move between programs and machines. Judged on how far
-those fitted to vTrain's one node and to its many nodes lie apart."""
+"""Standard deviation of a coefficient's logarithm between programs and machines, judged by the
+distance between those fitted to vTrain's one node and to its many nodes."""
 OTHER_GPU = 0.25
-"""How far all coefficients may move together from one GPU to another: a guess."""
+"""Standard deviation of all coefficients together from one GPU to another (a guess)."""
 ROUNDS = 12
-"""Of Gauss and Newton, at most."""
+"""Maximum number of Gauss-Newton iterations."""
 EIGHT_OF_TEN = 1.2816
 """Standard deviations to either side that hold 80 % of a normal distribution."""
 FOLDS = 5
 LEAST_WIDTH = 0.8
-"""Those of shapes that were not measured are made smaller by no more than this."""
+"""The smallest factor by which intervals of unmeasured shapes are narrowed."""
 FEW = 20
-"""Jobs, and errors of left-out ones, below which nothing is left out to judge deviations."""
+"""Numbers of jobs and of left-out errors below which deviations are not judged by leaving jobs
+out."""
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What is known of the coefficients of the terms."""
+    """A normal distribution of the coefficients of the terms."""
 
     mean: Array
-    """Float64 `[n]`: of their logarithms, in the order of `terms.COEFFICIENTS`."""
+    """Mean of the coefficients' logarithms, float64 `[n]` in the order of `terms.COEFFICIENTS`."""
     covariance: Array
-    """Float64 `[n, n]`."""
+    """Covariance of the logarithms, float64 `[n, n]`."""
 
     @classmethod
     def prior(cls) -> Coefficients:
-        """What data sheets suggest."""
+        """Return the coefficients that data sheets suggest."""
         return cls(PRIOR_MEANS.copy(), np.diag(PRIOR_DEVIATIONS**2))
 
     def carried_over(self) -> Coefficients:
-        """For another program on another machine."""
+        """Return the coefficients for another program on another machine."""
         wider = self.covariance + CARRIED**2 * np.eye(len(self.mean))
         return Coefficients(self.mean, wider)
 
     def on_another_gpu(self) -> Coefficients:
-        """For a GPU that comes nearer to its peaks or less near, in all that it does."""
+        """Return the coefficients for a GPU that comes closer to its peaks, or less close, in
+        everything."""
         return Coefficients(self.mean, self.covariance + OTHER_GPU**2)
 
 
 class Deviations(NamedTuple):
-    """How far shapes and times are taken to deviate, relative."""
+    """Relative standard deviations of shapes and times."""
 
     gpu: float
-    """A shape from the smooth terms, where the GPU sets the pace."""
+    """Deviation of a shape from the smooth terms if the GPU sets the pace."""
     host: float
-    """The same where the host does."""
+    """The same if the host sets the pace."""
     noise: float
-    """A time from terms and shapes."""
+    """Deviation of a time from terms and shapes."""
 
 
 class CalibratedJobs:
-    """Predicts iteration times. Built by `calibrate`. See Note [Composition]."""
+    """A model that predicts iteration times. Built by `calibrate`. See Note [Composition]."""
 
     def __init__(
         self,
@@ -137,32 +139,34 @@ class CalibratedJobs:
 
     @property
     def coefficients(self) -> Coefficients:
-        """What the measured jobs leave of them."""
+        """The coefficients given the measured jobs."""
         count = len(COEFFICIENTS)
         return Coefficients(self._mean[:count].copy(), self._covariance[:count, :count].copy())
 
     def predict(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array]:
-        """Float64 `[jobs]` twice: iteration times and their standard deviations, ns."""
+        """Return iteration times and their standard deviations, float64 `[jobs]` each in ns."""
         times, relative = self._predict(jobs, Terms.of(jobs, self.machine))
         return times, times * relative
 
     def interval(self, jobs: Sequence[TrainingJob]) -> tuple[Array, Array, Array]:
-        """Float64 `[jobs]` thrice: iteration times and what 8 of 10 lie between, ns."""
+        """Return iteration times and the ends of their 80 % intervals, float64 `[jobs]` each in
+        ns."""
         times, relative = self._predict(jobs, Terms.of(jobs, self.machine))
         factor = np.exp(EIGHT_OF_TEN * relative)
         return times, times / factor, times * factor
 
     def host_shares(self, jobs: Sequence[TrainingJob]) -> Array:
-        """Float64 `[jobs]`, 0 to 1: how far the host sets the pace of a layer."""
+        """Return the degree to which the host sets the pace of a layer, float64 `[jobs]` from 0 to
+        1."""
         terms = Terms.of(jobs, self.machine)
         return self._parts(self._mean, self._places(jobs), terms).host_share
 
     def has_measured(self, job: TrainingJob) -> bool:
-        """Whether a job of the same shape was among the measured ones."""
+        """Return True if a job of the same shape was measured."""
         return job.shape in self._shapes
 
     def next_measurements(self, jobs: Sequence[TrainingJob], count: int) -> list[int]:
-        """Indices of the jobs whose times, one after the other, are the least certain."""
+        """Return indices of the jobs whose times are the least certain, one after the other."""
         _, rows, _ = self._slopes(self._mean, self._places(jobs), Terms.of(jobs, self.machine))
         covariance = self._covariance
         chosen: list[int] = []
@@ -178,7 +182,7 @@ class CalibratedJobs:
         return chosen
 
     def _begin_at(self, near: CalibratedJobs) -> None:
-        """Takes the values of another model as a first guess."""
+        """Take the values of another model as a first guess."""
         count = len(COEFFICIENTS)
         self._mean[:count] = near._mean[:count]
         for shape, place in self._shapes.items():
@@ -187,7 +191,7 @@ class CalibratedJobs:
             self._mean[ours : ours + 2] = near._mean[theirs : theirs + 2]
 
     def learn(self, places: Rows, terms: Terms, times_ns: Array) -> float:
-        """Takes measured times in; returns the log evidence of what deviations are taken to be."""
+        """Learn from measured times and return the log evidence of the deviations."""
         count, noise = len(COEFFICIENTS), self.deviations.noise
         inverse = np.linalg.inv(self._start.covariance)
         known = np.log(times_ns)
@@ -218,7 +222,7 @@ class CalibratedJobs:
         )
 
     def _places(self, jobs: Sequence[TrainingJob]) -> Rows:
-        """Number of each job's shape; -1 for one that was not measured."""
+        """Return the number of each job's shape; -1 for one that was not measured."""
         return np.array([self._shapes.get(job.shape, -1) for job in jobs], dtype=np.int64)
 
     def _parts(self, mean: Array, places: Rows, terms: Terms) -> Parts:
@@ -241,12 +245,12 @@ class CalibratedJobs:
         return parts, rows, spread.ravel()
 
     def _layer_deviation(self, parts: Parts) -> Array:
-        """Of a shape's layers, by who sets the pace."""
+        """Return the deviation of a shape's layers, by what sets the pace."""
         host = parts.host_share
         return np.sqrt((host * self.deviations.host) ** 2 + ((1 - host) * self.deviations.gpu) ** 2)
 
     def _predict(self, jobs: Sequence[TrainingJob], terms: Terms) -> tuple[Array, Array]:
-        """Times in ns and relative deviations."""
+        """Return times in ns and relative deviations."""
         places = self._places(jobs)
         parts, rows, _ = self._slopes(self._mean, places, terms)
         variance = np.einsum("ij,jk,ik->i", rows, self._covariance, rows)
@@ -259,7 +263,7 @@ class CalibratedJobs:
         return parts.total, widths * np.sqrt(variance)
 
     def judge(self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms) -> None:
-        """Sets how wide intervals are, from jobs left out; Note [Errors of errors]."""
+        """Set the width of intervals from left-out jobs; see Note [Errors of errors]."""
         if len(jobs) < FEW:
             return
         seen: list[float] = []
@@ -280,7 +284,7 @@ class CalibratedJobs:
     def _scores(
         self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms, test: Rows
     ) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """How many deviations jobs are off that were not learned from, and whose shape is new."""
+        """Return errors in deviations of jobs that were not learned from and whose shape is new."""
         train = np.setdiff1d(np.arange(len(jobs)), test)
         known = [jobs[i] for i in train]
         part, _ = _learned(
@@ -298,8 +302,8 @@ class CalibratedJobs:
 
 
 def _width(scores: Sequence[Array], least: float) -> list[float]:
-    """What deviations have to be multiplied with so that 8 of 10 scores lie in the interval;
-    nothing where there are too few to tell."""
+    """Return the factor for the deviations with which 8 of 10 scores lie in the interval, or
+    nothing if there are too few scores."""
     every = np.concatenate([np.empty(0), *scores])
     if len(every) < FEW:
         return []
@@ -314,7 +318,7 @@ _BY: tuple[Callable[[TrainingJob], int], ...] = (
 
 
 def _ways_to_leave_out(jobs: Sequence[TrainingJob]) -> Iterator[list[Rows]]:
-    """Ways to split jobs into groups that are left out in turn, as indices."""
+    """Return ways to split jobs into groups that are left out in turn, as indices."""
     every = np.arange(len(jobs))
     for by in _BY:
         values = np.array([by(job) for job in jobs])
@@ -332,7 +336,8 @@ def _learned(
     terms: Terms,
     near: CalibratedJobs | None = None,
 ) -> tuple[CalibratedJobs, float]:
-    """A model and its evidence; `near` is one of the same jobs or more, to begin with."""
+    """Return a model and its evidence; `near` is a model of the same jobs or more that serves as
+    first guess."""
     shapes = list(dict.fromkeys(job.shape for job in jobs))
     model = CalibratedJobs(machine, shapes, start, deviations)
     if near is not None:
@@ -347,7 +352,7 @@ def calibrate(
     *,
     start: Coefficients | None = None,
 ) -> CalibratedJobs:
-    """A model of a machine from jobs that were measured on it.
+    """Fit a model of a machine to jobs that were measured on it.
 
     How far shapes deviate from the smooth terms, and times from both, is chosen by the evidence.
 
@@ -376,7 +381,7 @@ def calibrate(
 
 
 def choose_measurements(machine: Machine, jobs: Sequence[TrainingJob], count: int) -> list[int]:
-    """Which jobs to run, as indices, so that the times of all of them can be predicted well.
+    """Choose the jobs to run, as indices, so that the times of all of them can be predicted well.
 
     Only shapes count, no measured time does.
     """

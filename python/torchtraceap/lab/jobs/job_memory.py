@@ -1,4 +1,4 @@
-"""Memory of a GPU of a training job, counted as Korthikanti et al. (2022) count it."""
+"""Memory need of a training job per GPU, counted as by Korthikanti et al. (2022)."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from torchtraceap.lab.jobs.terms import BYTES, LINEAR_BYTES, REPEATED_BYTES, SCO
 __all__ = ["JobMemory", "job_memory"]
 
 GRADIENT_BYTES = 4
-"""Megatron sums gradients in single precision."""
+"""Bytes of a gradient: Megatron sums gradients in single precision."""
 STATE_BYTES = 12
-"""Of Adam: single-precision weights and two moments."""
+"""Bytes of Adam's state: single-precision weights and two moments."""
 LOGIT_BYTES = 6
-"""Half-precision logits and their softmax in single precision."""
+"""Bytes of a logit: half precision, and its softmax in single precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMemory(Shown):
-    """Bytes of the GPU that needs the most."""
+    """Bytes of the GPU that needs the most memory."""
 
     parameters: float
     gradients: float
     optimizer: float
     activations: float
-    """Kept for the backward pass, of all micro-batches on their way, and the layer at work."""
+    """Activations that are kept for the backward pass by all micro-batches in flight, and those of
+    the layer at work."""
 
     @property
     def total(self) -> float:
         return self.parameters + self.gradients + self.optimizer + self.activations
 
     def to_dict(self) -> dict[str, int]:
-        """Whole bytes for JSON."""
+        """Return whole bytes for JSON."""
         parts = {name: round(getattr(self, name)) for name in self.__slots__}
         return {**parts, "total": sum(parts.values())}
 
 
 def job_memory(job: TrainingJob) -> JobMemory:
-    """What the first or the last stage needs, whichever is more.
+    """Return the memory need of the first or the last stage, whichever is larger.
 
     Not counted: what the framework, the libraries and fragmentation take.
     """
@@ -52,7 +53,7 @@ def job_memory(job: TrainingJob) -> JobMemory:
 
 
 def _layer_bytes(job: TrainingJob, recompute: str) -> float:
-    """What a layer keeps of a micro-batch."""
+    """Return the bytes that a layer keeps for a micro-batch."""
     split = job.tensor if job.sequence_parallel else 1
     unit = float(job.tokens * job.hidden)
     if recompute == "full":
@@ -65,12 +66,13 @@ def _layer_bytes(job: TrainingJob, recompute: str) -> float:
 
 
 def _at_work(job: TrainingJob) -> float:
-    """What is computed again of the layer whose backward pass runs."""
+    """Return the bytes that are recomputed for the layer whose backward pass runs."""
     return _layer_bytes(job, "none") if job.recompute != "none" else 0.0
 
 
 def _first_stage(job: TrainingJob) -> float:
-    """It starts as many micro-batches as there are stages before the first comes back."""
+    """Return the need of the first stage, which starts as many micro-batches as there are stages
+    before the first one comes back."""
     stages, chunks = job.pipeline, job.chunks
     started = stages if chunks == 1 else stages + (stages - 1) / chunks
     flying = min(started, float(job.microbatches))

@@ -1,4 +1,4 @@
-"""What is trained, on how many GPUs and how; and the machine that it runs on."""
+"""Training jobs (model, GPUs and schedule) and the machines on which they run."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
 __all__ = ["NODE_BANDWIDTH", "RECOMPUTE", "SHARDED", "Machine", "TrainingJob"]
 
 RECOMPUTE = ("none", "selective", "full")
-"""What the backward pass computes again: nothing, the attention core, whole layers (Korthikanti et
+"""What the backward pass recomputes: nothing, the attention core, or whole layers (Korthikanti et
 al., 2022)."""
 SHARDED = (0, 1, 2, 3)
-"""What replicas split instead of repeating it, as ZeRO counts: nothing, the optimizer's state,
-gradients too, parameters too (FSDP)."""
+"""What replicas shard instead of replicating it, as in ZeRO: nothing, the optimizer state, also
+gradients, also parameters (FSDP)."""
 HEAD_SIZE = 128
-"""Of a model that does not say how many heads it has."""
+"""Head size of a model that does not say how many heads it has."""
 NODE_BANDWIDTH = 100e9
 """Bytes per second in one direction out of a machine of eight GPUs: four 200 Gbit/s adapters, as in
 vTrain's cluster (config.py of VIA-Research/vTrain: 800 Gbit/s)."""
 NODE_LATENCY_NS = 20_000.0
-"""Of a message between two machines: half of what the smallest all-reduce of two machines takes in
-the measured tables."""
+"""Latency of a message between two machines: half of the smallest all-reduce of two machines in the
+measured tables."""
 _COUNTED = (
     "global_batch",
     "micro_batch",
@@ -44,7 +44,7 @@ _COUNTED = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob(Shown):
-    """A transformer, as Megatron runs it.
+    """A training job of a transformer, as Megatron runs it.
 
     Raises:
         OptionError: Batches, layers or heads can't be divided so.
@@ -56,32 +56,32 @@ class TrainingJob(Shown):
     layers: int
     sequence: int
     tensor: int
-    """Tensor-parallel ranks."""
+    """Number of tensor-parallel ranks."""
     data: int
-    """Replicas."""
+    """Number of replicas."""
     pipeline: int
-    """Stages."""
+    """Number of pipeline stages."""
     vocabulary: int = 51_200
     heads: int = 0
-    """0: one for each 128 hidden units."""
+    """Number of heads; 0 means one for each 128 hidden units."""
     key_value_heads: int = 0
-    """0: as many as heads."""
+    """Number of key and value heads; 0 means as many as heads."""
     head_size: int = 0
-    """Elements of a head; 0: the hidden units divided among the heads."""
+    """Elements of a head; 0 means the hidden units divided among the heads."""
     feed_forward: int = 0
-    """Inner size of the feed-forward network; 0: four times the hidden size."""
+    """Inner size of the feed-forward network; 0 means four times the hidden size."""
     gated: bool = False
-    """Whether that network has a third matrix, as SwiGLU has."""
+    """True if that network has a third matrix, as SwiGLU has."""
     flash_attention: bool = False
-    """Whether scores of attention stay on the chip, and are computed again in the backward pass."""
+    """True if attention scores stay on the chip and are recomputed in the backward pass."""
     recompute: str = "none"
-    """One of `RECOMPUTE`."""
+    """A value of `RECOMPUTE`."""
     sequence_parallel: bool = False
-    """Whether norms and dropout are split along the sequence among tensor-parallel ranks."""
+    """True if norms and dropout are split along the sequence among tensor-parallel ranks."""
     chunks: int = 1
-    """Parts of the model on each stage (interleaved schedule); 1 is 1F1B."""
+    """Model chunks per stage (interleaved schedule); 1 is 1F1B."""
     zero: int = 0
-    """One of `SHARDED`."""
+    """A value of `SHARDED`."""
 
     def __post_init__(self) -> None:
         reason = self._impossible()
@@ -89,7 +89,7 @@ class TrainingJob(Shown):
             raise OptionError(f"{self!r}: {reason}")
 
     def _impossible(self) -> str:
-        """Why this can't be run, or nothing."""
+        """Return the reason why the job cannot run, or an empty string."""
         if min(getattr(self, name) for name in _COUNTED) < 1:
             return "every size must be 1 or more"
         if self.flash_attention and self.recompute == "selective":
@@ -117,12 +117,12 @@ class TrainingJob(Shown):
 
     @property
     def microbatches(self) -> int:
-        """Of each replica in a step."""
+        """Micro-batches of each replica per step."""
         return self.global_batch // (self.micro_batch * self.data)
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch."""
+        """Tokens of a micro-batch."""
         return self.micro_batch * self.sequence
 
     @property
@@ -131,7 +131,7 @@ class TrainingJob(Shown):
 
     @property
     def layer_parameters(self) -> int:
-        """Of the matrices of a layer, undivided."""
+        """Parameters of the matrices of a layer, undivided."""
         heads, width = self.attention_heads, self.attention_width
         keys_and_values = 2 * width * (self.key_value_heads or heads) // heads
         inner = self.feed_forward or 4 * self.hidden
@@ -139,18 +139,18 @@ class TrainingJob(Shown):
 
     @property
     def attention_width(self) -> int:
-        """Elements of all heads of a token."""
+        """Elements of all heads for one token."""
         return self.attention_heads * self.head_size if self.head_size else self.hidden
 
     @property
     def stage_parameters(self) -> float:
-        """Of the rank that has the most: a stage's layers and one end of the model."""
+        """Parameters of the rank that has the most: a stage's layers and one end of the model."""
         layers = self.layers / self.pipeline * self.layer_parameters
         return (layers + self.vocabulary * self.hidden) / self.tensor
 
     @property
     def shape(self) -> tuple[int | str | bool, ...]:
-        """What the kernels of a layer depend on."""
+        """The properties on which the kernels of a layer depend."""
         return (
             self.hidden,
             self.tensor,
@@ -166,20 +166,20 @@ class TrainingJob(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU and how it talks to its neighbours, and to other machines."""
+    """A GPU with its links to its neighbors and to other machines."""
 
     flops: float
-    """Peak of half-precision matrix products, per second."""
+    """Peak rate of half-precision matrix products, FLOP/s."""
     bandwidth: float
-    """Of its memory, bytes per second."""
+    """Memory bandwidth, bytes per second."""
     all_reduce_ns: Callable[[float, int], float]
-    """By bytes and ranks, within one node."""
+    """Time of an all-reduce within a node in ns, by bytes and number of ranks."""
     gpus_per_node: int = 8
     node_bandwidth: float = NODE_BANDWIDTH
     """Bytes per second in one direction between a node and the others."""
     node_latency_ns: float = NODE_LATENCY_NS
     memory_bytes: float = 0.0
-    """Of a GPU; 0 is unknown."""
+    """Memory of a GPU in bytes; 0 if unknown."""
 
     @classmethod
     def of(
@@ -189,7 +189,8 @@ class Machine:
         gpus_per_node: int = 8,
         node_bandwidth: float = NODE_BANDWIDTH,
     ) -> Machine:
-        """From the device database and the measured tables of collectives, in one node.
+        """Read a machine of one node from the device database and the measured tables of
+        collectives.
 
         Raises:
             UnknownDurationError: The device is unknown, or its half-precision rate.
@@ -210,7 +211,7 @@ class Machine:
         )
 
     def all_reduces(self, size: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:
-        """Nanoseconds of an all-reduce within nodes, and between them.
+        """Return the time of an all-reduce within nodes and between them, in ns.
 
         Ranks of a node reduce among themselves, then rings connect the nodes. The GPUs of a node
         share its network: a group with g of n GPUs in each node has g / n of it, as the other
@@ -228,7 +229,8 @@ class Machine:
 
 @cache
 def _measured_all_reduce(device: str, size: float, ranks: int) -> float:
-    """Sizes beyond the tables: small ones take what the smallest takes, large ones in parts.
+    """Extend the measured tables: small messages take as long as the smallest, large ones are sent
+    in parts.
 
     Raises:
         UnknownDurationError: No table for so many ranks, or for any size.

@@ -1,4 +1,4 @@
-"""Operators of a training job with pipeline and data parallelism: one row per operator and rank.
+"""Operators of a training job with pipeline and data parallelism, one row per operator and rank.
 
 The format is the one in which ByteDance published production traces (Lin et al., "Understanding
 Stragglers in Large Model Training Using What-if Analysis", OSDI 2025): CSV or Parquet with the
@@ -29,7 +29,7 @@ MAX_ROWS = 50_000_000
 MAX_INDEX = 10_000_000
 """Largest rank, stage, step or model chunk that a file may name."""
 MAX_SECONDS = 4e9
-"""Times beyond this are no seconds (they would be nanoseconds or worse)."""
+"""Times beyond this are not in seconds (they would be nanoseconds or worse)."""
 NS_PER_S = 1e9
 
 
@@ -49,7 +49,7 @@ class OperatorTrace:
     rank: Array
     """int64: number of the worker; dp_rank and stage determine it."""
     op_type: TextCodes
-    """Such as `forward-compute` or `backward-send`."""
+    """The type, such as `forward-compute` or `backward-send`."""
     start_ns: Array
     """int64: from the earliest start of the trace."""
     duration_ns: Array
@@ -64,7 +64,7 @@ class OperatorTrace:
 
     @property
     def end_ns(self) -> Array:
-        """int64."""
+        """int64 `[operators]`: end of each operator."""
         ends: Array = self.start_ns + self.duration_ns
         return ends
 
@@ -75,7 +75,7 @@ class OperatorTrace:
 
 
 def read_operator_trace(path: PathLike) -> OperatorTrace:
-    """Reads a CSV file (also gzip or zstd) or a Parquet file.
+    """Read a CSV file (also gzip or zstd) or a Parquet file.
 
     Raises:
         MissingFileError: There is no such file.
@@ -123,7 +123,7 @@ def _read_parquet(file: Path) -> pd.DataFrame:
 
 
 def operator_trace(frame: pd.DataFrame) -> OperatorTrace:
-    """The operators of a DataFrame with the columns of `REQUIRED` and `OPTIONAL`.
+    """Return the operators of a DataFrame with the columns of `REQUIRED` and `OPTIONAL`.
 
     Raises:
         ParseError: A column is missing, or a value makes no sense; says which.
@@ -158,7 +158,7 @@ def operator_trace(frame: pd.DataFrame) -> OperatorTrace:
 
 
 def _indices(frame: pd.DataFrame, name: str, *, absent: int | None = None) -> Array:
-    """Whole numbers; where `absent` is given, missing and negative values become that."""
+    """Return whole numbers; `absent`, if given, replaces missing and negative values."""
     if name not in frame.columns:
         return np.full(len(frame), absent, dtype=np.int64)
     numbers = _numbers(frame, name)
@@ -176,7 +176,7 @@ def _indices(frame: pd.DataFrame, name: str, *, absent: int | None = None) -> Ar
 
 
 def _times(frame: pd.DataFrame, name: str) -> Array:
-    """Seconds as int64 nanoseconds."""
+    """Convert seconds to int64 nanoseconds."""
     seconds = _numbers(frame, name)
     wrong = ~(np.abs(seconds) <= MAX_SECONDS)
     if wrong.any():

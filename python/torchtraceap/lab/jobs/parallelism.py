@@ -1,4 +1,4 @@
-"""Which way to split a transformer's training over GPUs is the fastest that fits.
+"""Search for the fastest way to split a transformer's training over GPUs that fits into memory.
 
 Every split of the GPUs into tensor-, data- and pipeline-parallel ranks is tried with every
 micro-batch and way to save memory. Times come from `composition`, by default with coefficients of
@@ -28,7 +28,8 @@ __all__ = ["Cluster", "Parallelism", "Refused", "Strategy", "Transformer", "choo
 
 SCHEMA = "torchtraceap.parallelism/1"
 RESERVED_BYTES = 4 * 2**30
-"""Of a GPU's memory, left to the CUDA context, NCCL's buffers and fragmentation: a guess."""
+"""The part of a GPU's memory that is left to the CUDA context, NCCL's buffers and fragmentation (a
+guess)."""
 LARGEST_MICRO_BATCH = 64
 MOST_GPUS = 65_536
 CHUNKS = (1, 2, 3)
@@ -58,14 +59,15 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 _GATED_FAMILIES = ("gemma",)
-"""Whose activation does not tell it."""
+"""Model families whose feed-forward network is gated although the name of its activation does not
+say so."""
 _GATED = ("silu", "swiglu", "geglu", "swish")
 _OPTIONAL = ("vocabulary", "feed_forward", "head_size", "key_value_heads")
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer(Shown):
-    """Sizes of a decoder, or of an encoder: their layers cost the same."""
+    """Sizes of a decoder or of an encoder; their layers cost the same."""
 
     layers: int
     hidden: int
@@ -73,13 +75,13 @@ class Transformer(Shown):
     sequence: int
     vocabulary: int = 51_200
     feed_forward: int = 0
-    """0: four times the hidden size."""
+    """Inner size of the feed-forward network; 0 means four times the hidden size."""
     key_value_heads: int = 0
-    """0: as many as heads."""
+    """Number of key and value heads; 0 means as many as heads."""
     head_size: int = 0
-    """Elements of a head; 0: the hidden units divided among the heads."""
+    """Elements of a head; 0 means the hidden units divided among the heads."""
     gated: bool = False
-    """Whether the feed-forward network has a third matrix (SwiGLU)."""
+    """True if the feed-forward network has a third matrix (SwiGLU)."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "sequence", "vocabulary"):
@@ -97,7 +99,7 @@ class Transformer(Shown):
 
     @classmethod
     def of(cls, model: Transformer | Mapping[str, Any] | object) -> Transformer:
-        """From sizes, or from a configuration: a mapping or an object with attributes.
+        """Read sizes from a configuration: a mapping, or an object with attributes.
 
         Known are the names of Hugging Face, Megatron and torchtitan.
 
@@ -125,7 +127,8 @@ class Transformer(Shown):
 
 
 def _told(model: Mapping[str, Any] | object) -> Any:
-    """What asks a configuration for a value by name; None where it has none."""
+    """Return a function that looks up a value of a configuration by name, None if it has no such
+    value."""
     if isinstance(model, Mapping):
         return model.get
     return lambda name: getattr(model, name, None)
@@ -144,17 +147,18 @@ def _positive(name: str, value: int, least: int = 1) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cluster(Shown):
-    """GPUs that are all alike, in nodes that are all alike."""
+    """A cluster of identical nodes with identical GPUs."""
 
     device: str | Device
     gpus: int
     gpus_per_node: int = 8
     node_bandwidth: float = NODE_BANDWIDTH
-    """Bytes per second in one direction between a node and the others, over all its adapters."""
+    """Bytes per second in one direction between a node and the others, over all adapters of the
+    node."""
 
     @classmethod
     def of(cls, cluster: Cluster | Mapping[str, Any]) -> Cluster:
-        """From a mapping with the names of the fields.
+        """Read a cluster from a mapping with the names of the fields.
 
         Raises:
             OptionError: Names or values are wrong.
@@ -182,23 +186,23 @@ class Cluster(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Strategy(Shown):
-    """One way to train, what it takes and needs."""
+    """A way to train with its predicted time and its memory need."""
 
     job: TrainingJob
     step_ns: float
     low_ns: float
-    """In 10 of 100 cases like this one a step is shorter."""
+    """The 10th percentile of the step time: in 10 of 100 such cases a step is shorter."""
     high_ns: float
     memory: JobMemory
     utilization: float
-    """Share of the GPUs' peak that products of the model reach; computing again doesn't count."""
+    """Share of the GPUs' peak that the model's matrix products reach, without recomputation."""
     bound_by: str
-    """What sets the pace of a layer: "gpu" (or its links) or "host"."""
+    """The limit of a layer's pace: "gpu" (or its links) or "host"."""
     unmeasured: tuple[str, ...]
-    """In what it lies outside of the jobs that were measured."""
+    """Properties in which the job lies outside of the measured jobs."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         job = self.job
         names = (
             "tensor",
@@ -226,36 +230,36 @@ class Strategy(Shown):
 
 @dataclass(frozen=True, slots=True)
 class Refused(Shown):
-    """Ways to train that are impossible, and why."""
+    """Ways to train that are impossible, with the reason."""
 
     tensor: int
     data: int
     pipeline: int
     micro_batch: int | None
-    """None: whatever it is."""
+    """Micro-batch size; None if the reason holds for all sizes."""
     reason: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class Parallelism(Shown):
-    """Ways to train a model on a cluster, the fastest first."""
+    """Ways to train a model on a cluster, fastest first."""
 
     model: Transformer
     device: str
     gpus: int
     global_batch: int
     strategies: tuple[Strategy, ...]
-    """For each split and micro-batch the fastest way that fits."""
+    """The fastest way that fits, for each split and micro-batch size."""
     refused: tuple[Refused, ...]
     notes: tuple[str, ...]
 
     @property
     def best(self) -> Strategy:
-        """The fastest.
+        """The fastest way to train.
 
         Raises:
             OptionError: None is possible; the message says why.
@@ -266,7 +270,7 @@ class Parallelism(Shown):
         raise OptionError("no strategy is possible" + (f": {reasons[0][0]}" if reasons else ""))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "schema": SCHEMA,
             "model": {field.name: getattr(self.model, field.name) for field in fields(self.model)},
@@ -290,7 +294,8 @@ def choose_parallelism(
     flash_attention: bool = False,
     measured: CalibratedJobs | None = None,
 ) -> Parallelism:
-    """Ways to train a transformer in half precision with Adam, by predicted time of a step.
+    """Return ways to train a transformer in half precision with Adam, sorted by predicted step
+    time.
 
     Args:
         model: Sizes, or a configuration that has them (`Transformer.of`).
@@ -342,7 +347,7 @@ def _known_device(device: str | Device) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """All ways to train."""
+    """The space of all ways to train a model on a cluster."""
 
     model: Transformer
     gpus: int
@@ -353,7 +358,7 @@ class _Space:
     def sorted_out(
         self, machine: Machine, recompute: Sequence[str], zero: Sequence[int]
     ) -> tuple[list[TrainingJob], list[Refused]]:
-        """Jobs that fit, and what is refused."""
+        """Return the jobs that fit, and the refused ones."""
         fitting: list[TrainingJob] = []
         refused: list[Refused] = []
         for tensor, data, pipeline in self._splits():
@@ -407,7 +412,7 @@ class _Space:
         recompute: Sequence[str],
         zero: Sequence[int],
     ) -> Iterator[TrainingJob]:
-        """With each way to save memory or to interleave."""
+        """Yield the job with each way to save memory and to interleave stages."""
         model = self.model
         plain = TrainingJob(
             self.global_batch, micro, model.hidden, model.layers, model.sequence,
@@ -426,7 +431,7 @@ class _Space:
 
 
 def _unknown_links(machine: Machine, tensor: int, data: int, pipeline: int) -> str:
-    """Why nothing tells how long ranks take to exchange, or nothing."""
+    """Return the reason why exchanges between ranks cannot be timed, or an empty string."""
     per_node = machine.gpus_per_node
     groups = {min(tensor, per_node), max(1, min(data, per_node // tensor)), min(pipeline, 2)}
     try:
@@ -438,7 +443,7 @@ def _unknown_links(machine: Machine, tensor: int, data: int, pipeline: int) -> s
 
 
 def _that_fit(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:
-    """Those that fit into memory; the reason if none does."""
+    """Return the jobs that fit into memory, and the reason if none does."""
     if not jobs:
         return [], "flash attention leaves nothing to compute again selectively"
     if not machine.memory_bytes:
@@ -461,7 +466,7 @@ def _predicted(
     device: Device,
     is_measured: bool,
 ) -> tuple[Strategy, ...]:
-    """The fastest variant of each split and micro-batch, in order of time."""
+    """Return the fastest variant of each split and micro-batch size, sorted by time."""
     if not jobs:
         return ()
     times, low, high = predictor.interval(jobs)
@@ -487,7 +492,7 @@ def _predicted(
 
 
 def _useful_flops(job: TrainingJob) -> float:
-    """Of a step, without what is computed again."""
+    """Return the FLOPs of a step without recomputation."""
     tokens = job.global_batch * job.sequence
     layer = 2.0 * job.layer_parameters + 4.0 * job.sequence * job.attention_width
     return 3.0 * tokens * (job.layers * layer + 2.0 * job.vocabulary * job.hidden)

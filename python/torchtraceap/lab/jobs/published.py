@@ -1,4 +1,4 @@
-"""What published iteration times say of training jobs: coefficients, and where they were measured.
+"""Coefficients that were fitted to published iteration times, with the range of those jobs.
 
 `data/training.json` is made by `benchmarks/prediction/many_gpus.py --fit`.
 """
@@ -26,7 +26,7 @@ _DATA = Path(__file__).with_name("data") / "training.json"
 
 @dataclass(frozen=True, slots=True)
 class PublishedJobs:
-    """Coefficients of published jobs, and what these jobs were."""
+    """Coefficients of published jobs, and a description of these jobs."""
 
     coefficients: Coefficients
     deviations: Deviations
@@ -35,17 +35,18 @@ class PublishedJobs:
     devices: tuple[str, ...]
     """Ids of the GPUs that they ran on."""
     source: str
-    """For a person."""
+    """The source in words."""
 
     def model_for(self, machine: Machine, device: Device) -> CalibratedJobs:
-        """Carried over to another cluster, and to another GPU if it is one."""
+        """Return a model that is carried over to another cluster, and to another GPU if it is
+        one."""
         start = self.coefficients.carried_over()
         if device.id not in self.devices:
             start = start.on_another_gpu()
         return CalibratedJobs(machine, [], start, self.deviations)
 
     def outside(self, job: TrainingJob, device: Device) -> tuple[str, ...]:
-        """In what a job lies outside of the measured ones."""
+        """Return the properties in which a job lies outside of the measured ones."""
         found = [] if device.id in self.devices else [f"{device.name} was not measured"]
         for name, (low, high) in self.ranges.items():
             value = getattr(job, name)
@@ -63,7 +64,7 @@ class PublishedJobs:
 
 @cache
 def published_jobs() -> PublishedJobs:
-    """What is shipped; read once per process."""
+    """Load the coefficients that are shipped; the file is read once per process."""
     told: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
     if tuple(told["coefficients"]) != COEFFICIENTS:
         raise RuntimeError(f"{_DATA.name} was fitted to other terms; fit it anew")

@@ -1,4 +1,4 @@
-"""The dependencies between the operators of a pipeline- and data-parallel training job.
+"""Dependencies between the operators of a pipeline- and data-parallel training job.
 
 Note [Rules]: what follows is the dependency model of Lin et al. (OSDI 2025), section 3, for
 Megatron's schedules with and without interleaving. In each step, on each worker:
@@ -55,19 +55,20 @@ EMBEDDING, CLIPPING = "embedding-grads-all-reduce", "optimizer-clip-main-grad"
 COLLECTION, OPTIMIZER = "gc", "optimizer"
 
 EXCHANGES = frozenset([*POINT_TO_POINT, PARAMETERS, GRADIENTS, SEPARATE, EMBEDDING, CLIPPING])
-"""Types whose members wait for each other; what counts of them is the transfer."""
+"""Types whose members wait for each other; only the transfer time counts for them."""
 COMMUNICATION = EXCHANGES | {LAYER_NORM}
-"""Types that communicate; that of layer-norm gradients stays within a worker of these traces."""
+"""Types that communicate; layer-norm gradients stay within a worker in these traces."""
 KNOWN = COMMUNICATION | {FORWARD, BACKWARD, COLLECTION, OPTIMIZER}
 
 CLOCK_NS = 50_000
-"""Clocks of two workers may differ by this: what is closer is taken as the same moment."""
+"""The difference between the clocks of two workers below which two times count as the same."""
 CONTRADICTION_NS = 10_000_000
-"""What begins this much before an operator that it needs has ended contradicts the dependency."""
+"""An operator that begins this long before one that it needs has ended contradicts the
+dependency."""
 
 
 class _Lane:
-    """What one worker does in a step: columns of the template by type, in order of start."""
+    """The operators of one worker in a step: columns of the template by type, in order of start."""
 
     def __init__(self, columns: Array, types: Sequence[str]) -> None:
         self.columns = columns
@@ -83,7 +84,7 @@ class _Lane:
 
 
 class _Template:
-    """Dependencies and pairs of exchanges of instances with the same operators. See the Notes.
+    """The dependencies and pairs of exchanges that instances with the same operators share.
 
     Args:
         start_ns: int64 `[instances, columns]`.
@@ -161,7 +162,8 @@ class _Template:
                 real.append(exchange)
 
     def _is_idle(self, exchange: int, compute: Sequence[int], side: str) -> bool:
-        """Is it before the first result or after the last need, in most of the instances?
+        """Return True if the exchange lies before the first result or after the last need in most
+        instances.
 
         Profilers record such exchanges at both ends of a step; nothing is exchanged.
         """
@@ -198,7 +200,7 @@ class _Template:
     # ------------------------------------------------------------------------- collectives
 
     def _add_parameters(self, lane: _Lane) -> None:
-        """The last gather of a chunk comes before the chunk's first forward."""
+        """Add the rule that the last gather of a chunk comes before the chunk's first forward."""
         for chunk, gather in {int(self.chunk[c]): c for c in lane.get(PARAMETERS)}.items():
             needs = [c for c in lane.get(FORWARD) if chunk in (-1, self.chunk[c])]
             self.edges += [(gather, forward) for forward in needs[:1]]
@@ -219,13 +221,15 @@ class _Template:
             self.edges += [(c, tail[0]) for c in gradients[-1:] if tail]
 
     def _add_overlapped_gradients(self, lane: _Lane) -> None:
-        """The first reduce-scatter of a chunk follows the chunk's last backward."""
+        """Add the rule that the first reduce-scatter of a chunk follows the chunk's last
+        backward."""
         for chunk, scatter in {int(self.chunk[c]): c for c in lane.get(GRADIENTS)[::-1]}.items():
             makes = [c for c in lane.get(BACKWARD) if chunk in (-1, self.chunk[c])]
             self.edges += [(backward, scatter) for backward in makes[-1:]]
 
     def _add_unknown(self, lane: _Lane) -> None:
-        """Other types go between what ended before them and what began after, in most instances."""
+        """Place other types between what ended before them and what began after, in most
+        instances."""
         start_ns = np.median(self.start_ns[:, lane.columns], axis=0)
         end_ns = np.median(self.end_ns[:, lane.columns], axis=0)
         for name in lane.of.keys() - KNOWN:
@@ -244,7 +248,7 @@ class _Template:
 def _assign(
     exchanges: Sequence[int], has_peer: Sequence[bool], *, from_end: bool
 ) -> Iterator[tuple[int, int]]:
-    """Each exchange with the index of its compute operator.
+    """Assign a compute operator to each exchange.
 
     Operators at the model's input or output need no exchange, yet some recordings have one for
     them. So exchanges that are too few for all operators leave out some of those: the first for
@@ -264,7 +268,7 @@ def _assign(
 
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
-    """When operators run in a replay; int64 `[operators]`."""
+    """Times at which operators run in a replay, int64 `[operators]` in ns."""
 
     begin_ns: Array
     end_ns: Array
@@ -320,7 +324,7 @@ class Schedule:
         )
 
     def _without_contradictions(self, spans_ns: Array, what: str) -> Array:
-        """Zero instead of spans that no clock error explains, with a note."""
+        """Replace spans that no clock error explains by zero, with a note."""
         wrong = spans_ns <= -CONTRADICTION_NS
         if wrong.any():
             limit_ms = CONTRADICTION_NS // 1_000_000
@@ -328,7 +332,8 @@ class Schedule:
         return np.where(wrong, 0, spans_ns)
 
     def _build_graph(self) -> None:
-        """Nodes: operators, then meetings, then the beginnings of steps."""
+        """Build the graph whose nodes are operators, then meetings, then the beginnings of
+        steps."""
         operators, meetings = len(self.trace), int(self.meeting.max(initial=-1)) + 1
         members = np.flatnonzero(self.exchanging)
         meets = operators + self.meeting[members]
@@ -361,13 +366,13 @@ class Schedule:
 
     @cached_property
     def measured_step_ns(self) -> Array:
-        """int64 `[steps]`: as recorded."""
+        """Recorded step times, int64 `[steps]` in ns."""
         return self.step_ns(OperatorTimes(self.trace.start_ns, self.trace.end_ns))
 
     def replay(
         self, work_ns: Array | None = None, *, delayed: Array | bool = False
     ) -> OperatorTimes:
-        """All steps again.
+        """Replay all steps.
 
         Args:
             work_ns: int64 `[operators]`: other durations and transfers; None: as recorded.
@@ -386,13 +391,15 @@ class Schedule:
         return OperatorTimes(times[::2], times[1::2])
 
     def step_ns(self, times: OperatorTimes) -> Array:
-        """int64 `[steps]`: from the recorded begin of each step to its last end."""
+        """Return the time from the recorded start of each step to its last end, int64 `[steps]` in
+        ns."""
         ends: Array = np.maximum.reduceat(times.end_ns, self._first)
         return ends - self.step_start_ns
 
 
 def _edge_numbers(nodes: int, target: Array) -> Array:
-    """Numbers of the nodes' own edges, then of the given ones, in the graph of `plain_graph`."""
+    """Return the numbers of the nodes' own edges, then of the given ones, in the graph of
+    `plain_graph`."""
     own = 2 * np.arange(nodes, dtype=np.int64) + 1
     order = np.argsort(np.concatenate([own, target]), kind="stable")
     numbers = np.empty(len(order), dtype=np.uint32)
@@ -401,7 +408,7 @@ def _edge_numbers(nodes: int, target: Array) -> Array:
 
 
 def build_schedule(trace: OperatorTrace) -> Schedule:
-    """Dependencies between all operators of all steps. See Note [Rules].
+    """Build the dependencies between all operators of all steps. See Note [Rules].
 
     Raises:
         ParseError: The operators' order contradicts itself.
@@ -412,7 +419,8 @@ def build_schedule(trace: OperatorTrace) -> Schedule:
 
 
 class _Builder:
-    """Templates for all instances, and their copies. See Note [One schedule for many]."""
+    """A builder of templates for all instances and of their copies. See Note [One schedule for
+    many]."""
 
     def __init__(self, trace: OperatorTrace) -> None:
         self._trace = trace
@@ -432,7 +440,7 @@ class _Builder:
         self._edges = [self._instantiate(rows) for rows in self._instances()]
 
     def _instances(self) -> list[Array]:
-        """Rows `[instances, columns]` of those that have the same operators."""
+        """Return the rows of instances with the same operators, `[instances, columns]`."""
         trace, rows = self._trace, self._rows
         code = (trace.stage * len(trace.op_type.texts) + self._type) * (
             int(trace.chunk.max()) + 2
@@ -449,7 +457,8 @@ class _Builder:
         ]
 
     def _instantiate(self, rows: Array) -> Array:
-        """Dependencies int64 `[2, n]` of some instances; notes their pairs of exchanges."""
+        """Return the dependencies of some instances, int64 `[2, n]`, and record their pairs of
+        exchanges."""
         trace, texts = self._trace, self._trace.op_type.texts
         first = rows[0]
         template = _Template(
@@ -474,7 +483,8 @@ class _Builder:
 
     @cached_property
     def _places(self) -> Array:
-        """Model chunk within the model; where not recorded, as Megatron numbers them."""
+        """Return the model chunk within the model; if it is not recorded, as Megatron numbers
+        chunks."""
         trace = self._trace
         derived = np.maximum(trace.chunk, 0) * trace.stages + trace.stage
         compute = np.isin(trace.op_type.to_numpy(), [FORWARD, BACKWARD])
@@ -485,7 +495,7 @@ class _Builder:
         return np.concatenate(self._edges, axis=1)
 
     def meetings(self) -> Array:
-        """int64 `[operators]`: number of the exchange that an operator is part of, or -1."""
+        """The number of the exchange to which each operator belongs, or -1; int64 `[operators]`."""
         trace, texts = self._trace, self._trace.op_type.texts
         number = np.arange(len(trace), dtype=np.int64)
         for sends, receives in self._pairs:
@@ -507,7 +517,7 @@ class _Builder:
         return meeting
 
     def _order_within_type(self) -> Array:
-        """int64 `[operators]`: how many of its type its worker had before in the step.
+        """Count the earlier operators of the same type and worker in the step, int64 `[operators]`.
 
         Compute operators are counted together.
         """
@@ -535,7 +545,7 @@ class _Builder:
 
 
 def _first_of_group(keys: Sequence[Array]) -> Array:
-    """Index of the first row with the same keys, by row."""
+    """Return the index of the first row with the same keys, for each row."""
     order = np.lexsort(keys)
     new = np.zeros(len(order), dtype=bool)
     for key in keys:

@@ -1,4 +1,4 @@
-"""What stragglers cost: a job replayed as if all operators of a type took equally long.
+"""The cost of stragglers: a job is replayed as if all operators of a type took equally long.
 
 Definitions of Lin et al. (OSDI 2025), which docs/stragglers.md states with their units.
 """
@@ -27,47 +27,48 @@ MERGED = {
     "backward-send": "backward-pp-comm",
     "backward-recv": "backward-pp-comm",
 }
-"""Types that are one thing to a person."""
+"""Types that are shown as one."""
 WORST_WORKERS = 0.03
-"""Share of the workers whose repair M_W asks for, at least one."""
+"""Share of the workers whose repair M_W describes; at least one worker."""
 TRUSTED = 0.05
 """Difference between measured and replayed step time above which a note warns."""
 
 
 @dataclass(frozen=True)
 class StragglerReport:
-    """What a job loses to operators that take longer than others of their type.
+    """The loss of a job to operators that take longer than others of their type.
 
     Times of steps are means over the steps of the trace, in ns.
     """
 
     measured_ns: float
-    """As recorded."""
+    """The recorded step time."""
     undelayed_ns: float
-    """Replayed with every operator begun as soon as what it needs was done."""
+    """The replayed step time if every operator begins as soon as its inputs are ready."""
     ideal_ns: float
-    """Replayed without stragglers as well: see `ideal_work`."""
+    """The replayed step time without stragglers: see `ideal_work`."""
     steps: ColumnTable
-    """One row per step."""
+    """Table with a row for each step."""
     attribution: ColumnTable
-    """What each replica, stage, type of operator and worker contributes to the slowdown."""
+    """The contribution of each replica, stage, type of operator and worker to the slowdown."""
     last_stage_share: float
-    """M_S: share of the loss that is gone once the last stage is as in the ideal; NaN: no loss."""
+    """M_S: share of the loss that is gone if the last stage is ideal; NaN without a loss."""
     worst_workers_share: float
     """M_W: the same for the worst 3 % of the workers."""
     worst_workers: tuple[int, ...]
-    """Their ranks."""
+    """The ranks of these workers."""
     notes: tuple[str, ...]
-    """What the result rests on and what the trace lacks."""
+    """Assumptions of the result, and what the trace lacks."""
 
     @property
     def slowdown(self) -> float:
-        """S: step time of the job over that without stragglers."""
+        """S: step time of the job over step time without stragglers."""
         return _ratio(self.undelayed_ns, self.ideal_ns)
 
     @property
     def delay_slowdown(self) -> float:
-        """Measured step time over that without launch delays: what the model does not explain."""
+        """Measured step time over step time without launch delays, which the model does not
+        explain."""
         return _ratio(self.measured_ns, self.undelayed_ns)
 
     @property
@@ -76,7 +77,7 @@ class StragglerReport:
         return 1 - _ratio(self.ideal_ns, self.undelayed_ns)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; absent ones are None."""
+        """Return plain values for JSON; absent ones are None."""
         facts = {
             "measured_step_ns": self.measured_ns,
             "undelayed_step_ns": self.undelayed_ns,
@@ -99,7 +100,7 @@ class StragglerReport:
 def what_if_stragglers(
     trace: PathLike | OperatorTrace, *, by: Sequence[str] = ("dp_rank", "stage", "op_type")
 ) -> StragglerReport:
-    """How much faster a job were without stragglers, and who they are.
+    """Compute how much faster a job is without stragglers, and which members they are.
 
     Args:
         trace: A file for `read_operator_trace`, or what that returned.
@@ -116,7 +117,7 @@ def what_if_stragglers(
 
 
 def ideal_work(schedule: Schedule) -> Array:
-    """int64 `[operators]`: durations and transfers without stragglers.
+    """Return durations and transfers without stragglers, int64 `[operators]` in ns.
 
     All operators of a type, over steps, replicas, stages and micro-batches, take the same: the
     mean of what computes (work is moved, none disappears), the median of what communicates (a few
@@ -135,7 +136,7 @@ def ideal_work(schedule: Schedule) -> Array:
 
 
 class _Analysis:
-    """The replays of one job."""
+    """Replays of one job."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -147,15 +148,15 @@ class _Analysis:
         return self.schedule.step_ns(self.schedule.replay(work_ns))
 
     def only(self, chosen: Array) -> Array:
-        """Step times if only these operators take as long as recorded."""
+        """Return step times if only these operators take as long as recorded."""
         return self._steps(np.where(chosen, self.schedule.work_ns, self.ideal_work_ns))
 
     def without(self, chosen: Array) -> Array:
-        """Step times if only these operators take as long as in the ideal."""
+        """Return step times if only these operators take as long as in the ideal."""
         return self._steps(np.where(chosen, self.ideal_work_ns, self.schedule.work_ns))
 
     def recovered(self, step_ns: Array) -> float:
-        """Share of the loss that is gone at these step times; NaN without a loss."""
+        """Return the share of the loss that is gone at these step times; NaN without a loss."""
         loss = float(self.undelayed.mean() - self.ideal.mean())
         return (float(self.undelayed.mean()) - float(step_ns.mean())) / loss if loss else np.nan
 
@@ -181,7 +182,7 @@ class _Analysis:
         )
 
     def _key(self, name: str) -> tuple[Array, list[str]]:
-        """Member of each operator, and what the members are called."""
+        """Return the member of each operator, and the names of the members."""
         trace = self.schedule.trace
         if name == "op_type":
             merged = encode_texts(MERGED.get(text, text) for text in trace.op_type.texts)
@@ -192,7 +193,8 @@ class _Analysis:
         return index.astype(np.int64), [str(number) for number in numbers.tolist()]
 
     def _contributions(self, name: str, *, repaired: bool = True) -> _Contributions:
-        """Of all members; without `repaired`, what their repair would recover is left out."""
+        """Return the contributions of all members; without `repaired`, what their repair recovers
+        is left out."""
         key, labels = self._key(name)
         members = [key == member for member in range(len(labels))]
         recovered = [self.recovered(self.without(chosen)) for chosen in members if repaired]
@@ -204,7 +206,8 @@ class _Analysis:
         )
 
     def _worst_workers(self, replicas: _Contributions, stages: _Contributions) -> list[int]:
-        """Ranks whose replica and stage both are slow: the smaller of the two slowdowns."""
+        """Return the ranks whose replica and stage are both slow, by the smaller of the two
+        slowdowns."""
         trace = self.schedule.trace
         workers = Groups(trace.rank).first
         replica = np.searchsorted([int(x) for x in replicas.labels], trace.dp_rank[workers])
@@ -253,7 +256,7 @@ class _Contributions:
     """Mean step time if only this member is as recorded."""
     ideal_ns: float
     recovered: Array
-    """Share of the loss that is gone with this member repaired; may be left out."""
+    """Share of the loss that is gone if this member is repaired; may be left out."""
 
     @property
     def slowdown(self) -> Array:
@@ -262,7 +265,7 @@ class _Contributions:
 
 
 def _attribution(tables: dict[str, _Contributions]) -> ColumnTable:
-    """Largest slowdown first within each kind."""
+    """Return a table with the largest slowdown first within each kind."""
     by, member = [], []
     columns: list[tuple[Array, Array, Array]] = []
     for name, table in tables.items():

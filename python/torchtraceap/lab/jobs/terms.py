@@ -1,4 +1,4 @@
-"""What a step of a training job is made of, before any coefficient; see Note [Composition]."""
+"""The parts of a training step's time, before any coefficient; see Note [Composition]."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["COEFFICIENTS", "PRIOR_DEVIATIONS", "PRIOR_MEANS", "Parts", "Terms", 
 
 MS = 1e6
 BYTES = 2
-"""Of a half-precision number."""
+"""Bytes of a half-precision number."""
 ADAM_BYTES = 16
-"""Read and written for a parameter: weight, gradient, moments and master copy."""
+"""Bytes that Adam reads and writes per parameter: weight, gradient, moments and master copy."""
 LINEAR_BYTES, REPEATED_BYTES, SCORE_BYTES = 24, 10, 5
 """Activations that a layer keeps (Korthikanti et al., 2022): per token and hidden unit, those that
 tensor parallelism divides and those that every rank repeats; and per score of attention."""
 FLASH_AGAIN = 0.5
-"""Forward passes of attention that flash attention's backward pass computes again: one of its two
+"""Forward passes of attention that flash attention's backward pass recomputes: one of its two
 products."""
 LOSS_BYTES = 16
-"""Traffic per logit: half-precision logits, single-precision softmax, their gradient."""
+"""Traffic per logit: half-precision logits, single-precision softmax, and their gradient."""
 SHARPNESS = 6.0
-"""Of the maximum of what overlaps: (a^6 + b^6)^(1/6)."""
+"""Exponent of the smooth maximum of overlapping times: (a^6 + b^6)^(1/6)."""
 
 # Name, prior mean and standard deviation of its logarithm. 1 is the machine's peak; host work in
 # ms. Means are what data sheets and one step of Megatron suggest; deviations say how little.
@@ -55,13 +55,13 @@ _PRIOR = {
 }
 COEFFICIENTS = tuple(_PRIOR)
 PRIOR_MEANS = np.log(np.array([mean for mean, _ in _PRIOR.values()]))
-"""Of the logarithms."""
+"""Prior means of the coefficients' logarithms."""
 PRIOR_DEVIATIONS = np.array([deviation for _, deviation in _PRIOR.values()])
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Float64 `[jobs]` each; times in ns at the machine's peaks."""
+    """Terms of jobs, float64 `[jobs]` each; times in ns at the machine's peak rates."""
 
     products: Array
     attention: Array
@@ -70,13 +70,13 @@ class Terms:
     exchange: Array
     node_exchange: Array
     passes: Array
-    """Forward and backward passes of a layer; 1 is one of each, 4/3 computes forward twice."""
+    """Forward and backward passes of a layer: 1 is one of each, 4/3 computes forward twice."""
     gathers: Array
-    """Of a layer's parameters, where replicas split them; overlaps computing."""
+    """Time to gather a layer's parameters that replicas shard; it overlaps with computation."""
     logits: Array
     loss: Array
     split: Array
-    """1 where there is tensor parallelism."""
+    """1 if there is tensor parallelism, else 0."""
     hop: Array
     node_hop: Array
     update: Array
@@ -94,23 +94,24 @@ class Terms:
         return cls(*rows.reshape(len(jobs), len(cls.__slots__)).T)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Terms:
-        """Those of some jobs."""
+        """Return the terms of some jobs."""
         return Terms(*(getattr(self, name)[rows] for name in Terms.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Float64 `[jobs]` each, ns."""
+    """Parts of step times, float64 `[jobs]` each in ns."""
 
     total: Array
     layers: Array
-    """What all layers add to the total."""
+    """The contribution of all layers to the total."""
     ends: Array
-    """What the output layer and the loss add."""
+    """The contribution of the output layer and the loss."""
     host_share: Array
-    """0 to 1: how far the host sets the pace of a layer."""
+    """The degree to which the host sets the pace of a layer, 0 to 1."""
     slopes: Array
-    """Float64 `[jobs, coefficients]`: change of the total's logarithm with theirs."""
+    """Derivatives of the total's logarithm with respect to the coefficients' logarithms, float64
+    `[jobs, coefficients]`."""
 
 
 _LAYER_TERMS = ("products", "attention", "traffic", "scores", "exchange", "node_exchange")
@@ -122,7 +123,7 @@ def step_parts(
     layer_factor: Array | float = 1.0,
     end_factor: Array | float = 1.0,
 ) -> Parts:
-    """Times of steps.
+    """Compute the parts of step times.
 
     Args:
         coefficients: Logarithms, in the order of `COEFFICIENTS`.
@@ -157,7 +158,8 @@ def step_parts(
 
 
 def _add_ends(use: dict[str, float], terms: Terms, adds: dict[str, Array], weight: Array) -> Array:
-    """Time of the output layer and the loss; adds what each coefficient contributes to a step."""
+    """Add the time of the output layer and the loss, and the contribution of each coefficient to a
+    step."""
     logits = use["logits"] * terms.logits
     alone = np.where(terms.split > 0, 0.0, use["loss_alone"] * terms.loss)
     parallel = np.where(terms.split > 0, use["loss_parallel"] * terms.loss, 0.0)
@@ -175,7 +177,7 @@ def _add_ends(use: dict[str, float], terms: Terms, adds: dict[str, Array], weigh
 
 
 def _longest(*parts: Array) -> Array:
-    """About the longest of what overlaps."""
+    """Return the smooth maximum of overlapping times."""
     most = np.maximum.reduce(parts)
     total = np.zeros_like(most)
     for part in parts:
@@ -184,7 +186,7 @@ def _longest(*parts: Array) -> Array:
 
 
 def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
-    """The fields of `Terms` for one job, in their order."""
+    """Return the fields of `Terms` for one job, in their order."""
     again = job.recompute == "full"
     forward = 4 if again else 3  # a backward pass is two forward passes
     core = 3.0 if job.recompute == "none" else 4.0
@@ -220,13 +222,13 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
 
 
 def _layer_flops(job: TrainingJob) -> tuple[float, float]:
-    """Of a forward pass: products with weights, and scores and sums of attention."""
+    """Return the FLOPs of a forward pass: products with weights, and attention's two products."""
     weights = 2.0 * job.tokens * job.layer_parameters
     return weights / job.tensor, 4.0 * job.tokens * job.sequence * job.attention_width / job.tensor
 
 
 def _layer_traffic(job: TrainingJob) -> tuple[float, float]:
-    """Bytes of a forward pass: activations, and scores of attention."""
+    """Return the bytes of a forward pass: activations and attention scores."""
     repeated = REPEATED_BYTES / (job.tensor if job.sequence_parallel else 1)
     activations = job.tokens * job.hidden * (LINEAR_BYTES / job.tensor + repeated)
     if job.flash_attention:
@@ -235,7 +237,7 @@ def _layer_traffic(job: TrainingJob) -> tuple[float, float]:
 
 
 def _last(job: TrainingJob, machine: Machine) -> tuple[float, float]:
-    """Of the output layer and the loss, for one micro-batch."""
+    """Return the time of the output layer and the loss for one micro-batch."""
     logits = job.tokens * job.vocabulary / job.tensor
     return (
         1e9 * 6 * logits * job.hidden / machine.flops,
@@ -244,7 +246,7 @@ def _last(job: TrainingJob, machine: Machine) -> tuple[float, float]:
 
 
 def _hop(job: TrainingJob, machine: Machine) -> tuple[float, float]:
-    """What a micro-batch takes there and back between two stages, within and between nodes."""
+    """Return the round-trip time of a micro-batch between two stages, within and between nodes."""
     exchanged = 2 * BYTES * job.tokens * job.hidden
     exchanged //= job.tensor if job.sequence_parallel else 1
     if job.pipeline == 1:
@@ -255,12 +257,14 @@ def _hop(job: TrainingJob, machine: Machine) -> tuple[float, float]:
 
 
 def _data_ranks_per_node(job: TrainingJob, machine: Machine) -> int:
-    """Tensor-parallel ranks stand next to each other, then replicas, then stages."""
+    """Count the data-parallel ranks per node: tensor-parallel ranks are adjacent, then replicas,
+    then stages."""
     return max(1, min(job.data, machine.gpus_per_node // job.tensor))
 
 
 def _update(job: TrainingJob, machine: Machine) -> tuple[float, float, float]:
-    """Of the weights of a rank: optimizer, all-reduce of gradients within and between nodes.
+    """Return the time to update the weights of a rank: optimizer, and the all-reduce of gradients
+    within and between nodes.
 
     Split optimizer states change who updates what, not how much is exchanged: gradients are
     reduced and scattered, new weights gathered.
@@ -275,7 +279,7 @@ def _update(job: TrainingJob, machine: Machine) -> tuple[float, float, float]:
 
 
 def _gathers(job: TrainingJob, machine: Machine) -> float:
-    """Two gathers of a layer's parameters and one reduction of its gradients."""
+    """Return the time of two gathers of a layer's parameters and one reduction of its gradients."""
     if job.zero < 3 or job.data == 1:
         return 0.0
     size = BYTES * job.layer_parameters / job.tensor

@@ -1,4 +1,4 @@
-"""Ways to split a training job over GPUs, as a person reads them."""
+"""Tables that show ways to split a training job over GPUs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SAVES = {"none": "", "selective": "attention again", "full": "layers again"}
 
 
 def result_tables(found: Parallelism) -> list[TextTable]:
-    """The tables of a `Parallelism` itself."""
+    """Return the tables of a `Parallelism`."""
     return parallelism_tables(found.to_dict())
 
 
 def parallelism_tables(document: Mapping[str, Any], *, limit: int = MAX_ROWS) -> list[TextTable]:
-    """Tables for reading.
+    """Return the tables of a document.
 
     Args:
         document: `torchtraceap.parallelism/1`.
@@ -80,7 +80,8 @@ def _row(strategy: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _refused(document: Mapping[str, Any]) -> TextTable:
-    """By reason; those of memory together, as each has a size of its own."""
+    """Group refused ways by reason; reasons about memory are joined, because each has its own
+    size."""
     reasons: Counter[str] = Counter()
     for refused in document["refused"]:
         told = refused["reason"]

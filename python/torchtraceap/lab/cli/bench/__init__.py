@@ -1,4 +1,5 @@
-"""`bench`: workloads measured, compared, traced to a cause; one module per group of actions."""
+"""The command `bench`, which measures, compares and explains workloads; one module per group of
+actions."""
 
 from __future__ import annotations
 

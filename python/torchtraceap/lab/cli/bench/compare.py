@@ -1,4 +1,5 @@
-"""Actions of `bench`: verdicts, and what they are worth on this machine."""
+"""Commands `bench compare` and `bench calibrate`: verdicts, and their reliability on this
+machine."""
 
 from __future__ import annotations
 
@@ -185,7 +186,7 @@ def _kind(options: Options) -> str:
 
 
 def _again(options: Options) -> str:
-    """The command that makes the same comparison."""
+    """Return the command that repeats the comparison."""
     import shlex
 
     defaults = {"minimal_effect": 0.02, "alpha": 0.01, "pairs": _DEFAULT_PAIRS}
@@ -238,7 +239,7 @@ def _compare_suite(options: Options) -> int:
 
 
 def _plan_of(options: Options, minimal_effect: float | str | None, name: str) -> Plan:
-    """With the minimal effect that the file gives a comparison: 0.05 or "5%"."""
+    """Return the plan with the minimal effect that the file gives: 0.05 or "5%"."""
     plan = _plan(options)
     if minimal_effect is None:
         return plan

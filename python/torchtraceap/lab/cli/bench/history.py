@@ -1,4 +1,5 @@
-"""`bench bisect` and `bench history`: which revision changed what a program takes, and when."""
+"""Commands `bench bisect` and `bench history`, which find the revision that changed a program's
+speed."""
 
 from __future__ import annotations
 
@@ -136,7 +137,7 @@ def _bisect(options: Options) -> int:
 
 
 def _line(options: Options, stack: ExitStack) -> tuple[list[Revision], Places, Repository | None]:
-    """The revisions, where they are made ready, and their repository."""
+    """Return the revisions, the place where they are prepared, and their repository."""
     from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
 
     if options.package:
@@ -178,7 +179,7 @@ def _runner(options: Options, places: Places, ends: Sequence[Revision]) -> Any:
 def _journal(
     options: Options, line: Sequence[Revision], repository: Repository | None
 ) -> tuple[Journal, Path | None]:
-    """The journal, and its file where that goes when the answer is there."""
+    """Return the journal and the file to which it goes when the answer is known."""
     import json
     from hashlib import sha256
 
@@ -215,7 +216,7 @@ def _scratch() -> Iterator[Path]:
 
 
 def bisection_text(found: Bisection) -> str:
-    """The answer for a terminal."""
+    """Format the answer for a terminal."""
     line = found.line
     ends = f"{line[0].short}..{line[-1].short}"
     lines = [f"{ends}: {len(line)} revisions, {found.runs} runs"]

@@ -1,4 +1,4 @@
-"""`bench list`, `run`, `show`, `table`, `breakdown`, `batch-size`: workloads measured and kept."""
+"""Commands `bench list`, `run`, `show`, `table`, `breakdown` and `batch-size`."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _STDERR_LINES = 5
 
 
 def add_store(parser: Parser) -> None:
-    """The option that names the store; the actions of `bench` share it."""
+    """Add the option that names the store, which the actions of `bench` share."""
     parser.add_argument(
         "--store", metavar="DIR", help="where runs are kept [$TORCHTRACEAP_BENCH, else ttap_bench]"
     )
 
 
 def open_store(options: Options) -> Store:
-    """The store of `--store`."""
+    """Open the store of `--store`."""
     from torchtraceap.lab.bench.store.run_store import Store
 
     return Store(options.store)
@@ -279,7 +279,7 @@ def _show(options: Options) -> int:
 
 
 def _described(run: StoredRun) -> str:
-    """A run for a person."""
+    """Describe a run in words."""
     from torchtraceap.core.units import format_bytes, format_ns, format_share
     from torchtraceap.lab.bench.runs.config import label_of
     from torchtraceap.lab.bench.store.tables import device_of

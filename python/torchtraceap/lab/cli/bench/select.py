@@ -1,4 +1,5 @@
-"""`bench coverage`, `bench select`: what workloads use of PyTorch, and which of them to run."""
+"""Commands `bench coverage` and `bench select`: PyTorch features that workloads use, and which to
+run."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _MODES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NAMES_HELP = "workloads [all of the suite]; also FILE.py:FUNCTION"
 _SHOWN = 12
-"""Names of what nothing covers, without --uncovered."""
+"""Number of uncovered names that are shown without --uncovered."""
 
 
 def _add_common(parser: Parser) -> None:
@@ -51,7 +52,7 @@ def _add_common(parser: Parser) -> None:
 
 
 def _coverage_of(options: Options, *, measure: bool = False) -> Coverage:
-    """As it is stored with the suite, but for what that doesn't have."""
+    """Return the coverage stored with the suite, with measurements for what is missing there."""
     from torchtraceap.lab.bench.coverage import measure_coverage, stored_coverage
 
     modes = _MODES[options.mode]
@@ -67,7 +68,7 @@ def _coverage_of(options: Options, *, measure: bool = False) -> Coverage:
 
 
 def _types(options: Options) -> dict[str, tuple[str, ...]]:
-    """Findings in the runs of the store; nothing where there is no store."""
+    """Return the types of findings in the runs of the store; nothing if there is no store."""
     from torchtraceap.lab.bench.coverage import found_types
 
     store: Store = open_store(options)
@@ -238,7 +239,7 @@ def _select(options: Options) -> int:
 
 
 def _candidates(found: Coverage, options: Options) -> list[Candidate]:
-    """With seconds as kept runs have them, else as they are stored with the suite."""
+    """Return candidates with the seconds of kept runs, else with those stored with the suite."""
     from torchtraceap.lab.bench.selection import Candidate, measured_seconds, seconds_of_run
     from torchtraceap.lab.workloads.registry import workloads
 
