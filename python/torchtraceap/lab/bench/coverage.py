@@ -1,4 +1,5 @@
-"""What of PyTorch workloads use: functions, operators by type and direction, kernel families.
+"""Coverage of PyTorch by workloads: functions, operators by type and direction, and kernel
+families.
 
 Note [Coverage]: one step on the CPU is run twice. Once under a `TorchFunctionMode`, which sees
 Python functions of torch; those that `torch.overrides.get_testing_overrides()` lists are the
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 KINDS = ("functions", "ops", "families")
-"""By which workloads are compared: TorchBench's measure, and two of ours."""
+"""Units of coverage: TorchBench's measure (functions), and two of ours."""
 
 _SCHEMA = "torchtraceap.coverage/1"
 _FILE = "coverage.json"
@@ -63,28 +64,28 @@ _FIRST_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class Covered(Result):
-    """One workload in one mode."""
+    """The coverage of one workload in one mode."""
 
     name: str
     mode: str
-    """train or eval."""
+    """"train" or "eval"."""
     functions: tuple[str, ...]
-    """Of the surface: `torch.nn.functional.relu`, in order."""
+    """Functions of the surface, such as `torch.nn.functional.relu`, sorted."""
     ops: tuple[str, ...]
-    """`aten::addmm float32 forward`, in order."""
+    """Operators, such as `aten::addmm float32 forward`, sorted."""
     made_s: float
-    """To make it and run its first step, libraries imported before. As `step_s` in seconds of one
-    core, so that a machine that is busy otherwise doesn't count."""
+    """Time to make the workload and run its first step, without the import of libraries. Like
+    `step_s` in seconds of one core, so that other load on the machine does not count."""
     step_s: float
-    """The median of some steps, on one thread."""
+    """Median time of some steps on one thread."""
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Kernel families of its operators (`models.families`), in order."""
+        """Kernel families of the workload's operators (`models.families`), sorted."""
         return tuple(sorted({family_of(op.partition(" ")[0]) for op in self.ops}))
 
     def of(self, kind: str) -> tuple[str, ...]:
-        """What it covers of a kind of `KINDS`.
+        """Return the covered items of a unit of `KINDS`.
 
         Raises:
             OptionError: There is no such kind.
@@ -97,7 +98,7 @@ class Covered(Result):
 
 @dataclass(frozen=True, slots=True)
 class Uncovered(Result):
-    """One that could not be run."""
+    """A workload that could not be run."""
 
     name: str
     mode: str
@@ -106,32 +107,32 @@ class Uncovered(Result):
 
 @dataclass(frozen=True, slots=True)
 class Coverage(Result):
-    """Workloads, and all of what there is to be covered."""
+    """The coverage of workloads, and everything that can be covered."""
 
     torch: str
-    """Version, by which the surface and the names of operators are."""
+    """The version of torch that defines the surface and the operator names."""
     surface: tuple[str, ...]
-    """Functions that may be overridden: TorchBench's denominator."""
+    """Functions that may be overridden, which are TorchBench's denominator."""
     operators: tuple[str, ...]
-    """ATen operators by name, without those that write into an output given."""
+    """Names of ATen operators, without those that write into a given output."""
     imports_s: dict[str, float]
-    """Seconds of a core that an import of torch and of each library took; empty where it was not
-    measured."""
+    """Import times of torch and of each library in seconds of a core; empty if not measured."""
     rows: tuple[Covered, ...]
     missing: tuple[Uncovered, ...] = ()
 
     def union(self, kind: str) -> frozenset[str]:
-        """What all of them cover together."""
+        """Return everything that the workloads cover together."""
         return frozenset(each for row in self.rows for each in row.of(kind))
 
     def universe(self, kind: str) -> tuple[str, ...]:
-        """All that could be: functions, names of operators (not by type), families."""
+        """Return everything that can be covered: functions, operator names (without types) or
+        families."""
         return {
             "functions": self.surface, "ops": self.operators, "families": FAMILIES
         }[kind]  # fmt: skip
 
     def reached(self, kind: str) -> frozenset[str]:
-        """Of `universe`, what all of them cover together."""
+        """Return the part of `universe` that the workloads cover together."""
         if kind != "ops":
             return self.union(kind) & frozenset(self.universe(kind))
         return frozenset(op.partition(" ")[0] for op in self.union(kind)) & frozenset(
@@ -139,11 +140,11 @@ class Coverage(Result):
         )
 
     def unreached(self, kind: str) -> tuple[str, ...]:
-        """Of `universe`, what none of them covers, in order."""
+        """Return the part of `universe` that no workload covers, sorted."""
         return tuple(sorted(frozenset(self.universe(kind)) - self.reached(kind)))
 
     def alone(self, kind: str) -> dict[str, tuple[str, ...]]:
-        """By workload, what no other covers; those with nothing are left out."""
+        """Return for each workload the items that no other one covers, if there are any."""
         by_name: dict[str, set[str]] = {}
         for row in self.rows:
             by_name.setdefault(row.name, set()).update(row.of(kind))
@@ -155,14 +156,14 @@ class Coverage(Result):
         return found
 
     def with_rows_of(self, other: Coverage) -> Coverage:
-        """The same with another's rows before its own."""
+        """Return this coverage with another one's rows in front."""
         return Coverage(
             self.torch, self.surface, self.operators, {**other.imports_s, **self.imports_s},
             (*other.rows, *self.rows), (*other.missing, *self.missing),
         )  # fmt: skip
 
     def only(self, names: Collection[str], modes: Collection[str]) -> Coverage:
-        """The same of some workloads and modes."""
+        """Return the coverage of some workloads and modes."""
         return Coverage(
             self.torch, self.surface, self.operators, self.imports_s,
             tuple(row for row in self.rows if row.name in names and row.mode in modes),
@@ -174,7 +175,7 @@ class Coverage(Result):
 
 
 def stored_coverage() -> Coverage:
-    """That of the suite as it was measured when it was last changed, by the torch that it names.
+    """Return the stored coverage of the suite, with the torch version that it names.
 
     Raises:
         OptionError: The file is missing or of another kind.
@@ -185,7 +186,7 @@ def stored_coverage() -> Coverage:
 
 
 def read_coverage(path: PathLike) -> Coverage:
-    """From a file that `write_coverage` wrote.
+    """Read a file that `write_coverage` wrote.
 
     Raises:
         OptionError: There is none, or it is of another kind.
@@ -215,7 +216,7 @@ def read_coverage(path: PathLike) -> Coverage:
 
 
 def write_coverage(coverage: Coverage, path: PathLike) -> None:
-    """Names are written once, and rows have their places."""
+    """Write a coverage; names are written once, and rows refer to their places."""
     functions, ops = (sorted(coverage.union(kind)) for kind in ("functions", "ops"))
     place_of = [{name: place for place, name in enumerate(names)} for names in (functions, ops)]
     rows = [
@@ -251,7 +252,8 @@ def measure_coverage(
     batch: int | None = None,
     imports: bool = False,
 ) -> Coverage:
-    """Runs some steps of each on the CPU, in this process, on one thread; see Note [Coverage].
+    """Run some steps of each workload on the CPU, in this process, on one thread; see Note
+    [Coverage].
 
     Args:
         names: As `workloads.registry.find` takes them; None: all that are listed.
@@ -301,7 +303,7 @@ def _timed_imports(needed: Iterable[str]) -> dict[str, float]:
 
 
 def _seconds(program: str) -> float:
-    """Of a core, in a process of its own."""
+    """Return the seconds of a core that a program takes in a process of its own."""
     import resource
 
     from torchtraceap.lab.bench.processes.fresh import run_fresh
@@ -349,7 +351,7 @@ def _timed(step: Step) -> float:
 
 
 def _functions_in(run: Callable[[], Any]) -> tuple[str, ...]:
-    """Of the surface, those that a run calls."""
+    """Return the functions of the surface that a run calls."""
     from torch.overrides import TorchFunctionMode
 
     seen = set[str]()
@@ -367,7 +369,7 @@ def _functions_in(run: Callable[[], Any]) -> tuple[str, ...]:
 
 
 def _ops_in(run: Callable[[], Any]) -> tuple[str, ...]:
-    """`name type direction` of operators with kernels."""
+    """Return `name type direction` of the operators with kernels."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -399,7 +401,7 @@ def _ops_in(run: Callable[[], Any]) -> tuple[str, ...]:
 
 
 def _dtype(value: Any) -> str | None:
-    """Of the first tensor."""
+    """Return the dtype of the first tensor."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -413,14 +415,14 @@ def _dtype(value: Any) -> str | None:
 
 @cache
 def _surface() -> tuple[str, ...]:
-    """Functions that may be overridden, by TorchBench's definition."""
+    """Return the functions that may be overridden, by TorchBench's definition."""
     from torch.overrides import get_testing_overrides
 
     return tuple(sorted({_name(each) for each in get_testing_overrides()}))
 
 
 def _name(function: Any) -> str:
-    """Module and name, which is all that tells two functions apart there."""
+    """Return module and name, which identify a function of the surface."""
     if hasattr(function, "__module__"):
         return f"{function.__module__ or ''}.{function.__name__}".lstrip(".")
     return str(getattr(function, "__qualname__", type(function).__name__))
@@ -442,14 +444,14 @@ def _operators() -> tuple[str, ...]:
 
 
 def all_types() -> tuple[str, ...]:
-    """Every type of finding that there is, in order."""
+    """Return all types of findings, sorted."""
     from torchtraceap import _core
 
     return tuple(sorted(rule.type for rule in _core.rules()))
 
 
 def found_types(store: Store) -> dict[str, tuple[str, ...]]:
-    """By workload, the types of findings in the diagnoses of its kept runs, in order.
+    """Return the types of findings in the diagnoses of each workload's kept runs, sorted.
 
     Raises:
         StoreError: A file of the store is damaged.

@@ -1,4 +1,4 @@
-"""`measured`: the loop whose steps a benchmark times. Outside of a benchmark it only iterates.
+"""The function `measured`, which marks the loop whose steps a benchmark times.
 
 Note [Protocol]: who measures a program starts it with environment variables, and the loop answers
 in files.
@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class _Times:
-    """Of all measured loops of this process: a program may have one for each epoch."""
+    """Times of all measured loops of this process; a program may have one per epoch."""
 
     def __init__(self) -> None:
         self.step_ns: list[int] = []
@@ -52,7 +52,7 @@ _times = _Times()
 
 
 def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
-    """Iterates, and lets a benchmark time each turn of the loop.
+    """Iterate, and let a benchmark time each iteration of the loop.
 
     ```python
     for batch in ttap.measured(loader):
@@ -121,7 +121,7 @@ def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]
 
 
 def _joined() -> Any:
-    """Who says when it is our turn, where two programs take turns; of the first loop alone."""
+    """Connect the first loop to the referee that decides whose turn it is."""
     path = os.environ.get(TURNS)
     if not path or _times.step_ns:
         return None
@@ -131,7 +131,7 @@ def _joined() -> Any:
 
 
 def _wait_for_gpu() -> None:
-    """For all that was handed to the current device, if this process uses one."""
+    """Wait for all work on the current device, if this process uses one."""
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and cuda.is_initialized():
@@ -180,8 +180,8 @@ def _traced(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item
 
 
 def _planned(iterable: Iterable[Any], warmup: int) -> tuple[int, int]:
-    """How many steps pass before the profiler warms up, and how many are recorded: less where the
-    loop is known to be short."""
+    """Return how many steps pass before the profiler warms up and how many are recorded; fewer if
+    the loop is known to be short."""
     try:
         length = len(iterable)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""States of a project that can be run side by side: git commits, and versions of a package.
+"""Revisions of a project that can run side by side: git commits and package versions.
 
 Note [Nothing of the user's changes]: commits are checked out as git worktrees in a scratch folder,
 so neither the working tree nor the index nor a branch is touched, and no hook runs. The scratch
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 GIT_TIMEOUT_S = 600
-"""Of one call of git: a checkout of a large repository takes minutes."""
+"""Time limit of one git command; a checkout of a large repository takes minutes."""
 INSTALL_TIMEOUT_S = 1800
 _REPOSITORY_VARIABLES = (
     "GIT_DIR",
@@ -51,22 +51,22 @@ _REPOSITORY_VARIABLES = (
     "GIT_NAMESPACE",
     "GIT_PREFIX",
 )
-"""What git sets for hooks and aliases; a worktree of its own must not inherit it."""
+"""Variables that git sets for hooks and aliases and that a separate worktree must not inherit."""
 _OWNER = "owner"
-"""A file in the scratch folder with the number of its process."""
+"""Name of a file in the scratch folder that holds the number of its process."""
 _SCRATCH = re.compile(r"/\.torchtraceap-[^/]*\.partial/")
 
 
 class UnusableRevisionError(OptionError):
-    """A revision cannot be checked out, installed or built; others may do."""
+    """A revision cannot be checked out, installed or built; others may still work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A commit or a version."""
+    """A commit or a package version."""
 
     id: str
-    """The whole hash of a commit; a version."""
+    """The full hash of a commit, or a version."""
     title: str = ""
     """The first line of the commit's message."""
     when: str = ""
@@ -74,7 +74,7 @@ class Revision:
 
     @property
     def short(self) -> str:
-        """Ten digits of a hash; a version as it is."""
+        """Ten digits of a hash, or the version."""
         return self.id[:10] if _HASH.fullmatch(self.id) else self.id
 
 
@@ -83,27 +83,27 @@ _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where and how programs of a revision run."""
+    """The folder, variables and interpreter with which programs of a revision run."""
 
     folder: Path | None
-    """The working directory; None: that of the caller."""
+    """The working directory; None means the caller's."""
     env: Mapping[str, str]
-    """Variables that differ from the caller's."""
+    """Environment variables that differ from the caller's."""
     python: str | None = None
-    """The interpreter that stands for ours."""
+    """The interpreter that replaces ours."""
 
     def words(self, program: Sequence[str]) -> list[str]:
-        """The program with its interpreter."""
+        """Return the program with its interpreter."""
         first, *rest = program
         named = Path(first).name in ("python", "python3") or first == sys.executable
         return [self.python, *rest] if self.python and named else [first, *rest]
 
 
 class Places(Protocol):
-    """Revisions made ready to run, one by one."""
+    """Interface of an object that prepares revisions to run, one by one."""
 
     def ready(self, revision: Revision) -> Place:
-        """Where it runs.
+        """Prepare a revision and return where it runs.
 
         Raises:
             UnusableRevisionError: It can't be made.
@@ -117,7 +117,7 @@ class Places(Protocol):
 
 
 class Repository:
-    """A git repository, by any folder inside it."""
+    """A git repository, opened by any folder inside it."""
 
     def __init__(self, folder: PathLike = ".") -> None:
         """
@@ -269,7 +269,7 @@ class Repository:
 
 
 def _is_alive(owner: Path) -> bool:
-    """Whether the process still runs whose number a file holds."""
+    """Return True if the process whose number a file holds still runs."""
     try:
         os.kill(int(owner.read_text("utf-8")), 0)
     except PermissionError:
@@ -280,17 +280,17 @@ def _is_alive(owner: Path) -> bool:
 
 
 def repository_variables() -> tuple[str, ...]:
-    """Names of the variables with which git tells programs of a repository."""
+    """Return the names of variables by which git tells programs their repository."""
     return _REPOSITORY_VARIABLES
 
 
 def without_repository(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those that name a repository of git."""
+    """Return the variables without those that name a git repository."""
     return {name: value for name, value in env.items() if name not in _REPOSITORY_VARIABLES}
 
 
 class Checkouts:
-    """Worktrees of the commits of a repository, made when they are asked for."""
+    """Worktrees of the commits of a repository, made on request."""
 
     def __init__(self, repository: Repository, scratch: Path) -> None:
         self._repository = repository
@@ -316,13 +316,14 @@ class Checkouts:
         return Place(folder, {})
 
     def drop(self, revision: Revision) -> None:
-        """Removes the worktree of a commit."""
+        """Remove the worktree of a commit."""
         path = self._made.pop(revision.id, None)
         if path is not None:
             self._repository.forget(path)
 
     def close(self) -> None:
-        """Removes all of them. Git's own list comes first, as little time may be left for it."""
+        """Remove all worktrees. Git's own list is cleaned first, because little time may be
+        left."""
         gone = self._scratch / "gone"
         gone.mkdir(parents=True, exist_ok=True)
         for path in self._made.values():
@@ -338,16 +339,17 @@ class Checkouts:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where versions of a package come from."""
+    """The source of package versions."""
 
     package: str
     find_links: str | None = None
-    """A folder (or page) of wheels, which is then the only source."""
+    """A folder or page of wheels, which is then the only source."""
     with_dependencies: bool = False
-    """Install what it needs too; by default what is installed here serves all versions."""
+    """True to install dependencies too; by default all versions use those that are installed
+    here."""
 
     def options(self) -> list[str]:
-        """As pip takes them."""
+        """Return the options for pip."""
         given = ["--no-index", "--find-links", self.find_links] if self.find_links else []
         return given if self.with_dependencies else [*given, "--no-deps", "--ignore-installed"]
 
@@ -357,7 +359,7 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 def package_versions(source: Source, text: str) -> list[Revision]:
-    """The versions to look at, first to last.
+    """Return the versions to test, first to last.
 
     Args:
         source: Names the package.
@@ -389,7 +391,7 @@ def package_versions(source: Source, text: str) -> list[Revision]:
 
 
 def version_key(version: str) -> tuple[object, ...]:
-    """Puts versions in order: by number, and 1.0rc1 before 1.0 before 1.0.post1."""
+    """Return a key that sorts versions by number, with 1.0rc1 before 1.0 before 1.0.post1."""
     main, *rest = re.split(r"(?=(?:\.?dev|a|b|rc|\.?post|\+))", version, maxsplit=1)
     numbers = [int(part) for part in re.findall(r"\d+", main)]
     while numbers and numbers[-1] == 0:
@@ -411,7 +413,7 @@ def _known_versions(source: Source) -> list[str]:
 
 
 def _wheels(folder: Path, package: str) -> list[str]:
-    """Versions among the file names of wheels."""
+    """Return the versions in the file names of wheels."""
     parts = (path.name.split("-") for path in folder.glob("*.whl"))
     return [part[1] for part in parts if len(part) >= 5 and _plain(part[0]) == _plain(package)]
 
@@ -421,7 +423,7 @@ def _plain(name: str) -> str:
 
 
 class Installs:
-    """Versions of a package, each in a virtual environment that sees all that ours has."""
+    """Versions of a package, each in a virtual environment that sees everything that ours has."""
 
     def __init__(self, source: Source, scratch: Path) -> None:
         self._source = source
@@ -431,12 +433,12 @@ class Installs:
     @staticmethod
     @contextmanager
     def of(source: Source) -> Iterator[Installs]:
-        """Environments that are gone at the end."""
+        """Yield environments that are removed at the end."""
         with staging(None) as scratch:
             yield Installs(source, scratch)
 
     def ready(self, revision: Revision) -> Place:
-        """An environment with the version installed; see `Places`."""
+        """Return an environment with the version installed; see `Places`."""
         path = self._made.get(revision.id)
         if path is None:
             path = self._scratch / f"v{len(self._made)}-{re.sub('[^0-9A-Za-z.]', '_', revision.id)}"
@@ -451,7 +453,7 @@ class Installs:
         return Place(None, env, str(scripts / "python"))
 
     def drop(self, revision: Revision) -> None:
-        """Removes its environment."""
+        """Remove the environment of a version."""
         path = self._made.pop(revision.id, None)
         if path is not None:
             _removed(path)

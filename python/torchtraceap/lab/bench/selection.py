@@ -1,4 +1,4 @@
-"""The workloads that cover most in a given time.
+"""Selection of the workloads that cover most in a given time.
 
 Note [Choosing]: which set covers most within a budget is NP-hard, and so is the cheapest set that
 covers all. Both are chosen greedily: again and again the one that adds most for its seconds.
@@ -28,51 +28,51 @@ __all__ = ["Candidate", "Chosen", "Selection", "select"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Result):
-    """What can be chosen."""
+    """A workload that can be chosen."""
 
     name: str
     mode: str
     seconds: float
-    """What it takes to run it."""
+    """Time to run it."""
     covers: frozenset[str]
     measured: bool = False
-    """`seconds` come from a run that was kept, not from the suite's own file."""
+    """True if `seconds` come from a kept run rather than from the suite's file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen(Result):
-    """One that was chosen."""
+    """A workload that was chosen."""
 
     name: str
     mode: str
     seconds: float
     measured: bool
     adds: int
-    """What those chosen before it don't cover."""
+    """Items that earlier choices do not cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection(Result):
-    """A choice, in the order in which it was made."""
+    """A selection in the order in which it was made."""
 
     budget_s: float | None
-    """None: as long as it takes to cover all."""
+    """The time budget; None to cover everything."""
     chosen: tuple[Chosen, ...]
     seconds: float
     covered: int
     of: int
-    """What all candidates together cover."""
+    """Items that all candidates cover together."""
     bound: int
-    """No choice in this budget covers more than that."""
+    """An upper bound of the coverage of any selection within this budget."""
 
     @property
     def share(self) -> float:
-        """Of what all candidates cover."""
+        """Share of everything that all candidates cover."""
         return self.covered / self.of if self.of else 1.0
 
 
 def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Selection:
-    """Chooses as Note [Choosing] says; equal ones in the order of their names.
+    """Select workloads as in Note [Choosing]; ties are broken by name.
 
     Args:
         candidates: What there is.
@@ -130,7 +130,7 @@ def _worth(adds: int, seconds: float) -> tuple[float, int]:
 
 
 def _without_needless(chosen: Sequence[Candidate]) -> list[Candidate]:
-    """The dearest first: what others cover by now need not be run."""
+    """Drop workloads whose items others cover by now, the most expensive first."""
     kept = list(chosen)
     for each in sorted(chosen, key=lambda one: -one.seconds):
         others = [other for other in kept if other is not each]
@@ -140,8 +140,9 @@ def _without_needless(chosen: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _bound(chosen: Sequence[Candidate], ordered: Sequence[Candidate], budget_s: float) -> int:
-    """What is covered, and the best that the whole budget buys of what others add to it, the last
-    of them in part: what a choice adds is never more than the sum of what each of it adds."""
+    """Return an upper bound of the coverage: the covered items, and the best that the whole budget
+    buys of additions, the last one in part. A selection never adds more than the sum of its
+    members' additions."""
     covered = _union(chosen)
     adds = [
         (len(each.covers - covered), each.seconds)
@@ -175,7 +176,8 @@ def _told(chosen: Sequence[Candidate]) -> tuple[Chosen, ...]:
 def seconds_of_run(
     first_s: float, step_s: float, *, processes: int, steps: int, warmup: int
 ) -> float:
-    """What `bench run` takes for a workload in one mode, its trace included but not read.
+    """Return the time that `bench run` takes for a workload in one mode, with its trace recorded
+    but not read.
 
     Args:
         first_s: From the start of a process to the end of its first step.
@@ -188,7 +190,7 @@ def seconds_of_run(
 def measured_seconds(
     runs: Sequence[Mapping[str, object]], *, processes: int, steps: int, warmup: int
 ) -> dict[tuple[str, str], float]:
-    """`seconds_of_run` by workload and mode from kept runs on a CPU, the latest of each.
+    """Return `seconds_of_run` by workload and mode from the latest kept run of each on a CPU.
 
     Args:
         runs: `StoredRun.to_dict()`, in the order of time.

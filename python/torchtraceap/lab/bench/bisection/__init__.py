@@ -1,1 +1,1 @@
-"""Which revision it was: a line of commits or versions, tested against both ends."""
+"""Search for the revision that changed a program's speed, tested against both ends of the line."""

@@ -1,4 +1,4 @@
-"""`bisect`: which commit, or version, made a program slower, on a machine that is never quiet.
+"""Bisection of a performance regression over commits or versions, on a machine that is never quiet.
 
 Note [Against both ends]: a revision in the middle runs in rounds with a good and a bad one. Half
 way between them, on a logarithmic scale, is where it would stand if it were neither: d = log m -
@@ -38,35 +38,37 @@ __all__ = ["Bisection", "Change", "Settings", "Tested", "bisect"]
 
 SCHEMA = "torchtraceap.bisection/1"
 STEP_ALPHA = 0.02
-"""How often a revision exactly half way is decided; see Note [Against both ends]."""
+"""Error probability of the decision for a revision exactly half way; see Note [Against both
+ends]."""
 INTERVAL_ERROR = 0.05
-"""Of the intervals that are told beside a decision."""
+"""Error probability of the intervals that are reported with a decision."""
 ATTEMPTS = 2
 MOST_PAIRED = 4
-"""Revisions of a range that are compared with their neighbours."""
+"""The largest number of revisions in a range that are compared with their neighbors."""
 STEP_BETWEEN = 0.2
-"""Of the whole difference: a revision surely so far from either end carries a change of its own."""
+"""A revision that is surely at least this share of the difference from either end makes a change of
+its own."""
 WHOLE_CHANGE = 0.75
-"""Of the whole difference: a culprit that surely explains less is not alone."""
+"""A culprit that surely explains less than this share of the difference is not the only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is decided before the first run."""
+    """Settings that are fixed before the first run."""
 
     minimal_effect: float = 0.02
-    """Fraction; ends that differ by less do not differ."""
+    """The fraction below which the ends count as equal."""
     alpha: float = 0.01
-    """Of the comparisons of the ends and of the culprit with its parent."""
+    """Error probability of the comparisons of the ends, and of the culprit with its parent."""
     looks: tuple[int, ...] = (10, 20, 40)
-    """Numbers of rounds."""
+    """The numbers of rounds after which results are tested."""
     seed: int = 0
     improvement: bool = False
-    """Look for what made it faster."""
+    """True to search for the revision that made the program faster."""
 
     @property
     def plan(self) -> Plan:
-        """Of comparisons of two."""
+        """The plan for comparisons of two revisions."""
         return Plan(self.minimal_effect, self.alpha, self.looks)
 
     @property
@@ -76,7 +78,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Change(Result):
-    """A change as a fraction, 0.03 is 3 % slower, with an interval of 95 %."""
+    """A change as a fraction (0.03 is 3 % slower) with its 95 % interval."""
 
     best: float
     low: float | None
@@ -84,7 +86,7 @@ class Change(Result):
 
     @classmethod
     def of(cls, values: Array) -> Change:
-        """Of log ratios."""
+        """Make a change from log ratios."""
         best, low, high = _estimate(values)
         return cls(math.expm1(best), _finite(low), _finite(high))
 
@@ -95,18 +97,18 @@ def _finite(log_ratio: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Tested(Result):
-    """What was found of one revision on the way."""
+    """The test result of one revision."""
 
     commit: str
     subject: str
     place: int
-    """In the line, from 0."""
+    """Index in the line, from 0."""
     verdict: str
     """"like good", "like bad", "abstained" or "skipped"."""
     rounds: int
     p: float | None
     level: float | None
-    """Where it stands: 0 is the good end, 1 the bad one."""
+    """Position between the good end (0) and the bad end (1)."""
     low: float | None
     high: float | None
     reason: str = ""
@@ -114,22 +116,22 @@ class Tested(Result):
 
 @dataclass(frozen=True)
 class Bisection(Result):
-    """The answer; `to_dict` is `torchtraceap.bisection/1`."""
+    """The result of a bisection; `to_dict` is `torchtraceap.bisection/1`."""
 
     verdict: str
-    """found, range, no_difference or undecided."""
+    """"found", "range", "no_difference" or "undecided"."""
     line: tuple[Revision, ...]
     difference: Change | None
-    """Of the ends, last / first - 1."""
+    """The change between the ends, last / first - 1."""
     culprit: Revision | None
     change: Change | None
-    """Of the culprit beside its parent."""
+    """The change of the culprit over its parent."""
     range: tuple[Revision, ...]
-    """Those among which the culprit is, in order; of verdict "range"."""
+    """The revisions that contain the culprit, in order, if the verdict is "range"."""
     tested: tuple[Tested, ...]
     confirmed: bool
     several_steps: bool
-    """More than one revision changes it; the largest change that was met is told."""
+    """True if several revisions change the time; the largest change that was met is reported."""
     runs: int
     settings: Settings
     notes: tuple[str, ...] = ()
@@ -137,7 +139,7 @@ class Bisection(Result):
     """`Causes` of parent and culprit; None without traces."""
 
     def to_dict(self) -> dict[str, Any]:
-        """`torchtraceap.bisection/1`."""
+        """Return the document `torchtraceap.bisection/1`."""
         found = self.causes
         return {
             "schema": SCHEMA,
@@ -184,7 +186,7 @@ def bisect(
     progress: Progress | None = None,
     traces: Path | None = None,
 ) -> Bisection:
-    """Finds the revision that changed what a program takes.
+    """Find the revision that changed the time or memory of a program.
 
     Args:
         line: Revisions in order, the first with the old, the last with the new behaviour.
@@ -207,7 +209,7 @@ def bisect(
 
 
 class _Search:
-    """One bisection."""
+    """The state of one bisection."""
 
     def __init__(
         self,
@@ -286,7 +288,7 @@ class _Search:
         )
 
     def _explained(self, change: _Pair) -> float | None:
-        """The culprit's part of the whole difference, if it surely is not all of it."""
+        """Return the culprit's share of the difference if it surely is not all of it."""
         assert self._difference is not None
         whole = math.log1p(self._difference.best)
         best, low, high = _estimate(change.values)
@@ -333,8 +335,8 @@ class _Search:
     # ------------------------------------------------------------------------------ search
 
     def _narrowed(self, attempt: int) -> tuple[int, int]:
-        """Places of the last revision like the good end and the first like the bad one; what is
-        between them could not be decided."""
+        """Return the index of the last revision like the good end and that of the first like the
+        bad end. Revisions between them could not be decided."""
         good, bad = 0, len(self._line) - 1
         open_ = set(range(1, bad))
         while open_:
@@ -355,7 +357,7 @@ class _Search:
         return good, bad
 
     def _middle(self, attempt: int, place: int) -> Tested:
-        """See Note [Against both ends]."""
+        """Return the index to test next; see Note [Against both ends]."""
         revision = self._line[place]
         reason = self._journal.skipped(revision)
         if reason is None:
@@ -388,7 +390,8 @@ class _Search:
                       _or_none(low), _or_none(high))  # fmt: skip
 
     def _paired(self, attempt: int, good: int, bad: int) -> int | None:
-        """Of a short range the place of the largest change between neighbours, if one is sure."""
+        """Return the index of the largest change between neighbors in a short range, if one is
+        certain."""
         places = range(good + 1, bad + 1)
         if len(places) > MOST_PAIRED:
             return None
@@ -429,17 +432,18 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A comparison of two."""
+    """A comparison of two revisions."""
 
     values: Array
     """Log ratios after / before."""
     decided: int | None
-    """1: changed as looked for, -1: the other way, 0: equivalent; None: nobody can tell."""
+    """1 if changed in the expected direction, -1 if in the other one, 0 if equivalent; None if
+    undecided."""
     rounds: int
 
 
 def _estimate(values: Array) -> tuple[float, float, float]:
-    """Hodges and Lehmann's estimate with an interval."""
+    """Return the Hodges-Lehmann estimate with an interval."""
     averages = walsh_averages(values)
     low, high = interval(averages, len(values), INTERVAL_ERROR)
     return float(np.median(averages)), float(low), float(high)

@@ -1,4 +1,4 @@
-"""A program run in checkouts or installed versions, as a bisection asks for it."""
+"""Runs of a program in checkouts or installed versions, for a bisection."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ __all__ = ["MEASURES", "RevisionRuns"]
 
 MEASURES = ("time", "memory")
 SKIP = 125
-"""The exit code with which a program says that a revision can't be tested, as for `git bisect`."""
+"""The exit code with which a program reports that a revision cannot be tested, as for `git
+bisect`."""
 
 
 class RevisionRuns:
-    """Runs one program in each revision; see `rounds.Runner`.
+    """Run one program in each revision; see `rounds.Runner`.
 
     Args:
         places: Where revisions are made ready.
@@ -64,7 +65,7 @@ class RevisionRuns:
         self._last: dict[str, ProgramRun] = {}
 
     def measure(self, revision: Revision) -> int:
-        """See `rounds.Runner`; a run that fails is tried once more."""
+        """Measure one revision; a run that fails is tried once more. See `rounds.Runner`."""
         try:
             return self._once(revision)
         except ProgramError as error:
@@ -78,7 +79,7 @@ class RevisionRuns:
     def measure_together(
         self, revisions: Sequence[Revision], order: Sequence[int], seed: int
     ) -> dict[str, int]:
-        """See `rounds.Runner`."""
+        """Measure several revisions together. See `rounds.Runner`."""
         before = [self._last.get(revision.id) for revision in revisions]
         if self._memory or not can_take_turns(before):
             return {revisions[i].id: self.measure(revisions[i]) for i in order}
@@ -103,13 +104,13 @@ class RevisionRuns:
         return run_program(words, place.folder, self._env(place), self._timeout_s, turns=turn)
 
     def trace(self, revision: Revision, target: Path) -> Path | None:
-        """See `rounds.Runner`."""
+        """Record a run. See `rounds.Runner`."""
         place = self._place(revision)
         words = place.words(self._program)
         return trace_program(words, place.folder, self._env(place), self._timeout_s, target=target)
 
     def drop(self, revision: Revision) -> None:
-        """See `rounds.Runner`."""
+        """Release a revision. See `rounds.Runner`."""
         if revision.id not in self._kept:
             self._ready.pop(revision.id, None)
             self._places.drop(revision)
@@ -135,7 +136,7 @@ class RevisionRuns:
             raise UnusableRevisionError(str(error)) from error
 
     def _env(self, place: Place) -> dict[str, str | None]:
-        """A program in a checkout must not take another repository for its own."""
+        """Return variables that keep a program in a checkout from using another repository."""
         env: dict[str, str | None] = dict.fromkeys(repository_variables())
         env |= place.env
         if place.folder is not None and self._pythonpath:

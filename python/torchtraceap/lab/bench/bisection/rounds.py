@@ -1,4 +1,4 @@
-"""Rounds of fresh runs: each revision once, in random order, until enough rounds are there.
+"""Rounds of fresh runs, which measure each revision once in random order until there are enough.
 
 Note [Rounds]: what the machine does changes over minutes, so revisions are compared only within a
 round, in which each runs once. The order within rounds is drawn from a seed before the first run.
@@ -30,10 +30,10 @@ STATE_SCHEMA = "torchtraceap.bisection_state/1"
 
 
 class Runner(Protocol):
-    """Measures revisions."""
+    """Interface of an object that measures revisions."""
 
     def measure(self, revision: Revision) -> int:
-        """What one fresh run takes, ns, or bytes where memory is measured.
+        """Return the time of a fresh run in ns, or bytes if memory is measured.
 
         Raises:
             UnusableRevisionError: It can't be built or run.
@@ -42,8 +42,8 @@ class Runner(Protocol):
     def measure_together(
         self, revisions: Sequence[Revision], order: Sequence[int], seed: int
     ) -> dict[str, int]:
-        """What one fresh run of each takes, by id: steps take turns where all tell of steps, else
-        one run behind the other.
+        """Return the result of a fresh run of each revision, by id. Their steps take turns if all
+        report steps; else they run one after the other.
 
         Args:
             revisions: Each was measured alone before.
@@ -55,14 +55,14 @@ class Runner(Protocol):
         """
 
     def trace(self, revision: Revision, target: Path) -> Path | None:
-        """A recording, of a run that is not timed; None where there is none."""
+        """Return a recording of a run that is not timed; None if there is none."""
 
     def drop(self, revision: Revision) -> None:
-        """The revision is not needed for now."""
+        """Release a revision that is not needed for now."""
 
 
 class Journal:
-    """What was measured so far, in a file of JSON lines or in memory only."""
+    """A journal of measurements, in a file of JSON lines or only in memory."""
 
     def __init__(self, path: PathLike | None, header: Mapping[str, Any]) -> None:
         """
@@ -103,7 +103,7 @@ class Journal:
         self._lines = lines
 
     def round(self, test: str, number: int) -> dict[str, int] | None:
-        """What a round measured, by revision."""
+        """Return what a round measured, by revision."""
         return self._rounds.get((test, number))
 
     def keep_round(self, test: str, number: int, ns: Mapping[str, int]) -> None:
@@ -111,7 +111,7 @@ class Journal:
         self._keep({"test": test, "round": number, "ns": dict(ns)})
 
     def skipped(self, revision: Revision) -> str | None:
-        """Why it can't be used, if it can't."""
+        """Return the reason why a revision cannot be used; None if it can."""
         return self._skipped.get(revision.id)
 
     def keep_skipped(self, revision: Revision, reason: str) -> None:
@@ -120,7 +120,7 @@ class Journal:
 
     @property
     def runs(self) -> int:
-        """Counted runs in all rounds."""
+        """Return the number of counted runs in all rounds."""
         return sum(len(ns) for ns in self._rounds.values())
 
     def _keep(self, line: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Journal:
 
 
 class Rounds:
-    """Rounds of one test."""
+    """The rounds of one test."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Rounds:
         self._warm = False
 
     def until(self, count: int) -> Array:
-        """Logarithms of what each revision took, float64 `[count, revisions]`.
+        """Return the logarithms of the measurements of each revision, float64 `[count, revisions]`.
 
         Raises:
             UnusableRevisionError: One of them can't be run.

@@ -1,1 +1,1 @@
-"""Two sides compared in pairs of fresh processes."""
+"""Comparison of two sides in pairs of fresh processes."""

@@ -1,5 +1,4 @@
-"""`calibrate`: how often this machine would raise a false alarm, measured by comparing a program
-with itself."""
+"""Measurement of this machine's false alarms by comparing a program with itself."""
 
 from __future__ import annotations
 
@@ -47,11 +46,11 @@ __all__ = [
 ]
 
 PLANTED = (0.0, 0.02, 0.03, 0.05)
-"""Effects that rules are tried on; 0 is the comparison of the program with itself."""
+"""Effects on which rules are tried; 0 compares the program with itself."""
 DEFAULT_COMPARISONS = 1000
 DEFAULT_RUNS = 160
 _ROBUST = 1.4826
-"""Median absolute deviation to standard deviation, for normal noise."""
+"""Standard deviation over median absolute deviation, for normal noise."""
 _SLOW_SIGMAS = 5.0
 
 _NOTES = (
@@ -66,55 +65,56 @@ _NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Noise(Result):
-    """What differs from run to run; fractions of what a run takes."""
+    """Variation from run to run, as fractions of a run's time."""
 
     run: float
-    """Standard deviation of a run beside its neighbours: successive differences, over root 2."""
+    """Standard deviation of a run over its neighbors: successive differences divided by the root of
+    2."""
     whole: float
     """Standard deviation over the whole sequence."""
     drift: float
-    """What `whole` has beyond `run`."""
+    """The part of `whole` beyond `run`."""
     trend: float
-    """From the first run to the last, by the median slope (Theil and Sen)."""
+    """Change from the first run to the last, by the median slope (Theil and Sen)."""
     lag_one: float
     """Correlation of a run with the one before it."""
     slow_runs: float
     """Share of runs more than 5 robust standard deviations above the median."""
     step: float | None
-    """Robust standard deviation of steps within a run; None where a run is one step."""
+    """Robust standard deviation of steps within a run; None if a run is one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRow(Result):
-    """What one rule said of one effect."""
+    """The answers of one rule to one effect."""
 
     rule: str
     effect: float
     flagged: Any
-    """Slower or faster where nothing was planted; else slower."""
+    """Share called slower or faster if nothing was planted; else share called slower."""
     undecided: float
     equivalent: float
     pairs: float
-    """Used, on average; of other rules, runs a side."""
+    """Mean number of pairs used; for other rules, runs per side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration(Result):
-    """What verdicts are worth on this machine."""
+    """The reliability of verdicts on this machine."""
 
     name: str
     runs: int
     comparisons: int
     windows: int
-    """That do not overlap."""
+    """Number of windows that do not overlap."""
     minimal_effect: float
     alpha: float
     looks: tuple[int, ...]
     seed: int
     false_alarms: Any
-    """Of ours, with nothing planted."""
+    """False alarms of our rule, with nothing planted."""
     least_effect: float | None
-    """That 90 % of comparisons find, declared as minimal."""
+    """The effect that 90 % of comparisons find if it is the minimal effect."""
     noise: Noise
     rows: tuple[CalibrationRow, ...]
     median_ns: int
@@ -135,7 +135,7 @@ def calibrate(
     plan: Plan | None = None,
     seed: int = 0,
 ) -> Calibration:
-    """Runs a program again and again, and says what rules would have made of it.
+    """Run a program repeatedly, and evaluate what rules would conclude.
 
     Args:
         side: The program.
@@ -171,9 +171,10 @@ def calibrate(
 
 
 def check_runs(runs: int, plan: Plan) -> None:
-    """
+    """Check that there are enough runs for the last look.
+
     Raises:
-        OptionError: Too few runs for the last look.
+        OptionError: There are too few.
     """
     if runs < 2 * plan.looks[-1]:
         raise OptionError(
@@ -190,7 +191,7 @@ def calibration_of(
     plan: Plan | None = None,
     seed: int = 0,
 ) -> Calibration:
-    """A calibration of recorded runs; see Note [Replays].
+    """Calibrate with recorded runs; see Note [Replays].
 
     Args:
         name: Of the program.
@@ -279,7 +280,7 @@ def _flagged(counts: dict[str, int], effect: float, comparisons: int) -> Share:
 
 
 def noise_of(steps: Sequence[Array]) -> Noise:
-    """What differs from run to run in a sequence of runs of one program.
+    """Estimate the variation from run to run in a sequence of runs of one program.
 
     Args:
         steps: Steps of each run, ns, in the order of time; three runs at least.

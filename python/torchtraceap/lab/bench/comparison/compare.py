@@ -1,4 +1,4 @@
-"""`compare`: whether B is slower than A, faster, equivalent, or nobody can tell; and why.
+"""Comparison of two programs: whether B is slower than A, faster, equivalent or undecided, and why.
 
 Note [Counts and clocks]: counts of a trace, such as launches or waits for the GPU, repeat exactly
 in steady state, so a count that differs is a change, told even if the times can't be told apart.
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "compare", "evidence_of"]
 
 _BUSY = 1.0
-"""Load beyond our own process from which it is told, in processors of the machine left over."""
+"""Other load, as a share of the machine's processors, from which it is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountChange(Result):
-    """An exact count of both traces; None where one does not know it."""
+    """An exact count of both traces; None if one of them does not have it."""
 
     key: str
     before: int | None
@@ -55,50 +55,50 @@ class CountChange(Result):
 
     @property
     def is_change(self) -> bool:
-        """Both know it, and it differs."""
+        """True if both traces have the count and it differs."""
         return None not in (self.before, self.after) and self.before != self.after
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the two traces say."""
+    """Counts and causes from the two traces."""
 
     counts: tuple[CountChange, ...] = ()
     counted_by: str = "step"
-    """"step" (the worst one) or "trace": what they are counts of."""
+    """"step" (the worst one) or "trace": the range that the counts cover."""
     causes: tuple[dict[str, Any], ...] = ()
-    """As `bench.causes` has them; they sum to the difference of the two recordings."""
+    """Causes as in `bench.causes`; they sum to the difference of the two recordings."""
     traced_difference_ns: int | None = None
-    """Of the median steps of the recordings, which are one run each."""
+    """Difference of the median steps of the recordings, one run each."""
     moved: tuple[dict[str, Any], ...] = ()
     """Work that only changed its place."""
     findings: Mapping[str, Any] | None = None
-    """That appeared, and that are gone."""
+    """Findings that appeared, and findings that are gone."""
     price: dict[str, Any] | None = None
-    """What fixing the costliest finding that appeared would save."""
+    """The saving of the fix of the most expensive new finding."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Comparison(Result):
-    """A verdict with all that it rests on. Changes are fractions: 0.03 is 3 % slower."""
+    """A verdict with its basis. Changes are fractions: 0.03 is 3 % slower."""
 
     before: str
     """Name of side A."""
     after: str
     verdict: str
-    """slower, faster, equivalent or undecided: what B is beside A."""
+    """"slower", "faster", "equivalent" or "undecided": B compared with A."""
     best: float
     """Estimate of after / before - 1."""
     low: float | None
-    """Of the interval; None where so few pairs say nothing."""
+    """Lower end of the interval; None if so few pairs exclude nothing."""
     high: float | None
     confidence: float
-    """That the interval holds, at this look."""
+    """Confidence of the interval at this look."""
     p: float
-    """Of the whole comparison, all looks together."""
+    """p value of the whole comparison, all looks together."""
     looks: tuple[Look, ...]
-    """As log ratios."""
+    """The looks, as log ratios."""
     pairs: int
     minimal_effect: float
     alpha: float
@@ -107,19 +107,19 @@ class Comparison(Result):
     evidence: Evidence
     notes: tuple[str, ...]
     before_ns: int
-    """Median of the runs of A, of the median step of each."""
+    """Median over the runs of A of the median step of each."""
     after_ns: int
     raw: tuple[Pair, ...] = ()
-    """Empty for stored runs."""
+    """The pairs; empty for stored runs."""
     rules: Mapping[str, dict[str, Any]] | None = None
-    """What named rules say of the same runs."""
+    """Answers of named rules to the same runs."""
     environment: Any = None
     reproduce: str = ""
     """The command that makes this comparison."""
 
     @property
     def changed_counts(self) -> tuple[CountChange, ...]:
-        """Counts that both traces know and that differ."""
+        """Counts that both traces have and that differ."""
         return tuple(count for count in self.evidence.counts if count.is_change)
 
     def to_dict(self) -> dict[str, Any]:
@@ -170,12 +170,12 @@ def _look_dict(look: Look) -> dict[str, Any]:
 
 
 def change_of(log_ratio: float) -> float | None:
-    """A log ratio as a fraction; None for an interval without an end."""
+    """Convert a log ratio to a fraction; None for an infinite end."""
     return math.expm1(log_ratio) if math.isfinite(log_ratio) else None
 
 
 class Sequential:
-    """A comparison at work: pairs are run from look to look until it is decided."""
+    """A running comparison: pairs are run from look to look until it is decided."""
 
     def __init__(self, pairs: Pairs, plan: Plan) -> None:
         self.pairs = pairs
@@ -184,16 +184,16 @@ class Sequential:
 
     @property
     def may_go_on(self) -> bool:
-        """There is another look."""
+        """True if there is another look."""
         return len(self.looks) < len(self.plan.looks)
 
     @property
     def p(self) -> float:
-        """Of all looks so far together."""
+        """p value of all looks so far together."""
         return whole_p(self.looks, self.plan)
 
     def look(self) -> Look:
-        """Takes the next look, for which the pairs that are missing are run.
+        """Take the next look, after running the missing pairs.
 
         Raises:
             ProgramError: A run failed twice.
@@ -204,7 +204,7 @@ class Sequential:
         return self.looks[-1]
 
     def decide(self) -> Look:
-        """Looks until it is decided, or the last look was taken."""
+        """Take looks until the comparison is decided or the last look was taken."""
         while True:
             look = self.look()
             if look.verdict != "undecided" or not self.may_go_on:
@@ -223,7 +223,7 @@ def compare(
     kept: Path | None = None,
     reproduce: str = "",
 ) -> Comparison:
-    """Runs two sides in pairs of fresh processes until it can be said which is slower.
+    """Run two sides in pairs of fresh processes until it is decided which is slower.
 
     Args:
         side_a: Before.
@@ -261,7 +261,7 @@ def comparison_of(
     verdict: str | None = None,
     notes: Sequence[str] = (),
 ) -> Comparison:
-    """The result of a comparison that ended; `verdict` where a suite takes it back."""
+    """Return the result of an ended comparison; `verdict` replaces it if a suite takes it back."""
     last, plan = sequential.looks[-1], sequential.plan
     raw = tuple(sequential.pairs.pairs[: last.pairs])
     return Comparison(
@@ -335,8 +335,9 @@ def _is_whole(side: Side) -> bool:
 
 
 def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
-    """What named rules say of the same runs. In pairs they were taken in turn, which helps rules
-    that would run block after block.
+    """Return the answers of named rules to the same runs.
+
+    Pairs ran in turn, which helps rules that would run block after block.
 
     Args:
         before: Steps of each run of A, ns.
@@ -356,7 +357,7 @@ def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[
 
 
 def evidence_of_sides(side_a: Side, side_b: Side, look: Look) -> Evidence:
-    """Records both sides, then as `evidence_of`."""
+    """Record both sides and return `evidence_of` their traces."""
     with stage("recording A"):
         before = side_a.trace()
     with stage("recording B"):
@@ -365,7 +366,7 @@ def evidence_of_sides(side_a: Side, side_b: Side, look: Look) -> Evidence:
 
 
 def evidence_of(before: Path | None, after: Path | None, look: Look) -> Evidence:
-    """Counts and causes of the difference of two traces.
+    """Return counts and causes of the difference of two traces.
 
     Args:
         before: Trace of side A; None where there is none.
@@ -409,7 +410,8 @@ def _with_causes(
 
 
 def _counts(before: Trace, after: Trace) -> tuple[tuple[CountChange, ...], str]:
-    """Of a step where both have steps: recordings may hold different numbers of them."""
+    """Return counts per step if both have steps, because recordings may hold different numbers of
+    steps."""
     from torchtraceap.contracts.measures import counts
 
     by_step = all(part.tree.steps for trace in (before, after) for part in trace.ranks)

@@ -1,5 +1,4 @@
-"""Several comparisons at once, with false discoveries under control; see Note [False
-discoveries]."""
+"""Suites of comparisons with control of false discoveries; see Note [False discoveries]."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class SuiteEntry:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One comparison of a file of a suite."""
+    """One comparison of a suite file."""
 
     name: str
     a: str
@@ -56,12 +55,12 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Comparisons(Result):
-    """Verdicts of a suite."""
+    """The verdicts of a suite."""
 
     fdr: float
-    """False ones among the alarms, at most on average."""
+    """The largest expected share of false alarms among the alarms."""
     comparisons: tuple[tuple[str, float, Comparison], ...]
-    """Name, q value, verdict; an alarm that the suite does not bear out is undecided."""
+    """Name, q value and verdict; an alarm that the suite does not confirm is undecided."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document of `torchtraceap bench compare --suite FILE --json`."""
@@ -84,7 +83,7 @@ def compare_many(
     fdr: float = FDR,
     reproduce: str = "",
 ) -> Comparisons:
-    """Makes the comparisons of a suite one after the other, then corrects for their number.
+    """Run the comparisons of a suite one after the other, then correct for their number.
 
     Args:
         entries: What is compared; names are unique.
@@ -133,7 +132,7 @@ def compare_many(
 
 
 def _corrected(begun: Sequence[Sequential], fdr: float) -> list[float]:
-    """q values, after alarms that the number of comparisons made too weak took further looks."""
+    """Return q values, after further looks for alarms that the correction made too weak."""
     while True:
         q = [float(each) for each in q_values([each.p for each in begun])]
         weak = [
@@ -155,7 +154,7 @@ def _withdrawn(each: Sequential, q: float, fdr: float) -> str:
 
 
 def read_suite(path: Path) -> tuple[Described, ...]:
-    """Reads a file of TOML with a table `[[compare]]` for each comparison.
+    """Read a TOML file with a table `[[compare]]` for each comparison.
 
     Raises:
         MissingFileError: There is no such file.
@@ -199,7 +198,7 @@ def opened(
     seed: int,
     timeout_s: float | None = None,
 ) -> SuiteEntry:
-    """The sides of a comparison, for as long as the stack is open.
+    """Open the sides of a comparison for as long as the stack is open.
 
     Args:
         stack: Takes what has to be tidied up.

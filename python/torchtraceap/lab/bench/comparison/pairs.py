@@ -1,4 +1,4 @@
-"""Pairs of fresh runs, one of each side, in the order that a coin decided before the first one."""
+"""Pairs of fresh runs, one of each side, in an order that was drawn before the first run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pair:
     """One run of each side, next to each other in time."""
 
     order: str
-    """AB or BA."""
+    """"AB" or "BA"."""
     before_ns: int
     """Median step of A."""
     after_ns: int
@@ -41,14 +41,14 @@ class Pair:
     """All steps of the run of A."""
     after_step_ns: tuple[int, ...]
     load: float
-    """Processes that wanted a processor before it began, over the last minute; our own count."""
+    """Runnable processes before the pair began, averaged over the last minute, our own included."""
     log_ratio: float
-    """After / before: of the medians, or the median over steps that took turns."""
+    """Log ratio after / before: of the medians, or the median over steps that took turns."""
     exchanges: int = 0
-    """Of steps that took turns; 0: one run behind the other."""
+    """Number of steps that took turns; 0 if one run followed the other."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As a line of the file that keeps them."""
+        """Return a line for the file of pairs."""
         return {name: getattr(self, name) for name in _NAMES}
 
 
@@ -57,7 +57,7 @@ _NAMES = ("order", "before_ns", "after_ns", "before_step_ns", "after_step_ns", "
 
 
 class Pairs:
-    """Runs two sides in turn, and keeps what they took."""
+    """Runs of two sides in turn, with their times."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Pairs:
         """Pairs that were there already."""
 
     def until(self, count: int) -> Array:
-        """Log ratios after / before of so many pairs; those that are missing are run.
+        """Return the log ratios after / before of so many pairs, after running the missing ones.
 
         Raises:
             ProgramError: A run failed twice.

@@ -1,4 +1,4 @@
-"""Comparisons and calibrations in words."""
+"""Reports of comparisons and calibrations in words and tables."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
 _MOST_CAUSES = 5
 _MOST_COUNTS = 12
 _LEAST_SHARE = 0.01
-"""Of the difference, from which a cause gets a line."""
+"""The smallest share of the difference for which a cause gets a line."""
 
 
 def percent(change: float | None, *, sign: bool = True) -> str:
-    """A fraction as a percentage with its sign; "?" for what is not known."""
+    """Format a fraction as a percentage with its sign; "?" if unknown."""
     if change is None:
         return "?"
     digits = 2 if abs(change) < 0.0095 else 1
@@ -34,7 +34,7 @@ def percent(change: float | None, *, sign: bool = True) -> str:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """The verdict first, then what it rests on."""
+    """Return the verdict, then its basis, as lines."""
     found = comparison
     return [
         _verdict(found),
@@ -122,7 +122,7 @@ def _others(rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def suite_tables(found: Comparisons) -> list[TextTable]:
-    """A row for each comparison."""
+    """Return a table with a row for each comparison."""
     rows = [
         [
             name,
@@ -142,7 +142,7 @@ def suite_tables(found: Comparisons) -> list[TextTable]:
 
 
 def false_alarms_line(found: Calibration) -> str:
-    """What a calibration is for, in one line."""
+    """Summarize a calibration in one line."""
     alarms = found.false_alarms
     return (
         f"false alarms: {100 * alarms.value:.2g} % of {alarms.of} comparisons with itself "
@@ -152,7 +152,7 @@ def false_alarms_line(found: Calibration) -> str:
 
 
 def calibration_tables(found: Calibration) -> list[TextTable]:
-    """Noise, and what each rule says of each effect."""
+    """Return tables of the noise, and of the answers of each rule to each effect."""
     return [_noise_table(found), _rule_table(found)]
 
 

@@ -1,4 +1,4 @@
-"""What is compared: two sides, each of which can be run in a fresh process and recorded.
+"""The sides of a comparison, each of which can run in a fresh process and be recorded.
 
 Note [What A and B are]: the two words of a comparison are tried in this order. `workload:NAME` is
 one of the suite, with `,compile`, `,bf16` and such behind it. With a program behind ` -- ` both are
@@ -55,29 +55,29 @@ LOOP = (
     "for _ in measured(range(12), warmup=2):\n"
     "    sum(number * number for number in range(100_000))\n",
 )
-"""A program for those who name none: steps of plain Python."""
+"""A default program: steps of plain Python."""
 _MOST_BYTES = 16 << 20
-"""Of a file that a command names, for its content to count: scripts, not data sets."""
+"""The largest size of a file in a command whose content counts: scripts, not data sets."""
 _TOLD_LINES = 5
-"""Of what a program that failed wrote to standard error."""
+"""The number of lines of a failed program's standard error that are quoted."""
 
 
 class Side(Protocol):
-    """One of the two that are compared."""
+    """Interface of a side of a comparison."""
 
     @property
     def name(self) -> str:
-        """How it is called in sentences."""
+        """The name in sentences."""
 
     def run(self) -> int:
-        """Median step of one fresh process, ns.
+        """Return the median step of one fresh process in ns.
 
         Raises:
             ProgramError: It failed.
         """
 
     def trace(self) -> Path | None:
-        """A recording of some steps, of a run that is not timed; None where there is none."""
+        """Return a recording of some steps of a run that is not timed; None if there is none."""
 
 
 class ProgramSide:
@@ -114,16 +114,16 @@ class ProgramSide:
         self._timeout_s = timeout_s
 
     def run(self) -> int:
-        """See `Side`; `last` has all of the run."""
+        """Run a fresh process; `last` holds the whole run. See `Side`."""
         self.last = run_program(self.argv, self._cwd, self._env, self._timeout_s)
         return self.last.median_ns
 
     def run_in_turn(self, turn: Turn) -> ProgramRun:
-        """A run whose steps take turns with those of other programs."""
+        """Run with steps that take turns with those of other programs."""
         return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turn)
 
     def trace(self) -> Path | None:
-        """See `Side`."""
+        """Record a run. See `Side`."""
         if self.target is None:
             return None
         if self.target.exists():  # of an interrupted comparison that goes on
@@ -132,7 +132,7 @@ class ProgramSide:
 
 
 def _identity(argv: Sequence[str], folder: Path) -> str:
-    """Of a command: its words, and the contents of the files that they name."""
+    """Identify a command by its words and the contents of the files that they name."""
     contents = [
         sha256(path.read_bytes()).hexdigest()
         for path in (folder / word for word in argv)
@@ -142,7 +142,7 @@ def _identity(argv: Sequence[str], folder: Path) -> str:
 
 
 def run_side(side: Side, label: str) -> int:
-    """Median step of one fresh process; a run that fails is tried once more.
+    """Return the median step of one fresh process; a run that fails is tried once more.
 
     Args:
         side: What runs.
@@ -162,8 +162,8 @@ def run_side(side: Side, label: str) -> int:
 
 
 def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[float, int]:
-    """Runs both sides at the same time, step by step in turn (processes/turns.py); `last` of each
-    has its run.
+    """Run both sides at the same time, step by step in turn (processes/turns.py); `last` of each
+    holds its run.
 
     Args:
         side_a: Before; it ran alone before, as the other one.
@@ -185,7 +185,7 @@ def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[flo
 
 
 def sides_can_take_turns(side_a: Side, side_b: Side) -> bool:
-    """Whether both told of steps when they ran last."""
+    """Return True if both sides reported steps when they ran last."""
     sides = [side for side in (side_a, side_b) if isinstance(side, ProgramSide)]
     return len(sides) == 2 and can_take_turns([side.last for side in sides])
 
@@ -196,13 +196,13 @@ def _end_of(error: ProgramError) -> str:
 
 
 def steps_of_last_run(side: Side, median_ns: int) -> Array:
-    """Steps of the run before, ns; the median alone of a side that does not keep them."""
+    """Return the steps of the last run in ns; only the median if a side does not keep them."""
     last: ProgramRun | None = getattr(side, "last", None)
     return np.asarray(last.step_ns if last else (median_ns,), np.int64)
 
 
 def key_of(side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]) -> str:
-    """Names what two sides and the settings of a comparison have to share for it to go on."""
+    """Return the key that two sides and the settings of a comparison must share to resume it."""
     text = json.dumps([side_a.identity, side_b.identity, *settings])
     return sha256(text.encode()).hexdigest()[:16]
 
@@ -211,7 +211,7 @@ _ID = re.compile(r"[0-9a-f]{4,16}")
 
 
 def stored_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | None:
-    """The runs that two words are ids of; None where one can't be meant so.
+    """Return the runs whose ids two words are; None if a word cannot be an id.
 
     Raises:
         OptionError: An id begins several runs, or one of the two is of no run.
@@ -240,7 +240,7 @@ def open_sides(
     setup: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[tuple[ProgramSide, ProgramSide]]:
-    """The two sides that words stand for; see Note [What A and B are].
+    """Open the two sides that words name; see Note [What A and B are].
 
     Args:
         a: The side before.
@@ -295,7 +295,7 @@ def _revision_side(
 
 
 def word_side(word: str, timeout_s: float | None = None) -> ProgramSide:
-    """A command, or a workload of the suite.
+    """Return the side of a command or of a workload of the suite.
 
     Raises:
         OptionError: It is neither.
@@ -318,7 +318,7 @@ def _is_revision(word: str) -> bool:
 
 
 def split_command(text: str) -> list[str]:
-    """The words of a command, as a shell would split it.
+    """Split a command into words, as a shell does.
 
     Raises:
         OptionError: It has none, or a quote does not end.
@@ -346,7 +346,7 @@ _NUMBERS = ("batch", "steps", "warmup", "threads")
 
 
 def workload_program(word: str) -> list[str]:
-    """The program that runs a workload of the suite.
+    """Return the program that runs a workload of the suite.
 
     Args:
         word: `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`,

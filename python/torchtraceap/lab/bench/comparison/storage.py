@@ -1,4 +1,4 @@
-"""Where comparisons keep their pairs, traces and verdicts, to be gone on with or looked up.
+"""Storage of pairs, traces and verdicts of comparisons, to resume them or to look them up.
 
 Note [Kept comparisons]: a comparison has a folder under `comparisons/` of the store, named by what
 it compares: the words or commits of both sides, the contents of files that its commands name, looks
@@ -30,7 +30,7 @@ _VERDICT = "comparison.json"
 
 @contextmanager
 def parent_folder(store: str | None) -> Iterator[Path]:
-    """The folder of comparisons of a store; without one, a folder that is gone at the end."""
+    """Yield the folder of comparisons of a store; without a store, a temporary folder."""
     if store is not None:
         yield Path(store) / "comparisons"
         return
@@ -41,7 +41,7 @@ def parent_folder(store: str | None) -> Iterator[Path]:
 def folder_of(
     parent: Path, side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]
 ) -> Path:
-    """The folder of a comparison that isn't decided, which is made; traces go there too.
+    """Make and return the folder of an undecided comparison, which also takes its traces.
 
     Raises:
         OutputError: It can't be made.
@@ -56,7 +56,7 @@ def folder_of(
 
 
 def keep(folder: Path, result: Result) -> None:
-    """Writes a verdict: the comparison is decided.
+    """Write the verdict of a decided comparison.
 
     Raises:
         OutputError: It can't be written.

@@ -1,4 +1,4 @@
-"""Two stored runs compared, of which nothing runs any more."""
+"""Comparison of two stored runs, without running anything."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compare_stored(
     causes: bool = True,
     reproduce: str = "",
 ) -> Comparison:
-    """Says how two runs of the store differ, as far as runs without pairs can say.
+    """Compare two runs of the store, as far as runs without pairs allow it.
 
     Args:
         run_a: Before.
@@ -110,7 +110,7 @@ def _floats(side: Sequence[Array]) -> list[Array]:
 
 
 def _kept_counts(run_a: StoredRun, run_b: StoredRun) -> tuple[CountChange, ...]:
-    """Those of the manifests, where traces were not compared."""
+    """Return the counts of the manifests if traces were not compared."""
     a, b = run_a.counts, run_b.counts
     return tuple(CountChange(key, a.get(key), b.get(key)) for key in {**a, **b})
 

@@ -1,1 +1,1 @@
-"""Fresh processes: programs run in them, what they tell, what the machine is."""
+"""Fresh processes: how programs run in them, report their steps, and which machine they run on."""

@@ -1,4 +1,5 @@
-"""What a run was measured on: machine, drivers, libraries, settings; nothing that names a person.
+"""The environment of a run: machine, drivers, libraries and settings, without anything that names a
+person.
 
 Note [Privacy]: no name of a host or a user, no serial number, and no path goes into a store that
 may be handed on. Environment variables are named one by one; of a value that is a path the last
@@ -26,7 +27,7 @@ from torchtraceap.lab.bench.store.digests import content_hash
 __all__ = ["MOMENTARY", "environment_hash", "fingerprint"]
 
 MOMENTARY = "now"
-"""What changes from minute to minute stands under this key, and is not part of the hash."""
+"""Key of the values that change from minute to minute and are not part of the hash."""
 
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING",
@@ -58,11 +59,11 @@ _GPU_NOW = (
     ("clocks_throttle_reasons.active",),  # its name before driver 535
 )  # fmt: skip
 _PATIENCE_S = 20.0
-"""For a program that is asked; `nvidia-smi` takes seconds where the driver sleeps."""
+"""Time limit of a queried program; `nvidia-smi` takes seconds if the driver sleeps."""
 
 
 def fingerprint(cwd: PathLike | None = None) -> dict[str, Any]:
-    """What may change how fast something runs here; torch is not imported.
+    """Return everything that may change how fast programs run here; torch is not imported.
 
     Args:
         cwd: Whose git commit is told [the current folder].
@@ -93,7 +94,7 @@ def fingerprint(cwd: PathLike | None = None) -> dict[str, Any]:
 
 
 def environment_hash(environment: dict[str, Any]) -> str:
-    """Of what is not momentary: equal for runs that may be compared without a second look."""
+    """Hash the lasting values; runs with equal hashes may be compared without a second look."""
     return content_hash({k: v for k, v in environment.items() if k != MOMENTARY})
 
 
@@ -117,7 +118,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _load() -> list[float] | None:
-    """Mean numbers of runnable tasks over 1, 5 and 15 minutes."""
+    """Return the mean numbers of runnable tasks over 1, 5 and 15 minutes."""
     with contextlib.suppress(OSError):
         return [round(each, 2) for each in os.getloadavg()]
     return None
@@ -131,7 +132,7 @@ def _meminfo(name: str) -> int | None:
 
 
 def _gpus(wanted: tuple[tuple[str, ...], ...]) -> list[dict[str, str]]:
-    """As NVIDIA's tool tells of them; empty where there is none."""
+    """Return the GPUs that NVIDIA's tool reports; empty if there is none."""
     if shutil.which("nvidia-smi") is None:
         return []
     found: list[dict[str, str]] = []
@@ -147,7 +148,7 @@ def _gpus(wanted: tuple[tuple[str, ...], ...]) -> list[dict[str, str]]:
 
 
 def _torch() -> dict[str, Any] | None:
-    """From its `version.py`, which is not run."""
+    """Return the version of torch from its `version.py`, which is not executed."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -164,7 +165,7 @@ def _torch() -> dict[str, Any] | None:
 
 
 def _assigned(source: str) -> dict[str, Any]:
-    """Literals that a module assigns to names."""
+    """Return literals that a module assigns to names."""
     found: dict[str, Any] = {}
     with contextlib.suppress(SyntaxError):
         for node in ast.parse(source).body:
@@ -190,7 +191,7 @@ def _version_of(package: str) -> str | None:
 
 
 def _git(folder: Path) -> dict[str, Any] | None:
-    """Commit, and a hash of what was changed since; None outside of a repository."""
+    """Return the commit and a hash of changes since; None outside of a repository."""
     if shutil.which("git") is None:
         return None
     commit = _said(["git", "rev-parse", "HEAD"], folder).strip()
@@ -202,7 +203,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _said(command: list[str], folder: Path | None = None) -> str:
-    """What a program prints; empty where it fails."""
+    """Return the output of a program; empty if it fails."""
     try:
         ended = subprocess.run(
             command,
@@ -218,7 +219,7 @@ def _said(command: list[str], folder: Path | None = None) -> str:
 
 
 def _harmless(value: str) -> str:
-    """See Note [Privacy]."""
+    """Return True if a value may be stored; see Note [Privacy]."""
     parts = value.split(os.pathsep) if os.sep in value else [value]
     return os.pathsep.join(part.rstrip(os.sep).rpartition(os.sep)[2] for part in parts)
 

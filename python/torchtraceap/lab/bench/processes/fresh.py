@@ -1,4 +1,4 @@
-"""Programs run in fresh processes: nothing of one run is left when the next one begins.
+"""Runs of programs in fresh processes, so that nothing of one run is left for the next.
 
 Note [Groups]: a program leads a process group of its own. When it has ended, or its time is over,
 what is left of the group is killed: a worker that stays behind would disturb what is measured next.
@@ -24,30 +24,31 @@ from torchtraceap.errors import OptionError, TraceError
 __all__ = ["STARTED", "Finished", "ProgramError", "check_success", "last_line", "run_fresh"]
 
 STARTED = "TORCHTRACEAP_STARTED"
-"""When a process was started, in ns of the machine's monotonic clock, which it shares with us."""
+"""Name of the variable with the start of the process, in ns of the machine's monotonic clock."""
 
 _MOST_OUTPUT = 4 << 20
-"""Bytes of what a program prints that are kept, from the end."""
+"""The largest number of bytes of a program's output that are kept, from the end."""
 _TOLD = 300
-"""Characters of an error that a sentence takes up."""
+"""The largest number of characters of an error that a message quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended."""
+    """The end of a program: exit code, times, memory and output."""
 
     returncode: int
-    """Negative: the signal that ended it."""
+    """The exit code; if negative, the signal that ended the program."""
     wall_ns: int
-    """From just before its start until it had ended."""
+    """Time from just before the start until the end."""
     max_rss_bytes: int
-    """`ru_maxrss` of it or the largest process that it waited for. Linux counts from the start of a
-    process on, when it still was a copy of ours: what is not larger than our own is a bound."""
+    """`ru_maxrss` of the process or of the largest process that it waited for. Linux counts from
+    the fork on, when the process is still a copy of ours, so a value up to our own size is only a
+    bound."""
     stdout: str
     stderr: str
     timed_out: bool = False
     cpu_ns: int = 0
-    """Of all its threads, and of the processes that it waited for."""
+    """Processor time of all threads, and of the processes that it waited for."""
 
     @property
     def ok(self) -> bool:
@@ -55,7 +56,7 @@ class Finished:
 
     @property
     def reason(self) -> str:
-        """Why it failed, in a few words; empty if it did not."""
+        """The reason of the failure in a few words; empty if the program succeeded."""
         if self.timed_out:
             return f"its time of {self.wall_ns / 1e9:.0f} s was over"
         if self.ok:
@@ -69,7 +70,7 @@ class Finished:
 
 
 class ProgramError(TraceError, RuntimeError):
-    """A program that was to be measured failed; `finished` has what it printed."""
+    """A measured program failed; `finished` holds its output."""
 
     def __init__(self, message: str, finished: Finished | None = None) -> None:
         super().__init__(message)
@@ -83,7 +84,7 @@ def run_fresh(
     env: Mapping[str, str | None] | None = None,
     timeout_s: float | None = None,
 ) -> Finished:
-    """Runs a program to its end, with nothing to read from standard input.
+    """Run a program to its end without standard input.
 
     Args:
         argv: The program and its arguments.
@@ -119,7 +120,7 @@ def run_fresh(
 
 
 def check_success(finished: Finished, what: str) -> Finished:
-    """The same, if the program ended well.
+    """Return `finished` if the program succeeded.
 
     Args:
         finished: How it ended.
@@ -134,7 +135,7 @@ def check_success(finished: Finished, what: str) -> Finished:
 
 
 def last_line(text: str) -> str:
-    """The last line with something in it: of a traceback, the error."""
+    """Return the last line that is not empty; in a traceback, that is the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_TOLD] if lines else ""
 
@@ -165,7 +166,7 @@ def _started(
 
 
 class _Ending:
-    """Waits for a process on a thread, so that its end is noted when it happens."""
+    """A thread that waits for a process, so that its end is noted when it happens."""
 
     def __init__(self, process: subprocess.Popen[bytes], began_ns: int) -> None:
         self._process = process
@@ -179,11 +180,11 @@ class _Ending:
         self._thread.start()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it ended in time."""
+        """Wait, and return True if the process ended in time."""
         return self._ended.wait(timeout_s)
 
     def kill(self) -> None:
-        """Kills what is left of the group, then reaps its leader; see Note [Groups]."""
+        """Kill what is left of the group, then reap its leader; see Note [Groups]."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._may_reap.set()

@@ -18,18 +18,19 @@ from torchtraceap.lab.bench.processes.turns import Turn, free_processor, give_tu
 __all__ = ["can_take_turns", "run_together"]
 
 _ONE_PROCESSOR = 1.1
-"""Time of processors over that of the clock, up to which a program is taken to need one."""
+"""Ratio of processor time to wall time up to which a program is taken to need one processor."""
 
 
 def can_take_turns(runs: Sequence[ProgramRun | None]) -> bool:
-    """Whether programs can, by what their last runs told: all have steps."""
+    """Return True if all programs reported steps in their last runs, so that they can take
+    turns."""
     return all(run is not None and run.by_steps for run in runs)
 
 
 def run_together(
     programs: Sequence[Callable[[Turn], ProgramRun]], before: Sequence[ProgramRun], seed: int
 ) -> tuple[list[ProgramRun], Array]:
-    """Runs programs at the same time, step by step in turn.
+    """Run programs at the same time, step by step in turn.
 
     Args:
         programs: Each runs a program in a fresh process that takes part, and gives back its run.

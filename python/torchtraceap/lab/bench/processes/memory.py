@@ -1,4 +1,4 @@
-"""How much memory a process had at most, of each kind that can be told apart.
+"""Peak memory of a process, by kind.
 
 Note [Resident memory]: `ru_maxrss` of a process counts from when it was a copy of the one that
 started it, and what PyTorch's libraries take is in it. So a process asks the kernel for the highest
@@ -22,40 +22,42 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True, slots=True)
 class Memory(Result):
-    """Peaks of one process, in bytes; None where there is no such memory."""
+    """Memory peaks of one process in bytes; None if there is no such memory."""
 
     rss_peak_bytes: int
-    """Resident memory of the process at its highest, libraries included."""
+    """Peak resident memory, libraries included."""
     rss_baseline_bytes: int
-    """Resident memory when PyTorch was imported and nothing was made."""
+    """Resident memory after the import of PyTorch, before anything is made."""
     rss_above_bytes: int
-    """What the workload added at its highest."""
+    """Peak resident memory that the workload added."""
     allocated_peak_bytes: int | None = None
-    """Held by tensors on the GPU."""
+    """Peak of the memory that tensors hold on the GPU."""
     reserved_peak_bytes: int | None = None
-    """Taken from the GPU by PyTorch's allocator: what another process can't have."""
+    """Peak of the memory that PyTorch's allocator takes from the GPU, which other processes cannot
+    have."""
     fragmentation: float | None = None
-    """Share of the reserved peak that tensors did not hold at theirs; 0 if nothing was reserved."""
+    """Share of the reserved peak that tensors did not hold at their own peak; 0 if nothing was
+    reserved."""
 
 
 def current_rss_bytes() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process."""
     return _status_bytes("VmRSS") or peak_rss_bytes()
 
 
 def peak_rss_bytes() -> int:
-    """Resident memory of this process at its highest; see Note [Resident memory]."""
+    """Return the peak resident memory of this process; see Note [Resident memory]."""
     return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reset_peak_rss() -> None:
-    """Lets the highest mark begin anew, where the kernel allows it."""
+    """Reset the peak, if the kernel allows it."""
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
 
 def measure_memory(baseline_bytes: int, torch: Any = None) -> Memory:
-    """What this process had at most.
+    """Return the memory peaks of this process.
 
     Args:
         baseline_bytes: Resident memory before the workload was made.
@@ -71,7 +73,8 @@ def measure_memory(baseline_bytes: int, torch: Any = None) -> Memory:
 
 
 def _status_bytes(name: str) -> int | None:
-    """A figure of `/proc/self/status`, which the kernel gives in units of 1024 bytes."""
+    """Return a value of `/proc/self/status` in bytes; the kernel gives it in units of 1024
+    bytes."""
     with contextlib.suppress(OSError):
         for line in _STATUS.read_text("ascii", errors="replace").splitlines():
             if line.startswith(f"{name}:"):

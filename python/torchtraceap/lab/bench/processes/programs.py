@@ -1,4 +1,4 @@
-"""Programs of anybody, measured: by the steps that they tell of, else as a whole."""
+"""Measurement of arbitrary programs, by the steps that they report or else as a whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from torchtraceap.record.sanitize import copy_without_private_data
 __all__ = ["ProgramRun", "named", "read_steps", "run_program", "trace_program"]
 
 _QUIET = {STEPS: None, FREE: None, TRACE: None, WHOLE: None, TURNS: None}
-"""A program that measures others must not hand on what it was told itself."""
+"""Variables to clear, because a program that measures others must not pass on its own
+instructions."""
 
 
 @dataclass(frozen=True)
@@ -32,25 +33,26 @@ class ProgramRun:
     """One run of a program in a fresh process."""
 
     step_ns: tuple[int, ...]
-    """The steps behind the warm-up; the whole program as one, where it tells of none."""
+    """Times of the steps after the warm-up; the time of the whole program if it reports no
+    steps."""
     wall_ns: int
-    """The whole process."""
+    """Wall time of the whole process."""
     max_rss_bytes: int
-    """Of the process that told of steps, by its own count; else as `Finished` has it."""
+    """Peak memory of the process that reported steps, by its own count; else as in `Finished`."""
     by_steps: bool = True
-    """The program tells of its steps; else its whole wall time was measured."""
+    """True if the program reports its steps; else its whole wall time was measured."""
     all_step_ns: tuple[int, ...] = ()
-    """With those of the warm-up."""
+    """Times of all steps, warm-up included."""
     warmup: int = 0
-    """Of `all_step_ns`."""
+    """Number of warm-up steps in `all_step_ns`."""
     cpu_ns: int = 0
-    """Of all its threads."""
+    """Processor time of all threads."""
     first_step_after_ns: int | None = None
-    """From the start of the process to the end of its first step; None where it does not tell."""
+    """Time from the start of the process to the end of its first step; None if it reports none."""
 
     @cached_property
     def median_ns(self) -> int:
-        """The median step: what comparisons go by."""
+        """The median step, by which programs are compared."""
         return round(median(self.step_ns))
 
 
@@ -63,7 +65,7 @@ def run_program(
     free: bool = False,
     turns: Turn | None = None,
 ) -> ProgramRun:
-    """Runs a program in a fresh process and times it.
+    """Run a program in a fresh process and time it.
 
     Args:
         argv: The program and its arguments.
@@ -104,7 +106,7 @@ def _as_run(finished: Finished, document: dict[str, Any] | None) -> ProgramRun:
 
 
 def read_steps(path: Path) -> dict[str, Any]:
-    """What a program wrote of its steps (`torchtraceap.steps/1`).
+    """Read what a program wrote about its steps (`torchtraceap.steps/1`).
 
     Raises:
         ProgramError: It is something else.
@@ -132,7 +134,7 @@ def trace_program(
     *,
     target: PathLike,
 ) -> Path | None:
-    """Runs a program in a fresh process, not timed, and records it.
+    """Run a program in a fresh process without timing it, and record it.
 
     A program with `measured` has some of its steps recorded. Of another one everything is recorded
     from the import of torch to its end, in the first process alone; not if it has a profiler of its
@@ -183,6 +185,6 @@ def _kept(steps: Path, whole: Path, target: Path) -> Path | None:
 
 
 def named(argv: Sequence[str]) -> str:
-    """A program for a sentence: its words, cut where they are long."""
+    """Return the words of a program, shortened for a sentence."""
     words = " ".join(argv)
     return words if len(words) <= 120 else f"{words[:117]}..."

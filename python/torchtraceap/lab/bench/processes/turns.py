@@ -1,4 +1,4 @@
-"""Programs whose measured steps take turns: one step of one, one step of the other.
+"""Programs whose measured steps take turns, one step of each at a time.
 
 Note [Turns]: a machine that others share is faster now and slower in the next tenth of a second,
 so that two runs one behind the other meet different machines. Two steps one behind the other meet
@@ -32,25 +32,25 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a process has to know to take part."""
+    """The information with which a process takes part."""
 
     place: str
-    """Where the referee listens."""
+    """Path of the socket on which the referee listens."""
     side: str
-    """One letter."""
+    """The letter of the side."""
     processor: int | None = None
-    """On which it runs from then on; None: on any."""
+    """The processor on which the process runs from then on; None means any."""
 
     @property
     def environment(self) -> dict[str, str | None]:
-        """Variables beside the place."""
+        """Environment variables of the process."""
         chosen = None if self.processor is None else str(self.processor)
         return {_SIDE: self.side, _PROCESSOR: chosen}
 
 
 def free_processor(number: int) -> int | None:
-    """One of those that this process may use, another one for the next number; None where the
-    system does not say."""
+    """Return a processor that this process may use, another one for the next number; None if the
+    system does not tell."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     known = sorted(os.sched_getaffinity(0))
@@ -58,7 +58,7 @@ def free_processor(number: int) -> int | None:
 
 
 class Turns:
-    """The end of a process that is measured."""
+    """The connection of a measured process to the referee."""
 
     def __init__(self, path: str, side: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -66,23 +66,23 @@ class Turns:
         self._socket.sendall(side.encode("ascii"))
 
     def wait(self) -> None:
-        """Returns when it is our turn; at once, if there is no referee any more."""
+        """Wait for our turn; return at once if there is no referee anymore."""
         self._socket.recv(1)
 
     def pass_on(self) -> None:
-        """Our step is over."""
+        """Tell the referee that our step is over."""
         try:
             self._socket.sendall(_DONE)
         except OSError:  # the referee has gone
             return
 
     def leave(self) -> None:
-        """There are no more steps."""
+        """Tell the referee that there are no more steps."""
         self._socket.close()
 
 
 def joined(path: str) -> Turns | None:
-    """Our end, with the referee that listens at a path; None where there is none."""
+    """Connect to the referee that listens at a path; None if there is none."""
     processor = os.environ.get(_PROCESSOR, "")
     try:
         if processor.isdecimal():
@@ -95,7 +95,7 @@ def joined(path: str) -> Turns | None:
 def give_turns(
     listener: socket.socket, sides: Sequence[str], seed: int, is_running: Callable[[str], bool]
 ) -> dict[str, int]:
-    """Lets processes make their steps in turn, until all have left.
+    """Let processes run their steps in turn until all have left.
 
     Args:
         listener: Where they come.

@@ -1,1 +1,1 @@
-"""Workloads run in fresh processes: what is asked, what a process measures, what comes of it."""
+"""Workloads in fresh processes: configurations, the measured process and its results."""

@@ -1,4 +1,4 @@
-"""Which batch size a workload should have: where more samples in a step stop paying.
+"""Search for the batch size beyond which more samples per step stop paying off.
 
 Note [Knee]: a step takes about t(b) = a + c b for a batch of b: a fixed part and a part for each
 sample. The line is Theil and Sen's through the measured sizes. Samples per second, b / t(b), only
@@ -32,20 +32,20 @@ from torchtraceap.lab.bench.store.intervals import robust_line
 __all__ = ["BatchSearch", "Measure", "Point", "measure_batches", "search_batch"]
 
 REACHED = 0.95
-"""Of the best samples per second: the knee."""
+"""The share of the best rate in samples per second that defines the knee."""
 _LEAST_SIZES, _MOST_SIZES = 4, 12
 _MOST_BATCH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Point(Result):
-    """A batch size that was measured."""
+    """A measured batch size."""
 
     batch: int
     step_ns: float
     """The median fenced step."""
     memory_bytes: int
-    """At most, in the process: reserved on the GPU, else resident."""
+    """Peak memory of the process: reserved on the GPU, else resident."""
 
     @property
     def samples_per_s(self) -> float:
@@ -54,34 +54,34 @@ class Point(Result):
 
 @dataclass(frozen=True, slots=True)
 class BatchSearch(Result):
-    """What was found; see Note [Knee]."""
+    """The result of a search; see Note [Knee]."""
 
     batch: int
-    """The knee, or the largest size that was measured where that is smaller."""
+    """The knee, or the largest measured size if that is smaller."""
     why: str
     fixed_ns: float
-    """a of the line, at least 0."""
+    """The fixed part a of the line, at least 0."""
     sample_ns: float
-    """c of the line."""
+    """The slope c of the line."""
     best_samples_per_s: float
-    """Of the line, at the largest size that is allowed."""
+    """The rate of the line at the largest allowed size."""
     memory_ceiling_bytes: int | None
     largest_batch: int | None
-    """That the ceiling allows, by the line through the memory; None: no ceiling, or none in
-    sight."""
+    """The largest size under the memory ceiling by a line through the memory; None without a
+    ceiling, or if none is in sight."""
     points: tuple[Point, ...]
     stopped_at: int | None
-    """The size that did not fit, if one was tried or ruled out."""
+    """The size that did not fit, if one was tried or excluded."""
 
 
 Measure = Callable[[int], Point]
-"""Measures a batch size, or raises `WorkloadError` of the kind "out of memory"."""
+"""Function that measures a batch size, or raises `WorkloadError` of the kind "out of memory"."""
 
 
 def search_batch(
     measure: Measure, *, start: int = 1, memory_ceiling_bytes: int | None = None
 ) -> BatchSearch:
-    """Doubles the batch, fits, and tells the knee.
+    """Double the batch, fit a line, and return the knee.
 
     Args:
         measure: Measures one size.
@@ -123,7 +123,7 @@ def search_batch(
 
 
 def _tried(measure: Measure, batch: int) -> Point | None:
-    """None where memory runs out."""
+    """Measure a size; None if memory runs out."""
     try:
         return measure(batch)
     except WorkloadError as error:
@@ -137,7 +137,7 @@ def _is_above(point: Point, ceiling: int | None) -> bool:
 
 
 def _largest(points: list[Point], ceiling: int | None) -> int | None:
-    """The largest batch under the ceiling, by the line through the memory."""
+    """Return the largest batch under the ceiling, by a line through the memory."""
     if ceiling is None or len(points) < 2:
         return None
     batches = [point.batch for point in points]
@@ -148,7 +148,7 @@ def _largest(points: list[Point], ceiling: int | None) -> int | None:
 
 
 def _line(points: list[Point]) -> tuple[float, float]:
-    """a, at least 0, and c."""
+    """Return the fixed part a (at least 0) and the slope c."""
     if len(points) == 1:
         return 0.0, points[0].step_ns / points[0].batch
     a, c = robust_line([p.batch for p in points], [p.step_ns for p in points])
@@ -156,7 +156,8 @@ def _line(points: list[Point]) -> tuple[float, float]:
 
 
 def _knee(points: list[Point], largest: int | None) -> int:
-    """Note [Knee]; where steps take no longer with larger batches, beyond all of them."""
+    """Return the knee of Note [Knee]; beyond all sizes if steps take no longer with larger
+    batches."""
     a, c = _line(points)
     if c <= 0:
         return _MOST_BATCH if largest is None else largest
@@ -193,7 +194,7 @@ def _found(points: list[Point], ceiling: int | None, stopped: int | None) -> Bat
 
 
 def measure_batches(asked: Asked, protocol: Protocol, folder: Path) -> Measure:
-    """Measures sizes of a workload, each in one fresh process."""
+    """Measure sizes of a workload, each in one fresh process."""
 
     def measure(batch: int) -> Point:
         sized = replace(asked, batch=batch)

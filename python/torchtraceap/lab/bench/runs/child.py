@@ -1,4 +1,4 @@
-"""One process of a workload: `python -m torchtraceap.lab.bench.runs.child SPEC`.
+"""A process that runs one workload: `python -m torchtraceap.lab.bench.runs.child SPEC`.
 
 Note [Child]: with `TORCHTRACEAP_STEPS` or `TORCHTRACEAP_TRACE` it is a program like any other whose
 loop is `measured`. With a `result` in its specification it measures all that a run keeps of one
@@ -36,41 +36,41 @@ __all__ = ["CRASHED", "MISSING", "OUT_OF_MEMORY", "UNFIT", "Spec", "main"]
 CRASHED, MISSING, UNFIT, OUT_OF_MEMORY = 1, 3, 4, 5
 TRACED_STEPS = 4
 _SPARE_STEPS = 1
-"""In which the profiler warms up."""
+"""Steps during which the profiler warms up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a process runs."""
+    """The specification of a process."""
 
     workload: str
-    """As `workloads.registry.find` takes it."""
+    """A name for `workloads.registry.find`."""
     mode: str = "train"
     device: str = "cpu"
     precision: str = "fp32"
     compiled: bool = False
     batch: int | None = None
-    """None: as the workload comes."""
+    """Samples per step; None means the workload's own."""
     size: str = "tiny"
     threads: int | None = None
-    """Of an operator on the CPU; None: as torch chooses."""
+    """Threads of an operator on the CPU; None means torch's choice."""
     steps: int = 20
-    """In each way of timing, behind the warm-up."""
+    """Steps in each way of timing, after the warm-up."""
     warmup: int = 3
-    """Steps, the first included."""
+    """Warm-up steps, the first included."""
     free_first: bool = False
-    """Free-running steps come before those that are waited for."""
+    """True if free-running steps come before fenced ones."""
     result: str | None = None
     flops: bool = False
-    """Count them in a step of their own."""
+    """True to count FLOPs in a separate step."""
 
     def command(self) -> list[str]:
-        """What starts such a process."""
+        """Return the command that starts such a process."""
         return [sys.executable, "-m", "torchtraceap.lab.bench.runs.child", json.dumps(asdict(self))]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a specification: JSON, or a file with it."""
+    """Run a specification, given as JSON or as a file."""
     try:
         (text,) = arguments
         spec = Spec(**json.loads(text if text.startswith("{") else Path(text).read_text("utf-8")))
@@ -126,7 +126,7 @@ def _run_as_program(spec: Spec) -> None:
 
 
 def _prepare(spec: Spec) -> Any:
-    """torch, imported and with its threads."""
+    """Import torch and set its threads."""
     try:
         import torch
     except ImportError as error:
@@ -189,7 +189,7 @@ def _measured_process(spec: Spec) -> dict[str, Any]:
 
 
 def _fenced(step: Step, count: int) -> list[int]:
-    """ns of each step: the device has nothing to do before it begins and when it has ended."""
+    """Return ns of each step; the device is idle before and after each."""
     times = []
     for _ in range(count):
         begun_ns = time.perf_counter_ns()
@@ -200,7 +200,8 @@ def _fenced(step: Step, count: int) -> list[int]:
 
 
 def _free(step: Step, count: int) -> list[int]:
-    """ns of each step, of which only the sum is meant: the device is waited for at the end."""
+    """Return ns of each step, of which only the sum matters: the device is waited for at the
+    end."""
     times = []
     last_ns = time.perf_counter_ns()
     for _ in range(count):
@@ -215,7 +216,7 @@ def _free(step: Step, count: int) -> list[int]:
 
 
 def _flops(spec: Spec) -> int | None:
-    """Of a step without compilation, as torch counts them; None where it can't."""
+    """Return the FLOPs of a step without compilation, as torch counts them; None if it cannot."""
     _prepare(spec)
     try:
         from torch.utils.flop_counter import FlopCounterMode

@@ -1,4 +1,4 @@
-"""What is asked to be measured, and how: configurations, from options or from a file of TOML."""
+"""Configurations to measure and the protocol to measure them, from options or from a TOML file."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Asked:
     """A configuration of a workload."""
 
     workload: str
-    """As `workloads.registry.find` takes it."""
+    """A name for `workloads.registry.find`."""
     mode: str = "train"
     device: str = "cpu"
     precision: str = "fp32"
     compiled: bool = False
     batch: int | None = None
-    """None: as the workload comes."""
+    """Samples per step; None means the workload's own."""
     size: str = "tiny"
     threads: int | None = None
-    """Of an operator on the CPU; None: as torch chooses."""
+    """Threads of an operator on the CPU; None means torch's choice."""
 
     def __post_init__(self) -> None:
         for value, known in (
@@ -57,17 +57,17 @@ class Asked:
 
     @property
     def name(self) -> str:
-        """Of the workload, without the folders of a file."""
+        """Name of the workload without the folders of a file."""
         place, colon, function = self.workload.rpartition(":")
         return f"{Path(place).name}:{function}" if colon and os.sep in place else self.workload
 
     @property
     def label(self) -> str:
-        """Of the configuration, for a person."""
+        """The configuration in words."""
         return label_of(asdict(self) | {"workload": self.name})
 
     def config(self) -> dict[str, Any]:
-        """Plain values that say what is run, with a hash of the file that makes it."""
+        """Return plain values that say what is run, with a hash of the file that makes it."""
         return {**asdict(self), "workload": self.name, "code": _code_hash(self.workload)}
 
     @property
@@ -76,7 +76,7 @@ class Asked:
 
 
 def label_of(config: Mapping[str, Any]) -> str:
-    """A configuration for a person, without what is as usual."""
+    """Describe a configuration without its defaults."""
     words = [config["workload"], config["mode"], config["device"], config["precision"]]
     words += ["compiled"] if config["compiled"] else []
     words += [f"batch {config['batch']}"] if config.get("batch") else []
@@ -86,15 +86,15 @@ def label_of(config: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a configuration is measured."""
+    """The protocol with which a configuration is measured."""
 
     processes: int = 3
     steps: int = 20
-    """Of each process in each way of timing."""
+    """Steps of each process in each way of timing."""
     warmup: int = 3
-    """Steps of each process before them."""
+    """Warm-up steps of each process."""
     timeout_s: float = 600.0
-    """Of each process."""
+    """Time limit of each process in seconds."""
     trace: bool = True
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Protocol:
             raise OptionError("a time-out is above 0 seconds")
 
     def kept(self) -> dict[str, int]:
-        """What a run tells of it."""
+        """Return the values that a run stores."""
         return {"processes": self.processes, "steps": self.steps, "warmup": self.warmup}
 
 
@@ -117,7 +117,7 @@ def chosen_names(
     domain: str | None = None,
     task: str | None = None,
 ) -> list[str]:
-    """Names of workloads: those given, or those of the suite that fit.
+    """Return the given names of workloads, or those of the suite that match.
 
     Args:
         names: As they are given; then nothing else may be.
@@ -146,7 +146,7 @@ def chosen_names(
 
 
 def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
-    """Before hours go by: what has no colon is one that is listed."""
+    """Check names before hours go by: a name without a colon has to be listed."""
     for name in names:
         if ":" not in name and name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
@@ -164,12 +164,12 @@ def _kinds(known: Sequence[Entry], domain: str | None, task: str | None) -> str:
 
 
 def every_mode(asked: Asked, mode: str) -> list[Asked]:
-    """It in a mode, or in both."""
+    """Return the configuration in a mode, or in both modes."""
     return [replace(asked, mode=each) for each in (MODES if mode == BOTH else (mode,))]
 
 
 def read_plan(path: PathLike) -> list[Asked]:
-    """Configurations from a file.
+    """Read configurations from a file.
 
     Keys at the top hold for all; each `[[run]]` has `names` (a list) and keys of its own: mode
     (also "both"), device, precision, compiled, batch, size, threads.
@@ -208,7 +208,7 @@ def _planned(settings: dict[str, Any]) -> list[Asked]:
 
 
 def _code_hash(workload: str) -> str | None:
-    """Of the file that makes the workload, where it is known without running anybody's code."""
+    """Hash the file that makes the workload, if it is known without running foreign code."""
     place, colon, _ = workload.rpartition(":")
     if not colon:
         entry = next((each for each in workloads() if each.name == workload), None)

@@ -1,4 +1,4 @@
-"""Figures of a run, from what its processes measured.
+"""Metrics of a run from the measurements of its processes.
 
 Note [Lost overlap]: waiting for the device behind each step keeps the host from running ahead, as a
 training loop lets it. The mean step that is waited for, less the mean step of the same process when
@@ -18,7 +18,7 @@ __all__ = ["metrics_of"]
 
 
 def metrics_of(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Times in ns, memory in bytes.
+    """Return the metrics of a run; times in ns, memory in bytes.
 
     Args:
         processes: As `child` writes them, at least one.

@@ -1,4 +1,5 @@
-"""Workloads measured: each in fresh processes, isolated, and kept with all that explains it.
+"""Measurement of workloads in fresh, isolated processes, stored with everything that explains a
+run.
 
 Note [A run]: some processes measure the same configuration one after the other, each with steps
 that are waited for and steps that run freely, by turns in either order. One more process is traced
@@ -71,22 +72,22 @@ class WorkloadError(TraceError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Result):
-    """What came of one configuration."""
+    """The outcome of one configuration."""
 
     name: str
     label: str
-    """The configuration for a person."""
+    """The configuration in words."""
     status: str
-    """"measured"; "kept" (the store had it); "skipped" (a library is missing, or it can't be run
-    so); "failed", "timed out", "out of memory"."""
+    """"measured"; "kept" (already in the store); "skipped" (a library is missing, or it cannot run
+    in this configuration); "failed", "timed out" or "out of memory"."""
     run: str | None
     """Id of the run in the store."""
     reason: str = ""
-    """Why it was skipped or failed."""
+    """The reason why it was skipped or failed."""
     stderr: str = ""
-    """The end of what a failed process printed."""
+    """The end of the output of a failed process."""
     unfit: bool = False
-    """It was skipped for what was asked of it, not for a library."""
+    """True if it was skipped because of its configuration, not for a missing library."""
 
     @property
     def failed(self) -> bool:
@@ -94,7 +95,7 @@ class Outcome(Result):
 
 
 def check_device(device: str) -> None:
-    """Says before any workload starts that a device is not there; torch is asked in a process.
+    """Check before any workload starts that a device exists; torch is asked in a process.
 
     Raises:
         OptionError: It is not there.
@@ -110,7 +111,7 @@ def check_device(device: str) -> None:
 def run_all(
     asked: Sequence[Asked], protocol: Protocol, store: Store, *, resume: bool = False
 ) -> Iterator[Outcome]:
-    """Measures configurations one after the other and keeps each at once.
+    """Measure configurations one after the other and store each at once.
 
     Args:
         asked: What.
@@ -173,7 +174,7 @@ def _outcome(asked: Asked, protocol: Protocol, store: Store) -> Outcome:
 
 
 def measure(asked: Asked, protocol: Protocol, folder: Path) -> MeasuredRun:
-    """Measures a configuration; see Note [A run].
+    """Measure a configuration; see Note [A run].
 
     Args:
         asked: What.
@@ -217,7 +218,7 @@ def _spec(asked: Asked, protocol: Protocol, **more: Any) -> Spec:
 
 
 def run_process(spec: Spec, timeout_s: float | None, folder: Path) -> dict[str, Any]:
-    """What one process of a workload measures.
+    """Run one process of a workload and return its measurements.
 
     Args:
         spec: What it runs.
@@ -235,7 +236,7 @@ def run_process(spec: Spec, timeout_s: float | None, folder: Path) -> dict[str, 
 
 
 def _check(finished: Finished) -> None:
-    """Raises what a process of a workload says of its failure."""
+    """Raise the error that a process of a workload reports."""
     if finished.ok:
         return
     tail = "\n".join(finished.stderr.splitlines()[-_TAIL_LINES:])
@@ -257,7 +258,7 @@ def _check(finished: Finished) -> None:
 
 
 class _Explained:
-    """What the traced process tells."""
+    """Results of the traced process."""
 
     def __init__(self) -> None:
         self.trace: Path | None = None
@@ -269,7 +270,7 @@ class _Explained:
 
 
 def _explain(asked: Asked, protocol: Protocol, folder: Path) -> _Explained:
-    """A traced process; where it fails the run is kept without."""
+    """Run a traced process; if it fails, the run is stored without a trace."""
     target, result = folder / "trace.json.gz", folder / "flops.json"
     spec = _spec(asked, protocol, flops=True, result=str(result))
     env = {**_QUIET, TRACE: str(target)}
@@ -311,7 +312,8 @@ def _counts(trace: Trace) -> dict[str, int]:
 
 
 def _flops_of(trace: Trace) -> int | None:
-    """Of a step, by our own models of operators; None where they know none."""
+    """Return the FLOPs of a step by our own operator models; None if they do not know an
+    operator."""
     import numpy as np
 
     table = trace.roofline(by="call")

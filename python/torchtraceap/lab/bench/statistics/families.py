@@ -1,4 +1,4 @@
-"""Several comparisons at once: the share of false ones among the alarms of a suite.
+"""Control of false discoveries when a suite makes several comparisons.
 
 Note [False discoveries]: of sixty comparisons at alpha 0.01 without any change, every second suite
 would raise an alarm. By Benjamini and Hochberg (1995) the expected share of false ones among the
@@ -17,11 +17,12 @@ from torchtraceap.core.aliases import Array
 __all__ = ["FDR", "q_values"]
 
 FDR = 0.05
-"""False alarms among the alarms of a suite, at most on average."""
+"""The largest expected share of false alarms among the alarms of a suite."""
 
 
 def q_values(p: Sequence[float]) -> Array:
-    """Least rate of false discoveries at which each is still one (Benjamini and Hochberg)."""
+    """Return the smallest false discovery rate at which each comparison is a discovery (Benjamini
+    and Hochberg)."""
     from scipy.stats import false_discovery_control
 
     found: Array = false_discovery_control(p)

@@ -1,4 +1,4 @@
-"""Noise of machines, made up: a quiet one and a shared one, to try procedures on.
+"""Simulated noise of a quiet and of a shared machine, on which procedures are tried.
 
 The log of what a run takes is the sum of noise of the run alone (normal), drift (autoregressive,
 with coefficient 0.9 from run to run) and, now and then, a slow run (exponential).
@@ -16,21 +16,21 @@ __all__ = ["MACHINES", "Machine"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Noise of one machine; fractions of what a run takes."""
+    """The noise of one machine as fractions of a run's time."""
 
     run: float
-    """Standard deviation of the run alone."""
+    """Standard deviation of a single run."""
     drift: float
     """Standard deviation of the drift."""
     slow: float
     """Probability of a slow run."""
     memory: float = 0.9
-    """Of the drift, from run to run."""
+    """Autoregressive coefficient of the drift from run to run."""
     slow_by: float = 0.05
-    """By how much a slow run is slower, on average."""
+    """Mean slowdown of a slow run."""
 
     def logs(self, comparisons: int, runs: int, generator: np.random.Generator) -> Array:
-        """float64 `[comparisons, runs]`: logs of what runs take, in the order of time."""
+        """Draw logarithms of run times in order of time, float64 `[comparisons, runs]`."""
         size = comparisons, runs
         drift = generator.normal(0, self.drift, size)
         fresh = np.sqrt(1 - self.memory**2)

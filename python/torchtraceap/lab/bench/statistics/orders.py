@@ -1,4 +1,4 @@
-"""Which side of a pair runs first.
+"""The order of the two runs in each pair.
 
 Note [Order of a pair]: of every two pairs one runs A first and the other B first, and a coin says
 which: ABBA or BAAB. A steady drift of the machine then cancels within two pairs, and the coin keeps
@@ -19,14 +19,14 @@ __all__ = ["abba", "log_ratios"]
 
 
 def abba(pairs: int, generator: np.random.Generator, rows: int | None = None) -> Array:
-    """Bool `[pairs]`, or `[rows, pairs]`: whether A runs first."""
+    """Draw the pairs in which A runs first, bool `[pairs]` or `[rows, pairs]`."""
     blocks = generator.integers(0, 2, size=(rows or 1, (pairs + 1) // 2)).astype(bool)
     found = np.stack([blocks, ~blocks], axis=-1).reshape(rows or 1, -1)[:, :pairs]
     return found if rows is not None else found[0]
 
 
 def log_ratios(logs: Array, a_first: Array) -> Array:
-    """Log ratios B / A of runs in the order of time.
+    """Return the log ratios B / A of runs in order of time.
 
     Args:
         logs: float64 `[..., 2 * pairs]`: log of what each run took.

@@ -1,4 +1,4 @@
-"""Mann and Whitney's test of two samples without pairs, with the shift and interval that belong.
+"""The Mann-Whitney test for two unpaired samples, with the shift and interval that belong to it.
 
 Note [Rank sums]: if both sides take equally long and their processes could have stood in any order,
 every choice of m of the n ranks is equally likely for side B. The number of choices for each sum
@@ -18,7 +18,8 @@ __all__ = ["least_p", "rank_sum_p", "shift", "shift_interval"]
 
 
 def rank_sum_p(before: Array, after: Array) -> float:
-    """Two-sided p of the hypothesis that both samples come from one distribution; exact."""
+    """Return the exact two-sided p value of the hypothesis that both samples have one
+    distribution."""
     doubled = _doubled_midranks(np.concatenate([before, after]))
     summed = int(doubled[len(before) :].sum())
     ways = _ways(tuple(sorted(doubled.tolist())), len(after))
@@ -28,7 +29,7 @@ def rank_sum_p(before: Array, after: Array) -> float:
 
 
 def least_p(before: int, after: int) -> float:
-    """The least two-sided p that samples of these sizes can have."""
+    """Return the smallest two-sided p value that samples of these sizes can have."""
     return min(1.0, 2 / comb(before + after, before))
 
 
@@ -41,7 +42,7 @@ def _doubled_midranks(values: Array) -> Array:
 
 @lru_cache(maxsize=64)
 def _ways(ranks: tuple[int, ...], chosen: int) -> Array:
-    """Number of choices of so many ranks, by their sum."""
+    """Count the choices of `chosen` ranks by their sum."""
     top = sum(ranks[len(ranks) - chosen :])
     ways = np.zeros((chosen + 1, top + 1))
     ways[0, 0] = 1
@@ -54,12 +55,13 @@ def _ways(ranks: tuple[int, ...], chosen: int) -> Array:
 
 
 def shift(before: Array, after: Array) -> float:
-    """Median of all differences after - before (Hodges and Lehmann)."""
+    """Return the median of all differences after - before (Hodges and Lehmann)."""
     return float(np.median(np.subtract.outer(after, before)))
 
 
 def shift_interval(before: Array, after: Array, error: float) -> tuple[float, float]:
-    """Shifts that the two-sided test does not exclude; infinite where it can exclude none."""
+    """Return the range of shifts that the two-sided test does not exclude; infinite if it can
+    exclude none."""
     differences = np.sort(np.subtract.outer(after, before), axis=None)
     m, n = len(after), len(before)
     ways = _ways(tuple(range(1, m + n + 1)), m)[m * (m + 1) // 2 :]

@@ -1,4 +1,5 @@
-"""A recorded sequence of runs, replayed under fresh orders: what rules would have said of it.
+"""Replays of a recorded sequence of runs under fresh orders, which show how often rules raise
+alarms.
 
 Note [Replays]: all runs of the sequence are of the same program. A window of it is cut into pairs
 in the order of time, and a fresh draw of `abba` says which run of each pair is called A. If calling
@@ -30,7 +31,7 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Share(Result):
-    """How often something happened; bounds by Clopper and Pearson (1934), 95 %."""
+    """A share of trials with 95 % bounds by Clopper and Pearson (1934)."""
 
     count: int
     of: int
@@ -40,7 +41,7 @@ class Share(Result):
 
 
 def share_of(count: int, of: int) -> Share:
-    """A share with its exact interval, which takes the trials as independent."""
+    """Return a share with its exact interval, which assumes independent trials."""
     from scipy.stats import beta
 
     error = (1 - _CONFIDENCE) / 2
@@ -54,15 +55,15 @@ class Recorded:
     """A sequence of runs of one program."""
 
     logs: Array
-    """float64 `[runs]`: log of the median step of each, in the order of time."""
+    """Logarithms of the median step of each run in order of time, float64 `[runs]`."""
     in_turns: bool = False
-    """Each two of them took turns, and only their difference means something."""
+    """True if each two runs took turns, so that only their difference means something."""
 
 
 def replay_ours(
     recorded: Recorded, effect: float, plan: Plan, comparisons: int, generator: np.random.Generator
 ) -> tuple[dict[str, int], Array]:
-    """Verdicts of sequential comparisons of a sequence with itself.
+    """Return the verdicts of sequential comparisons of a sequence with itself.
 
     Args:
         recorded: The sequence.
@@ -96,7 +97,7 @@ def replay_rule(
     comparisons: int,
     generator: np.random.Generator,
 ) -> dict[str, int]:
-    """Answers of a rule, which sees its runs of A and then those of B, next to each other.
+    """Return the answers of a rule that sees its runs of A and then those of B, next to each other.
 
     Args:
         steps: Steps of each run, ns, in the order of time.
@@ -125,7 +126,8 @@ def least_effect(
     seed: int,
     wanted: float = 0.9,
 ) -> float | None:
-    """The least effect that is called slower so often, declared as the minimal one.
+    """Return the smallest effect that is called slower with the given frequency if it is the
+    minimal effect.
 
     Args:
         recorded: As for `replay_ours`.
@@ -157,5 +159,5 @@ def least_effect(
 
 
 def names_of_rules() -> tuple[str, ...]:
-    """Ours first."""
+    """Return the names of all rules, ours first."""
     return (OURS, *RULES)

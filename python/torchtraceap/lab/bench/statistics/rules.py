@@ -1,4 +1,4 @@
-"""What well-known rules say of the same runs: the yardsticks that verdicts are held against.
+"""Well-known rules that judge the same runs, as yardsticks for verdicts.
 
 - `torchbench_7_percent`: one run of a side, medians of their steps, an alarm beyond 7 %; what
   TorchBench's regression detector did (`userbenchmark/*/regression_detector.py`, both signs).
@@ -27,9 +27,9 @@ _ASV_P = 0.002
 _ASV_FACTOR = 1.1
 _ASV_PROCESSES = 2
 _ASV_REPEATS = 10
-"""Timings that asv takes in a process, unless it lacks the time."""
+"""Timings that asv takes in a process if time allows."""
 _ASV_EXACT = 20
-"""Beyond so many samples a side, asv takes the normal approximation."""
+"""The number of samples per side above which asv uses the normal approximation."""
 
 Steps = Sequence[Array]
 """Steps of each run, ns."""
@@ -40,23 +40,23 @@ class Said:
     """The answer of a rule."""
 
     verdict: str
-    """slower, faster or no difference."""
+    """"slower", "faster" or "no difference"."""
     change: float
-    """after / before - 1 as the rule sees it."""
+    """The change that the rule sees, after / before - 1."""
     runs: int
-    """Runs of each side that it looked at."""
+    """Number of runs per side that the rule used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule by its name."""
+    """A named rule."""
 
     name: str
     runs: int
-    """Runs of each side that it wants."""
+    """Number of runs per side that the rule needs."""
     what: str
     say: Callable[[Steps, Steps], Said]
-    """Takes the steps of runs of A and of B."""
+    """Function of the steps of the runs of A and of those of B."""
 
 
 def _single(threshold: float) -> Callable[[Steps, Steps], Said]:
@@ -94,7 +94,7 @@ def _asv_different(a: Array, b: Array) -> bool:
 
 
 def _median_interval(samples: Array) -> tuple[float, float]:
-    """At 99 % by order statistics; infinite where there are too few."""
+    """Return the 99 % interval of the median by order statistics; infinite for too few samples."""
     from scipy.stats import binom
 
     ordered = np.sort(samples)

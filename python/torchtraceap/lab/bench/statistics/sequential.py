@@ -1,4 +1,4 @@
-"""Looks at 10, 20 and 40 pairs: when a comparison is decided, and as what.
+"""A sequential test with looks at 10, 20 and 40 pairs.
 
 Note [Spending]: whoever looks three times has three chances of a false alarm. Each look may spend a
 part of alpha, and the parts sum to alpha, so that by the union bound the three together err with at
@@ -45,28 +45,28 @@ VERDICTS = ("faster", "equivalent", "undecided", "slower")
 FASTER, EQUIVALENT, UNDECIDED, SLOWER = range(4)
 DEFAULT_LOOKS = (10, 20, 40)
 DEFAULT_ALPHA = 0.01
-"""False alarms of a whole comparison, at most."""
+"""The largest probability of a false alarm in a whole comparison."""
 DEFAULT_MINIMAL_EFFECT = 0.02
 EQUIVALENCE_ALPHA = 0.05
-"""Claims of equivalence where the effect is as large as the minimal one, at most: the customary
-level of two one-sided tests."""
+"""The largest probability of a claim of equivalence if the effect is as large as the minimal one:
+the customary level of two one-sided tests."""
 LEAST_SHARE = 0.5
-"""Of the minimal effect, which an estimate needs; see Note [Significant and small]."""
+"""The smallest estimate as a share of the minimal effect; see Note [Significant and small]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is decided before the first run.
+    """Settings of a test that are fixed before the first run.
 
     Raises:
         OptionError: A value makes no sense.
     """
 
     minimal_effect: float = DEFAULT_MINIMAL_EFFECT
-    """Fraction: changes below it do not matter to whoever asks."""
+    """The fraction below which a change does not matter to the user."""
     alpha: float = DEFAULT_ALPHA
     looks: tuple[int, ...] = DEFAULT_LOOKS
-    """Numbers of pairs, rising."""
+    """Increasing numbers of pairs at which results are tested."""
     least_share: float = LEAST_SHARE
 
     def __post_init__(self) -> None:
@@ -82,12 +82,12 @@ class Plan:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Of alpha, what each look may spend; they sum to alpha."""
+        """The parts of alpha that the looks may spend; they sum to alpha."""
         return tuple(self.alpha * share for share in self.shares)
 
     @property
     def equivalence_levels(self) -> tuple[float, ...]:
-        """What each look may spend on a claim of equivalence."""
+        """The levels that the looks may spend on a claim of equivalence."""
         # Not below alpha / 2: the interval inside the bounds may not be wider than that of the
         # test, else a larger effect could turn slower into equivalent.
         total = max(EQUIVALENCE_ALPHA, self.alpha / 2)
@@ -95,19 +95,19 @@ class Plan:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Parts of alpha by look; see Note [Spending]."""
+        """The shares of alpha by look; see Note [Spending]."""
         roots = [math.sqrt(pairs) for pairs in self.looks]
         return tuple(root / sum(roots) for root in roots)
 
     @property
     def bound(self) -> float:
-        """The minimal effect as a log ratio: slower by it and faster by it are as far from 0."""
+        """The minimal effect as a log ratio, which is symmetric around 0."""
         return math.log1p(self.minimal_effect)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One look at many comparisons at once; arrays `[...]` of the rows of what was judged."""
+    """One look at many comparisons at once, as arrays `[...]` over the judged rows."""
 
     code: Array
     """Index into `VERDICTS`."""
@@ -116,8 +116,8 @@ class Judged:
     """Estimate of the log ratio after / before."""
     low: Array
     high: Array
-    """Of the interval that the verdict rests on: of equivalence that inside the bounds, else that
-    of the test."""
+    """Upper end of the interval behind the verdict: for equivalence the one inside the bounds, else
+    that of the test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +127,21 @@ class Look:
     pairs: int
     verdict: str
     p: float
-    """Two-sided, of this look alone."""
+    """Two-sided p value of this look alone."""
     level: float
-    """What this look may spend."""
+    """The part of alpha that this look may spend."""
     best: float
     """Estimate of the log ratio after / before."""
     low: float
     high: float
-    """Of the interval that the verdict rests on; infinite where so few pairs say nothing."""
+    """Upper end of the interval behind the verdict; infinite if so few pairs exclude nothing."""
     error: float
-    """Probability that this interval misses, at most: `level`, or of equivalence twice what one of
-    its two tests may spend."""
+    """The largest probability that this interval misses: `level`, or for equivalence twice the
+    level of each of its two tests."""
 
 
 def judge(values: Array, plan: Plan, look: int) -> Judged:
-    """What one look says.
+    """Judge comparisons at one look.
 
     Args:
         values: float64 `[..., pairs]`: log ratios after / before of the pairs so far.
@@ -179,7 +179,7 @@ def _median(ordered: Array) -> Array:
 
 
 def look_at(values: Sequence[float] | Array, plan: Plan, look: int) -> Look:
-    """`judge` for one comparison."""
+    """Apply `judge` to one comparison."""
     found = judge(np.asarray(values, np.float64), plan, look)
     level = plan.levels[look]
     equivalent = int(found.code) == EQUIVALENT
@@ -196,7 +196,7 @@ def look_at(values: Sequence[float] | Array, plan: Plan, look: int) -> Look:
 
 
 def decide(values: Sequence[float] | Array, plan: Plan) -> tuple[Look, ...]:
-    """Looks at pairs in the order in which they were run, until one decides.
+    """Take looks at pairs in the order in which they ran, until one decides.
 
     Args:
         values: Log ratios after / before; at least as many as the first look takes. Looks that
@@ -220,7 +220,9 @@ def _looks(values: Array, plan: Plan) -> Iterator[Look]:
 
 
 def whole_p(looks: Sequence[Look], plan: Plan) -> float:
-    """One p for all looks together: the least over them, each divided by its share of alpha.
+    """Return one p value for all looks together: the smallest p of a look divided by its share of
+    alpha. It holds at any stopping point by the union bound, so that a suite may correct it
+    further.
 
     It holds whenever one stops, by the union bound, so that a suite may correct it further.
     """
@@ -233,7 +235,7 @@ _AT_ONCE = 2_000
 
 
 def decide_many(values: Array, plan: Plan) -> tuple[Array, Array]:
-    """`decide` for many comparisons.
+    """Apply `decide` to many comparisons.
 
     Args:
         values: float64 `[comparisons, pairs]`, as many pairs as the last look takes.

@@ -1,4 +1,4 @@
-"""Wilcoxon's signed rank test, and the estimate and the interval that belong to it, all exact.
+"""Wilcoxon's signed rank test with its estimate and interval, all exact.
 
 Note [Signed ranks]: under the hypothesis that both sides take equally long, the sign of each pair's
 log ratio is a fair coin. Given the sizes, the sum of the ranks of the positive ones is then a sum
@@ -21,7 +21,7 @@ __all__ = ["interval", "least_p", "p_values", "walsh_averages"]
 
 
 def p_values(values: Array) -> Array:
-    """Two-sided p of the hypothesis that values lie symmetrically around 0.
+    """Return exact two-sided p values of the hypothesis that values are symmetric around 0.
 
     Args:
         values: float64 `[..., n]`; each row is a sample of its own.
@@ -45,7 +45,7 @@ def p_values(values: Array) -> Array:
 
 
 def least_p(pairs: int) -> float:
-    """The least two-sided p that so many pairs can have: all signs alike, 2 of 2^n ways."""
+    """Return the smallest two-sided p value of so many pairs: all signs alike, 2 of 2^n ways."""
     return min(1.0, 2.0 ** (1 - pairs))
 
 
@@ -59,7 +59,7 @@ def _p_with_ties(values: Array) -> float:
 
 
 def _doubled_midranks(sizes: Array) -> Array:
-    """int64: twice the rank; those alike share the mean of their ranks."""
+    """Return twice the rank of each size, int64; equal sizes share the mean of their ranks."""
     _, group, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     shared: Array = (2 * last - counts + 1)[group]
@@ -68,12 +68,13 @@ def _doubled_midranks(sizes: Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _untied(pairs: int) -> Array:
-    """Probability of each sum of the ranks 1 ... n that a fair coin each takes."""
+    """Return the probability of each sum of the ranks 1 ... n, each included by a fair coin."""
     return _distribution(tuple(range(1, pairs + 1)))
 
 
 def _distribution(ranks: tuple[int, ...]) -> Array:
-    """Float64 by sum. Up to 53 ranks every probability is a whole multiple of 2^-53: exact."""
+    """Return the probability of each sum, float64. Up to 53 ranks it is a multiple of 2^-53 and
+    exact."""
     found = np.ones(1)
     for rank in ranks:
         longer = np.zeros(len(found) + rank)
@@ -90,7 +91,7 @@ def _corners(pairs: int) -> tuple[Array, Array]:
 
 
 def walsh_averages(values: Array) -> Array:
-    """Means of every two of the values, each with itself too, in order.
+    """Return the means of every two values, each with itself too, sorted.
 
     Their median is the estimate of Hodges and Lehmann (1963).
 
@@ -107,7 +108,7 @@ def walsh_averages(values: Array) -> Array:
 
 
 def interval(averages: Array, pairs: int, error: float) -> tuple[Array, Array]:
-    """The values that the two-sided test does not exclude: inverted, it gives Walsh averages.
+    """Return the interval of values that the two-sided test does not exclude, by inversion.
 
     Args:
         averages: Of `walsh_averages`.

@@ -1,4 +1,4 @@
-"""Two stored runs: processes measured at different times, without pairs.
+"""Comparison of two stored runs whose processes were measured at different times.
 
 Note [No pairs]: what was measured in two sessions also differs by what the machine did in between,
 and no statistic of the two can tell that from an effect. The test is exact for processes that could
@@ -17,11 +17,11 @@ from torchtraceap.lab.bench.statistics.sequential import Look, Plan
 __all__ = ["FEWEST_PROCESSES", "compare_unpaired", "medians_by_process"]
 
 FEWEST_PROCESSES = 4
-"""A side with fewer says too little of what differs from process to process."""
+"""The fewest processes per side that show how processes differ."""
 
 
 def compare_unpaired(before: Array, after: Array, plan: Plan) -> tuple[Look, str]:
-    """One look at two samples of processes.
+    """Compare two samples of processes at once.
 
     Args:
         before: float64 `[processes]`: log of the median step of each process of A.
@@ -57,6 +57,7 @@ def compare_unpaired(before: Array, after: Array, plan: Plan) -> tuple[Look, str
 
 
 def medians_by_process(process: Array, ns: Array) -> Array:
-    """Log of the median of the samples of each process, in order of the process's number."""
+    """Return the logarithm of the median of each process's samples, in order of the process
+    number."""
     numbers = np.unique(process)
     return np.log([float(np.median(ns[process == number])) for number in numbers])

@@ -1,1 +1,1 @@
-"""Runs that are kept, by content, and what is read from them."""
+"""Storage of runs by content, and reports that are made from them."""

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: active, data movement, idle by cause (arXiv 2304.14226, 2.3).
+"""Breakdown of a step's time into active, data movement and idle by cause (arXiv 2304.14226, 2.3).
 
 Note [Parts of a step]: each instant of a step belongs to one part, by union of intervals. On a GPU
 *active* is computation, or a collective with no computation beside it; *data movement* is copies
@@ -41,33 +41,33 @@ _NO_TASK = "other"
 
 @dataclass(frozen=True, slots=True)
 class Share(Result):
-    """Of the time of a step."""
+    """A share of a step's time."""
 
     mean: float
     low: float | None
-    """Of the 95 % interval of the mean over steps; None where there are less than two."""
+    """Lower end of the 95 % interval of the mean over steps; None with fewer than two steps."""
     high: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown(Result):
-    """See Note [Parts of a step]."""
+    """The breakdown of a trace; see Note [Parts of a step]."""
 
     computes_on: str
     """"gpu" or "host"."""
     steps: int
-    """0: the trace has none, and the whole profiled time was taken."""
+    """Number of steps; 0 if the trace has none and the whole profiled time was used."""
     step_ns: int
-    """The mean."""
+    """The mean step."""
     shares: dict[str, Any]
     """A `Share` as plain values for each of `GROUPS`."""
     parts: dict[str, float]
-    """Mean shares of all parts that are there, the largest first in each group."""
+    """Mean shares of all parts with time, largest first in each group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunBreakdown(Result):
-    """That of a stored run."""
+    """The breakdown of a stored run."""
 
     run: str
     name: str
@@ -78,12 +78,12 @@ class RunBreakdown(Result):
 
 
 def group_of(part: str) -> str:
-    """One of `GROUPS`, for a part of `verdict.time_parts`."""
+    """Return the group of `GROUPS` to which a part of `verdict.time_parts` belongs."""
     return "active" if part in _ACTIVE else "data_movement" if part in _MOVEMENT else "idle"
 
 
 def break_down(trace: Ranks, where: str | None = None) -> Breakdown | None:
-    """Parts of the steps of all ranks; None where the trace does not hold the work.
+    """Break down the steps of all ranks; None if the trace does not hold the work.
 
     Args:
         trace: One or several ranks.
@@ -114,7 +114,7 @@ def break_down(trace: Ranks, where: str | None = None) -> Breakdown | None:
 
 
 def _bounds(spans: Array) -> tuple[Array, Array]:
-    """Ascending bounds of slots, int64 `[slots + 1]`, and which slots are the steps."""
+    """Return ascending bounds of slots, int64 `[slots + 1]`, and which slots are the steps."""
     bounds = np.unique(spans)
     return bounds, np.searchsorted(bounds, spans[:, 0])
 
@@ -149,7 +149,8 @@ def _share(values: Array) -> Share:
 
 
 def break_down_runs(runs: Sequence[StoredRun]) -> tuple[list[RunBreakdown], list[str]]:
-    """Those of the runs that have a trace with its work, and why the others have none.
+    """Return the breakdowns of runs that have a trace with their work, and the reasons why others
+    have none.
 
     Raises:
         StoreError: A trace is missing or damaged.
@@ -177,7 +178,7 @@ def break_down_runs(runs: Sequence[StoredRun]) -> tuple[list[RunBreakdown], list
 
 
 def breakdown_table(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> ColumnTable:
-    """A row for each run."""
+    """Return a table with a row for each run."""
     columns: dict[str, Any] = {
         "run": encode_texts(each.run for each in found),
         "workload": encode_texts(each.name for each in found),
@@ -207,7 +208,7 @@ def breakdown_table(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) ->
 
 
 def task_table(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> ColumnTable:
-    """Means over the workloads of a task, by mode: what the paper's Figures 1 and 2 show."""
+    """Return means over the workloads of each task by mode, as in Figures 1 and 2 of the paper."""
     keys = sorted(
         {(each.mode, each.task) for each in found}, key=lambda key: (key[0] != "train", key)
     )

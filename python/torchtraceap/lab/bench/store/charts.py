@@ -1,4 +1,4 @@
-"""The breakdown of runs, drawn: stacked bars on one page that asks for nothing else.
+"""Charts of the breakdown of runs: stacked bars on one self-contained page.
 
 No script is in it, names are escaped, and a content security policy allows the one style sheet.
 """
@@ -22,7 +22,7 @@ from torchtraceap.report.view import GPU_LABELS, HOST_LABELS, IDLE_LABELS
 __all__ = ["breakdown_page", "write_breakdown_page"]
 
 _NAME, _BAR, _VALUE, _ROW, _HIGH = 250, 560, 150, 24, 16
-"""Widths of the columns of a figure; height of a row and of the bar in it."""
+"""Widths of the columns of a figure; heights of a row and of its bar."""
 _GROUP_LABELS = {"active": "active", "data_movement": "data movement", "idle": "idle"}
 _MODES = {"train": "Training", "eval": "Evaluation"}
 _COLOURS = {
@@ -52,7 +52,7 @@ _OTHER = ("#cdd2da", "#4a5361")
 def write_breakdown_page(
     found: Sequence[RunBreakdown], path: PathLike, notes: Sequence[str] = ()
 ) -> None:
-    """Writes `breakdown_page`.
+    """Write `breakdown_page` to a file.
 
     Raises:
         OutputError: It can't be written.
@@ -61,7 +61,7 @@ def write_breakdown_page(
 
 
 def breakdown_page(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> str:
-    """A page with a figure for each mode, workloads by task.
+    """Return a page with a figure for each mode, workloads grouped by task.
 
     Args:
         found: Breakdowns of runs.
@@ -162,7 +162,7 @@ def _task(task: str, found: Sequence[RunBreakdown]) -> Iterator[str]:
 
 
 def _row_of_means(found: Sequence[RunBreakdown]) -> list[str]:
-    """Of several runs, each weighing the same."""
+    """Return the mean row of several runs with equal weights."""
     if len(found) < 2:
         return []
     parts = {part for each in found for part in each.breakdown.parts}
@@ -180,14 +180,15 @@ def _name(name: str) -> str:
 
 
 def _in_order(parts: Iterable[str]) -> list[str]:
-    """The same in each bar, so that bars compare; groups as in the paper."""
+    """Order parts alike in each bar, so that bars can be compared; groups are those of the
+    paper."""
     known = list(_COLOURS)
     places = {part: known.index(part) if part in known else len(known) for part in parts}
     return sorted(places, key=lambda part: (GROUPS.index(group_of(part)), places[part], part))
 
 
 def _bar(parts: Mapping[str, float]) -> str:
-    """Segments from left to right; what no part says stays empty."""
+    """Draw segments from left to right; what no part covers stays empty."""
     drawn = [f'<rect class="base" x="{_NAME}" y="4" width="{_BAR}" height="{_HIGH}"></rect>']
     left = 0.0
     for part in _in_order(parts):

@@ -1,4 +1,4 @@
-"""Names that follow from contents."""
+"""Hashes of plain values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _DIGITS = 16
 
 
 def content_hash(value: Any) -> str:
-    """16 hexadecimal digits of the sha256 of a plain value, the same for any order of keys."""
+    """Return 16 hexadecimal digits of the sha256 of a plain value, independent of the order of
+    keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -1,4 +1,4 @@
-"""`histories`: how what a store keeps changed over time, and where it stepped.
+"""History of stored runs over time, with the places where their times step.
 
 Note [Where it stepped]: a run counts with the logarithm of its median. The noise from run to run is
 known from differences of neighbours (their median absolute deviation), which steps hardly touch.
@@ -45,18 +45,18 @@ __all__ = [
 ]
 
 PENALTY = 3.0
-"""Times log n, that a step has to gain in squared standard deviations: 2 is the criterion's own for
-a place and a level; the rest is for tails heavier than normal (docs/bisect.md states the rate of
-false steps)."""
+"""Gain in squared standard deviations that a step needs, in multiples of log n: 2 is the
+criterion's own for a place and a level; the rest is for tails heavier than normal (docs/bisect.md
+states the rate of false steps)."""
 STEP_P = 0.02
-"""Of the rank sum test at a step. With 5 runs on either side 0.008 is the least that it can be."""
+"""Significance level of the rank sum test at a step. With 5 runs on either side, 0.008 is the
+smallest possible p value."""
 LEAST_RUNS = 3
-"""Of a stretch between steps."""
+"""The fewest runs between two steps."""
 LEAST_SIGMA = 1e-4
-"""As a logarithm: clocks tell no less."""
+"""The smallest standard deviation of logarithms, which clocks cannot undercut."""
 CLIPPED_AT = 3.0
-"""Standard deviations from the median of five neighbours, to which a run that stands out is
-drawn."""
+"""Standard deviations from the median of five neighbors to which an outlier is clipped."""
 INTERVAL_ERROR = 0.05
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -65,7 +65,7 @@ MOST_BARS = 60
 
 @dataclass(frozen=True, slots=True)
 class Point(Result):
-    """One run."""
+    """One run of a series."""
 
     id: str
     when: str
@@ -76,13 +76,13 @@ class Point(Result):
 
 @dataclass(frozen=True, slots=True)
 class Step(Result):
-    """Where a series stepped."""
+    """A step of a series."""
 
     place: int
-    """Of the first run behind it."""
+    """Index of the first run after the step."""
     when: str
     change: float
-    """After / before - 1 of the runs on either side."""
+    """Change between the runs on either side, after / before - 1."""
     low: float | None
     high: float | None
     p: float
@@ -90,12 +90,12 @@ class Step(Result):
     """Median of the runs up to the step before."""
     after_ns: int
     environment: tuple[dict[str, Any], ...]
-    """What changed with it: key, before, after."""
+    """Environment values that changed with the step: key, before, after."""
 
 
 @dataclass(frozen=True)
 class History(Result):
-    """One series."""
+    """The history of one workload on one machine."""
 
     name: str
     config_hash: str
@@ -103,13 +103,13 @@ class History(Result):
     points: tuple[Point, ...]
     steps: tuple[Step, ...]
     sigma: float | None
-    """From run to run, as a fraction; None of fewer than three runs."""
+    """Standard deviation from run to run as a fraction; None with fewer than three runs."""
 
 
 def histories(
     store: PathLike | None = None, *, name: str | None = None, minimal_effect: float = 0.02
 ) -> list[History]:
-    """The series that a store holds.
+    """Return the series that a store holds.
 
     Args:
         store: Its folder [as `Store`].
@@ -136,7 +136,7 @@ def histories(
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """The kind of machine, in words: what may not change inside a series."""
+    """Describe the kind of machine, which may not change inside a series."""
     cpu = environment.get("cpu") or {}
     gpus = [gpu.get("name") for gpu in environment.get("gpus") or [] if isinstance(gpu, dict)]
     words = [str(cpu.get("model") or "unknown processor")]
@@ -162,7 +162,7 @@ def _history(
 
 
 def _median_ns(run: StoredRun) -> int | None:
-    """The median of the processes' medians, of fenced steps where there are any."""
+    """Return the median of the processes' medians, of fenced steps if there are any."""
     samples = run.samples
     for mode in dict.fromkeys(("fenced", *samples.mode)):
         medians = [float(np.median(ns)) for ns in samples.of(mode) if len(ns)]
@@ -201,7 +201,7 @@ def _step(
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """What of the environment differs, but for what is momentary."""
+    """Return the lasting environment values that differ."""
     from torchtraceap.lab.bench.processes.environment import MOMENTARY
 
     was, now = (
@@ -226,7 +226,7 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def noise(logs: Array) -> float:
-    """Standard deviation from run to run, from differences of neighbours; robust."""
+    """Return a robust standard deviation from run to run, from differences of neighbors."""
     if len(logs) < 2:
         return LEAST_SIGMA
     differences = np.diff(logs)
@@ -236,7 +236,7 @@ def noise(logs: Array) -> float:
 
 
 def find_steps(logs: Array, *, minimal_effect: float = 0.02) -> list[int]:
-    """Places where a series steps: of the first run behind each step.
+    """Find the steps of a series, as indices of the first run after each step.
 
     Args:
         logs: Logarithms of what runs took, in order of time.
@@ -273,14 +273,14 @@ def _cuts(values: Array) -> list[int]:
 
 
 def _drawn_in(values: Array, sigma: float) -> Array:
-    """A run that stands out from its neighbours is no step."""
+    """Clip runs that stand out from their neighbors, because they are no step."""
     padded = np.pad(values, 2, mode="edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=-1)
     return np.clip(values, around - CLIPPED_AT * sigma, around + CLIPPED_AT * sigma)
 
 
 def _sides(values: Array, places: Sequence[int], number: int) -> tuple[Array, Array]:
-    """The runs before a step and behind it, up to the next ones."""
+    """Return the runs before and after a step, up to the next steps."""
     begin = places[number - 1] if number else 0
     end = places[number + 1] if number + 1 < len(places) else len(values)
     return values[begin : places[number]], values[places[number] : end]
@@ -289,7 +289,7 @@ def _sides(values: Array, places: Sequence[int], number: int) -> tuple[Array, Ar
 def _strength(
     values: Array, places: Sequence[int], number: int, minimal_effect: float
 ) -> tuple[float, bool]:
-    """p of a step, and whether it stands."""
+    """Return the p value of a step, and True if it is significant."""
     before, after = _sides(values, places, number)
     p = rank_sum_p(before, after)
     return p, p <= STEP_P and abs(math.expm1(shift(before, after))) >= minimal_effect
@@ -299,7 +299,7 @@ def _strength(
 
 
 def sparkline(values: Sequence[float], most: int = MOST_BARS) -> str:
-    """Values as bars; of more than `most` the last ones."""
+    """Draw values as bars, only the last `most` of them."""
     shown = list(values)[-most:]
     low, high = min(shown, default=0.0), max(shown, default=0.0)
     if high <= low:
@@ -309,7 +309,7 @@ def sparkline(values: Sequence[float], most: int = MOST_BARS) -> str:
 
 
 def history_text(found: Sequence[History]) -> str:
-    """Series for a terminal."""
+    """Format series for a terminal."""
     return "\n\n".join("\n".join(_lines(series)) for series in found)
 
 
@@ -349,7 +349,7 @@ def _short(value: Any) -> str:
 
 
 def history_html(found: Sequence[History]) -> str:
-    """A page with a chart of each series, without scripts."""
+    """Return an HTML page with a chart of each series, without scripts."""
     body = "\n".join(
         f"<h2>{escape(series.name)}</h2>\n{_chart(series)}\n<pre>"
         + escape("\n".join(_lines(series)))

@@ -1,4 +1,4 @@
-"""Means with intervals, and a line that outliers do not move; for few numbers each."""
+"""Means and ratios with intervals, and a robust line, for few numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEVEL = 0.95
 
 
 def mean_interval(values: npt.ArrayLike) -> tuple[float, float | None, float | None]:
-    """The mean of numbers `[n]`, n > 0, and its 95 % interval by Student's t.
+    """Return the mean of numbers `[n]`, n > 0, and its 95 % interval by Student's t.
 
     Returns:
         Mean, low and high; these None where n is 1.
@@ -29,7 +29,7 @@ def mean_interval(values: npt.ArrayLike) -> tuple[float, float | None, float | N
 def ratio_interval(
     upper: npt.ArrayLike, lower: npt.ArrayLike
 ) -> tuple[float, float | None, float | None]:
-    """The ratio of two typical positive numbers, and its 95 % interval: Welch's, of logarithms.
+    """Return the ratio of two typical positive numbers with Welch's 95 % interval of logarithms.
 
     Args:
         upper: Numbers `[n]`, one for each process.
@@ -51,7 +51,7 @@ def ratio_interval(
 
 
 def robust_line(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
-    """Intercept and slope of Theil and Sen's line: medians, which an outlier does not move.
+    """Return intercept and slope of the Theil-Sen line, which outliers do not move.
 
     Args:
         x: Different numbers `[n]`, n > 1.

@@ -1,4 +1,4 @@
-"""Where runs are kept: small manifests, and objects that are named by their content.
+"""Storage of runs: small manifests, and objects that are named by their content.
 
 Note [Store]: `runs/<id>.json` is the manifest of a run; samples (Parquet), its trace and its
 diagnosis lie under `objects/` by their sha256, so that equal ones are kept once. Every file appears
@@ -43,7 +43,7 @@ __all__ = [
 
 FOLDER_VARIABLE = "TORCHTRACEAP_BENCH"
 MODES = ("fenced", "free")
-"""Of samples: the GPU was waited for behind each step, or once behind all."""
+"""Modes of samples: the GPU was waited for after each step, or once after all."""
 
 _DEFAULT_FOLDER = "ttap_bench"
 _SCHEMA = "torchtraceap.run/1"
@@ -57,14 +57,14 @@ class StoreError(TraceError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Every step that was measured, in the order of the processes."""
+    """Times of all measured steps, in order of the processes."""
 
     process: Array
     """int64 `[n]`, from 0."""
     mode: tuple[str, ...]
-    """`[n]`, of `MODES`."""
+    """A value of `MODES`, `[n]`."""
     step: Array
-    """int64 `[n]`, from 0 in each process and mode; those of the warm-up are left out."""
+    """int64 `[n]`, from 0 in each process and mode, without warm-up steps."""
     ns: Array
     """int64 `[n]`."""
 
@@ -72,7 +72,7 @@ class Samples:
         return len(self.ns)
 
     def of(self, mode: str) -> list[Array]:
-        """Times of the steps of a mode, ns, by process."""
+        """Return the step times of a mode by process, in ns."""
         chosen = np.array([each == mode for each in self.mode], dtype=bool)
         return [
             self.ns[chosen & (self.process == process)]
@@ -81,7 +81,7 @@ class Samples:
 
     @classmethod
     def of_processes(cls, processes: list[Mapping[str, list[int]]]) -> Samples:
-        """From the times of each process by mode."""
+        """Make samples from the times of each process by mode."""
         rows = [
             (process, mode, step, ns)
             for process, by_mode in enumerate(processes)
@@ -95,15 +95,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run that is to be kept."""
+    """A run to be stored."""
 
     name: str
     when: str
-    """When it began, UTC, ISO 8601."""
+    """The start in UTC, ISO 8601."""
     config: dict[str, Any]
-    """What was run. "protocol" in it (processes, steps) says how it was measured."""
+    """The configuration. Its "protocol" (processes, steps) says how it was measured."""
     environment: dict[str, Any]
-    """As `environment.fingerprint` has it."""
+    """The environment, as from `environment.fingerprint`."""
     metrics: dict[str, Any]
     counts: dict[str, int]
     samples: Samples
@@ -112,13 +112,13 @@ class MeasuredRun:
 
     @property
     def config_hash(self) -> str:
-        """Of what was run, not of how often."""
+        """Hash of the configuration without the number of repetitions."""
         return content_hash({k: v for k, v in self.config.items() if k != "protocol"})
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run that is kept; samples, trace and diagnosis are read when they are asked for."""
+    """A stored run; samples, trace and diagnosis are read on request."""
 
     id: str
     name: str
@@ -130,12 +130,12 @@ class StoredRun:
     metrics: dict[str, Any]
     counts: dict[str, int]
     objects: dict[str, str]
-    """Hashes of "samples", "trace" and "diagnosis", as far as they are there."""
+    """Hashes of "samples", "trace" and "diagnosis", as far as they exist."""
     store: Store = field(repr=False, compare=False)
 
     @cached_property
     def samples(self) -> Samples:
-        """Every measured step.
+        """Read all measured steps.
 
         Raises:
             MissingDependencyError: pyarrow is not installed.
@@ -145,7 +145,7 @@ class StoredRun:
 
     @property
     def trace(self) -> Path | None:
-        """The recorded trace; None where there is none.
+        """Read the recorded trace; None if there is none.
 
         Raises:
             StoreError: The object is missing or damaged.
@@ -155,7 +155,7 @@ class StoredRun:
 
     @cached_property
     def diagnosis(self) -> dict[str, Any] | None:
-        """The document of `torchtraceap diagnose --json`; None where there is none.
+        """Read the document of `torchtraceap diagnose --json`; None if there is none.
 
         Raises:
             StoreError: The object is missing or damaged.
@@ -164,7 +164,7 @@ class StoredRun:
         return dict(json.loads(self.store.path_of(found).read_text("utf-8"))) if found else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Its manifest, with its id."""
+        """Return the manifest with the id."""
         return {"id": self.id, **_manifest_of(self)}
 
 
@@ -177,12 +177,12 @@ def _manifest_of(run: StoredRun) -> dict[str, Any]:
 
 
 def default_folder() -> Path:
-    """`$TORCHTRACEAP_BENCH`, else `ttap_bench` here."""
+    """Return `$TORCHTRACEAP_BENCH`, else `ttap_bench` in the working directory."""
     return Path(os.environ.get(FOLDER_VARIABLE) or _DEFAULT_FOLDER)
 
 
 def need_parquet() -> tuple[Any, Any]:
-    """pyarrow and its Parquet part.
+    """Import pyarrow and its Parquet module.
 
     Raises:
         MissingDependencyError: They are not installed.
@@ -209,7 +209,7 @@ class Store:
         self._verified: set[Path] = set()
 
     def save(self, run: MeasuredRun) -> StoredRun:
-        """Keeps a run, its objects first.
+        """Store a run, its objects first.
 
         Raises:
             MissingDependencyError: pyarrow is not installed.
@@ -242,7 +242,7 @@ class Store:
         return self._read_manifest(place)
 
     def load(self, name: str) -> StoredRun:
-        """The run of an id, of the beginning of one, or else the latest of a name.
+        """Load a run by its id, by the beginning of an id, or the latest one by name.
 
         Raises:
             OptionError: There is none, or several ids begin so.
@@ -264,7 +264,7 @@ class Store:
     def runs(
         self, *, name: str | None = None, config_hash: str | None = None
     ) -> tuple[StoredRun, ...]:
-        """Runs in the order in which they began.
+        """Return runs in the order in which they began.
 
         Args:
             name: Only those of that workload.
@@ -282,7 +282,7 @@ class Store:
         return tuple(sorted(chosen, key=lambda run: (run.when, run.id)))
 
     def path_of(self, name: str) -> Path:
-        """The file of an object, whose content was checked.
+        """Return the file of an object after checking its content.
 
         Args:
             name: Its hash.
@@ -349,7 +349,7 @@ class Store:
 
 @contextmanager
 def _reading(place: Path) -> Iterator[None]:
-    """Errors of the file system name the file."""
+    """Add the file name to errors of the file system."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Runs beside each other: eager against compiled, one device against another (arXiv 2304.14226,
+"""Tables that compare runs: eager with compiled, and one device with another (arXiv 2304.14226,
 sections 3.2 and 3.3).
 
 Note [Ratios]: of the geometric means of the processes' median fenced steps, with Welch's 95 %
@@ -26,7 +26,7 @@ _SINGLE = "Runs of one process have no interval."
 
 
 def runs_table(runs: Sequence[StoredRun]) -> ColumnTable:
-    """A row for each run, with its figures."""
+    """Return a table with a row for each run."""
     numbers = {
         "step_ns": [run.metrics["step_ns"]["median"] for run in runs],
         "p10_ns": [run.metrics["step_ns"]["p10"] for run in runs],
@@ -57,14 +57,14 @@ def runs_table(runs: Sequence[StoredRun]) -> ColumnTable:
 
 
 def eager_compiled_table(runs: Iterable[StoredRun]) -> ColumnTable:
-    """What compilation changes, by workload: speed-up is eager time by compiled time."""
+    """Return the effect of compilation by workload: speed-up is eager time over compiled time."""
     pairs = _pairs(runs, lambda config: {**config, "compiled": None}, _is_compiled)
     return _compared(pairs, ("eager", "compiled"), "no workload was run both ways: bench run, then "
                      "the same with --compile")  # fmt: skip
 
 
 def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnTable:
-    """One device against another, by workload: speed-up is the first one's time by the second's.
+    """Compare two devices by workload: speed-up is the first one's time over the second's.
 
     Args:
         runs: From which the latest of each are taken.
@@ -93,7 +93,7 @@ def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnT
 
 
 def device_of(run: StoredRun) -> str:
-    """What a run ran on: the name of the GPU, else of the CPU."""
+    """Return the device of a run: the name of the GPU, else of the CPU."""
     if run.metrics.get("device"):
         return str(run.metrics["device"])
     return f"cpu: {(run.environment.get('cpu') or {}).get('model') or 'unknown'}"
@@ -107,7 +107,7 @@ _Pair = tuple[StoredRun, StoredRun]
 
 
 def _pairs(runs: Iterable[StoredRun], like: Any, side: Any) -> list[_Pair]:
-    """The latest run of each side, for what is alike but for the side."""
+    """Return the latest run of each side for configurations that differ only by the side."""
     from torchtraceap.lab.bench.store.digests import content_hash
 
     found: dict[str, list[StoredRun | None]] = {}
@@ -159,7 +159,7 @@ def _compared(pairs: Sequence[_Pair], sides: tuple[str, str], none: str) -> Colu
 
 
 def _unlike(pairs: Sequence[_Pair]) -> list[str]:
-    """A note where more than the device differs between runs."""
+    """Return a note if more than the device differs between runs."""
     keys = ("torch", "libraries", "variables")
     unlike = [
         a.name for a, b in pairs if any(a.environment.get(k) != b.environment.get(k) for k in keys)
@@ -172,7 +172,7 @@ def _unlike(pairs: Sequence[_Pair]) -> list[str]:
 
 
 def _memory_ratio(first: StoredRun, second: StoredRun) -> float | None:
-    """Peak of the second by that of the first; None where they are not of one kind."""
+    """Return the peak of the second over that of the first; None if they are of different kinds."""
     if bool(first.metrics.get("device")) != bool(second.metrics.get("device")):
         return None
     before = _peak_bytes(first)
@@ -180,7 +180,7 @@ def _memory_ratio(first: StoredRun, second: StoredRun) -> float | None:
 
 
 def _peak_bytes(run: StoredRun) -> int:
-    """See Note [Ratios]."""
+    """Return the peak memory in bytes; see Note [Ratios]."""
     memory: Mapping[str, Any] = run.metrics["memory"]
     allocated = memory.get("allocated_peak_bytes")
     return int(memory["rss_above_bytes"] if allocated is None else allocated)

@@ -1,4 +1,4 @@
-"""What is put into a program so that it is recorded as a whole: a folder for its `PYTHONPATH`."""
+"""A folder for the `PYTHONPATH` of a program, whose code records the program as a whole."""
 
 from __future__ import annotations
 
@@ -8,4 +8,5 @@ __all__ = ["INJECTED_FOLDER", "WHOLE"]
 
 INJECTED_FOLDER = Path(__file__).resolve().parent
 WHOLE = "TORCHTRACEAP_WHOLE"
-"""Where `sitecustomize.py` in this folder writes what it records, as the profiler writes it."""
+"""Name of the variable with the path to which `sitecustomize.py` in this folder writes its
+recording."""

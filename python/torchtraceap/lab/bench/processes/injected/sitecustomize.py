@@ -1,4 +1,4 @@
-"""Profiles a whole program from its import of torch on. Python imports this file at its start.
+"""Profiling of a whole program from its import of torch on; Python imports this file at startup.
 
 Note [A guest]: this runs in somebody's program, maybe of another environment where this package is
 not installed. So it imports nothing of the package, a failure of its own never shows, and the
@@ -22,7 +22,8 @@ _NAME = "_torchtraceap_injected"  # record/torch_access.py knows it
 
 
 class _Recorder:
-    """The profiler, from the import of torch to the end of the process or until it gives up."""
+    """The profiler, which runs from the import of torch to the end of the process unless it gives
+    up."""
 
     def __init__(self, target: str) -> None:
         self.target = target
@@ -45,7 +46,8 @@ class _Recorder:
         atexit.register(self.finish)
 
     def _watch_others(self, kind: Any) -> None:
-        """Every profiler of torch is made of one of these: the program's own goes first."""
+        """Watch for other profilers: all of torch's are made of this class, and the program's own
+        goes first."""
         original = kind.__init__
 
         def init(this: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,7 +90,7 @@ class _Recorder:
 
 
 class _Finder:
-    """Sees torch being imported."""
+    """An import hook that notices the import of torch."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self.recorder = recorder
@@ -111,7 +113,7 @@ class _Finder:
 
 
 def _leave_no_trace() -> None:
-    """Processes that the program starts find nothing of this."""
+    """Hide this recorder from processes that the program starts."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = [each for each in inherited if os.path.abspath(each or ".") != _FOLDER or not each]
     if any(others):
@@ -122,7 +124,7 @@ def _leave_no_trace() -> None:
 
 
 def _run_theirs() -> None:
-    """The `sitecustomize` that ours hides."""
+    """Run the `sitecustomize` module that ours hides."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
         importlib.import_module("sitecustomize")
