@@ -1,1 +1,1 @@
-"""Workloads: what a step of a model is made of, and a suite of them with random weights."""
+"""Workloads: models with a runnable step, and a suite of them with random weights."""

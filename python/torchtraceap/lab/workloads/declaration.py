@@ -1,4 +1,4 @@
-"""`@workload`: what a function that makes a workload says of itself."""
+"""The decorator `@workload`, which describes a function that makes a workload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchtraceap.errors import OptionError
 __all__ = ["DOMAINS", "declared", "workload"]
 
 DOMAINS = ("vision", "language", "recommendation", "reinforcement_learning", "speech", "other")
-"""The six of TorchBench's paper (arXiv 2304.14226)."""
+"""The six domains of TorchBench's paper (arXiv 2304.14226)."""
 
 _Making = TypeVar("_Making", bound=Callable[..., Any])
 
@@ -18,7 +18,7 @@ _Making = TypeVar("_Making", bound=Callable[..., Any])
 def workload(
     *, task: str, domain: str, exercises: str, needs: Sequence[str] = ()
 ) -> Callable[[_Making], _Making]:
-    """Marks a function that makes a workload; the function stays as it is.
+    """Mark a function that makes a workload; the function stays unchanged.
 
     The suite's own are listed by their source alone (`registry.workloads`), so that each of these
     is written as a literal there.
@@ -45,6 +45,6 @@ def workload(
 
 
 def declared(making: object) -> dict[str, Any]:
-    """What `@workload` was told of a function; empty where it isn't marked."""
+    """Return the description that `@workload` gave a function; empty if it is not marked."""
     found = getattr(making, "_workload", None)
     return dict(found) if isinstance(found, dict) else {}

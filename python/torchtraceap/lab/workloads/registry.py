@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "SIZES", "TORCHBENCH", "Entry", "Source", "find", "table", "workloads"]
 
 GROUP = "torchtraceap.lab.workloads"
-"""Of the entry points by which a package adds its own."""
+"""Group of the entry points with which a package adds workloads."""
 TORCHBENCH = "torchbench"
-"""Before the colon: a model of a TorchBench checkout."""
+"""Prefix before the colon of a model in a TorchBench checkout."""
 SIZES = ("tiny", "full")
-"""For a step in milliseconds on one core, and for a GPU."""
+"""Sizes: a step in milliseconds on one core, and one for a GPU."""
 
 _SUITE = "torchtraceap.lab.workloads.suite"
 _EXTRAS = {"transformers": "bench", "diffusers": "collect", "timm": "collect",
@@ -41,38 +41,38 @@ _EXTRAS = {"transformers": "bench", "diffusers": "collect", "timm": "collect",
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A workload that can be asked for by its name."""
+    """A workload that can be requested by name."""
 
     name: str
     domain: str
-    """Empty where a package doesn't say, as the next three."""
+    """Domain; empty if a package does not give it, like the next three fields."""
     task: str
     exercises: str
     needs: tuple[str, ...]
-    """Modules beside torch."""
+    """Required modules in addition to torch."""
     missing: tuple[str, ...]
-    """Those, and torch, that are not installed here."""
+    """Required modules, torch included, that are not installed here."""
     sized: bool
-    """It is made in another size than "tiny" too."""
+    """True if it exists in other sizes than "tiny"."""
     source: str
-    """`suite`, or the package that adds it."""
+    """"suite", or the package that adds it."""
     place: str
     """`module:function`."""
 
     @property
     def available(self) -> bool:
-        """Everything that it needs is installed."""
+        """True if everything that it needs is installed."""
         return not self.missing
 
     @property
     def why_not(self) -> str:
-        """What to install; empty where it is available."""
+        """The modules to install; empty if it is available."""
         if not self.missing:
             return ""
         return f"{self.name} needs {' and '.join(self.missing)}: {_how_to_install(self.missing)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As the command line lists it."""
+        """Return the row that the command line lists."""
         return {
             "name": self.name,
             "domain": self.domain,
@@ -89,17 +89,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a name means: a function that makes a workload, or a model of TorchBench."""
+    """The meaning of a name: a function that makes a workload, or a TorchBench model."""
 
     name: str
     entry: Entry | None
-    """Of the suite or of a package; None for a file, a module and TorchBench."""
+    """Entry of the suite or of a package; None for a file, a module or TorchBench."""
     making: Callable[..., Any]
-    """Makes the workload; of TorchBench its class `Model`."""
+    """Function that makes the workload; for TorchBench, its class `Model`."""
     is_torchbench: bool = False
 
     def make(self, batch: int | None = None, size: str = "tiny") -> Workload:
-        """The workload, with the same weights and data each time that it is made.
+        """Make the workload, with the same weights and data each time.
 
         Args:
             batch: Samples in a step; None: as it comes.
@@ -115,7 +115,7 @@ class Source:
         return made_workload(_called(self, self._options(batch, size)))
 
     def batch(self, asked: int | None = None) -> int | None:
-        """Samples in a step; None where the function doesn't say."""
+        """Samples per step; None if the function does not tell."""
         if asked is not None:
             return asked
         parameter = inspect.signature(self.making).parameters.get("batch")
@@ -137,19 +137,19 @@ class Source:
 
 
 def workloads() -> tuple[Entry, ...]:
-    """Those of the suite, then those that installed packages add, each in order of its name."""
+    """Return the workloads of the suite, then those of installed packages, each sorted by name."""
     own = _suite()
     names = {entry.name for entry in own}
     return (*own, *(each for each in _added() if each.name not in names))
 
 
 def table() -> list[dict[str, Any]]:
-    """`workloads()` as rows of plain values."""
+    """Return `workloads()` as rows of plain values."""
     return [entry.to_dict() for entry in workloads()]
 
 
 def find(name: str) -> Source:
-    """What a name means; importing it runs its module.
+    """Resolve a name; this imports and runs its module.
 
     Args:
         name: A workload of the suite or of a package, `FILE.py:FUNCTION`,
@@ -185,7 +185,7 @@ def _like(name: str) -> str:
 
 
 def _called(source: Source, options: dict[str, Any]) -> Any:
-    """Seeded, without a change of the random numbers that come afterwards."""
+    """Call a function with seeded random numbers, and restore their state."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
@@ -232,7 +232,7 @@ def _in_file(path: Path) -> Iterator[Entry]:
 
 
 def _said(function: ast.FunctionDef) -> dict[str, Any] | None:
-    """What its `@workload` is given."""
+    """Return the arguments of a function's `@workload`."""
     for each in function.decorator_list:
         if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "workload":
             return {key.arg or "": ast.literal_eval(key.value) for key in each.keywords}
@@ -248,7 +248,7 @@ def _entry(name: str, said: dict[str, Any], sized: bool, source: str, place: str
 
 @cache
 def _is_installed(module: str) -> bool:
-    """Whether it would be found; nothing is imported but the packages around it."""
+    """Return True if a module would be found; only the packages around it are imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
@@ -266,7 +266,8 @@ def _added() -> tuple[Entry, ...]:
 
 
 def _of_entry_point(point: EntryPoint) -> Entry:
-    """What it says is known only if its module is loaded already: listing runs nobody's code."""
+    """Return the entry of an entry point. Its description is known only if its module is already
+    loaded, because listing must not run foreign code."""
     import sys
 
     module, _, function = point.value.partition(":")

@@ -1,4 +1,4 @@
-"""A step of a workload that can be run again and again."""
+"""Repeatable steps of a workload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class _Runnable(Protocol):
-    """What makes steps: of a workload, or of a model of TorchBench."""
+    """Interface of an object that makes steps, from a workload or a TorchBench model."""
 
     batch: int | None
     model: Any
@@ -30,7 +30,8 @@ class _Runnable(Protocol):
 
 
 class Step:
-    """A step to run. As a context manager, or with `close()`, it puts settings of torch back."""
+    """A step that can run repeatedly. As a context manager, or with `close()`, it restores settings
+    of torch."""
 
     def __init__(self, runs: _Runnable, device: torch.device, settings: ExitStack) -> None:
         self.batch = runs.batch
@@ -42,7 +43,7 @@ class Step:
         self._settings = settings
 
     def step(self) -> Any:
-        """Runs one and gives its loss, or the model's output; a GPU may still be at it.
+        """Run a step and return its loss, or the model's output; a GPU may still be working on it.
 
         Raises:
             OptionError: It is closed.
@@ -52,14 +53,14 @@ class Step:
         return self._runs.step()
 
     def synchronize(self) -> None:
-        """Waits for the device."""
+        """Wait for the device."""
         if self.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Puts settings of torch back as they were, and lets go of model and data."""
+        """Restore settings of torch, and release model and data."""
         self._runs, self.model = None, None
         self._settings.close()
 
@@ -85,7 +86,7 @@ def make_step(
     batch: int | None = None,
     size: str = "tiny",
 ) -> Step:
-    """A step of a workload, ready to run.
+    """Make a step of a workload that is ready to run.
 
     A step of training is forward, loss, backward, optimiser, and gradients set to None; one of
     evaluation is a forward pass under `inference_mode`.
@@ -133,7 +134,8 @@ def make_step(
 
 
 def on_device(value: Any, device: Any) -> Any:
-    """The same with all its tensors there: through tuples, lists, dicts and data classes' dicts."""
+    """Return the value with all its tensors on a device, through tuples, lists, dicts and data
+    classes."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -150,7 +152,7 @@ def on_device(value: Any, device: Any) -> Any:
 
 
 class _Forward:
-    """A forward pass, nothing kept for a backward one."""
+    """A forward pass without anything kept for a backward pass."""
 
     def __init__(
         self,
@@ -170,7 +172,7 @@ class _Forward:
         return False
 
     def step(self) -> Any:
-        """The output."""
+        """Return the output."""
         import torch
 
         with torch.inference_mode(), self._autocast():
@@ -183,7 +185,7 @@ class _Forward:
 
 
 class _Training(_Forward):
-    """Forward, loss, backward, optimiser."""
+    """A training step: forward, loss, backward, optimizer."""
 
     def __init__(self, made: Workload, *rest: Any) -> None:
         super().__init__(made, *rest)
@@ -201,7 +203,7 @@ class _Training(_Forward):
         return True
 
     def step(self) -> Any:
-        """The loss, detached."""
+        """Return the detached loss."""
         with self._autocast():
             loss = self._loss(self._output())
         loss.backward()
@@ -247,8 +249,11 @@ def _device(name: str) -> torch.device:
 def _made(
     workload: Any, device: torch.device, batch: int | None, size: str
 ) -> tuple[Workload, int | None]:
-    """It, and samples in a step. A user's is made where it runs, so that what its loss holds is
-    there too; the suite's, whose losses hold nothing, on the host: the same numbers everywhere."""
+    """Return the workload and its samples per step.
+
+    A user's workload is made on its device, so that tensors of its loss are there too. The suite's
+    losses hold no tensors, so its workloads are made on the host, with the same numbers everywhere.
+    """
     import torch
 
     if not isinstance(workload, Source):
@@ -263,7 +268,7 @@ def _made(
 
 
 def _leading(value: Any) -> int | None:
-    """The first dimension of the first tensor."""
+    """Return the first dimension of the first tensor."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -285,7 +290,8 @@ def _autocast(device: torch.device, precision: str) -> Callable[[], AbstractCont
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Products and convolutions of a GPU in TF32, or nothing in it; as before afterwards."""
+    """Run products and convolutions of a GPU in TF32, or none of them; the settings are restored
+    afterwards."""
     import torch
 
     places = (torch.backends.cuda.matmul, torch.backends.cudnn)

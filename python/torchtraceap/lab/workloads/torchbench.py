@@ -1,4 +1,4 @@
-"""Models of TorchBench (github.com/pytorch/benchmark) as workloads.
+"""Adapter that runs models of TorchBench (github.com/pytorch/benchmark) as workloads.
 
 Their contract: `torchbenchmark.models.<name>.Model(test, device, batch_size, extra_args)` with
 `invoke()`, else `train()` and `eval()`; `get_module()` gives the module and its inputs.
@@ -22,7 +22,7 @@ _PACKAGE = "torchbenchmark"
 
 
 def torchbench_model(name: str) -> Callable[..., Any]:
-    """The class `Model` of one.
+    """Return the class `Model` of a TorchBench model.
 
     Raises:
         MissingDependencyError: TorchBench, or what the model needs, is not installed.
@@ -59,7 +59,7 @@ def _not_there(name: str, place: str, error: ModuleNotFoundError) -> Exception:
 
 
 class TorchBenchRuns:
-    """Its own step, made as their `run.py` makes it."""
+    """Steps of a TorchBench model, made as TorchBench's `run.py` makes them."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class TorchBenchRuns:
         self.model = self._module()
 
     def step(self) -> Any:
-        """What their step gives: nothing for one of training."""
+        """Run the model's step and return its result: nothing in training."""
         invoke = getattr(self._made, "invoke", None) or getattr(self._made, self._mode)
         return invoke()
 

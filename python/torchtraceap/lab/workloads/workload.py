@@ -1,4 +1,4 @@
-"""A workload: a model with inputs, and what makes a step of it."""
+"""A workload: a model with inputs, and the parts that make a step of it."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ _KEYS = ("model", "inputs", "loss", "optimizer")
 
 @dataclass(frozen=True)
 class Workload:
-    """With a loss a step is forward, backward and optimiser; without one a forward pass."""
+    """A model with inputs. With a loss, a step is forward, backward and optimizer; without one, a
+    forward pass."""
 
     model: torch.nn.Module
     inputs: tuple[Any, ...] | dict[str, Any]
-    """Of the model: arguments by position or by name."""
+    """Inputs of the model: arguments by position or by name."""
     loss: Callable[[Any], torch.Tensor] | None = None
-    """Takes the model's output."""
+    """Function of the model's output."""
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
-    """Takes the model's parameters."""
+    """Function of the model's parameters."""
 
     def forward(self) -> Any:
-        """The model's output."""
+        """Return the model's output."""
         if isinstance(self.inputs, dict):
             return self.model(**self.inputs)
         return self.model(*self.inputs)
 
 
 def find_workload(source: str) -> Callable[[], Any]:
-    """The function that a name means; importing it runs its file.
+    """Return the function that a name means; this imports and runs its file.
 
     Args:
         source: `FILE.py:FUNCTION` or `package.module:FUNCTION`.
@@ -101,7 +102,7 @@ def _module_named(name: str) -> Any:
 
 @contextmanager
 def _told_as_option(place: str) -> Iterator[None]:
-    """What stops a module from being imported, and in which line of it."""
+    """Turn an error of an import into an option error with the line in the module."""
     try:
         yield
     except KeyboardInterrupt:
@@ -115,7 +116,7 @@ def _told_as_option(place: str) -> Iterator[None]:
 
 
 def _line_in(place: str, error: BaseException) -> str:
-    """The last line of a file that led to an error, as ":12"."""
+    """Return the last line of a file that led to an error, as ":12"."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == Path(place):
         return f":{error.lineno}"
     frames = [
@@ -125,7 +126,7 @@ def _line_in(place: str, error: BaseException) -> str:
 
 
 def made_workload(made: Any) -> Workload:
-    """What a workload's function returned, checked.
+    """Check and return what a workload's function returned.
 
     Raises:
         OptionError: It is not what a workload is; the message says what was expected.

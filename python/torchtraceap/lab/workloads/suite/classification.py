@@ -1,4 +1,4 @@
-"""Pictures to classes."""
+"""Image classification models."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from torchtraceap.lab.workloads.suite.layers import (
 
 
 class _Head(nn.Sequential):
-    """The mean over a map, and a linear layer."""
+    """Global average pooling and a linear layer."""
 
     def __init__(self, width: int, many: int) -> None:
         super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, many))
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1, and a shortcut that is projected where the shape changes."""
+    """A residual block of 1x1, 3x3 and 1x1 convolutions, with a projected shortcut if the shape
+    changes."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -124,7 +125,7 @@ def mobilenet(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Dense(nn.Module):
-    """Each layer sees what all before it gave."""
+    """A dense block, in which each layer sees the outputs of all earlier ones."""
 
     def __init__(self, inputs: int, growth: int, depth: int) -> None:
         super().__init__()
@@ -165,7 +166,7 @@ def densenet(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _SqueezeExcite(nn.Module):
-    """Channels weighed by what their means say; whole samples skip the layer in training."""
+    """Squeeze and excitation of channels, with stochastic depth in training."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -208,7 +209,7 @@ def efficientnet(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Next(nn.Module):
-    """A depthwise 7x7, then a perceptron over channels that stand last, scaled."""
+    """A depthwise 7x7 convolution and a channels-last perceptron with layer scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -228,7 +229,7 @@ class _Next(nn.Module):
     exercises="Permutations between channels first and last, layer normalisation, mixup.",
 )
 def convnext(batch: int = 8, size: str = "tiny") -> Made:
-    """ConvNeXt-T in full (arXiv 2201.03545), with mixed pictures and soft labels."""
+    """ConvNeXt-T in full (arXiv 2201.03545), with mixup and soft labels."""
     width, depths, side = pick(size, (16, (1, 1, 1), 64), (96, (3, 3, 9, 3), 224))
     layers: list[nn.Module] = [nn.Conv2d(3, width, 4, 4)]
     for stage, depth in enumerate(depths):
@@ -246,7 +247,7 @@ def convnext(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class Patches(nn.Module):
-    """Patches of a picture as tokens with learned places, and a token for the class."""
+    """Image patches as tokens with learned positions and a class token."""
 
     def __init__(self, side: int, patch: int, width: int) -> None:
         super().__init__()
@@ -304,7 +305,7 @@ class _Windows(nn.Module):
 
 
 class _Merge(nn.Module):
-    """Four neighbours become one."""
+    """Patch merging: four neighbors become one token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -346,7 +347,7 @@ def swin(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Mixing(nn.Module):
-    """A perceptron over places, then one over channels."""
+    """A perceptron over positions, then one over channels."""
 
     def __init__(self, places: int, width: int) -> None:
         super().__init__()
@@ -403,7 +404,8 @@ def shufflenet(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _TwoViews(nn.Module):
-    """How like each view is to each other one, a view's own left out."""
+    """The contrastive loss between two views of each image, a view's similarity to itself left
+    out."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures to maps: segmentation, depth, poses."""
+"""Dense prediction models: segmentation, depth and poses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLASSES = 21
 
 
 class UNet(nn.Module):
-    """Down by pooling, up by transposed convolutions, with what was seen on the way down."""
+    """An encoder with pooling and a decoder with transposed convolutions and skip connections."""
 
     def __init__(self, inputs: int, outputs: int, width: int, depth: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def _dice(output: Tensor, target: Tensor) -> Tensor:
     exercises="Transposed convolutions, wide concatenations, Dice loss over one-hot maps.",
 )
 def unet(batch: int = 2, size: str = "tiny") -> Made:
-    """U-Net (arXiv 1505.04597) with batch normalisation."""
+    """U-Net (arXiv 1505.04597) with batch normalization."""
     width, depth, side = pick(size, (8, 3, 48), (64, 5, 256))
     net = UNet(3, _CLASSES, width, depth)
     return supervised(
@@ -73,7 +73,7 @@ def unet(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Atrous(nn.Module):
-    """Several widths of view at once, and the picture as a whole."""
+    """Atrous convolutions of several rates, with global pooling."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class _Atrous(nn.Module):
     exercises="Dilated convolutions, bilinear interpolation, ignored labels.",
 )
 def deeplab(batch: int = 4, size: str = "tiny") -> Made:
-    """After DeepLabv3 (arXiv 1706.05587)."""
+    """A network after DeepLabv3 (arXiv 1706.05587)."""
     width, depth, side = pick(size, (16, 1, 64), (256, 6, 512))
     layers = [conv(3, width, 3, 2), conv(width, width, 3, 2), conv(width, width, 3, 2)]
     net = nn.Sequential(
@@ -109,7 +109,7 @@ def deeplab(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Masks(nn.Module):
-    """A mask for each of some queries, as a product of their tokens with the map's."""
+    """A mask for each query, as the product of its token with the feature map."""
 
     def __init__(self, width: int, queries: int, depth: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _Masks(nn.Module):
     exercises="Masks by einsum of queries and a map, cross-attention, negative log likelihood.",
 )
 def mask_queries(batch: int = 4, size: str = "tiny") -> Made:
-    """After MaskFormer (arXiv 2107.06278), with the classes of places as its loss."""
+    """A network after MaskFormer (arXiv 2107.06278), with a loss on pixel classes."""
     width, queries, depth, side = pick(size, (32, 12, 2, 64), (256, 100, 6, 512))
     target = classes(batch, _CLASSES, side // 4, side // 4)
     return supervised(
@@ -159,7 +159,8 @@ class _Depth(nn.Module):
 
 
 def _scale_invariant(output: Tensor, target: Tensor) -> Tensor:
-    """Eigen and others' (arXiv 1406.2283), where a depth is known, and smooth slopes."""
+    """Return the scale-invariant loss of Eigen et al. (arXiv 1406.2283) where depth is known, and
+    the smoothness of gradients."""
     apart = (output.float() + 1e-3).log() - target.clamp(min=1e-3).log()
     known = target > 0.1
     mean = (apart * known).sum() / known.sum()
@@ -174,7 +175,7 @@ def _scale_invariant(output: Tensor, target: Tensor) -> Tensor:
     exercises="Bicubic interpolation, ELU, softplus, differences of neighbours in the loss.",
 )
 def depth_decoder(batch: int = 4, size: str = "tiny") -> Made:
-    """Depth from one picture, by an encoder and a decoder that fuses its maps."""
+    """Depth from one image, by an encoder and a decoder that fuses its maps."""
     width, depth, side = pick(size, (16, 1, 64), (256, 3, 384))
     target = 5 * torch.rand(batch, 1, side // 4, side // 4)
     return supervised(
@@ -183,7 +184,7 @@ def depth_decoder(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Warped(nn.Module):
-    """Depth of one view and the motion to another, by which the other is warped to the one."""
+    """Depth of one view and the motion to another, by which the other view is warped."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class _Warped(nn.Module):
 
 
 def _photometric(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-    """Structure (SSIM) and brightness."""
+    """Return the structural similarity (SSIM) and brightness loss."""
     made, near = output
     a, b = (functional.avg_pool2d(each, 3, 1) for each in (made, target))
     aa, bb, ab = (
@@ -225,7 +226,7 @@ def monodepth(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Joints(nn.Module):
-    """A heat map for each joint; where it is, is the heat's mean place."""
+    """A heat map for each joint, whose mean position is the joint."""
 
     def __init__(self, width: int, depth: int, joints: int) -> None:
         super().__init__()
@@ -251,7 +252,8 @@ def _heat_and_place(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]
     exercises="Heat maps, their spatial softmax and mean place, Huber loss.",
 )
 def heatmap_pose(batch: int = 4, size: str = "tiny") -> Made:
-    """After Simple Baselines (arXiv 1804.06208), with integral regression of the joints."""
+    """A network after Simple Baselines (arXiv 1804.06208), with integral regression of the
+    joints."""
     width, depth, side = pick(size, (16, 2, 64), (256, 8, 256))
     target = (torch.rand(batch, 17, side // 4, side // 4), torch.rand(batch, 17, 2))
     net = _Joints(width, depth, 17)
@@ -259,7 +261,7 @@ def heatmap_pose(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Hourglass(nn.Module):
-    """Down and up again, recursively, with a shortcut at each level."""
+    """A recursive encoder and decoder with a shortcut at each level."""
 
     def __init__(self, width: int, levels: int) -> None:
         super().__init__()
@@ -273,7 +275,7 @@ class _Hourglass(nn.Module):
 
 
 class _Stacked(nn.Module):
-    """Hourglasses one after the other, each told what the one before found."""
+    """A stack of hourglasses, each of which sees the result of the previous one."""
 
     def __init__(self, width: int, levels: int, many: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures to boxes."""
+"""Object detection models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _CLASSES = 20
 
 
 class Pyramid(nn.Module):
-    """Maps at 1/4, 1/8 and 1/16 of the side, each with what coarser ones know."""
+    """A feature pyramid: maps at 1/4, 1/8 and 1/16 of the side, each with information from coarser
+    ones."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -47,7 +48,8 @@ def _residuals(width: int, depth: int) -> list[nn.Module]:
 
 
 class _Dense(nn.Module):
-    """Classes and boxes at every place of every map, `[batch, places, ...]`."""
+    """A head that predicts classes and boxes at every position of every map, `[batch, places,
+    ...]`."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class _Dense(nn.Module):
 
 
 def _focal(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-    """Classes by the focal loss, boxes of the places with an object by the smooth L1."""
+    """Return the focal loss of the classes and the smooth L1 loss of the boxes with an object."""
     logits, boxes = (each.float() for each in output)
     given, label = target[..., :4], target[..., 4].long()
     wanted = functional.one_hot(label, _CLASSES + 1)[..., :-1].float()  # the last is "nothing"
@@ -80,7 +82,7 @@ def _focal(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     exercises="A feature pyramid, focal loss, and boolean masks that wait for the GPU.",
 )
 def retinanet(batch: int = 4, size: str = "tiny") -> Made:
-    """One-stage detector after RetinaNet (arXiv 1708.02002), one box at a place."""
+    """A one-stage detector after RetinaNet (arXiv 1708.02002), with one box per position."""
     width, depth, side = pick(size, (16, 1, 64), (256, 3, 512))
     places = sum((side // by) ** 2 for by in (4, 8, 16))
     label = classes(batch, _CLASSES + 1, places, 1).float()
@@ -91,7 +93,7 @@ def retinanet(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Queries(nn.Module):
-    """Learned queries look at a coarse map; each gives a class and a box."""
+    """Learned queries that attend to a coarse map; each predicts a class and a box."""
 
     def __init__(self, width: int, queries: int, depth: int) -> None:
         super().__init__()
@@ -110,7 +112,8 @@ class _Queries(nn.Module):
 
 
 def _matched(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
-    """Each object takes the query that suits it best; no other object may have it."""
+    """Return the loss after greedy matching: each object takes the best query that is still
+    free."""
     (logits, boxes), (labels, given) = (output[0].float(), output[1].float()), target
     likely = logits.softmax(-1)
     with torch.no_grad():
@@ -134,7 +137,7 @@ def _matched(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Te
     exercises="nn.Transformer with cross-attention, and set matching by cdist, argmin, scatter.",
 )
 def detr(batch: int = 4, size: str = "tiny") -> Made:
-    """After DETR (arXiv 2005.12872); objects are matched one after the other."""
+    """A detector after DETR (arXiv 2005.12872); objects are matched one after the other."""
     width, queries, depth, side = pick(size, (32, 16, 1, 96), (256, 100, 6, 512))
     target = (classes(batch, _CLASSES, 5), torch.rand(batch, 5, 4))
     net = _Queries(width, queries, depth)
@@ -142,7 +145,7 @@ def detr(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _TwoStages(nn.Module):
-    """Proposals from one map, the best of which are cut out and looked at again."""
+    """A region proposal network, whose best proposals are cropped and classified."""
 
     def __init__(self, width: int, most: int) -> None:
         super().__init__()
@@ -177,7 +180,7 @@ def _both_stages(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -
     exercises="Proposals by topk, regions cut out with grid_sample, two heads.",
 )
 def faster_rcnn(batch: int = 2, size: str = "tiny") -> Made:
-    """After Faster R-CNN (arXiv 1506.01497), with regions aligned by sampling."""
+    """A detector after Faster R-CNN (arXiv 1506.01497), with regions aligned by sampling."""
     width, most, side = pick(size, (16, 16, 64), (256, 256, 512))
     target = (classes(batch, _CLASSES + 1, most), torch.rand(batch, (side // 4) ** 2, 1).round())
     net = _TwoStages(width, most)
@@ -185,7 +188,7 @@ def faster_rcnn(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Heat(nn.Module):
-    """A heat map of middles, with sizes."""
+    """A heat map of object centers, with sizes."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -217,7 +220,7 @@ def _penalty_reduced(output: tuple[Tensor, Tensor, Tensor], target: Tensor) -> T
     exercises="Peaks by max pooling and comparison, topk of a flat map, powers and logarithms.",
 )
 def centernet(batch: int = 4, size: str = "tiny") -> Made:
-    """After CenterNet (arXiv 1904.07850)."""
+    """A detector after CenterNet (arXiv 1904.07850)."""
     width, depth, side = pick(size, (16, 1, 64), (128, 3, 512))
     target = torch.rand(batch, _CLASSES, side // 4, side // 4) ** 0.1
     net = _Heat(width, depth)

@@ -1,4 +1,4 @@
-"""Pictures out of noise, codes and other pictures."""
+"""Generative image models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from torchtraceap.lab.workloads.suite.layers import (
 
 
 def _down_and_up(width: int, channels: int, code: int) -> tuple[nn.Module, nn.Module]:
-    """An encoder to a quarter of the side with `code` channels, and its decoder."""
+    """Return an encoder to a quarter of the side with `code` channels, and its decoder."""
     encoder = nn.Sequential(
         nn.Conv2d(channels, width, 4, 2, 1), nn.LeakyReLU(0.2),
         nn.Conv2d(width, 2 * width, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(2 * width, code, 1),
@@ -64,14 +64,15 @@ def _evidence(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     exercises="A reparametrised draw of random numbers in each step, exponentials, chunks.",
 )
 def vae(batch: int = 8, size: str = "tiny") -> Made:
-    """Variational autoencoder (arXiv 1312.6114) with convolutions."""
+    """A variational autoencoder (arXiv 1312.6114) with convolutions."""
     width, code, side = pick(size, (16, 4, 32), (128, 16, 128))
     images = torch.rand(batch, 3, side, side)
     return supervised(_Variational(width, code), images, images, _evidence, adam)
 
 
 class _Quantised(nn.Module):
-    """Each place takes the nearest word of a book; gradients go straight through."""
+    """Vector quantization: each position takes the nearest code word, with a straight-through
+    gradient."""
 
     def __init__(self, width: int, code: int, words: int) -> None:
         super().__init__()
@@ -108,7 +109,7 @@ def vqvae(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Adversaries(nn.Module):
-    """Generator and discriminator; each learns against a frozen copy of the other."""
+    """A generator and a discriminator, each of which learns against a frozen copy of the other."""
 
     def __init__(self, width: int, code: int) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ def _hinge(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     exercises="Two networks in one step, spectral normalisation, functional calls, tanh.",
 )
 def gan(batch: int = 8, size: str = "tiny") -> Made:
-    """DCGAN (arXiv 1511.06434) with spectral normalisation and hinge losses."""
+    """DCGAN (arXiv 1511.06434) with spectral normalization and hinge losses."""
     width, code = pick(size, (16, 16), (128, 128))
     inputs = (torch.randn(batch, 3, 32, 32), torch.randn(batch, code, 1, 1))
     return trained(
@@ -157,14 +158,14 @@ def gan(batch: int = 8, size: str = "tiny") -> Made:
 
 
 def times_as_waves(time: Tensor, width: int) -> Tensor:
-    """Sines and cosines of times, `[batch, width]`."""
+    """Return sinusoidal embeddings of times, `[batch, width]`."""
     rates = torch.exp(torch.arange(width // 2, device=time.device) * (-9.2 / (width // 2)))
     angles = time[:, None].float() * rates
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 class _Timed(nn.Module):
-    """A residual block that is told the time, with attention over places."""
+    """A residual block with a time embedding and attention over positions."""
 
     def __init__(self, inputs: int, width: int, told: int, looks: bool) -> None:
         super().__init__()
@@ -187,7 +188,7 @@ class _Timed(nn.Module):
 
 
 class _Denoiser(nn.Module):
-    """A U-Net that says what noise was added."""
+    """A U-Net that predicts the added noise."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -233,7 +234,7 @@ def ddpm(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Modulated(nn.Module):
-    """A transformer's layer whose norms take scale and shift from a condition."""
+    """A transformer layer whose norms take scale and shift from a condition."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -273,7 +274,8 @@ class _DiT(nn.Module):
     exercises="Modulated norms by addcmul, tanh GELU, patches folded back to a picture.",
 )
 def dit(batch: int = 4, size: str = "tiny") -> Made:
-    """DiT (arXiv 2212.09748), DiT-B/4 of 256 pixels' latents in full; flow matching as its loss."""
+    """DiT (arXiv 2212.09748), with DiT-B/4 on latents of 256 pixels in full; its loss is flow
+    matching."""
     width, depth, heads, side = pick(size, (64, 3, 4, 16), (768, 12, 12, 32))
     images, noise = torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side)
     time = torch.rand(batch)
@@ -284,7 +286,8 @@ def dit(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Coupling(nn.Module):
-    """Half of the channels scale and shift the other half; then channels are mixed."""
+    """An affine coupling layer, in which half of the channels scale and shift the others, then a
+    mixing of channels."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -328,7 +331,7 @@ def _itself(output: Tensor) -> Tensor:
     exercises="Determinants by slogdet, pixel_unshuffle, a likelihood as the model's output.",
 )
 def glow(batch: int = 4, size: str = "tiny") -> Made:
-    """A normalising flow after Glow (arXiv 1807.03039)."""
+    """A normalizing flow after Glow (arXiv 1807.03039)."""
     width, depth, side = pick(size, (16, 4, 24), (512, 32, 64))
     return trained(_Flow(width, depth), (torch.randn(batch, 3, side, side),), _itself, adam)
 
@@ -339,7 +342,7 @@ def glow(batch: int = 4, size: str = "tiny") -> Made:
     exercises="Pixel shuffle, reflected padding, long residual chains, L1 loss.",
 )
 def super_resolution(batch: int = 4, size: str = "tiny") -> Made:
-    """Twice the resolution, after EDSR (arXiv 1707.02921)."""
+    """Super-resolution by a factor of two, after EDSR (arXiv 1707.02921)."""
     width, depth, side = pick(size, (16, 4, 24), (256, 32, 96))
     body = (
         Residual(
@@ -357,7 +360,7 @@ def super_resolution(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Styled(nn.Module):
-    """A network that paints, and a frozen one that looks at what it painted."""
+    """A network that paints, and a frozen one that extracts features of the painting."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -387,14 +390,14 @@ def _gram(x: Tensor) -> Tensor:
     exercises="Gram matrices by baddbmm, instance normalisation, a frozen network under gradients.",
 )
 def style_transfer(batch: int = 2, size: str = "tiny") -> Made:
-    """A painter learns a style by what a frozen network sees (arXiv 1603.08155)."""
+    """Style transfer by perceptual losses of a frozen network (arXiv 1603.08155)."""
     width, side = pick(size, (16, 48), (128, 256))
     inputs = (torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side))
     return trained(_Styled(width), inputs, _itself, adamw)
 
 
 class _Masked(nn.Conv2d):
-    """Sees only what stands before a pixel."""
+    """A masked convolution that sees only what precedes a pixel."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, itself: bool) -> None:
         super().__init__(inputs, outputs, kernel, padding=kernel // 2)
@@ -422,7 +425,7 @@ class _Gated(nn.Module):
     exercises="Masked kernels, gated linear units, a softmax over 256 values at each pixel.",
 )
 def pixelcnn(batch: int = 4, size: str = "tiny") -> Made:
-    """After Gated PixelCNN (arXiv 1606.05328), one channel."""
+    """A network after Gated PixelCNN (arXiv 1606.05328) with one channel."""
     width, depth, side = pick(size, (16, 3, 16), (128, 15, 32))
     net = nn.Sequential(
         _Masked(1, width, 7, False), *(_Gated(width) for _ in range(depth)),

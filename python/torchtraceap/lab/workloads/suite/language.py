@@ -1,4 +1,4 @@
-"""Text."""
+"""Language models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torchtraceap.lab.workloads.suite.layers import (
 
 
 def _next_word(output: Tensor, words: Tensor) -> Tensor:
-    """Each place says the word that comes after it."""
+    """Return the next-token loss."""
     return functional.cross_entropy(output[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
 class _Gpt(nn.Module):
-    """A decoder whose last layer shares the words' embedding."""
+    """A decoder whose output layer shares the token embedding."""
 
     def __init__(self, words: int, length: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def gpt(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Rotary(nn.Module):
-    """Grouped queries with rotary places, and a gated perceptron; norms by the root mean square."""
+    """A decoder layer with grouped queries, rotary positions, a gated perceptron and RMS norms."""
 
     def __init__(self, width: int, heads: int, groups: int) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def bert(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _T5(nn.Module):
-    """Encoder and decoder with a bias for how far apart two places are."""
+    """An encoder and a decoder with a bias for relative positions."""
 
     def __init__(self, words: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class _T5(nn.Module):
     exercises="Encoder and decoder, relative biases by buckets, a triangular mask; Adagrad.",
 )
 def t5(batch: int = 4, size: str = "tiny") -> Made:
-    """After T5 (arXiv 1910.10683), with layer norms."""
+    """A network after T5 (arXiv 1910.10683), with layer norms."""
     words, width, depth, heads, length = pick(size, (1000, 48, 2, 4, 32), (32128, 512, 6, 8, 512))
     source, target = classes(batch, words, length), classes(batch, words, length)
     return supervised(
@@ -231,7 +231,7 @@ def lstm_lm(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Tagger(nn.Module):
-    """Packed sentences through a recurrent layer, and chances of pairs of tags."""
+    """A recurrent layer over packed sentences, with transition scores of tags."""
 
     def __init__(self, words: int, width: int, tags: int) -> None:
         super().__init__()
@@ -247,7 +247,7 @@ class _Tagger(nn.Module):
 
 
 def _all_paths(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-    """How likely the tags are among all paths, by the forward algorithm."""
+    """Return the negative log likelihood of the tags by the forward algorithm."""
     scores, pairs = (each.float() for each in output)
     total = scores[:, 0]
     for place in range(1, scores.shape[1]):
@@ -273,7 +273,7 @@ def crf_tagger(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Translator(nn.Module):
-    """A recurrent cell writes word after word, and looks back at the source with each."""
+    """A recurrent decoder with attention to the source at each word."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def seq2seq(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Experts(nn.Module):
-    """Each token goes to its two best experts; each expert sees its tokens alone."""
+    """A mixture of experts: each token goes to its two best experts."""
 
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ def moe(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Selective(nn.Module):
-    """A state that each token decays and feeds as it says; scanned in chunks by sums of logs."""
+    """A selective state space layer, scanned in chunks by sums of logarithms."""
 
     def __init__(self, width: int, state: int) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ def mamba(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Views(nn.Module):
-    """Words through convolutions of several widths; the largest of each filter counts."""
+    """Convolutions of several widths over words, with max pooling."""
 
     def __init__(self, words: int, width: int, labels: int) -> None:
         super().__init__()
@@ -417,7 +417,7 @@ class _Views(nn.Module):
     "labels at once.",
 )
 def text_cnn(batch: int = 16, size: str = "tiny") -> Made:
-    """After TextCNN (arXiv 1408.5882)."""
+    """A network after TextCNN (arXiv 1408.5882)."""
     words, width, length = pick(size, (2000, 48, 32), (50000, 300, 256))
     net = _Views(words, width, 20)
     return supervised(
@@ -428,7 +428,7 @@ def text_cnn(batch: int = 16, size: str = "tiny") -> Made:
 
 
 class _Preferred(nn.Module):
-    """A model with small added matrices, and the frozen one that it must not leave."""
+    """A model with low-rank adapters and the frozen reference model."""
 
     def __init__(self, net: _Gpt, rank: int) -> None:
         super().__init__()
@@ -458,7 +458,7 @@ def _likely(logits: Tensor, words: Tensor) -> Tensor:
     exercises="Frozen weights, added matrices of low rank, gathered log-probabilities.",
 )
 def dpo(batch: int = 2, size: str = "tiny") -> Made:
-    """Direct preference optimisation (arXiv 2305.18290) of LoRA-like weights of the last layer."""
+    """Direct preference optimization (arXiv 2305.18290) of low-rank weights of the last layer."""
     words, length, width, depth, heads = pick(size, (500, 32, 48, 2, 4), (50257, 512, 768, 12, 12))
     net = _Preferred(_Gpt(words, length, width, depth, heads), 8)
     texts = (classes(batch, words, length), classes(batch, words, length))

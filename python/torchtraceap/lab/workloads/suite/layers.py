@@ -1,4 +1,4 @@
-"""What several workloads are built of."""
+"""Layers and helpers that several workloads share."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Attention", "Block", "Made", "Residual", "Targeted", "adam", "adamw"
            "conv", "momentum", "perceptron", "pick", "supervised", "trained"]  # fmt: skip
 
 Made = dict[str, Any]
-"""model, inputs, loss and optimizer."""
+"""Model, inputs, loss and optimizer of a workload."""
 _T = TypeVar("_T")
 
 
 def pick(size: str, tiny: _T, full: _T) -> _T:
-    """What a size asks for."""
+    """Return the value for the requested size."""
     return full if size == "full" else tiny
 
 
@@ -26,7 +26,7 @@ def pick(size: str, tiny: _T, full: _T) -> _T:
 
 
 class Targeted(nn.Module):
-    """Takes the target along, so that it is an input like others and moves with them."""
+    """A module that takes the target as an input, so that it moves with the other inputs."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def supervised(
     loss: Callable[[Any, Any], Tensor] = functional.cross_entropy,
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
 ) -> Made:
-    """A network that learns a target by `loss(output, target)`."""
+    """Make the parts of a network that learns a target by `loss(output, target)`."""
     given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     return {
         "model": Targeted(net),
@@ -59,7 +59,7 @@ def trained(
     loss: Callable[[Any], Tensor],
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
 ) -> Made:
-    """A network whose output alone has what the loss wants."""
+    """Make the parts of a network whose loss needs only its output."""
     return {
         "model": net, "inputs": tuple(inputs), "loss": loss, "optimizer": optimizer or adamw
     }  # fmt: skip
@@ -78,7 +78,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def classes(batch: int, many: int, *more: int) -> Tensor:
-    """Made-up labels below `many`, of shape `[batch, *more]`."""
+    """Return random labels below `many`, of shape `[batch, *more]`."""
     return torch.randint(many, (batch, *more))
 
 
@@ -88,7 +88,8 @@ def classes(batch: int, many: int, *more: int) -> Tensor:
 def conv(
     inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> nn.Sequential:
-    """Convolution that keeps the resolution but for its stride, batch normalisation, ReLU."""
+    """Return a convolution that keeps the resolution up to its stride, with batch normalization and
+    ReLU."""
     padding = dilation * (kernel // 2)
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False),
@@ -98,7 +99,7 @@ def conv(
 
 
 def perceptron(*widths: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers with an activation between each two."""
+    """Return linear layers with activations between them."""
     layers: list[nn.Module] = []
     for place in range(len(widths) - 1):
         layers += [nn.Linear(widths[place], widths[place + 1]), activation()]
@@ -106,7 +107,7 @@ def perceptron(*widths: int, activation: Callable[[], nn.Module] = nn.ReLU) -> n
 
 
 class Residual(nn.Module):
-    """What a module gives, added to what it took."""
+    """A residual connection around a module."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -117,7 +118,7 @@ class Residual(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of several heads, to itself or to something else."""
+    """Multi-head attention to the input itself or to another sequence."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of a transformer, normalised first; with `cross` it looks at something else too."""
+    """A pre-norm transformer layer; with `cross` it also attends to another sequence."""
 
     def __init__(
         self, width: int, heads: int = 4, causal: bool = False, cross: bool = False, times: int = 4

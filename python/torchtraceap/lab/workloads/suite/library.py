@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers, from configurations: nothing is downloaded."""
+"""Models of Hugging Face's transformers, built from configurations without downloads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _made(
     inputs: dict[str, Any],
     loss: Callable[[Any], Tensor] | None = None,
 ) -> Made:
-    """A model that says its own loss, unless one is given."""
+    """Make the parts of a model that returns its own loss unless one is given."""
     made = _library(name)
     return {
         "model": made(made.config_class(**config)),
@@ -48,12 +48,12 @@ def _images(batch: int, side: int) -> Tensor:
 
 
 def _to_one(key: str) -> Callable[[Any], Tensor]:
-    """A stand-in for a loss where the library has none: how far an output is from one."""
+    """Return the distance of an output from one, a stand-in where the library has no loss."""
     return lambda output: (output[key].float() - 1).square().mean()
 
 
 def _text(batch: int, length: int, words: int = 500) -> dict[str, Tensor]:
-    """Words, each of which is to be said."""
+    """Return random tokens with themselves as labels."""
     ids = torch.randint(4, words, (batch, length))
     return {"input_ids": ids, "labels": ids}
 
@@ -101,7 +101,7 @@ def hf_gpt2(batch: int = 4, size: str = "tiny") -> Made:
 
 
 def _decoder(size: str, **more: Any) -> dict[str, Any]:
-    """Sizes of a decoder of Llama's kind; some 200 million weights in full."""
+    """Return the sizes of a decoder like Llama; some 200 million weights in full."""
     full = {
         "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
         "intermediate_size": 2816, "num_key_value_heads": 8, "vocab_size": 32000,
@@ -231,7 +231,7 @@ def hf_clip(batch: int = 4, size: str = "tiny") -> Made:
 
 
 def _objects(batch: int) -> list[dict[str, Tensor]]:
-    """Three in each picture."""
+    """Return three random objects for each image."""
     return [
         {"class_labels": classes(3, 3), "boxes": 0.25 + 0.25 * torch.rand(3, 4)}
         for _ in range(batch)

@@ -1,4 +1,4 @@
-"""What somebody may like."""
+"""Recommendation models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _clicked(output: Tensor, target: Tensor) -> Tensor:
 
 
 class _Dlrm(nn.Module):
-    """Sums over bags of ids, and products of all pairs of vectors."""
+    """The DLRM network: sums over bags of ids, and products of all pairs of vectors."""
 
     def __init__(self, tables: int, rows: int, width: int) -> None:
         super().__init__()
@@ -65,7 +65,8 @@ def dlrm(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Towers(nn.Module):
-    """People and things as vectors; each person's own thing against those of all others."""
+    """Two towers that embed users and items; each user's item is contrasted with those of all
+    others."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -93,7 +94,8 @@ def two_tower(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Factors(nn.Module):
-    """First order, second order by squares of sums, and a perceptron of the same vectors."""
+    """A factorization machine (first order, and second order by squares of sums) with a perceptron
+    on the same vectors."""
 
     def __init__(self, fields: int, rows: int, width: int) -> None:
         super().__init__()
@@ -121,7 +123,7 @@ def deepfm(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Crosses(nn.Module):
-    """Products with what came in, through matrices of low rank; experts share them."""
+    """Low-rank cross layers that multiply with their input, shared by experts."""
 
     def __init__(self, fields: int, rows: int, width: int, depth: int) -> None:
         super().__init__()
@@ -155,7 +157,7 @@ def dcn(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Interest(nn.Module):
-    """How much each thing of a history has to do with the one that is offered."""
+    """Attention from the offered item to each item of the history."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -185,7 +187,7 @@ def din(batch: int = 32, size: str = "tiny") -> Made:
 
 
 class _Sequence(nn.Module):
-    """What comes next in a history, against something that doesn't."""
+    """A transformer that ranks the next item of a history above a random one."""
 
     def __init__(self, rows: int, width: int, length: int, depth: int) -> None:
         super().__init__()
@@ -216,7 +218,7 @@ def sasrec(batch: int = 16, size: str = "tiny") -> Made:
 
 
 class _Tasks(nn.Module):
-    """Experts that several tasks share, each with gates of its own; tasks weigh themselves."""
+    """Experts that several tasks share, with gates for each task and learned task weights."""
 
     def __init__(self, inputs: int, width: int, experts: int, tasks: int) -> None:
         super().__init__()
@@ -254,7 +256,7 @@ def mmoe(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Neural(nn.Module):
-    """A product and a perceptron of the same pair."""
+    """A product and a perceptron of the same pair of embeddings."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Agents that learn from what they did; the environment is made-up data."""
+"""Reinforcement learning agents; the environment is random data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from torchtraceap.lab.workloads.suite.layers import (
 
 
 def _frozen(net: nn.Module) -> nn.Module:
-    """A copy that is never trained."""
+    """Return a copy that is never trained."""
     return copy.deepcopy(net).requires_grad_(False)
 
 
 def _follow(target: nn.Module, online: nn.Module, share: float = 0.005) -> None:
-    """The copy moves a little towards what is trained."""
+    """Move the target network a little toward the trained one."""
     with torch.no_grad():
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), share)
 
@@ -42,7 +42,7 @@ def _squared(pair: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _frames(batch: int, side: int) -> Tensor:
-    """As an emulator gives them: bytes."""
+    """Return random frames as bytes, as an emulator gives them."""
     return torch.randint(0, 256, (batch, 4, side, side), dtype=torch.uint8)
 
 
@@ -63,7 +63,7 @@ class _Atari(nn.Module):
 
 
 class _Dqn(nn.Module):
-    """Double estimates: the trained network chooses, its copy says the value."""
+    """Double Q-learning: the trained network chooses, its copy gives the value."""
 
     def __init__(self, side: int, width: int, actions: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def c51(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Critic(nn.Module):
-    """A policy over actions and a value, from one body."""
+    """A policy over actions and a value from one body."""
 
     def __init__(self, states: int, width: int, actions: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Critic(nn.Module):
 
 
 class _A2c(nn.Module):
-    """Returns of a short run, backwards in time."""
+    """Returns of a short rollout, computed backwards in time."""
 
     def __init__(self, states: int, width: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def a2c(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Ppo(nn.Module):
-    """A policy of normal distributions that may not move far in one step."""
+    """A policy of normal distributions with clipped updates."""
 
     def __init__(self, states: int, width: int, actions: int) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class _Ppo(nn.Module):
     exercises="Ratios of likelihoods, clamps and minima of many small tensors, mean and spread.",
 )
 def ppo(batch: int = 256, size: str = "tiny") -> Made:
-    """Proximal policy optimisation (arXiv 1707.06347)."""
+    """Proximal policy optimization (arXiv 1707.06347)."""
     states, width, actions = pick(size, (24, 64, 6), (376, 512, 17))
     inputs = (
         torch.randn(batch, states), torch.randn(batch, actions),
@@ -218,7 +218,7 @@ def ppo(batch: int = 256, size: str = "tiny") -> Made:
 
 
 class _Sac(nn.Module):
-    """Two critics, a policy that is drawn from, and a temperature, in one loss."""
+    """Two critics, a stochastic policy and a temperature in one loss."""
 
     def __init__(self, states: int, width: int, actions: int) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ def sac(batch: int = 128, size: str = "tiny") -> Made:
 
 
 class _Ddpg(nn.Module):
-    """A policy that climbs what a critic says, with noise at the target's actions."""
+    """A deterministic policy that follows the critic, with noise on target actions."""
 
     def __init__(self, states: int, width: int, actions: int) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ def decision_transformer(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _World(nn.Module):
-    """Imagines states: a recurrent cell with draws of classes, straight-through."""
+    """Imagined states from a recurrent cell with straight-through categorical samples."""
 
     def __init__(self, width: int, actions: int, groups: int = 8, many: int = 8) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ class _World(nn.Module):
     exercises="Gumbel draws, KL divergence and a decoder in each step of a recurrence.",
 )
 def world_model(batch: int = 4, size: str = "tiny") -> Made:
-    """After DreamerV2 (arXiv 2010.02193), pictures of 16 pixels."""
+    """A world model after DreamerV2 (arXiv 2010.02193), with images of 16 pixels."""
     width, length = pick(size, (24, 6), (512, 50))
     inputs = (torch.randn(length, batch, 3, 16, 16), torch.randn(length, batch, 4))
     net = _World(width, 4)
@@ -399,7 +399,7 @@ def world_model(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Zero(nn.Module):
-    """Moves and the game's value from a board."""
+    """A policy over moves and the value of the game from a board."""
 
     def __init__(self, width: int, depth: int, side: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Graphs, physics, points, tables, series."""
+"""Models of graphs, physics, point clouds, tables and time series."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _itself(output: Tensor) -> Tensor:
 
 
 class _Messages(nn.Module):
-    """What neighbours say, summed."""
+    """A message passing layer that sums messages from neighbors."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -51,7 +51,8 @@ class _Messages(nn.Module):
     exercises="Gathers and index_add over edges, whose sums are atomic on a GPU.",
 )
 def gnn(batch: int = 200, size: str = "tiny") -> Made:
-    """Message passing (arXiv 1704.01212); a batch is so many nodes with eight edges each."""
+    """A message passing network (arXiv 1704.01212); the batch is the number of nodes, with eight
+    edges each."""
     width, depth = pick(size, (32, 2), (256, 6))
     edges = (classes(8 * batch, batch), classes(8 * batch, batch))
     net = _Messages(width, depth)
@@ -59,7 +60,7 @@ def gnn(batch: int = 200, size: str = "tiny") -> Made:
 
 
 class _Spectral(nn.Module):
-    """A sparse matrix times features, layer after layer."""
+    """Layers that multiply a sparse matrix with features."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class _Spectral(nn.Module):
     exercises="Products of a sparse and a dense matrix, a sparse tensor built in each step.",
 )
 def gcn(batch: int = 200, size: str = "tiny") -> Made:
-    """Graph convolutions (arXiv 1609.02907); a batch is so many nodes."""
+    """A graph convolutional network (arXiv 1609.02907); the batch is the number of nodes."""
     width, depth = pick(size, (32, 2), (256, 4))
     edges = torch.unique(classes(8 * batch, batch * batch))
     index = torch.stack([edges // batch, edges % batch])
@@ -92,7 +93,7 @@ def gcn(batch: int = 200, size: str = "tiny") -> Made:
 
 
 class _Edges(nn.Module):
-    """Attention over each node's edges: a softmax by scattered maxima and sums."""
+    """Attention over each node's edges, with a softmax by scattered maxima and sums."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -121,7 +122,8 @@ class _Edges(nn.Module):
     exercises="scatter_reduce of maxima, softmax over edges, ELU.",
 )
 def gat(batch: int = 200, size: str = "tiny") -> Made:
-    """Graph attention (arXiv 1710.10903); a batch is so many nodes with eight edges each."""
+    """A graph attention network (arXiv 1710.10903); the batch is the number of nodes, with eight
+    edges each."""
     width, heads = pick(size, (32, 4), (256, 8))
     edges = (classes(8 * batch, batch), torch.arange(batch).repeat(8))
     net = _Edges(width, heads)
@@ -129,7 +131,7 @@ def gat(batch: int = 200, size: str = "tiny") -> Made:
 
 
 class _Molecule(nn.Module):
-    """Energy of atoms by their distances, and forces as its slope."""
+    """The energy of atoms by their distances, and forces as its gradient."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -164,7 +166,7 @@ def _energy_and_forces(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tens
     exercises="A gradient inside the forward pass, and its own gradient in the backward one.",
 )
 def schnet(batch: int = 2, size: str = "tiny") -> Made:
-    """After SchNet (arXiv 1706.08566)."""
+    """A network after SchNet (arXiv 1706.08566)."""
     width, depth, atoms = pick(size, (24, 2, 12), (128, 6, 64))
     inputs = (classes(batch, 10, atoms), 3 * torch.randn(batch, atoms, 3))
     target = (torch.randn(batch), torch.randn(batch, atoms, 3))
@@ -175,7 +177,7 @@ def schnet(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Rays(nn.Module):
-    """Density and colour along rays, seen together."""
+    """Density and color along rays, composited to pixels."""
 
     def __init__(self, width: int, depth: int, waves: int) -> None:
         super().__init__()
@@ -201,7 +203,7 @@ class _Rays(nn.Module):
     exercises="Sines of scaled places, cumprod along rays, a perceptron over many points.",
 )
 def nerf(batch: int = 64, size: str = "tiny") -> Made:
-    """NeRF (arXiv 2003.08934); a batch is so many rays."""
+    """NeRF (arXiv 2003.08934); the batch is the number of rays."""
     width, depth, waves, samples = pick(size, (48, 4, 6, 24), (256, 8, 10, 128))
     far = torch.rand(batch, samples).sort(1).values
     rays = (torch.randn(batch, 3), functional.normalize(torch.randn(batch, 3)), far)
@@ -210,7 +212,7 @@ def nerf(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Burgers(nn.Module):
-    """How far a network is from solving an equation, by its own derivatives."""
+    """The residual of Burgers' equation by the network's own derivatives."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -238,7 +240,7 @@ def pinn(batch: int = 256, size: str = "tiny") -> Made:
 
 
 class _Flow(nn.Module):
-    """States moved along a learned field, by Runge and Kutta's steps."""
+    """Integration of a learned vector field by Runge-Kutta steps."""
 
     def __init__(self, width: int, steps: int) -> None:
         super().__init__()
@@ -270,7 +272,7 @@ def neural_ode(batch: int = 64, size: str = "tiny") -> Made:
 
 
 class _Fourier(nn.Module):
-    """Learned factors for the lowest frequencies, beside a pointwise layer."""
+    """Learned factors for the lowest frequencies, added to a pointwise layer."""
 
     def __init__(self, width: int, modes: int) -> None:
         super().__init__()
@@ -295,7 +297,7 @@ class _Fourier(nn.Module):
     exercises="Fourier transforms there and back, complex einsum, writing into a slice.",
 )
 def fno(batch: int = 4, size: str = "tiny") -> Made:
-    """Fourier neural operator (arXiv 2010.08895)."""
+    """A Fourier neural operator (arXiv 2010.08895)."""
     width, depth, modes, side = pick(size, (8, 3, 6, 24), (64, 4, 16, 128))
     net = nn.Sequential(
         nn.Conv2d(1, width, 1),
@@ -310,7 +312,7 @@ def fno(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Points(nn.Module):
-    """Neighbourhoods of the farthest points, each seen by one perceptron."""
+    """Neighborhoods of the farthest points, each processed by one perceptron."""
 
     def __init__(self, width: int, middles: int, near: int) -> None:
         super().__init__()
@@ -342,7 +344,7 @@ class _Points(nn.Module):
     exercises="Farthest points one after the other, nearest by cdist and topk, fancy indexing.",
 )
 def pointnet(batch: int = 4, size: str = "tiny") -> Made:
-    """After PointNet++ (arXiv 1706.02413), one level."""
+    """A network after PointNet++ (arXiv 1706.02413) with one level."""
     width, points, middles, near = pick(size, (32, 128, 16, 8), (256, 4096, 512, 32))
     net = _Points(width, middles, near)
     return supervised(net, torch.randn(batch, points, 3), classes(batch, 40))
@@ -354,7 +356,7 @@ def pointnet(batch: int = 4, size: str = "tiny") -> Made:
     exercises="An autoencoder of linear layers, dropout and layer norms; ASGD.",
 )
 def tabular_autoencoder(batch: int = 128, size: str = "tiny") -> Made:
-    """Rows of a table through a narrow place and back."""
+    """An autoencoder of table rows with a narrow bottleneck."""
     columns, width = pick(size, (40, 64), (512, 2048))
     net = nn.Sequential(
         nn.Dropout(0.1), nn.Linear(columns, width), nn.LayerNorm(width), nn.Mish(),
@@ -368,7 +370,7 @@ def tabular_autoencoder(batch: int = 128, size: str = "tiny") -> Made:
 
 
 class _Columns(nn.Module):
-    """Each column is a token."""
+    """A transformer with a token per column."""
 
     def __init__(self, numbers: int, kinds: int, width: int, depth: int) -> None:
         super().__init__()
@@ -393,7 +395,7 @@ class _Columns(nn.Module):
     exercises="Numbers and kinds as tokens of a short transformer, Poisson loss.",
 )
 def ft_transformer(batch: int = 16, size: str = "tiny") -> Made:
-    """FT-Transformer (arXiv 2106.11959), for counts."""
+    """FT-Transformer (arXiv 2106.11959) with a Poisson loss for counts."""
     numbers, kinds, width, depth = pick(size, (12, 4, 32, 2), (64, 32, 192, 3))
     inputs = (torch.randn(batch, numbers), classes(batch, 20, kinds))
     net = _Columns(numbers, kinds, width, depth)
@@ -432,7 +434,7 @@ def lstm_forecast(batch: int = 16, size: str = "tiny") -> Made:
 
 
 class _Gate(nn.Module):
-    """A gated residual: how much of a layer is needed."""
+    """A gated residual layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -446,7 +448,7 @@ class _Gate(nn.Module):
 
 
 class _Fusion(nn.Module):
-    """Chooses among variables, goes through time, looks back, and says quantiles."""
+    """Variable selection, a recurrent layer, attention to the past, and quantile outputs."""
 
     def __init__(self, variables: int, width: int, ahead: int) -> None:
         super().__init__()
@@ -479,7 +481,7 @@ def _quantiles(output: Tensor, target: Tensor) -> Tensor:
     exercises="A small network for each variable, nn.MultiheadAttention, quantile loss.",
 )
 def tft(batch: int = 4, size: str = "tiny") -> Made:
-    """After the temporal fusion transformer (arXiv 1912.09363)."""
+    """A network after the temporal fusion transformer (arXiv 1912.09363)."""
     variables, width, length, ahead = pick(size, (6, 16, 24, 6), (24, 256, 192, 24))
     past, target = torch.randn(batch, length, variables), torch.randn(batch, ahead)
     return supervised(_Fusion(variables, width, ahead), past, target, _quantiles)
@@ -489,7 +491,7 @@ def tft(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Learner(nn.Module):
-    """What a network knows after a step of learning, for several tasks at once."""
+    """The loss after one inner step of learning, for several tasks at once."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -517,7 +519,7 @@ class _Learner(nn.Module):
     exercises="torch.func: gradients inside vmap, and gradients of what they gave.",
 )
 def maml(batch: int = 8, size: str = "tiny") -> Made:
-    """Model-agnostic meta-learning (arXiv 1703.03400); a batch is so many tasks."""
+    """Model-agnostic meta-learning (arXiv 1703.03400); the batch is the number of tasks."""
     width, shots = pick(size, (32, 10), (512, 100))
     known, asked = torch.randn(2, batch, shots, 1), torch.randn(batch, shots, 1)
     target = torch.randn(batch, shots, 1)
@@ -525,7 +527,7 @@ def maml(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Process(nn.Module):
-    """How likely values are under a Gaussian process of learned features."""
+    """The likelihood of values under a Gaussian process of learned features."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -546,13 +548,13 @@ class _Process(nn.Module):
     exercises="Cholesky factors, triangular solves and their gradients.",
 )
 def gaussian_process(batch: int = 96, size: str = "tiny") -> Made:
-    """Deep kernel learning (arXiv 1511.02222); a batch is so many points."""
+    """Deep kernel learning (arXiv 1511.02222); the batch is the number of points."""
     width = pick(size, 32, 512)
     return trained(_Process(width), (torch.randn(batch, 8), torch.randn(batch)), _itself, adam)
 
 
 class _Transport(nn.Module):
-    """The cost of moving one set of points to another, smoothed."""
+    """The entropy-regularized cost of transporting one set of points to another."""
 
     def __init__(self, width: int, rounds: int) -> None:
         super().__init__()
@@ -580,7 +582,7 @@ def sinkhorn(batch: int = 96, size: str = "tiny") -> Made:
 
 
 class _Wide(nn.Module):
-    """Layers that are computed again in the backward pass."""
+    """Layers that are recomputed in the backward pass."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -600,7 +602,7 @@ class _Wide(nn.Module):
     exercises="Activation checkpointing: each layer's forward runs again in the backward.",
 )
 def checkpointed(batch: int = 4, size: str = "tiny") -> Made:
-    """A transformer whose activations are not kept; it fills in what was hidden."""
+    """A transformer with activation checkpointing that fills in masked values."""
     width, depth, length = pick(size, (48, 3, 24), (1024, 24, 1024))
     x = torch.randn(batch, length, width)
     hidden = x.masked_fill(torch.rand(batch, length, 1) < 0.3, 0)

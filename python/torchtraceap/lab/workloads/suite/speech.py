@@ -1,4 +1,4 @@
-"""Sound."""
+"""Speech and audio models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LETTERS = 32
 
 
 def _spelled(output: Tensor, target: Tensor) -> Tensor:
-    """The letters in their order, wherever they are heard (CTC)."""
+    """Return the CTC loss."""
     likely = output.float().log_softmax(-1).transpose(0, 1)
     heard = torch.full((likely.shape[1],), likely.shape[0], dtype=torch.long)
     written = torch.full((len(target),), target.shape[1], dtype=torch.long)
@@ -33,7 +33,7 @@ def _letters(batch: int, length: int) -> Tensor:
 
 
 class _Raw(nn.Module):
-    """Strided convolutions over a wave, then a transformer with convolved places."""
+    """Strided convolutions on a waveform, then a transformer with convolutional positions."""
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class _Raw(nn.Module):
     exercises="Convolutions over a raw wave, weight normalisation, CTC.",
 )
 def wav2vec(batch: int = 2, size: str = "tiny") -> Made:
-    """After wav2vec 2.0 (arXiv 2006.11477), trained to spell."""
+    """A network after wav2vec 2.0 (arXiv 2006.11477), trained with CTC."""
     width, depth, heads, length = pick(size, (32, 2, 4, 4000), (512, 12, 8, 160000))
     wave, text = torch.randn(batch, 1, length), _letters(batch, length // 800)
     return supervised(_Raw(width, depth, heads), wave, text, _spelled)
 
 
 class _Conformer(nn.Module):
-    """Half a perceptron, attention, convolution, half a perceptron."""
+    """A Conformer layer: half a perceptron, attention, convolution, half a perceptron."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Conformer(nn.Module):
 
 
 class _Heard(nn.Module):
-    """A mel spectrogram in pictures of a quarter of its size, then layers."""
+    """A subsampled mel spectrogram, then Conformer layers."""
 
     def __init__(self, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -120,7 +120,8 @@ def conformer(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Listener(nn.Module):
-    """A recurrent encoder and a recurrent predictor; each pair of their states gives a letter."""
+    """A recurrent encoder and a recurrent predictor; each pair of their states predicts a
+    letter."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class _Listener(nn.Module):
 
 
 def _all_alignments(likely: Tensor, text: Tensor) -> Tensor:
-    """The transducer's loss, along diagonals of the lattice of frames and letters."""
+    """Return the transducer loss, computed along diagonals of the lattice of frames and letters."""
     batch, frames, states, _ = likely.shape
     silent = likely[..., 0]
     index = text[:, None, :, None].expand(-1, frames, -1, 1)
@@ -165,14 +166,14 @@ def _all_alignments(likely: Tensor, text: Tensor) -> Tensor:
     exercises="A lattice of every frame and letter, filled cell by cell: launch-bound.",
 )
 def transducer(batch: int = 2, size: str = "tiny") -> Made:
-    """RNN transducer (arXiv 1211.3711) with its loss in plain PyTorch."""
+    """An RNN transducer (arXiv 1211.3711) with its loss in plain PyTorch."""
     width, frames, letters = pick(size, (32, 16, 4), (512, 100, 16))
     mel, text = torch.randn(batch, frames, 80), _letters(batch, letters)
     return supervised(_Listener(width), (mel, text), text, _all_alignments)
 
 
 class _Speaker(nn.Module):
-    """Letters to a spectrogram, frame after frame, with attention that knows where it was."""
+    """Letters to a spectrogram, frame by frame, with location-sensitive attention."""
 
     def __init__(self, width: int, mels: int = 40) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ class _Speaker(nn.Module):
     exercises="An LSTM cell, attention and a convolution of where it was, for each frame.",
 )
 def tacotron(batch: int = 4, size: str = "tiny") -> Made:
-    """After Tacotron 2 (arXiv 1712.05884)."""
+    """A network after Tacotron 2 (arXiv 1712.05884)."""
     width, letters, frames = pick(size, (32, 16, 16), (512, 128, 400))
     mel = torch.randn(batch, frames, 40)
     stop = torch.zeros(batch, frames, 1)
@@ -218,7 +219,7 @@ def tacotron(batch: int = 4, size: str = "tiny") -> Made:
 
 
 class _Wave(nn.Module):
-    """Dilated causal convolutions with gates; what each adds goes to the end."""
+    """Dilated causal convolutions with gates and skip connections to the output."""
 
     def __init__(self, width: int, depth: int, rounds: int) -> None:
         super().__init__()
@@ -252,7 +253,7 @@ def wavenet(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Mel(nn.Module):
-    """A wave's loudness by time and pitch, with stripes left out in training."""
+    """A mel spectrogram with SpecAugment in training."""
 
     def __init__(self, window: int, mels: int) -> None:
         super().__init__()
@@ -278,7 +279,7 @@ class _Mel(nn.Module):
     exercises="Short-time Fourier transforms and logarithms in the model, masked stripes.",
 )
 def keyword_spotting(batch: int = 8, size: str = "tiny") -> Made:
-    """Words by a spectrogram and separable convolutions (arXiv 1711.07128)."""
+    """Keyword spotting with a spectrogram and separable convolutions (arXiv 1711.07128)."""
     width, mels, length = pick(size, (16, 20, 4000), (172, 80, 16000))
     layers = [nn.Unflatten(1, (1, mels)), nn.Conv2d(1, width, 3, 2, 1), nn.ReLU()]
     for _ in range(3):
@@ -300,7 +301,7 @@ class _Statistics(nn.Module):
 
 
 class _Voices(nn.Module):
-    """A voice's vector against those of all voices, as angles."""
+    """An embedding of a speaker, compared with all speakers by angles."""
 
     def __init__(self, width: int, voices: int) -> None:
         super().__init__()
@@ -341,7 +342,7 @@ def speaker(batch: int = 8, size: str = "tiny") -> Made:
 
 
 class _Separator(nn.Module):
-    """Two voices out of one wave, by masks over a learned transform."""
+    """Separation of two speakers by masks over a learned transform."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -367,7 +368,7 @@ class _Separator(nn.Module):
 
 
 def _best_order(output: Tensor, target: Tensor) -> Tensor:
-    """Signal to noise, whichever voice comes first."""
+    """Return the permutation-invariant negative signal-to-noise ratio."""
     found = []
     for order in (target, target.flip(1)):
         scale = (output * order).sum(-1, keepdim=True) / order.square().sum(-1, keepdim=True)
@@ -390,7 +391,7 @@ def tasnet(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Vocoder(nn.Module):
-    """A spectrogram to a wave, and how two spectrograms of it differ."""
+    """A spectrogram to a waveform, with distances between their spectrograms."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -425,7 +426,7 @@ def _several_spectra(output: Tensor, target: Tensor) -> Tensor:
     exercises="Long transposed convolutions, gradients through complex Fourier transforms.",
 )
 def vocoder(batch: int = 2, size: str = "tiny") -> Made:
-    """After HiFi-GAN's generator (arXiv 2010.05646), by spectral losses alone."""
+    """A generator after HiFi-GAN (arXiv 2010.05646) with spectral losses only."""
     width, frames = pick(size, (32, 16), (512, 200))
     mel, wave = torch.randn(batch, 40, frames), torch.randn(batch, 64 * frames)
     return supervised(_Vocoder(width), mel, wave, _several_spectra)

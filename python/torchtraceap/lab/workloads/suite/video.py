@@ -1,4 +1,4 @@
-"""Several pictures after each other."""
+"""Video models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ACTIONS = 400
     exercises="Convolutions and pooling in three dimensions.",
 )
 def c3d(batch: int = 2, size: str = "tiny") -> Made:
-    """After C3D (arXiv 1412.0767), narrower and with batch normalisation."""
+    """A network after C3D (arXiv 1412.0767), narrower and with batch normalization."""
     width, frames, side = pick(size, (8, 8, 24), (64, 16, 112))
     layers: list[nn.Module] = []
     inputs = 3
@@ -46,7 +46,7 @@ def c3d(batch: int = 2, size: str = "tiny") -> Made:
 
 
 def _apart(inputs: int, outputs: int) -> nn.Sequential:
-    """First over a picture, then over time."""
+    """Return a convolution over each frame, then one over time."""
     return nn.Sequential(
         nn.Conv3d(inputs, outputs, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False),
         nn.BatchNorm3d(outputs), nn.ReLU(),
@@ -61,7 +61,7 @@ def _apart(inputs: int, outputs: int) -> nn.Sequential:
     exercises="Convolutions over space and over time in turn.",
 )
 def r2plus1d(batch: int = 2, size: str = "tiny") -> Made:
-    """After R(2+1)D (arXiv 1711.11248)."""
+    """A network after R(2+1)D (arXiv 1711.11248)."""
     width, frames, side = pick(size, (16, 8, 48), (64, 16, 112))
     net = nn.Sequential(
         _apart(3, width), _apart(width, 2 * width), _apart(2 * width, 4 * width),
@@ -72,7 +72,7 @@ def r2plus1d(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Divided(nn.Module):
-    """Attention over time at each place, then over places in each frame."""
+    """Attention over time at each position, then over positions in each frame."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def timesformer(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _ConvLSTM(nn.Module):
-    """Gates by convolution, frame after frame; the last state gives the next frame."""
+    """Convolutional gates over frames; the last state predicts the next frame."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class _ConvLSTM(nn.Module):
     exercises="A recurrence of convolutions: a chain of small kernels over frames.",
 )
 def convlstm(batch: int = 2, size: str = "tiny") -> Made:
-    """The next frame by a convolutional LSTM (arXiv 1506.04214)."""
+    """Prediction of the next frame by a convolutional LSTM (arXiv 1506.04214)."""
     width, frames, side = pick(size, (8, 6, 24), (64, 10, 64))
     clips = torch.randn(batch, frames, 3, side, side)
     target = torch.randn(batch, 3, side, side)
@@ -146,7 +146,7 @@ def convlstm(batch: int = 2, size: str = "tiny") -> Made:
 
 
 class _Flow(nn.Module):
-    """All pairs' likeness, looked up where the flow points and refined by a recurrent cell."""
+    """All-pairs correlations, looked up along the flow and refined by a recurrent cell."""
 
     def __init__(self, width: int, times: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class _Flow(nn.Module):
     "numbers in each round.",
 )
 def raft(batch: int = 2, size: str = "tiny") -> Made:
-    """After RAFT (arXiv 2003.12039), one level of likeness."""
+    """An optical flow network after RAFT (arXiv 2003.12039), with one correlation level."""
     width, times, side = pick(size, (16, 4, 64), (128, 12, 256))
     views = (torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side))
     target = torch.randn(batch, side // 8, side // 8, 2)
