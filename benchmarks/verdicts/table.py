@@ -18,7 +18,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.writing import write_text
-from torchtraceap.lab.bench.comparison.calibrate import calibration_of
+from torchtraceap.lab.bench.comparison.calibrate import build_calibration
 from torchtraceap.lab.bench.statistics.replay import share_of
 from torchtraceap.lab.bench.statistics.rules import RULES, Rule
 from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many
@@ -128,7 +128,7 @@ def again(runs: Runs, program: str) -> list[str]:
         for run in pair
     ]
     ratios = np.array([run["log_ratio"] for run in runs["same"]])
-    found = calibration_of(program, steps, ratios=ratios, comparisons=2000)
+    found = build_calibration(program, steps, ratios=ratios, comparisons=2000)
     alarms = found.false_alarms
     noise = found.noise
     least = "beyond 100 %" if found.least_effect is None else f"{100 * found.least_effect:.1f} %"

@@ -17,7 +17,7 @@ import pytest
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison import many as comparing_many
-from torchtraceap.lab.bench.comparison.calibrate import calibration_of, noise_of
+from torchtraceap.lab.bench.comparison.calibrate import build_calibration, estimate_noise
 from torchtraceap.lab.bench.comparison.compare import compare
 from torchtraceap.lab.bench.comparison.many import SuiteEntry, compare_many, read_suite
 from torchtraceap.lab.bench.comparison.pairs import Pairs
@@ -478,7 +478,7 @@ def test_calibration_of_recorded_runs() -> None:
     steps = [
         MS * np.exp(generator.normal(0, 0.004) + generator.normal(0, 0.001, 9)) for _ in range(100)
     ]
-    found = calibration_of("made", steps, comparisons=200)
+    found = build_calibration("made", steps, comparisons=200)
     document = json.loads(found.to_json())
     assert document["schema"] == "torchtraceap.calibration/1"
     assert document["false_alarms"]["value"] <= 0.02
@@ -490,14 +490,14 @@ def test_calibration_of_recorded_runs() -> None:
     assert 0 < document["least_effect"] < 0.02
     assert document["noise"]["run"] == pytest.approx(0.004, rel=0.3)
     with pytest.raises(OptionError, match="too few"):
-        calibration_of("made", steps[:79])
+        build_calibration("made", steps[:79])
 
 
 def test_noise_tells_drift_from_runs() -> None:
-    steady = noise_of([np.full(3, MS * (1 + 0.01 * (-1) ** run)) for run in range(50)])
+    steady = estimate_noise([np.full(3, MS * (1 + 0.01 * (-1) ** run)) for run in range(50)])
     assert steady.drift == 0
     assert steady.lag_one < -0.9
-    drifting = noise_of([np.array([MS * (1 + 0.001 * run)]) for run in range(50)])
+    drifting = estimate_noise([np.array([MS * (1 + 0.001 * run)]) for run in range(50)])
     assert drifting.run < 0.001 < drifting.drift
     assert drifting.trend == pytest.approx(0.048, abs=0.002)
     assert drifting.step is None

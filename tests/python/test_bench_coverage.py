@@ -19,7 +19,7 @@ from torchtraceap import cli
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench import coverage
 from torchtraceap.lab.bench import selection as selecting
-from torchtraceap.lab.bench.coverage import Coverage, Covered, stored_coverage
+from torchtraceap.lab.bench.coverage import Coverage, WorkloadCoverage, stored_coverage
 from torchtraceap.lab.bench.selection import Candidate, select
 from torchtraceap.lab.workloads import registry
 from torchtraceap.ops.models.families import FAMILIES
@@ -118,8 +118,8 @@ def test_stored_coverage_is_what_is_measured() -> None:
         assert row.ops == by_key[row.name, row.mode].ops
 
 
-def _row(name: str, *ops: str, mode: str = "train") -> Covered:
-    return Covered(name, mode, (), ops, 0.1, 0.01)
+def _row(name: str, *ops: str, mode: str = "train") -> WorkloadCoverage:
+    return WorkloadCoverage(name, mode, (), ops, 0.1, 0.01)
 
 
 def test_unions_and_what_one_alone_has() -> None:

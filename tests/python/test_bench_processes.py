@@ -19,7 +19,12 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench import measured as measuring
 from torchtraceap.lab.bench.measured import FREE, STEPS, measured
 from torchtraceap.lab.bench.processes.fresh import ProgramError, run_fresh
-from torchtraceap.lab.bench.processes.programs import named, read_steps, run_program, trace_program
+from torchtraceap.lab.bench.processes.programs import (
+    read_steps,
+    run_program,
+    shorten_command,
+    trace_program,
+)
 
 MEASURED = """
     from torchtraceap.lab.bench.measured import measured
@@ -228,7 +233,7 @@ def test_a_program_that_fails_is_no_measurement() -> None:
     assert caught.value.finished and "Traceback" in caught.value.finished.stderr
     with pytest.raises(ProgramError, match="time of"):
         run_program(python("import time; time.sleep(60)"), timeout_s=0.3)
-    assert named(["x" * 500]).endswith("...")
+    assert shorten_command(["x" * 500]).endswith("...")
 
 
 @pytest.mark.parametrize(

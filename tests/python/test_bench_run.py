@@ -17,14 +17,14 @@ from gpu_traces import GpuTrace
 import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingFileError, OptionError
-from torchtraceap.lab.bench.processes.fresh import Finished
+from torchtraceap.lab.bench.processes.fresh import ProgramResult
 from torchtraceap.lab.bench.processes.programs import run_program
 from torchtraceap.lab.bench.runs import batch_size
 from torchtraceap.lab.bench.runs import run as running
 from torchtraceap.lab.bench.runs.batch_size import Point, search_batch
 from torchtraceap.lab.bench.runs.child import MISSING, UNFIT, Spec
 from torchtraceap.lab.bench.runs.child import main as run_child
-from torchtraceap.lab.bench.runs.config import Asked, Protocol, chosen_names, read_plan
+from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig, read_plan, select_names
 from torchtraceap.lab.bench.runs.metrics import metrics_of
 from torchtraceap.lab.bench.runs.run import WorkloadError
 from torchtraceap.lab.bench.store.breakdown import break_down, break_down_runs, task_table
@@ -170,8 +170,8 @@ def test_unusable_options_are_told_in_a_sentence(words: list[str], said: str, be
 def test_what_can_only_be_skipped_is_unusable(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unfit(*_: Any, **__: Any) -> Finished:
-        return Finished(UNFIT, 1, 1, "", "can't be run so\n")
+    def unfit(*_: Any, **__: Any) -> ProgramResult:
+        return ProgramResult(UNFIT, 1, 1, "", "can't be run so\n")
 
     monkeypatch.setattr(running, "run_fresh", unfit)
     code, _, err = bench("run", "resnet")
@@ -180,8 +180,8 @@ def test_what_can_only_be_skipped_is_unusable(
 
 
 def test_a_missing_library_is_no_failure(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any, **__: Any) -> Finished:
-        return Finished(MISSING, 1, 1, "", "resnet needs timm: pip install timm\n")
+    def missing(*_: Any, **__: Any) -> ProgramResult:
+        return ProgramResult(MISSING, 1, 1, "", "resnet needs timm: pip install timm\n")
 
     monkeypatch.setattr(running, "run_fresh", missing)
     code, _, err = bench("run", "resnet")
@@ -192,7 +192,7 @@ def test_a_missing_library_is_no_failure(bench: Bench, monkeypatch: pytest.Monke
 def test_a_device_that_is_not_there_is_told_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "run_fresh", lambda *_, **__: Finished(1, 1, 1, "", ""))
+    monkeypatch.setattr(running, "run_fresh", lambda *_, **__: ProgramResult(1, 1, 1, "", ""))
     code, _, err = bench("run", "resnet", "--device", "cuda")
     assert code == 2 and "no GPU" in err
 
@@ -200,16 +200,16 @@ def test_a_device_that_is_not_there_is_told_at_once(
 def test_more_processes_than_are_kept_are_measured_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, environment = Asked("resnet"), {"cpu": "this"}
+    asked, environment = WorkloadConfig("resnet"), {"cpu": "this"}
     monkeypatch.setattr(running, "fingerprint", lambda: environment)
     made = replace(made_run(environment=environment), config=asked.config())
     how = Protocol(processes=2, steps=3)
     made.config["protocol"] = how.kept()
     kept = store.save(made)
     assert next(running.run_all([asked], how, store, resume=True)).run == kept.id
-    measured: list[Asked] = []
+    measured: list[WorkloadConfig] = []
 
-    def measure(asked: Asked, *_: object) -> Any:
+    def measure(asked: WorkloadConfig, *_: object) -> Any:
         measured.append(asked)
         raise WorkloadError("failed", "not now")
 
@@ -250,8 +250,8 @@ def test_listing_imports_no_library() -> None:
 
 
 def test_kinds_choose_workloads() -> None:
-    assert "resnet" in chosen_names([], domain="vision")
-    assert chosen_names(["resnet", "a.py:f", "resnet"]) == ["resnet", "a.py:f"]
+    assert "resnet" in select_names([], domain="vision")
+    assert select_names(["resnet", "a.py:f", "resnet"]) == ["resnet", "a.py:f"]
 
 
 def test_a_plan_has_runs(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ def test_the_size_that_is_found_is_kept_with_its_search(
     measure, tried = machine(fixed=100.0, each=50.0)
     monkeypatch.setattr(batch_size, "measure_batches", lambda *_: measure)
 
-    def measured(asked: Asked, *_: object) -> Any:
+    def measured(asked: WorkloadConfig, *_: object) -> Any:
         assert asked.batch is not None
         return made_run(processes=[made_process([9, 9], batch=asked.batch)], batch=asked.batch)
 

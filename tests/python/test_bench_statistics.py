@@ -18,7 +18,7 @@ from torchtraceap.lab.bench.statistics.machines import MACHINES, Machine
 from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
 from torchtraceap.lab.bench.statistics.rank_sum import rank_sum_p, shift, shift_interval
 from torchtraceap.lab.bench.statistics.replay import (
-    Recorded,
+    RunSequence,
     least_effect,
     replay_ours,
     replay_rule,
@@ -402,11 +402,11 @@ def test_shares_have_exact_intervals() -> None:
 def test_replays_of_quiet_runs_raise_no_alarm_and_find_what_is_planted() -> None:
     generator = np.random.default_rng(47)
     logs = generator.normal(16, 0.004, 100)
-    same, used = replay_ours(Recorded(logs), 0.0, Plan(), 300, generator)
+    same, used = replay_ours(RunSequence(logs), 0.0, Plan(), 300, generator)
     assert same["slower"] + same["faster"] <= 3
     assert same["equivalent"] >= 297
     assert used.tolist() == [10] * 300
-    planted, _ = replay_ours(Recorded(logs), 0.03, Plan(), 300, generator)
+    planted, _ = replay_ours(RunSequence(logs), 0.03, Plan(), 300, generator)
     assert planted["slower"] >= 295
 
 
@@ -419,7 +419,7 @@ def test_replays_of_a_rule_count_its_answers() -> None:
 def test_least_effect_grows_with_noise() -> None:
     generator = np.random.default_rng(53)
     found = [
-        least_effect(Recorded(generator.normal(0, noise, 80)), Plan(), 100, 1)
+        least_effect(RunSequence(generator.normal(0, noise, 80)), Plan(), 100, 1)
         for noise in (0.005, 0.05)
     ]
     assert found[0] is not None

@@ -35,7 +35,7 @@ from torchtraceap.lab.prediction.lowering import (  # noqa: E402
     op_call,
     op_times,
 )
-from torchtraceap.lab.workloads.workload import find_workload, made_workload  # noqa: E402
+from torchtraceap.lab.workloads.workload import check_workload, find_workload  # noqa: E402
 
 
 def captured(model: Callable[[], Any], *inputs: Any, **more: Any) -> Capture:
@@ -446,8 +446,8 @@ def test_a_workload_is_checked() -> None:
         ({"model": model, "inputs": inputs, "optimizer": print}, "needs a loss"),
     ):
         with pytest.raises(OptionError, match=message):
-            made_workload(made)
-    workload = made_workload({"model": model, "inputs": {"input": torch.ones(1)}})
+            check_workload(made)
+    workload = check_workload({"model": model, "inputs": {"input": torch.ones(1)}})
     assert workload.forward().shape == (1,)
 
 

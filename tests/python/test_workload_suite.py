@@ -19,7 +19,7 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.workloads import registry
-from torchtraceap.lab.workloads.declaration import DOMAINS, declared, workload
+from torchtraceap.lab.workloads.declaration import DOMAINS, workload, workload_declaration
 
 ENTRIES = registry.workloads()
 ALONE = [entry.name for entry in ENTRIES if entry.source == "suite" and not entry.needs]
@@ -82,7 +82,7 @@ def test_what_is_read_from_the_source_is_what_the_functions_say(torch: Any) -> N
         if entry.source != "suite":
             continue
         module, _, name = entry.place.partition(":")
-        said = declared(getattr(importlib.import_module(module), name))
+        said = workload_declaration(getattr(importlib.import_module(module), name))
         assert said == {
             "task": entry.task, "domain": entry.domain,
             "exercises": entry.exercises, "needs": entry.needs,

@@ -80,7 +80,7 @@ def causes(
         MissingFileError: A path does not exist.
         ParseError: A file holds no trace.
     """
-    first, second = _loaded(before), _loaded(after)
+    first, second = _load_trace(before), _load_trace(after)
     found = attribute(first, second, change=change)
     comparison = found.rows.comparison
     came_and_went: dict[str, tuple[dict[str, Any], ...]] = {"appeared": (), "gone": ()}
@@ -100,7 +100,7 @@ def causes(
     )
 
 
-def _loaded(trace: Trace | PathLike) -> Trace:
+def _load_trace(trace: Trace | PathLike) -> Trace:
     if not isinstance(trace, (str, os.PathLike)):
         return trace
     from torchtraceap.trace.load import load

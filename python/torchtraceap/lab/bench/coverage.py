@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "KINDS",
     "Coverage",
-    "Covered",
-    "Uncovered",
+    "FailedWorkload",
+    "WorkloadCoverage",
     "all_types",
     "found_types",
     "measure_coverage",
@@ -55,7 +55,7 @@ _SCHEMA = "torchtraceap.coverage/1"
 _FILE = "coverage.json"
 _TIMED_STEPS = 3
 _IMPORT_TIMEOUT_S = 600
-# An optimiser's first step imports as much again as torch does.
+# The first step of an optimizer imports as much as torch itself.
 _FIRST_STEP = (
     "import torch; net = torch.nn.Linear(2, 2); net(torch.ones(1, 2)).sum().backward();"
     "torch.optim.AdamW(net.parameters()).step()"
@@ -63,7 +63,7 @@ _FIRST_STEP = (
 
 
 @dataclass(frozen=True, slots=True)
-class Covered(Result):
+class WorkloadCoverage(Result):
     """The coverage of one workload in one mode."""
 
     name: str
@@ -97,7 +97,7 @@ class Covered(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Uncovered(Result):
+class FailedWorkload(Result):
     """A workload that could not be run."""
 
     name: str
@@ -117,8 +117,8 @@ class Coverage(Result):
     """Names of ATen operators, without those that write into a given output."""
     imports_s: dict[str, float]
     """Import times of torch and of each library in seconds of a core; empty if not measured."""
-    rows: tuple[Covered, ...]
-    missing: tuple[Uncovered, ...] = ()
+    rows: tuple[WorkloadCoverage, ...]
+    missing: tuple[FailedWorkload, ...] = ()
 
     def union(self, kind: str) -> frozenset[str]:
         """Return everything that the workloads cover together."""
@@ -155,7 +155,7 @@ class Coverage(Result):
                 found[name] = tuple(sorted(own - others))
         return found
 
-    def with_rows_of(self, other: Coverage) -> Coverage:
+    def merge(self, other: Coverage) -> Coverage:
         """Return this coverage with another one's rows in front."""
         return Coverage(
             self.torch, self.surface, self.operators, {**other.imports_s, **self.imports_s},
@@ -198,7 +198,7 @@ def read_coverage(path: PathLike) -> Coverage:
         functions, ops = said["functions"], said["ops"]
         surface = sorted([*functions, *said["functions_beside"]])
         rows = [
-            Covered(
+            WorkloadCoverage(
                 row["name"], row["mode"],
                 tuple(functions[place] for place in row["functions"]),
                 tuple(ops[place] for place in row["ops"]),
@@ -206,7 +206,7 @@ def read_coverage(path: PathLike) -> Coverage:
             )
             for row in said["rows"]
         ]  # fmt: skip
-        missing = tuple(Uncovered(**each) for each in said["missing"])
+        missing = tuple(FailedWorkload(**each) for each in said["missing"])
         operators = tuple(said["operators"])
         return Coverage(
             said["torch"], tuple(surface), operators, said["imports_s"], tuple(rows), missing
@@ -269,12 +269,12 @@ def measure_coverage(
 
     torch = import_torch()
     sources = [find(name) for name in names] if names is not None else _available()
-    exec(_FIRST_STEP, {})  # what torch and libraries import is no workload's cost
+    exec(_FIRST_STEP, {})  # imports of torch and libraries are not a cost of the workload
     needed = sorted({need for each in sources if each.entry for need in each.entry.needs})
     for module in needed:
         importlib.import_module(module)
     imports_s = _timed_imports(needed) if imports else {}
-    rows, missing = list[Covered](), list[Uncovered]()
+    rows, missing = list[WorkloadCoverage](), list[FailedWorkload]()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -318,33 +318,37 @@ def _seconds(program: str) -> float:
 
 
 def _try(
-    source: Source, mode: str, batch: int | None, rows: list[Covered], missing: list[Uncovered]
+    source: Source,
+    mode: str,
+    batch: int | None,
+    rows: list[WorkloadCoverage],
+    missing: list[FailedWorkload],
 ) -> None:
     try:
-        rows.append(_covered(source, mode, batch))
+        rows.append(_measure_workload(source, mode, batch))
     except TraceError as error:
-        missing.append(Uncovered(source.name, mode, str(error)))
-    except Exception as error:  # whatever a user's own workload raises
+        missing.append(FailedWorkload(source.name, mode, str(error)))
+    except Exception as error:  # a user's workload may raise anything
         said = (str(error).strip() or "no reason given").splitlines()[0][:300]
-        missing.append(Uncovered(source.name, mode, f"{type(error).__name__}: {said}"))
+        missing.append(FailedWorkload(source.name, mode, f"{type(error).__name__}: {said}"))
     gc.collect()
 
 
-def _covered(source: Source, mode: str, batch: int | None) -> Covered:
+def _measure_workload(source: Source, mode: str, batch: int | None) -> WorkloadCoverage:
     from torchtraceap.lab.workloads.steps import make_step
 
     begun = time.process_time()
     with make_step(source, mode=mode, batch=batch) as step:
         step.step()
         made_s = time.process_time() - begun
-        times = [_timed(step) for _ in range(_TIMED_STEPS)]
+        times = [_step_seconds(step) for _ in range(_TIMED_STEPS)]
         functions = _functions_in(step.step)
         ops = _ops_in(step.step)
     middle = sorted(times)[_TIMED_STEPS // 2]
-    return Covered(source.name, mode, functions, ops, round(made_s, 4), round(middle, 5))
+    return WorkloadCoverage(source.name, mode, functions, ops, round(made_s, 4), round(middle, 5))
 
 
-def _timed(step: Step) -> float:
+def _step_seconds(step: Step) -> float:
     begun = time.process_time()
     step.step()
     return time.process_time() - begun

@@ -71,9 +71,9 @@ def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
     """
     if _is_rank_zero():
         if target := os.environ.get(TRACE):
-            return _traced(iterable, warmup, target)
+            return _traced_items(iterable, warmup, target)
         if target := os.environ.get(STEPS):
-            return _timed(iterable, warmup, target)
+            return _timed_items(iterable, warmup, target)
     return iter(iterable)
 
 
@@ -81,13 +81,13 @@ def _is_rank_zero() -> bool:
     return os.environ.get(_RANK, "0") == "0"
 
 
-def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
+def _timed_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
     free = os.environ.get(FREE) == "1"
     steps = _times.step_ns
     before = len(steps)
     if not steps:
         _times.warmup = max(0, warmup)
-    turns = _joined()
+    turns = _connect_turns()
     _wait_for_gpu()
     last_ns = time.perf_counter_ns()
     try:
@@ -98,7 +98,7 @@ def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]
             try:
                 yield item
             finally:  # the last step of a loop that breaks counts too
-                # The first steps are waited for in any case: what they leave is not of the others.
+                # The first steps are always waited for, so that their work is not counted later.
                 if not free or len(steps) < _times.warmup:
                     _wait_for_gpu()
                 now_ns = time.perf_counter_ns()
@@ -120,14 +120,14 @@ def _timed(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]
             _write(target, free)
 
 
-def _joined() -> Any:
+def _connect_turns() -> Any:
     """Connect the first loop to the referee that decides whose turn it is."""
     path = os.environ.get(TURNS)
     if not path or _times.step_ns:
         return None
-    from torchtraceap.lab.bench.processes.turns import joined
+    from torchtraceap.lab.bench.processes.turns import connect_turns
 
-    return joined(path)
+    return connect_turns(path)
 
 
 def _wait_for_gpu() -> None:
@@ -158,28 +158,28 @@ def _write(target: str, free: bool) -> None:
     write_text(target, json.dumps(document))
 
 
-def _traced(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
-    # A trace is of the first loop; without torch there is nothing to record with.
+def _traced_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:
+    # Only the first loop is recorded, and only if torch is installed.
     if _times.traced or find_spec("torch") is None:
         yield from iterable
         return
     _times.traced = True
     from torchtraceap.record.session import profile
 
-    wait, active = _planned(iterable, warmup)
+    wait, active = _recorded_steps(iterable, warmup)
     with profile(
         target, wait=wait, warmup=1, active=active, profile_memory=True, diagnose=False
     ) as recording:
         for item in iterable:
             try:
                 yield item
-            except GeneratorExit:  # the loop breaks, which is no failure
+            except GeneratorExit:  # the loop was left early, which is no failure
                 recording.step()
                 return
             recording.step()
 
 
-def _planned(iterable: Iterable[Any], warmup: int) -> tuple[int, int]:
+def _recorded_steps(iterable: Iterable[Any], warmup: int) -> tuple[int, int]:
     """Return how many steps pass before the profiler warms up and how many are recorded; fewer if
     the loop is known to be short."""
     try:

@@ -131,7 +131,7 @@ class Repository:
         self._folder = Path(folder)
         if not self._folder.is_dir():
             raise OptionError(f"{folder}: is no folder")
-        # The folder inside its repository comes last, and may be empty.
+        # The last line is the folder inside its repository, which may be empty.
         asked = ("rev-parse", "--show-toplevel", "--show-prefix")
         answer = self._git(*asked, what=f"{folder}: is in no git repository").split("\n")
         self.root = Path(answer[0])
@@ -157,7 +157,7 @@ class Repository:
         found = self._git(*words, what=what).strip()
         if not _HASH.fullmatch(found):
             raise OptionError(what)
-        return self._described([found])[0]
+        return self._read_revisions([found])[0]
 
     def range(self, text: str, *, first_parent: bool = True) -> list[Revision]:
         """The commits of `A..B`, A first and B last.
@@ -184,9 +184,9 @@ class Repository:
         hashes = self._git(*words, what=what).split()
         if not hashes:
             raise OptionError(f"{good.short} and {bad.short} are the same commit")
-        return [good, *self._described(hashes)]
+        return [good, *self._read_revisions(hashes)]
 
-    def _described(self, hashes: Sequence[str]) -> list[Revision]:
+    def _read_revisions(self, hashes: Sequence[str]) -> list[Revision]:
         told = self._git(
             "log",
             "--no-walk=unsorted",
@@ -221,7 +221,7 @@ class Repository:
             scratch = Path(path).parent
             if not _is_alive(scratch / _OWNER):
                 self.forget(path)
-                _removed(scratch)
+                _remove_tree(scratch)
 
     def add(self, commit: str, path: Path) -> None:
         """A worktree of a commit.
@@ -273,7 +273,7 @@ def _is_alive(owner: Path) -> bool:
     try:
         os.kill(int(owner.read_text("utf-8")), 0)
     except PermissionError:
-        return True  # of another user
+        return True  # the process belongs to another user
     except (OSError, ValueError, OverflowError):
         return False
     return True
@@ -443,7 +443,7 @@ class Installs:
         if path is None:
             path = self._scratch / f"v{len(self._made)}-{re.sub('[^0-9A-Za-z.]', '_', revision.id)}"
             with ExitStack() as undo:
-                undo.callback(_removed, path)
+                undo.callback(_remove_tree, path)
                 self._make(path, revision)
                 undo.pop_all()
             self._made[revision.id] = path
@@ -456,7 +456,7 @@ class Installs:
         """Remove the environment of a version."""
         path = self._made.pop(revision.id, None)
         if path is not None:
-            _removed(path)
+            _remove_tree(path)
 
     def _make(self, path: Path, revision: Revision) -> None:
         import venv
@@ -467,8 +467,8 @@ class Installs:
         except (OSError, subprocess.SubprocessError) as error:
             raise UnusableRevisionError(f"{what}: no virtual environment: {error}") from error
         own = next(path.glob("lib*/python*/site-packages"))
-        # A virtual environment sees the packages of the interpreter that it is made from, not
-        # those of another environment that this one runs in.
+        # A virtual environment sees the packages of the interpreter from which it is made, but not
+        # those of the environment in which this process runs.
         write_text(own / "_around.pth", "".join(f"{each}\n" for each in _own_packages()))
         wanted = f"{self._source.package}=={revision.id}"
         words = ["--python", str(path / "bin" / "python"), "install", "--quiet"]
@@ -486,7 +486,7 @@ def _own_packages() -> list[str]:
     return list(dict.fromkeys(paths[key] for key in ("purelib", "platlib")))
 
 
-def _removed(path: Path) -> None:
+def _remove_tree(path: Path) -> None:
     import shutil
 
     shutil.rmtree(path, ignore_errors=True)

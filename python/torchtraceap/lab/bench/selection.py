@@ -91,7 +91,7 @@ def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Se
     limit = math.inf if budget_s is None else budget_s
     chosen = _greedily(ordered, limit)
     if budget_s is None:
-        chosen = _without_needless(chosen)
+        chosen = _drop_redundant(chosen)
     else:
         single = [each for each in ordered if each.seconds <= limit]
         best = max(single, key=lambda each: len(each.covers), default=None)
@@ -100,7 +100,7 @@ def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Se
     everything = _union(ordered)
     return Selection(
         budget_s,
-        _told(chosen),
+        _as_chosen(chosen),
         sum(each.seconds for each in chosen),
         len(_union(chosen)),
         len(everything),
@@ -129,7 +129,7 @@ def _worth(adds: int, seconds: float) -> tuple[float, int]:
     return (adds / seconds if seconds else math.inf, adds)
 
 
-def _without_needless(chosen: Sequence[Candidate]) -> list[Candidate]:
+def _drop_redundant(chosen: Sequence[Candidate]) -> list[Candidate]:
     """Drop workloads whose items others cover by now, the most expensive first."""
     kept = list(chosen)
     for each in sorted(chosen, key=lambda one: -one.seconds):
@@ -164,7 +164,7 @@ def _union(chosen: Sequence[Candidate]) -> frozenset[str]:
     return frozenset(chain.from_iterable(each.covers for each in chosen))
 
 
-def _told(chosen: Sequence[Candidate]) -> tuple[Chosen, ...]:
+def _as_chosen(chosen: Sequence[Candidate]) -> tuple[Chosen, ...]:
     covered, told = set[str](), []
     for each in chosen:
         adds = len(each.covers - covered)

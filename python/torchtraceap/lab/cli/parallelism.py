@@ -38,7 +38,7 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _several(text: str) -> list[int]:
+def _whole_numbers(text: str) -> list[int]:
     """Parse whole numbers with commas between them."""
     try:
         return [count(part) for part in text.split(",")]
@@ -68,7 +68,7 @@ def _describe(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument("--batch", type=count, metavar="N", help="sequences of a step")
     parser.add_argument(
-        "--micro-batch", type=_several, default=[], metavar="N,...",
+        "--micro-batch", type=_whole_numbers, default=[], metavar="N,...",
         help="micro-batches to try [powers of two to 64]",
     )  # fmt: skip
     parser.add_argument(
@@ -76,7 +76,11 @@ def _describe(parser: Parser) -> None:
         help="what may be computed again: none, selective, full [all]",
     )  # fmt: skip
     parser.add_argument(
-        "--zero", type=_several, default=[0], metavar="STAGE,...", help="ZeRO's stages, 0 to 3 [0]"
+        "--zero",
+        type=_whole_numbers,
+        default=[0],
+        metavar="STAGE,...",
+        help="ZeRO's stages, 0 to 3 [0]",
     )
     parser.add_argument(
         "--flash-attention", action="store_true", help="scores of attention stay on the chip"

@@ -135,7 +135,7 @@ class CalibratedJobs:
         rest = np.arange(count, len(self._mean))
         self._covariance[rest, rest] = deviations.gpu**2
         self._widths = (1.0, 1.0)
-        """For shapes that were measured, and for others; Note [Errors of errors]."""
+        """Deviations of measured shapes and of others; see Note [Errors of errors]."""
 
     @property
     def coefficients(self) -> Coefficients:
@@ -287,7 +287,7 @@ class CalibratedJobs:
         """Return errors in deviations of jobs that were not learned from and whose shape is new."""
         train = np.setdiff1d(np.arange(len(jobs)), test)
         known = [jobs[i] for i in train]
-        part, _ = _learned(
+        part, _ = _learn_model(
             self.machine,
             known,
             times_ns[train],
@@ -327,7 +327,7 @@ def _ways_to_leave_out(jobs: Sequence[TrainingJob]) -> Iterator[list[Rows]]:
     yield [every[every % FOLDS == fold] for fold in range(FOLDS)]
 
 
-def _learned(
+def _learn_model(
     machine: Machine,
     jobs: Sequence[TrainingJob],
     times_ns: Array,
@@ -374,7 +374,7 @@ def calibrate(
     models: list[tuple[CalibratedJobs, float]] = []
     for choice in choices:
         near = models[-1][0] if models else None  # its answer is a good first guess
-        models.append(_learned(machine, jobs, times, start, choice, terms, near))
+        models.append(_learn_model(machine, jobs, times, start, choice, terms, near))
     best = max(models, key=lambda found: found[1])[0]
     best.judge(jobs, times, terms)
     return best

@@ -65,7 +65,7 @@ def _layer_bytes(job: TrainingJob, recompute: str) -> float:
     return kept + SCORE_BYTES * scores
 
 
-def _at_work(job: TrainingJob) -> float:
+def _recomputed_bytes(job: TrainingJob) -> float:
     """Return the bytes that are recomputed for the layer whose backward pass runs."""
     return _layer_bytes(job, "none") if job.recompute != "none" else 0.0
 
@@ -78,12 +78,12 @@ def _first_stage(job: TrainingJob) -> float:
     flying = min(started, float(job.microbatches))
     ends = _logits(job) if stages == 1 else 0.0
     layers = flying * job.layers / stages
-    return layers * _layer_bytes(job, job.recompute) + _at_work(job) + ends
+    return layers * _layer_bytes(job, job.recompute) + _recomputed_bytes(job) + ends
 
 
 def _last_stage(job: TrainingJob) -> float:
     layers = job.layers / job.pipeline
-    return layers * _layer_bytes(job, job.recompute) + _at_work(job) + _logits(job)
+    return layers * _layer_bytes(job, job.recompute) + _recomputed_bytes(job) + _logits(job)
 
 
 def _logits(job: TrainingJob) -> float:

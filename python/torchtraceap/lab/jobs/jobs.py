@@ -15,11 +15,11 @@ from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
 __all__ = ["NODE_BANDWIDTH", "RECOMPUTE", "SHARDED", "Machine", "TrainingJob"]
 
 RECOMPUTE = ("none", "selective", "full")
-"""What the backward pass recomputes: nothing, the attention core, or whole layers (Korthikanti et
-al., 2022)."""
+"""Parts that the backward pass recomputes: nothing, the attention core, or whole layers
+(Korthikanti et al., 2022)."""
 SHARDED = (0, 1, 2, 3)
-"""What replicas shard instead of replicating it, as in ZeRO: nothing, the optimizer state, also
-gradients, also parameters (FSDP)."""
+"""ZeRO stages, which say what replicas shard: nothing, the optimizer state, also gradients, also
+parameters (FSDP)."""
 HEAD_SIZE = 128
 """Head size of a model that does not say how many heads it has."""
 NODE_BANDWIDTH = 100e9

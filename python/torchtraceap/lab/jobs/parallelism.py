@@ -24,7 +24,14 @@ from torchtraceap.lab.jobs.published import PublishedJobs, published_jobs
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
 
-__all__ = ["Cluster", "Parallelism", "Refused", "Strategy", "Transformer", "choose_parallelism"]
+__all__ = [
+    "Cluster",
+    "Parallelism",
+    "RefusedStrategy",
+    "Strategy",
+    "Transformer",
+    "choose_parallelism",
+]
 
 SCHEMA = "torchtraceap.parallelism/1"
 RESERVED_BYTES = 4 * 2**30
@@ -108,7 +115,7 @@ class Transformer(Shown):
         """
         if isinstance(model, Transformer):
             return model
-        told = _told(model)
+        told = _value_lookup(model)
         if any(told(name) for name in _EXPERTS):
             raise OptionError("mixtures of experts are not modelled")
         sizes: dict[str, int] = {}
@@ -117,7 +124,7 @@ class Transformer(Shown):
             if value is None and name not in _OPTIONAL:
                 raise OptionError(f"the model does not say its {name} ({', '.join(known)})")
             if value is not None:
-                sizes[name] = _whole(name, value)
+                sizes[name] = _whole_number(name, value)
         activation = str(told("hidden_act") or told("activation_function") or "").lower()
         family = str(told("model_type") or "").lower()
         gated = told("gated")
@@ -126,7 +133,7 @@ class Transformer(Shown):
         return cls(**sizes, gated=bool(gated))
 
 
-def _told(model: Mapping[str, Any] | object) -> Any:
+def _value_lookup(model: Mapping[str, Any] | object) -> Any:
     """Return a function that looks up a value of a configuration by name, None if it has no such
     value."""
     if isinstance(model, Mapping):
@@ -134,7 +141,7 @@ def _told(model: Mapping[str, Any] | object) -> Any:
     return lambda name: getattr(model, name, None)
 
 
-def _whole(name: str, value: object) -> int:
+def _whole_number(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
         raise OptionError(f"{name} is a whole number, not {value!r}")
     return int(value)
@@ -229,7 +236,7 @@ class Strategy(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Shown):
+class RefusedStrategy(Shown):
     """Ways to train that are impossible, with the reason."""
 
     tensor: int
@@ -254,7 +261,7 @@ class Parallelism(Shown):
     global_batch: int
     strategies: tuple[Strategy, ...]
     """The fastest way that fits, for each split and micro-batch size."""
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedStrategy, ...]
     notes: tuple[str, ...]
 
     @property
@@ -326,7 +333,9 @@ def choose_parallelism(
     predictor = measured or published.model_for(machine, device)
     space = _Space(sizes, where.gpus, global_batch, tuple(micro_batches), flash_attention)
     fitting, refused = space.sorted_out(machine, recompute, zero)
-    strategies = _predicted(fitting, predictor, machine, published, device, measured is not None)
+    strategies = _fastest_variants(
+        fitting, predictor, machine, published, device, measured is not None
+    )
     return Parallelism(
         sizes,
         device.name,
@@ -357,10 +366,10 @@ class _Space:
 
     def sorted_out(
         self, machine: Machine, recompute: Sequence[str], zero: Sequence[int]
-    ) -> tuple[list[TrainingJob], list[Refused]]:
+    ) -> tuple[list[TrainingJob], list[RefusedStrategy]]:
         """Return the jobs that fit, and the refused ones."""
         fitting: list[TrainingJob] = []
-        refused: list[Refused] = []
+        refused: list[RefusedStrategy] = []
         for tensor, data, pipeline in self._splits():
             reason = self._why_not(tensor, data, pipeline) or _unknown_links(
                 machine, tensor, data, pipeline
@@ -370,13 +379,13 @@ class _Space:
                 reason = f"{self.global_batch} sequences can't be divided among {data} replicas"
                 reason += " into such micro-batches" if self.micro_batches else ""
             if reason:
-                refused.append(Refused(tensor, data, pipeline, None, reason))
+                refused.append(RefusedStrategy(tensor, data, pipeline, None, reason))
             for micro in micros:
                 jobs = list(self._variants(tensor, data, pipeline, micro, recompute, zero))
-                found, reason = _that_fit(jobs, machine)
+                found, reason = _fitting(jobs, machine)
                 fitting += found
                 if reason:
-                    refused.append(Refused(tensor, data, pipeline, micro, reason))
+                    refused.append(RefusedStrategy(tensor, data, pipeline, micro, reason))
         return fitting, refused
 
     def _splits(self) -> Iterator[tuple[int, int, int]]:
@@ -442,7 +451,7 @@ def _unknown_links(machine: Machine, tensor: int, data: int, pipeline: int) -> s
     return ""
 
 
-def _that_fit(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:
+def _fitting(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:
     """Return the jobs that fit into memory, and the reason if none does."""
     if not jobs:
         return [], "flash attention leaves nothing to compute again selectively"
@@ -458,7 +467,7 @@ def _that_fit(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJ
     )
 
 
-def _predicted(
+def _fastest_variants(
     jobs: Sequence[TrainingJob],
     predictor: CalibratedJobs,
     machine: Machine,

@@ -138,7 +138,7 @@ def step_parts(
     adds["host"] = MS * use["host"] * terms.passes
     adds["host_collectives"] = MS * use["host_collectives"] * terms.passes * terms.split
     host = adds["host"] + adds["host_collectives"]
-    layer = _longest(gpu, host, terms.gathers)
+    layer = _smooth_maximum(gpu, host, terms.gathers)
     for names, time in (((*_LAYER_TERMS, "starts"), gpu), (("host", "host_collectives"), host)):
         weight = terms.layer_count * layer_factor * (time / layer) ** (SHARPNESS - 1)
         adds.update({name: weight * adds[name] for name in names})
@@ -165,7 +165,7 @@ def _add_ends(use: dict[str, float], terms: Terms, adds: dict[str, Array], weigh
     parallel = np.where(terms.split > 0, use["loss_parallel"] * terms.loss, 0.0)
     host = np.full_like(logits, MS * use["last_host"])
     gpu = logits + alone + parallel
-    end = _longest(gpu, host)
+    end = _smooth_maximum(gpu, host)
     on_gpu = weight * (gpu / end) ** (SHARPNESS - 1)
     adds.update(
         logits=on_gpu * logits,
@@ -176,7 +176,7 @@ def _add_ends(use: dict[str, float], terms: Terms, adds: dict[str, Array], weigh
     return end
 
 
-def _longest(*parts: Array) -> Array:
+def _smooth_maximum(*parts: Array) -> Array:
     """Return the smooth maximum of overlapping times."""
     most = np.maximum.reduce(parts)
     total = np.zeros_like(most)
@@ -209,7 +209,7 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
         exchanges * between,
         forward / 3,
         _gathers(job, machine),
-        *_last(job, machine),
+        *_output_layer(job, machine),
         float(job.tensor > 1),
         hop,
         node_hop,
@@ -236,7 +236,7 @@ def _layer_traffic(job: TrainingJob) -> tuple[float, float]:
     return activations, SCORE_BYTES * job.attention_heads * job.sequence * job.tokens / job.tensor
 
 
-def _last(job: TrainingJob, machine: Machine) -> tuple[float, float]:
+def _output_layer(job: TrainingJob, machine: Machine) -> tuple[float, float]:
     """Return the time of the output layer and the loss for one micro-batch."""
     logits = job.tokens * job.vocabulary / job.tensor
     return (

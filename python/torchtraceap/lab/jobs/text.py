@@ -35,7 +35,7 @@ def parallelism_tables(document: Mapping[str, Any], *, limit: int = MAX_ROWS) ->
     """
     found = [_strategies(document, limit)]
     if document["refused"]:
-        found.append(_refused(document))
+        found.append(_refused_table(document))
     return found
 
 
@@ -79,7 +79,7 @@ def _row(strategy: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _refused(document: Mapping[str, Any]) -> TextTable:
+def _refused_table(document: Mapping[str, Any]) -> TextTable:
     """Group refused ways by reason; reasons about memory are joined, because each has its own
     size."""
     reasons: Counter[str] = Counter()

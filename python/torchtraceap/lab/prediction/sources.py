@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.core.dtypes import dtype_named
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
 from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError
-from torchtraceap.lab.workloads.workload import Workload, find_workload, made_workload
+from torchtraceap.lab.workloads.workload import Workload, check_workload, find_workload
 
 if TYPE_CHECKING:
     import torch
@@ -197,7 +197,7 @@ def prepared_workload(
     to = None if dtype is None else _torch_dtype(dtype)
 
     def prepared() -> Workload:
-        workload = made_workload(make())
+        workload = check_workload(make())
         if to is not None:
             workload = _converted(workload, to)
         return workload if batch is None else _with_batch(workload, batch)

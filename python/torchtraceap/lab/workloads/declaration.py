@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torchtraceap.errors import OptionError
 
-__all__ = ["DOMAINS", "declared", "workload"]
+__all__ = ["DOMAINS", "workload", "workload_declaration"]
 
 DOMAINS = ("vision", "language", "recommendation", "reinforcement_learning", "speech", "other")
 """The six domains of TorchBench's paper (arXiv 2304.14226)."""
@@ -44,7 +44,7 @@ def workload(
     return mark
 
 
-def declared(making: object) -> dict[str, Any]:
+def workload_declaration(making: object) -> dict[str, Any]:
     """Return the description that `@workload` gave a function; empty if it is not marked."""
     found = getattr(making, "_workload", None)
     return dict(found) if isinstance(found, dict) else {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.lab.workloads.declaration import declared
+from torchtraceap.lab.workloads.declaration import workload_declaration
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -108,11 +108,11 @@ class Source:
         Raises:
             OptionError: It can't be made so, or is no workload.
         """
-        from torchtraceap.lab.workloads.workload import made_workload
+        from torchtraceap.lab.workloads.workload import check_workload
 
         if self.is_torchbench:
             raise OptionError(f"{self.name} is a model of TorchBench, which makes its own steps")
-        return made_workload(_called(self, self._options(batch, size)))
+        return check_workload(_call_seeded(self, self._options(batch, size)))
 
     def batch(self, asked: int | None = None) -> int | None:
         """Samples per step; None if the function does not tell."""
@@ -140,7 +140,7 @@ def workloads() -> tuple[Entry, ...]:
     """Return the workloads of the suite, then those of installed packages, each sorted by name."""
     own = _suite()
     names = {entry.name for entry in own}
-    return (*own, *(each for each in _added() if each.name not in names))
+    return (*own, *(each for each in _package_entries() if each.name not in names))
 
 
 def table() -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ def _like(name: str) -> str:
     return "; `torchtraceap bench list` names them, and FILE.py:FUNCTION is one of your own"
 
 
-def _called(source: Source, options: dict[str, Any]) -> Any:
+def _call_seeded(source: Source, options: dict[str, Any]) -> Any:
     """Call a function with seeded random numbers, and restore their state."""
     import torch
 
@@ -224,14 +224,14 @@ def _suite() -> tuple[Entry, ...]:
 def _in_file(path: Path) -> Iterator[Entry]:
     for node in ast.parse(path.read_text("utf-8"), str(path)).body:
         if isinstance(node, ast.FunctionDef):
-            said = _said(node)
+            said = _declaration(node)
             if said is not None:
                 sized = any(argument.arg == "size" for argument in node.args.args)
                 place = f"{_SUITE}.{path.stem}:{node.name}"
                 yield _entry(node.name, said, sized, "suite", place)
 
 
-def _said(function: ast.FunctionDef) -> dict[str, Any] | None:
+def _declaration(function: ast.FunctionDef) -> dict[str, Any] | None:
     """Return the arguments of a function's `@workload`."""
     for each in function.decorator_list:
         if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "workload":
@@ -258,14 +258,14 @@ def _is_installed(module: str) -> bool:
 # ------------------------------------------------------------------------- of other packages
 
 
-def _added() -> tuple[Entry, ...]:
+def _package_entries() -> tuple[Entry, ...]:
     from importlib.metadata import entry_points
 
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(_of_entry_point(point) for point in points)
+    return tuple(_entry_of_point(point) for point in points)
 
 
-def _of_entry_point(point: EntryPoint) -> Entry:
+def _entry_of_point(point: EntryPoint) -> Entry:
     """Return the entry of an entry point. Its description is known only if its module is already
     loaded, because listing must not run foreign code."""
     import sys
@@ -274,4 +274,4 @@ def _of_entry_point(point: EntryPoint) -> Entry:
     making = getattr(sys.modules.get(module), function, None)
     package = point.dist.name if point.dist is not None else module.partition(".")[0]
     sized = making is not None and "size" in inspect.signature(making).parameters
-    return _entry(point.name, declared(making), sized, package, point.value)
+    return _entry(point.name, workload_declaration(making), sized, package, point.value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.workloads.registry import Source, find
-from torchtraceap.lab.workloads.workload import Workload, made_workload
+from torchtraceap.lab.workloads.workload import Workload, check_workload
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,7 @@ def make_step(
             _refuse_size(size)
             runs = TorchBenchRuns(workload.making, mode, target, precision, compiled, batch)
         else:
-            made, samples = _made(workload, target, batch, size)
+            made, samples = _make(workload, target, batch, size)
             autocast = _autocast(target, precision)
             kind = _Training if mode == "train" else _Forward
             runs = kind(made, samples, autocast, compiled, target)
@@ -166,7 +166,7 @@ class _Forward:
         self.model = made.model.to(device).train(self._trains(made))
         self._inputs = on_device(made.inputs, device)
         self._autocast = autocast
-        self._call = _compiled(self.model) if compiled else self.model
+        self._call = _compile(self.model) if compiled else self.model
 
     def _trains(self, made: Workload) -> bool:
         return False
@@ -246,7 +246,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _made(
+def _make(
     workload: Any, device: torch.device, batch: int | None, size: str
 ) -> tuple[Workload, int | None]:
     """Return the workload and its samples per step.
@@ -259,15 +259,15 @@ def _made(
     if not isinstance(workload, Source):
         if batch is not None or size != "tiny":
             raise OptionError("a batch or a size is of a workload by name, not of one that is made")
-        made = made_workload(workload)
-        return made, _leading(made.inputs)
+        made = check_workload(workload)
+        return made, _batch_size(made.inputs)
     own = workload.entry is not None and workload.entry.source == "suite"
     with nullcontext() if own or device.type == "cpu" else torch.device(device):
         made = workload.make(batch, size)
-    return made, workload.batch(batch) or _leading(made.inputs)
+    return made, workload.batch(batch) or _batch_size(made.inputs)
 
 
-def _leading(value: Any) -> int | None:
+def _batch_size(value: Any) -> int | None:
     """Return the first dimension of the first tensor."""
     import torch
 
@@ -276,7 +276,7 @@ def _leading(value: Any) -> int | None:
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (list, tuple)):
-        return next((found for each in value if (found := _leading(each)) is not None), None)
+        return next((found for each in value if (found := _batch_size(each)) is not None), None)
     return None
 
 
@@ -305,7 +305,7 @@ def _tf32(allowed: bool) -> Iterator[None]:
             place.allow_tf32 = was
 
 
-def _compiled(model: Any) -> Any:
+def _compile(model: Any) -> Any:
     import torch
 
     return torch.compile(model)

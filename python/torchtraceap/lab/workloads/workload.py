@@ -17,7 +17,7 @@ from torchtraceap.errors import OptionError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Workload", "find_workload", "made_workload"]
+__all__ = ["Workload", "check_workload", "find_workload"]
 
 _KEYS = ("model", "inputs", "loss", "optimizer")
 
@@ -56,7 +56,7 @@ def find_workload(source: str) -> Callable[[], Any]:
         raise OptionError(
             f"a workload is FILE.py:FUNCTION or package.module:FUNCTION, not {source!r}"
         )
-    module = _module_of_file(Path(place)) if place.endswith(".py") else _module_named(place)
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
     if not callable(found):
         known = sorted(n for n, value in vars(module).items() if _is_own_function(value, module))
@@ -80,16 +80,16 @@ def _module_of_file(path: Path) -> Any:
     sys.modules[spec.name] = module  # data classes and pickles of the file look it up
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        with _told_as_option(str(path)):
+        with _import_errors_as_options(str(path)):
             spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
 
 
-def _module_named(name: str) -> Any:
+def _import_module(name: str) -> Any:
     try:
-        with _told_as_option(name):
+        with _import_errors_as_options(name):
             return importlib.import_module(name)
     except OptionError as error:
         missing = error.__cause__
@@ -101,7 +101,7 @@ def _module_named(name: str) -> Any:
 
 
 @contextmanager
-def _told_as_option(place: str) -> Iterator[None]:
+def _import_errors_as_options(place: str) -> Iterator[None]:
     """Turn an error of an import into an option error with the line in the module."""
     try:
         yield
@@ -125,7 +125,7 @@ def _line_in(place: str, error: BaseException) -> str:
     return f":{frames[-1].lineno}" if frames else ""
 
 
-def made_workload(made: Any) -> Workload:
+def check_workload(made: Any) -> Workload:
     """Check and return what a workload's function returned.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Two traces made comparable: ranks paired, steps chosen, each step cut into pieces."""
+"""Preparation of two traces for comparison: ranks are paired, and steps are cut into pieces."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Side", "compare"]
 
 SLOW_STEP = 1.5
-"""Times the median: a step that TraceLens and traceml too would call slow."""
+"""A step longer than this times the median is slow, as in TraceLens and traceml."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One recording: its compared ranks, each cut into steps; steps are numbered over all ranks."""
+    """One recording: its compared ranks cut into steps, which are numbered over all ranks."""
 
     recording: Ranks
-    """All of it, ranks without a partner included."""
+    """All ranks, those without a partner included."""
     cuts: tuple[Cut, ...]
     bounds: tuple[Bounds, ...]
 
     @property
     def first_step(self) -> Array:
-        """int64 `[ranks]`: number of each rank's first step."""
+        """The number of each rank's first step, int64 `[ranks]`."""
         counts = [len(bounds) for bounds in self.bounds]
         return np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
 
     @property
     def durations(self) -> Array:
-        """int64 `[steps]`."""
+        """The durations of steps, int64 `[steps]` in ns."""
         return joined([part.durations for part in self.cuts], np.int64)
 
     @property
     def step(self) -> Array:
-        """int64 `[pieces]`: number of each piece's step."""
+        """The number of each piece's step, int64 `[pieces]`."""
         firsts = self.first_step
         return joined(
             [c.step + first for c, first in zip(self.cuts, firsts, strict=True)], np.int64
         )
 
     def column(self, name: str, dtype: Any) -> Array:
-        """A column of the pieces over all ranks."""
+        """Return a column of the pieces over all ranks."""
         return joined([getattr(part, name) for part in self.cuts], dtype)
 
     @property
@@ -83,7 +83,7 @@ class Comparison:
 
     @property
     def step_ns(self) -> tuple[int, int]:
-        """The median step of either side."""
+        """The median step of each side in ns."""
         return median_ns(self.before.durations), median_ns(self.after.durations)
 
     @property
@@ -92,7 +92,7 @@ class Comparison:
 
 
 def compare(before: Ranks, after: Ranks) -> Comparison:
-    """Pairs the ranks, chooses what is compared and cuts it into pieces."""
+    """Pair the ranks, choose the steps to compare and cut them into pieces."""
     notes: list[str] = []
     pairs = _pair_ranks(before, after, notes)
     basis = _basis(pairs)
@@ -134,7 +134,7 @@ def _compared_bounds(part: RankTrace, basis: str) -> Bounds:
 
 
 def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:
-    """What the comparison rests on, for a person."""
+    """Describe in sentences what is compared."""
     step_ns, difference = comparison.step_ns, comparison.difference_ns
     counts = [len(side.durations) for side in comparison.sides]
     what = "profiled range" if comparison.basis == "profiled range" else "median step"

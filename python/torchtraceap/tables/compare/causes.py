@@ -104,7 +104,7 @@ def attribute(before: Ranks, after: Ranks, *, change: float | None = None) -> At
             then explained, even if the recordings differ the other way.
     """
     rows = cause_rows(before, after, tested=MOST_CAUSES)
-    return Attribution(rows, tuple(_Contributors(rows, change).ordered()), tuple(_moves(rows)))
+    return Attribution(rows, tuple(_Contributors(rows, change).all_causes()), tuple(_moves(rows)))
 
 
 def _moves(rows: CauseRows) -> Iterable[dict[str, Any]]:
@@ -153,7 +153,7 @@ class _Contributors:
         self._rows = rows
         self._sign = 1 if (change if change else rows.comparison.difference_ns) >= 0 else -1
 
-    def ordered(self) -> list[Cause]:
+    def all_causes(self) -> list[Cause]:
         """Return all causes in the order of Note [Order]; they sum to the difference."""
         rows = self._rows
         found = self._largest_first()

@@ -1,7 +1,7 @@
-"""`build_diff`: what makes one recording slower than another, to the nanosecond.
+"""The difference between two recordings by operator, kernel, cause or finding, to the nanosecond.
 
-Note [A difference that adds up]: every instant of a step belongs to one GPU event, one idle cause
-or, where a trace has no GPU events, one host row (`_core.step_pieces`), so the pieces of a step sum
+Note [A difference that adds up]: Every instant of a step belongs to one GPU event, one idle cause
+or, in a trace without GPU events, one host row (`_core.step_pieces`), so the pieces of a step sum
 to its length. Medians of pieces do not sum to the median step, and a single median step carries
 its own noise. So the pieces are averaged over the middle half of the whole steps by length (the
 interquartile mean), rounded to integers, and what is left to the median step is a row of its own,
@@ -56,23 +56,23 @@ __all__ = ["VIEWS", "StepRows", "align", "build_diff", "shared_nodes", "step_row
 VIEWS = ("op", "kernel", "ancestor", "cause", "finding", "tree")
 
 UNCHANGED_SHARE = 0.001
-"""Of the longer step: what is less is not called a change where the noise is not known."""
+"""Differences below this share of the longer step count as unchanged if noise is unknown."""
 MOST_SHAPES = 16
-"""Shapes of one operator at one place that get a row each."""
+"""The largest number of shapes of one operator at one place that get a row each."""
 MOST_NAMES = 40
-"""Calls in a path."""
+"""The largest number of calls in a path."""
 MOST_OPS = 3
-"""Operators named in a row of kernels."""
+"""The largest number of operators that are named in a row of kernels."""
 ALIKE_SHARE = 0.1
-"""Calls that have a partner, below which the recordings are hardly of the same program."""
+"""The share of operators with a partner below which the recordings hardly are of one program."""
 
 
 def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
-    """Where the step time of `after` differs from that of `before`.
+    """Return a table of where the step time of `after` differs from that of `before`.
 
     Args:
-        before: A.
-        after: B. Ranks are paired by number, lone ranks whatever theirs is.
+        before: Recording A.
+        after: Recording B. Ranks are paired by number; two lone ranks are always paired.
         by: "op" (operators at their place in the call tree, and idle causes), "kernel",
             "ancestor" (kernels by the lowest call around them that both recordings have), "cause"
             (classes of GPU work and idle causes), "finding" (what `diagnose` says of either) or
@@ -103,19 +103,19 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
 
 @dataclass(frozen=True)
 class StepRows:
-    """Rows of `build_diff` before they are averaged: what each step holds of each."""
+    """The rows of `build_diff(by="op")` before they are averaged, step by step."""
 
     comparison: Comparison
     columns: Mapping[str, Column]
-    """Those of `by="op"` that name the rows, `[rows]` each; calls per step."""
+    """The columns of `by="op"` that name the rows, and calls per step; `[rows]` each."""
     row_of: Sequence[Array]
-    """Per side int64 `[pieces]`: the row of each piece."""
+    """The row of each piece, int64 `[pieces]` per side."""
     cells: Sequence[Cells]
-    """Per side: ns of each row in each step."""
+    """The time of each row in each step in ns, per side."""
 
 
 def step_rows(before: Ranks, after: Ranks) -> StepRows:
-    """The rows of `build_diff(by="op")` step by step, for whoever averages in another way."""
+    """Return the rows of `build_diff(by="op")` step by step, for other ways to average them."""
     comparison = compare(before, after)
     view = _OpRows(comparison)
     keys, row_of, measured = _measured_rows(comparison, view)
@@ -128,10 +128,10 @@ def step_rows(before: Ranks, after: Ranks) -> StepRows:
 
 
 class _Rows:
-    """Says which row of the table each piece belongs to, and what the rows are called."""
+    """Interface of a view: it assigns pieces to rows of the table and names the rows."""
 
     key: list[Array]
-    """Per side int64 `[pieces]`: any integers, equal where the row is."""
+    """Integers that are equal for pieces of one row, int64 `[pieces]` per side."""
 
     def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
         """Return the columns that name the rows of the given keys."""
@@ -139,21 +139,21 @@ class _Rows:
 
     def kinds(self, keys: Array) -> Array:
         """Return the kind of piece of each key, an index of `_core.step_part_names()`."""
-        return _unpacked(keys)[1]
+        return _unpack(keys)[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """What a step holds of each row on average, before and after, `[rows]` each."""
+    """Means per step of each row, before and after, `[rows]` each."""
 
     ns: Sequence[Array]
-    """int64."""
+    """int64 in ns."""
     calls: Sequence[Array]
-    """float64: stretches of time."""
+    """Number of stretches of time, float64."""
 
 
 class _CauseRows(_Rows):
-    """Classes of GPU work and idle causes."""
+    """View of classes of GPU work and idle causes."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.key = [side.column("kind", np.int64) for side in comparison.sides]
@@ -166,7 +166,7 @@ class _CauseRows(_Rows):
 
 
 class _KernelRows(_Rows):
-    """Kernels by canonical name, and idle causes."""
+    """View of kernels by canonical name, and of idle causes."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._book = Codebook()
@@ -175,10 +175,10 @@ class _KernelRows(_Rows):
         for side in comparison.sides:
             kind = side.column("kind", np.int64)
             leaf = joined([part.leaf_codes(self._book) for part in side.cuts], np.int64)
-            self.key.append(_packed(np.where(kind < idle, leaf, -1), kind))
+            self.key.append(_pack(np.where(kind < idle, leaf, -1), kind))
 
     def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        leaf, kind = _unpacked(keys)
+        leaf, kind = _unpack(keys)
         return {
             "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
             "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
@@ -190,17 +190,17 @@ class _KernelRows(_Rows):
 _KINDS = 64  # more than there are kinds of pieces
 
 
-def _packed(code: Array, kind: Array) -> Array:
+def _pack(code: Array, kind: Array) -> Array:
     packed: Array = (code + 1) * _KINDS + kind
     return packed
 
 
-def _unpacked(keys: Array) -> tuple[Array, Array]:
+def _unpack(keys: Array) -> tuple[Array, Array]:
     return keys // _KINDS - 1, keys % _KINDS
 
 
 def _leaf_titles(leaf: Array, kind: Array, book: Codebook) -> list[str]:
-    """A kernel's or host event's name, with the idle cause in front."""
+    """Return the names of kernels or host events, with the idle cause in front."""
     texts, titles, idle = book.texts(), part_titles(), first_idle_part()
     names = []
     for code, part in zip(leaf.tolist(), kind.tolist(), strict=True):
@@ -213,7 +213,7 @@ def _leaf_titles(leaf: Array, kind: Array, book: Codebook) -> list[str]:
 
 
 class _TreeRows(_Rows):
-    """Rows at a place in the aligned trees, which is the variant of a node, and of a leaf there."""
+    """View of places in the aligned trees: the variant of a node, and of a leaf there."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -229,28 +229,29 @@ class _TreeRows(_Rows):
         )
 
     def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
-        """int64 `[pieces]`."""
+        """Return the keys of pieces, int64 `[pieces]`."""
         raise NotImplementedError
 
     def _nodes(self, index: int, part: Cut, is_after: int) -> Array:
-        """uint32 `[pieces]`: the innermost node around what runs; NO_ROW: none, or nothing runs."""
+        """Return the innermost node around each piece, uint32 `[pieces]`; NO_ROW if there is none
+        or nothing runs."""
         node_of_row = (self._trees.after_node if is_after else self._trees.before_node)(index)
         node = np.full(len(part.kind), _core.NO_ROW, dtype=np.uint32)
         placed = (part.kind < first_idle_part()) & (part.row != _core.NO_ROW)
         node[placed] = node_of_row[part.row[placed]]
         return node
 
-    def _place(self, node: Array, leaf: Array, part: Cut) -> Array:
-        """int64 `[pieces]`: the key of a node's variant, of a leaf (-1: none) and of a kind."""
+    def _pack_place(self, node: Array, leaf: Array, part: Cut) -> Array:
+        """Return keys of a node's variant, a leaf (-1 if none) and a kind, int64 `[pieces]`."""
         inside = node != _core.NO_ROW
         variant = np.full(len(node), -1, dtype=np.int64)
         variant[inside] = self._variant_of[self._trees.variant[node[inside]]]
-        return _packed((variant + 1) * _LEAVES + leaf + 1, part.kind.astype(np.int64))
+        return _pack((variant + 1) * _LEAVES + leaf + 1, part.kind.astype(np.int64))
 
     @staticmethod
-    def _placed(keys: Array) -> tuple[Array, Array, Array]:
-        """Variant, leaf and kind of each key; -1: none."""
-        code, kind = _unpacked(keys)
+    def _unpack_place(keys: Array) -> tuple[Array, Array, Array]:
+        """Return variant, leaf and kind of each key; -1 if there is none."""
+        code, kind = _unpack(keys)
         return code // _LEAVES - 1, code % _LEAVES - 1, kind
 
 
@@ -258,8 +259,8 @@ _LEAVES = 1 << 24  # more than there are distinct names
 
 
 class _OpRows(_TreeRows):
-    """Operators by their place in the aligned trees and by shape; idle causes by what explains
-    them."""
+    """View of operators by place in the aligned trees and shape, and of idle causes by the event
+    that explains them."""
 
     def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
         node = self._nodes(index, part, is_after)
@@ -270,10 +271,10 @@ class _OpRows(_TreeRows):
         host = part.kind[inside] == first_idle_part() - 1
         is_op = part.part.table.kind[owner] == _core.EventKind.CPU_OP
         of_op[inside] = np.where(host, owner == part.row[inside], is_op)
-        return self._place(node, np.where(of_op, -1, part.leaf_codes(self._book)), part)
+        return self._pack_place(node, np.where(of_op, -1, part.leaf_codes(self._book)), part)
 
     def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        variant, leaf, kind = self._placed(keys)
+        variant, leaf, kind = self._unpack_place(keys)
         places = _Places(self._trees, self._dims)
         of_op = (leaf < 0) & (variant >= 0)
         titles = _leaf_titles(leaf, kind, self._book)
@@ -305,7 +306,7 @@ class _OpRows(_TreeRows):
         return codes
 
     def _op_calls(self) -> list[Array]:
-        """Mean calls per compared step, float64 `[variants + 1]`, 0 at the end."""
+        """Return mean calls per compared step, float64 `[variants + 1]` with 0 at the end."""
         counts = []
         for is_after, side in enumerate(self._comparison.sides):
             rows = self._trees.after_row if is_after else self._trees.before_row
@@ -316,14 +317,14 @@ class _OpRows(_TreeRows):
                 kept = [b for i, b in enumerate(bounds) if first + i in chosen]
                 nodes = np.arange(*self._trees.pair_offsets[index : index + 2])
                 nodes = nodes[rows[nodes] != _core.NO_ROW]
-                inside = _inside(part.part.table.ts_ns[rows[nodes]], kept)
+                inside = _is_inside(part.part.table.ts_ns[rows[nodes]], kept)
                 np.add.at(count, self._variant_of[self._trees.variant[nodes[inside]]], 1)
             counts.append(count / max(1, len(chosen)))
         return counts
 
 
 class _AncestorRows(_TreeRows):
-    """Kernels by the lowest call around them that both recordings have.
+    """View of kernels by the lowest call around them that both recordings have.
 
     Where operators were replaced, fused or split, their kernels meet at that call: those that went
     stand beside those that came, whatever launched either.
@@ -337,12 +338,13 @@ class _AncestorRows(_TreeRows):
         node = self._nodes(index, part, is_after)
         inside = node != _core.NO_ROW
         node[inside] = self._shared[node[inside]]
-        keys = self._place(node, part.leaf_codes(self._book), part)
+        keys = self._pack_place(node, part.leaf_codes(self._book), part)
         self._ops[is_after].append(self._ops_by_key(keys, part))
         return keys
 
     def _ops_by_key(self, keys: Array, part: Cut) -> Array:
-        """int64 `[2, pairs]`: keys, and codes of the operators that launched what they mean."""
+        """Return keys and the codes of operators that launched their kernels, int64 `[2,
+        pairs]`."""
         known = (part.kind < first_idle_part()) & (part.row != _core.NO_ROW)
         code = part.row_texts(part.part.tree.op[part.row[known]], self._book.host_code)
         pairs: Array = np.stack([keys[known], code])[:, code >= 0]
@@ -353,7 +355,7 @@ class _AncestorRows(_TreeRows):
         return shared_nodes(self._trees)
 
     def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        variant, leaf, kind = self._placed(keys)
+        variant, leaf, kind = self._unpack_place(keys)
         places = _Places(self._trees, self._dims)
         variants = variant.tolist()
         paths = [places.path(v, with_self=True) if v >= 0 else [] for v in variants]
@@ -374,31 +376,32 @@ class _AncestorRows(_TreeRows):
         }
 
     def _op_names(self, keys: Array, is_after: int) -> TextCodes:
-        """The operators of each row, at most MOST_OPS by name."""
+        """Return the operators of each row, at most MOST_OPS by name."""
         none = np.zeros((2, 0), dtype=np.int64)
         pairs = np.unique(np.concatenate([none, *self._ops[is_after]], axis=1), axis=1)
         begin = np.searchsorted(pairs[0], keys).tolist()
         end = np.searchsorted(pairs[0], keys, side="right").tolist()
         texts = self._book.texts()
         return encode_texts(
-            _few([texts[code] for code in pairs[1, i:j].tolist()]) or None
+            _join_names([texts[code] for code in pairs[1, i:j].tolist()]) or None
             for i, j in zip(begin, end, strict=True)
         )
 
 
-def _few(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = len(names) - MOST_OPS
     return ", ".join(names[:MOST_OPS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sums_where(known: Array, group: Array, ns: Array) -> Array:
-    """int64 masked array: of each row the sum over the rows of its group, where that is known."""
+    """Return for each row the sum over the rows of its group, int64, masked if the group is
+    unknown."""
     groups = Groups(group)
     return np.ma.array(groups.sum(ns)[groups.index], mask=~known)
 
 
-def _inside(times_ns: Array, bounds: Bounds) -> Array:
-    """Which times lie in one of the sorted, disjoint bounds."""
+def _is_inside(times_ns: Array, bounds: Bounds) -> Array:
+    """Return which times lie in one of the sorted, disjoint bounds."""
     if not bounds:
         return np.zeros(len(times_ns), dtype=bool)
     starts, ends = np.asarray(bounds, dtype=np.int64).T
@@ -408,7 +411,7 @@ def _inside(times_ns: Array, bounds: Bounds) -> Array:
 
 
 def align(comparison: Comparison) -> tuple[_core.TreeDiff, list[str]]:
-    """The call trees of all pairs as one, and the texts of the codes of shapes in it."""
+    """Align the call trees of all pairs into one; also return the texts of its shape codes."""
     book = Codebook()
     sides: list[list[Any]] = [
         [
@@ -421,7 +424,8 @@ def align(comparison: Comparison) -> tuple[_core.TreeDiff, list[str]]:
 
 
 def shared_nodes(trees: _core.TreeDiff) -> Array:
-    """uint32 `[nodes]`: each node if both sides have it, else the next above; NO_ROW: none."""
+    """Return each node if both sides have it, else the next one above, uint32 `[nodes]`; NO_ROW if
+    there is none."""
     unmatched = _core.matched_by_names().index("unmatched")
     count = len(trees.parent)
     parents = np.where(trees.parent == _core.NO_ROW, count, trees.parent.astype(np.int64))
@@ -434,7 +438,7 @@ def shared_nodes(trees: _core.TreeDiff) -> Array:
 
 
 def _dims_codes(part: RankTrace, book: Codebook) -> Array:
-    """int32 `[rows]`: shapes of operators, codes that both sides share, -1 where absent."""
+    """Return codes of operators' shapes that both sides share, int32 `[rows]`; -1 if absent."""
     codes = np.full(len(part.table), -1, dtype=np.int32)
     ops = np.flatnonzero(part.table.kind == _core.EventKind.CPU_OP)
     for key in ("Input Dims", "Input dims"):
@@ -445,7 +449,7 @@ def _dims_codes(part: RankTrace, book: Codebook) -> Array:
 
 
 def _few_variants(trees: _core.TreeDiff) -> Array:
-    """Per variant itself, or the first of its context where that has too many."""
+    """Return each variant, or the first of its context if that has too many."""
     contexts = trees.variant_context
     numbers = np.arange(len(contexts), dtype=np.int64)
     if not len(contexts):
@@ -480,7 +484,7 @@ class _Places:
         return " → ".join(dict.fromkeys(names))
 
     def path(self, variant: int, *, with_self: bool) -> list[str]:
-        """Names from the outside in, steps left out; the innermost MOST_NAMES of them."""
+        """Return names from the outside in without steps, the innermost MOST_NAMES of them."""
         context = self._context[variant]
         return self._path(context if with_self else self._parent[context])
 
@@ -506,7 +510,7 @@ class _Places:
         return self._dims[code] if code >= 0 else None
 
     def both_dims(self, variant: int) -> str | None:
-        """The shapes; with an arrow where they changed."""
+        """Return the shapes, with an arrow if they changed."""
         sides = [self.dims(variant, is_after) for is_after in (0, 1)]
         return " → ".join(dict.fromkeys(text for text in sides if text)) or None
 
@@ -521,7 +525,7 @@ def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
     naming = view.columns(keys[kept], _Means(ns, [m.calls[kept] for m in measured]))
     rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
     noise = _noise_ns(comparison, view, keys, measured, kept)
-    return _closed(comparison, naming, ns, rest, noise)
+    return _closed_table(comparison, naming, ns, rest, noise)
 
 
 def _noise_ns(
@@ -564,7 +568,8 @@ def _common_factor(
 def _measured_rows(
     comparison: Comparison, view: _Rows
 ) -> tuple[Array, list[Array], list[_Measured]]:
-    """Keys of the rows; per side the row of each piece, and what is measured of each row."""
+    """Return the keys of the rows and, per side, the row of each piece and the measurements of each
+    row."""
     keys, inverse = np.unique(joined(view.key, np.int64), return_inverse=True)
     split = len(view.key[0])
     rows = [inverse[:split], inverse[split:]]
@@ -576,7 +581,7 @@ def _measured_rows(
 
 
 class _Measured:
-    """One side's pieces by row: the mean over the middle half of its steps, and their spread."""
+    """The times of one side by row: the mean over the middle half of its steps, and each step."""
 
     def __init__(self, side: Side, row: Array, rows: int) -> None:
         durations, step, ns = side.durations, side.step, side.column("ns", np.int64)
@@ -595,7 +600,7 @@ class _Measured:
         """float64 `[rows]`: stretches of time per step."""
 
     def cells(self, rows: int) -> Cells:
-        """Time of each row in each step."""
+        """Return the time of each row in each step."""
         return Cells.of(*self._pieces, (rows, self.steps))
 
 
@@ -603,18 +608,18 @@ STATUSES = ("regression", "improvement", "new", "gone", "unchanged")
 SPREAD = "(spread between steps)"
 
 
-def _closed(
+def _closed_table(
     comparison: Comparison,
     naming: dict[str, Column],
     ns: Sequence[Array],
     rest: Sequence[int],
     noise: Array,
 ) -> ColumnTable:
-    """The table, largest differences first, with the row that makes it sum."""
+    """Return the table, largest differences first, with the row that completes the sum."""
     delta = ns[1] - ns[0]
     order = np.lexsort((np.arange(len(delta)), -np.abs(delta)))
     close = any(rest)
-    columns = {name: _extended(column, order, close) for name, column in naming.items()}
+    columns = {name: _extend(column, order, close) for name, column in naming.items()}
     if close:
         columns["name"] = _with_last(columns["name"], SPREAD)
     before, after = (
@@ -656,8 +661,8 @@ def _closed(
     )
 
 
-def _extended(column: Column, order: Array, close: bool) -> Column:
-    """The column in order, with an absent value at the end."""
+def _extend(column: Column, order: Array, close: bool) -> Column:
+    """Return the column in order, with an absent value at the end."""
     if isinstance(column, TextCodes):
         codes = column.codes[order].astype(np.int32)
         return TextCodes(np.append(codes, np.int32(-1)) if close else codes, column.texts)
@@ -677,8 +682,8 @@ def _with_last(column: Column, text: str) -> TextCodes:
 
 
 def _status(comparison: Comparison, before: Array, after: Array, noise: Array) -> Array:
-    """int32 `[rows]`, places in STATUSES. What has time on one side alone came or went, however
-    little it is; `significance` says whether that may be chance."""
+    """Return indices of STATUSES, int32 `[rows]`. A row with time on one side alone is new or gone,
+    however little it is; `significance` says if that may be chance."""
     delta = after - before
     floor = UNCHANGED_SHARE * max(comparison.step_ns)
     small = np.where(np.isnan(noise), np.abs(delta) < floor, np.abs(delta) <= noise)
@@ -740,7 +745,8 @@ def _matched_share(matched: TextCodes) -> float:
 
 
 def _finding_table(comparison: Comparison) -> ColumnTable:
-    """Findings of both sides with their cost in a step; the last row makes the sum."""
+    """Return the findings of both sides with their cost per step; the last row completes the
+    sum."""
     from torchtraceap.core.knowledge import load_knowledge
 
     found = [_Findings(side) for side in comparison.sides]
@@ -777,7 +783,7 @@ def _finding_table(comparison: Comparison) -> ColumnTable:
 
 
 class _Findings:
-    """Verdict of every type on one side, as `diagnose` has it, and its cost in a compared step."""
+    """The verdict of each type on one side, as in `diagnose`, and its cost per compared step."""
 
     def __init__(self, side: Side) -> None:
         by_type = detect(side.recording)
@@ -796,7 +802,7 @@ class _Findings:
 
 
 def _covered_ns(intervals: Array, bounds: Bounds) -> int:
-    """Length of intervals inside sorted, disjoint bounds."""
+    """Return the length of intervals inside sorted, disjoint bounds."""
     edges = np.asarray(bounds, dtype=np.int64).ravel()
     return total(covered_ns(union([intervals]), edges)[::2])
 
@@ -818,7 +824,8 @@ def _finding_status(comparison: Comparison, found: Sequence[_Findings], name: st
 
 
 def _tree_table(comparison: Comparison) -> ColumnTable:
-    """Both call trees as one, in pre-order; GPU and host time of each call on either side."""
+    """Return both call trees as one, in pre-order, with GPU and host time of each call on either
+    side."""
     trees, dims = align(comparison)
     places = _Places(trees, dims)
     variant = trees.variant
@@ -837,21 +844,22 @@ def _tree_table(comparison: Comparison) -> ColumnTable:
         ("after", comparison.after, trees.after_row),
     ):
         columns |= _tree_side(when, side, rows, trees.pair_offsets)
-    columns["delta_gpu_ns"] = _filled(columns["after_gpu_ns"]) - _filled(columns["before_gpu_ns"])
+    columns["delta_gpu_ns"] = _fill(columns["after_gpu_ns"]) - _fill(columns["before_gpu_ns"])
     if len(comparison.before.cuts) > 1:
         columns = {"rank": _rank_of_nodes(comparison, trees.pair_offsets), **columns}
     shown = ("depth", "name", "matched_by", "before_gpu_ns", "after_gpu_ns", "delta_gpu_ns")
     return ColumnTable(columns, shown=shown, facts=_facts(comparison), notes=comparison.notes)
 
 
-def _filled(column: Column) -> Array:
+def _fill(column: Column) -> Array:
     assert not isinstance(column, TextCodes)
     filled: Array = np.ma.filled(column, 0)
     return filled
 
 
 def _tree_side(when: str, side: Side, rows: Array, offsets: Array) -> dict[str, Column]:
-    """Row, GPU time of the subtree and duration of each node; masked where it is absent."""
+    """Return row, GPU time of the subtree and duration of each node, masked if the node is
+    absent."""
     gpu, host = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     absent = rows == _core.NO_ROW
     for part, (begin, end) in zip(side.cuts, pairwise(offsets.tolist()), strict=True):

@@ -34,7 +34,7 @@ from torchtraceap.lab.bench.revisions import Revision, UnusableRevisionError
 from torchtraceap.lab.bench.statistics.sequential import Plan
 from torchtraceap.lab.bench.statistics.signed_rank import interval, p_values, walsh_averages
 
-__all__ = ["Bisection", "Change", "Settings", "Tested", "bisect"]
+__all__ = ["Bisection", "Change", "Settings", "TestedRevision", "bisect"]
 
 SCHEMA = "torchtraceap.bisection/1"
 STEP_ALPHA = 0.02
@@ -96,7 +96,7 @@ def _finite(log_ratio: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tested(Result):
+class TestedRevision(Result):
     """The test result of one revision."""
 
     commit: str
@@ -128,7 +128,7 @@ class Bisection(Result):
     """The change of the culprit over its parent."""
     range: tuple[Revision, ...]
     """The revisions that contain the culprit, in order, if the verdict is "range"."""
-    tested: tuple[Tested, ...]
+    tested: tuple[TestedRevision, ...]
     confirmed: bool
     several_steps: bool
     """True if several revisions change the time; the largest change that was met is reported."""
@@ -145,14 +145,14 @@ class Bisection(Result):
             "schema": SCHEMA,
             "verdict": self.verdict,
             "culprit": self._culprit(),
-            "range": [_named(revision) for revision in self.range] or None,
+            "range": [_revision_fields(revision) for revision in self.range] or None,
             "tested": [each.to_dict() for each in self.tested],
             "confirmed": self.confirmed,
             "causes": found.to_dict()["causes"] if found else [],
             "causes_detail": found.to_dict() if found else None,
             "direction": "faster" if self.settings.improvement else "slower",
-            "from": _named(self.line[0]),
-            "to": _named(self.line[-1]),
+            "from": _revision_fields(self.line[0]),
+            "to": _revision_fields(self.line[-1]),
             "revisions": len(self.line),
             "difference": self.difference.to_dict() if self.difference else None,
             "several_steps": self.several_steps,
@@ -167,10 +167,10 @@ class Bisection(Result):
         if self.culprit is None:
             return None
         change = self.change.to_dict() if self.change else None
-        return {**_named(self.culprit), "change": change}
+        return {**_revision_fields(self.culprit), "change": change}
 
 
-def _named(revision: Revision) -> dict[str, Any]:
+def _revision_fields(revision: Revision) -> dict[str, Any]:
     return {"commit": revision.id, "subject": revision.title, "when": revision.when}
 
 
@@ -224,7 +224,7 @@ class _Search:
         self._settings = settings
         self._journal = journal
         self._say = progress
-        self._tested: list[Tested] = []
+        self._tested: list[TestedRevision] = []
         self._notes: list[str] = []
         self._several = False
         self._difference: Change | None = None
@@ -236,15 +236,15 @@ class _Search:
         if ends.decided != 1:
             return self._no_difference(ends)
         for attempt in range(1, ATTEMPTS + 1):
-            good, bad = self._narrowed(attempt)
+            good, bad = self._narrow(attempt)
             if bad - good > 1:
-                found = self._paired(attempt, good, bad)
+                found = self._largest_step(attempt, good, bad)
                 if found is None:
                     return self._answer("range", range=line[good + 1 : bad + 1])
                 good, bad = found - 1, found
             change = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
             if change.decided == 1:
-                return self._found(bad, change, traces)
+                return self._culprit_result(bad, change, traces)
             self._say(f"{line[bad].short} beside its parent does not show the change")
         self._notes.append(
             "The last commit before the change and the first behind it do not differ in fresh "
@@ -269,9 +269,9 @@ class _Search:
             return self._answer("undecided")
         return self._answer("no_difference")
 
-    def _found(self, place: int, change: _Pair, traces: Path | None) -> Bisection:
+    def _culprit_result(self, place: int, change: _Pair, traces: Path | None) -> Bisection:
         parent, culprit = self._line[place - 1], self._line[place]
-        explained = self._explained(change)
+        explained = self._explained_share(change)
         if explained is not None:
             self._several = True
             self._notes.append(
@@ -287,7 +287,7 @@ class _Search:
             "found", culprit=culprit, change=measured, confirmed=True, causes=causes
         )
 
-    def _explained(self, change: _Pair) -> float | None:
+    def _explained_share(self, change: _Pair) -> float | None:
         """Return the culprit's share of the difference if it surely is not all of it."""
         assert self._difference is not None
         whole = math.log1p(self._difference.best)
@@ -334,7 +334,7 @@ class _Search:
 
     # ------------------------------------------------------------------------------ search
 
-    def _narrowed(self, attempt: int) -> tuple[int, int]:
+    def _narrow(self, attempt: int) -> tuple[int, int]:
         """Return the index of the last revision like the good end and that of the first like the
         bad end. Revisions between them could not be decided."""
         good, bad = 0, len(self._line) - 1
@@ -343,7 +343,7 @@ class _Search:
             middle = (good + bad) / 2
             place = min(open_, key=lambda each: (abs(each - middle), each))
             open_.discard(place)
-            tested = self._middle(attempt, place)
+            tested = self._test_once(attempt, place)
             self._tested.append(tested)
             self._say(
                 f"{self._line[place].short} ({place} of {len(self._line) - 1}): {tested.verdict}"
@@ -356,21 +356,21 @@ class _Search:
             open_ = {each for each in open_ if good < each < bad}
         return good, bad
 
-    def _middle(self, attempt: int, place: int) -> Tested:
+    def _test_once(self, attempt: int, place: int) -> TestedRevision:
         """Return the index to test next; see Note [Against both ends]."""
         revision = self._line[place]
         reason = self._journal.skipped(revision)
         if reason is None:
             try:
-                return self._compared(attempt, place)
+                return self._compare_with_ends(attempt, place)
             except UnusableRevisionError as error:
                 reason = str(error)
-                self._journal.keep_skipped(revision, reason)
-        return Tested(
+                self._journal.record_skip(revision, reason)
+        return TestedRevision(
             revision.id, revision.title, place, "skipped", 0, None, None, None, None, reason
         )
 
-    def _compared(self, attempt: int, place: int) -> Tested:
+    def _compare_with_ends(self, attempt: int, place: int) -> TestedRevision:
         line, settings = self._line, self._settings
         rounds = self._rounds(f"{attempt} middle {place}", [line[0], line[place], line[-1]])
         levels = Plan(settings.minimal_effect, STEP_ALPHA, settings.looks).levels
@@ -386,10 +386,10 @@ class _Search:
         stands = [0.5 + each / whole for each in _estimate(values)] if whole > 0 else []
         best, low, high = stands or (None, None, None)
         self._several |= _is_between(low, high)
-        return Tested(line[place].id, line[place].title, place, verdict, count, p, best,
+        return TestedRevision(line[place].id, line[place].title, place, verdict, count, p, best,
                       _or_none(low), _or_none(high))  # fmt: skip
 
-    def _paired(self, attempt: int, good: int, bad: int) -> int | None:
+    def _largest_step(self, attempt: int, good: int, bad: int) -> int | None:
         """Return the index of the largest change between neighbors in a short range, if one is
         certain."""
         places = range(good + 1, bad + 1)
@@ -422,12 +422,12 @@ class _Search:
         return _Pair(values, None if verdict == "undecided" else towards, count)
 
     def _rounds(self, test: str, revisions: Sequence[Revision]) -> Rounds:
-        def told(name: str, number: int) -> None:
+        def report(name: str, number: int) -> None:
             if number % 5 == 0:
                 self._say(f"round {number + 1} of at most {self._settings.looks[-1]}")
 
         return Rounds(test, revisions, self._runner, self._journal,
-                      seed=self._settings.seed, progress=told)  # fmt: skip
+                      seed=self._settings.seed, progress=report)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,12 @@ import numpy as np
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.processes.fresh import ProgramError, check_success, run_fresh
 from torchtraceap.lab.bench.processes.interleaved import can_take_turns, run_together
-from torchtraceap.lab.bench.processes.programs import ProgramRun, named, run_program, trace_program
+from torchtraceap.lab.bench.processes.programs import (
+    ProgramRun,
+    run_program,
+    shorten_command,
+    trace_program,
+)
 from torchtraceap.lab.bench.processes.turns import Turn
 from torchtraceap.lab.bench.revisions import (
     Place,
@@ -87,9 +92,9 @@ class RevisionRuns:
         known = [run for run in before if run is not None]
         try:
             runs, steps = run_together(programs, known, seed)
-        except ProgramError:  # says which one fails
+        except ProgramError:  # run alone, to learn which one fails
             return {revisions[i].id: self.measure(revisions[i]) for i in order}
-        # Of the same machine: the first one's median, times what each is beside it.
+        # On the same machine: the median of the first, times the ratio of each to it.
         ratios = np.median(steps / steps[:, :1], axis=0)
         first = runs[0].median_ns
         return {r.id: round(first * float(x)) for r, x in zip(revisions, ratios, strict=True)}
@@ -130,7 +135,7 @@ class RevisionRuns:
             done = run_fresh(
                 place.words(self._setup), cwd=place.folder, env=self._env(place), timeout_s=None
             )
-            check_success(done, f"{revision.short}: {named(self._setup)}")
+            check_success(done, f"{revision.short}: {shorten_command(self._setup)}")
         except (ProgramError, OptionError) as error:
             self._places.drop(revision)
             raise UnusableRevisionError(str(error)) from error

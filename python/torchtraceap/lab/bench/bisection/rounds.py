@@ -114,7 +114,7 @@ class Journal:
         """Return the reason why a revision cannot be used; None if it can."""
         return self._skipped.get(revision.id)
 
-    def keep_skipped(self, revision: Revision, reason: str) -> None:
+    def record_skip(self, revision: Revision, reason: str) -> None:
         self._skipped[revision.id] = reason
         self._keep({"skip": revision.id, "reason": reason})
 
@@ -180,7 +180,7 @@ class Rounds:
 
     def _run(self, number: int, order: Sequence[int]) -> dict[str, int]:
         self._progress(self._test, number)
-        if not self._warm:  # files that nobody has read yet, and byte code that is not there
+        if not self._warm:  # files are not cached yet, and byte code is missing
             for place in order:
                 self._runner.measure(self._revisions[place])
             self._warm = True

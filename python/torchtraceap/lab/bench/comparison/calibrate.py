@@ -25,7 +25,7 @@ from torchtraceap.lab.bench.comparison.sides import (
 )
 from torchtraceap.lab.bench.statistics.replay import (
     OURS,
-    Recorded,
+    RunSequence,
     Share,
     least_effect,
     replay_ours,
@@ -40,9 +40,9 @@ __all__ = [
     "Calibration",
     "CalibrationRow",
     "Noise",
+    "build_calibration",
     "calibrate",
-    "calibration_of",
-    "noise_of",
+    "estimate_noise",
 ]
 
 PLANTED = (0.0, 0.02, 0.03, 0.05)
@@ -165,7 +165,7 @@ def calibrate(
             with stage(f"run {number + 1} of {runs}"):
                 median_ns = run_side(side, side.name)
             steps.append(steps_of_last_run(side, median_ns))
-    return calibration_of(
+    return build_calibration(
         side.name, steps, ratios=ratios, comparisons=comparisons, plan=plan, seed=seed
     )
 
@@ -182,7 +182,7 @@ def check_runs(runs: int, plan: Plan) -> None:
         )
 
 
-def calibration_of(
+def build_calibration(
     name: str,
     steps: Sequence[Sequence[int] | Array],
     *,
@@ -212,10 +212,10 @@ def calibration_of(
     arrays = [np.asarray(run, np.float64) for run in steps]
     medians = np.array([np.median(run) for run in arrays])
     logs, in_turns = np.log(medians), ratios is not None
-    if ratios is not None:  # the second of each two as it stands beside the first
+    if ratios is not None:  # the second run of each two relative to the first
         logs = np.repeat(logs[0::2], 2)
         logs[1::2] += np.asarray(ratios)
-    ours = Recorded(logs, in_turns)
+    ours = RunSequence(logs, in_turns)
     rows = tuple(
         row for effect in PLANTED for row in _rows(arrays, ours, effect, plan, comparisons, seed)
     )
@@ -232,7 +232,7 @@ def calibration_of(
         seed=seed,
         false_alarms=rows[0].flagged,
         least_effect=least_effect(ours, plan, comparisons, seed),
-        noise=noise_of(arrays),
+        noise=estimate_noise(arrays),
         rows=rows,
         median_ns=round(float(np.median(medians))),
         run_ns=tuple(round(float(ns)) for ns in medians),
@@ -245,7 +245,7 @@ def calibration_of(
 
 def _rows(
     steps: Sequence[Array],
-    ours: Recorded,
+    ours: RunSequence,
     effect: float,
     plan: Plan,
     comparisons: int,
@@ -256,7 +256,7 @@ def _rows(
         CalibrationRow(
             OURS,
             effect,
-            _flagged(counts, effect, comparisons),
+            _alarm_share(counts, effect, comparisons),
             counts["undecided"] / comparisons,
             counts["equivalent"] / comparisons,
             float(used.mean()),
@@ -268,18 +268,18 @@ def _rows(
         said = replay_rule(steps, effect, rule, comparisons, np.random.default_rng(seed))
         rows.append(
             CalibrationRow(
-                rule.name, effect, _flagged(said, effect, comparisons), 0.0, 0.0, rule.runs
+                rule.name, effect, _alarm_share(said, effect, comparisons), 0.0, 0.0, rule.runs
             )
         )
     return rows
 
 
-def _flagged(counts: dict[str, int], effect: float, comparisons: int) -> Share:
+def _alarm_share(counts: dict[str, int], effect: float, comparisons: int) -> Share:
     alarms = counts["slower"] if effect else counts["slower"] + counts["faster"]
     return share_of(alarms, comparisons)
 
 
-def noise_of(steps: Sequence[Array]) -> Noise:
+def estimate_noise(steps: Sequence[Array]) -> Noise:
     """Estimate the variation from run to run in a sequence of runs of one program.
 
     Args:

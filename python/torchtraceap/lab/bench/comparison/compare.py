@@ -39,7 +39,7 @@ from torchtraceap.lab.bench.statistics.signed_rank import least_p
 if TYPE_CHECKING:
     from torchtraceap.trace.trace import Trace
 
-__all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "compare", "evidence_of"]
+__all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "build_evidence", "compare"]
 
 _BUSY = 1.0
 """Other load, as a share of the machine's processors, from which it is reported."""
@@ -163,13 +163,13 @@ def _look_dict(look: Look) -> dict[str, Any]:
         "verdict": look.verdict,
         "p": look.p,
         "level": look.level,
-        "best": change_of(look.best),
-        "low": change_of(look.low),
-        "high": change_of(look.high),
+        "best": fraction_from_log(look.best),
+        "low": fraction_from_log(look.low),
+        "high": fraction_from_log(look.high),
     }
 
 
-def change_of(log_ratio: float) -> float | None:
+def fraction_from_log(log_ratio: float) -> float | None:
     """Convert a log ratio to a fraction; None for an infinite end."""
     return math.expm1(log_ratio) if math.isfinite(log_ratio) else None
 
@@ -244,13 +244,13 @@ def compare(
     pairs = Pairs(side_a, side_b, most=plan.looks[-1], seed=seed, kept=kept)
     sequential = Sequential(pairs, plan)
     look = sequential.decide()
-    evidence = evidence_of_sides(side_a, side_b, look) if causes else Evidence()
-    return comparison_of(
+    evidence = record_evidence(side_a, side_b, look) if causes else Evidence()
+    return build_comparison(
         sequential, side_a, side_b, evidence=evidence, seed=seed, reproduce=reproduce
     )
 
 
-def comparison_of(
+def build_comparison(
     sequential: Sequential,
     side_a: Side,
     side_b: Side,
@@ -269,8 +269,8 @@ def comparison_of(
         after=side_b.name,
         verdict=verdict or last.verdict,
         best=math.expm1(last.best),
-        low=change_of(last.low),
-        high=change_of(last.high),
+        low=fraction_from_log(last.low),
+        high=fraction_from_log(last.high),
         confidence=1 - last.error,
         p=sequential.p,
         looks=tuple(sequential.looks),
@@ -284,7 +284,7 @@ def comparison_of(
         before_ns=round(float(np.median([pair.before_ns for pair in raw]))),
         after_ns=round(float(np.median([pair.after_ns for pair in raw]))),
         raw=raw,
-        rules=rules_on(
+        rules=apply_rules(
             [np.asarray(pair.before_step_ns, np.float64) for pair in raw],
             [np.asarray(pair.after_step_ns, np.float64) for pair in raw],
         ),
@@ -334,7 +334,7 @@ def _is_whole(side: Side) -> bool:
     return isinstance(side, ProgramSide) and side.last is not None and not side.last.by_steps
 
 
-def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
+def apply_rules(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
     """Return the answers of named rules to the same runs.
 
     Pairs ran in turn, which helps rules that would run block after block.
@@ -356,16 +356,16 @@ def rules_on(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[
     return said
 
 
-def evidence_of_sides(side_a: Side, side_b: Side, look: Look) -> Evidence:
-    """Record both sides and return `evidence_of` their traces."""
+def record_evidence(side_a: Side, side_b: Side, look: Look) -> Evidence:
+    """Record both sides and return `build_evidence` their traces."""
     with stage("recording A"):
         before = side_a.trace()
     with stage("recording B"):
         after = side_b.trace()
-    return evidence_of(before, after, look)
+    return build_evidence(before, after, look)
 
 
-def evidence_of(before: Path | None, after: Path | None, look: Look) -> Evidence:
+def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evidence:
     """Return counts and causes of the difference of two traces.
 
     Args:

@@ -15,16 +15,16 @@ from torchtraceap.lab.bench.comparison.compare import (
     Comparison,
     Evidence,
     Sequential,
-    comparison_of,
-    evidence_of_sides,
+    build_comparison,
+    record_evidence,
 )
 from torchtraceap.lab.bench.comparison.pairs import Pairs
 from torchtraceap.lab.bench.comparison.sides import Side, open_sides, split_command
-from torchtraceap.lab.bench.comparison.storage import PAIRS, folder_of
+from torchtraceap.lab.bench.comparison.storage import PAIRS, make_folder
 from torchtraceap.lab.bench.statistics.families import FDR, q_values
 from torchtraceap.lab.bench.statistics.sequential import Plan
 
-__all__ = ["Comparisons", "SuiteEntry", "compare_many", "opened", "read_suite"]
+__all__ = ["Comparisons", "SuiteEntry", "compare_many", "open_comparison", "read_suite"]
 
 _ALARMS = ("slower", "faster")
 _KEYS = {"name", "a", "b", "program", "setup", "minimal_effect"}
@@ -42,7 +42,7 @@ class SuiteEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ComparisonSpec:
     """One comparison of a suite file."""
 
     name: str
@@ -104,20 +104,20 @@ def compare_many(
             entry.side_a,
             entry.side_b,
             most=entry.plan.looks[-1],
-            seed=seed + place,  # orders of comparisons must not go together
+            seed=seed + place,  # orders of comparisons must be independent
             kept=entry.kept,
             name=entry.name,
         )
         begun.append(Sequential(pairs, entry.plan))
     for each in begun:
         each.decide()
-    q = _corrected(begun, fdr)
+    q = _correct(begun, fdr)
     found = []
     for place, (entry, each) in enumerate(zip(entries, begun, strict=True)):
         sides = entry.side_a, entry.side_b
-        evidence = evidence_of_sides(*sides, each.looks[-1]) if causes else Evidence()
+        evidence = record_evidence(*sides, each.looks[-1]) if causes else Evidence()
         withdrawn = each.looks[-1].verdict in _ALARMS and q[place] > fdr
-        comparison = comparison_of(
+        comparison = build_comparison(
             each,
             entry.side_a,
             entry.side_b,
@@ -131,7 +131,7 @@ def compare_many(
     return Comparisons(fdr, tuple(found))
 
 
-def _corrected(begun: Sequence[Sequential], fdr: float) -> list[float]:
+def _correct(begun: Sequence[Sequential], fdr: float) -> list[float]:
     """Return q values, after further looks for alarms that the correction made too weak."""
     while True:
         q = [float(each) for each in q_values([each.p for each in begun])]
@@ -153,7 +153,7 @@ def _withdrawn(each: Sequential, q: float, fdr: float) -> str:
     )
 
 
-def read_suite(path: Path) -> tuple[Described, ...]:
+def read_suite(path: Path) -> tuple[ComparisonSpec, ...]:
     """Read a TOML file with a table `[[compare]]` for each comparison.
 
     Raises:
@@ -169,14 +169,14 @@ def read_suite(path: Path) -> tuple[Described, ...]:
     tables = document.get("compare")
     if not isinstance(tables, list) or not tables or document.keys() != {"compare"}:
         raise OptionError(f"{path}: a table [[compare]] for each comparison is needed, alone")
-    found = [_described(path, number, table) for number, table in enumerate(tables, 1)]
+    found = [_parse_comparison(path, number, table) for number, table in enumerate(tables, 1)]
     names = [each.name for each in found]
     if len(set(names)) < len(names):
         raise OptionError(f"{path}: two comparisons have the same name")
     return tuple(found)
 
 
-def _described(path: Path, number: int, table: Any) -> Described:
+def _parse_comparison(path: Path, number: int, table: Any) -> ComparisonSpec:
     where = f"{path}: comparison {number}"
     if not isinstance(table, dict) or not {"a", "b"} <= table.keys():
         raise OptionError(f"{where} needs a and b")
@@ -186,12 +186,12 @@ def _described(path: Path, number: int, table: Any) -> Described:
     if any(not isinstance(value, str) for value in texts.values()):
         raise OptionError(f"{where}: {', '.join(texts)} are texts")
     name = texts.pop("name", f"{table['a']} | {table['b']}")
-    return Described(name=name, minimal_effect=table.get("minimal_effect"), **texts)
+    return ComparisonSpec(name=name, minimal_effect=table.get("minimal_effect"), **texts)
 
 
-def opened(
+def open_comparison(
     stack: ExitStack,
-    described: Described,
+    described: ComparisonSpec,
     plan: Plan,
     *,
     parent: Path,
@@ -216,5 +216,5 @@ def opened(
         described.a, described.b, program=program, setup=described.setup, timeout_s=timeout_s
     )
     side_a, side_b = stack.enter_context(sides)
-    folder = folder_of(parent, side_a, side_b, [plan.looks, seed, described.name])
+    folder = make_folder(parent, side_a, side_b, [plan.looks, seed, described.name])
     return SuiteEntry(described.name, side_a, side_b, plan, folder / PAIRS)

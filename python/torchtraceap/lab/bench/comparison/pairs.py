@@ -102,7 +102,7 @@ class Pairs:
         """
         if len(self.pairs) < count and not self._warm:
             with stage(f"{self._name}warming up"):
-                self._run(True)  # not counted: files and pages that nobody has read yet
+                self._run(True)  # not counted: files and pages are not cached yet
             self._warm = True
             self._in_turns = sides_can_take_turns(self._side_a, self._side_b)
         while len(self.pairs) < count:

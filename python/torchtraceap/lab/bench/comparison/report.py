@@ -86,7 +86,7 @@ def _count(count: CountChange) -> str:
 def _causes(found: Comparison) -> Iterator[str]:
     causes = found.evidence.causes
     if not causes or found.verdict == "equivalent":
-        return  # what differs between two recordings of equals is their noise
+        return  # the difference of two equivalent recordings is noise
     shown = [cause for cause in causes if abs(cause["share"]) >= _LEAST_SHARE][:_MOST_CAUSES]
     for cause in shown:
         delta = _signed_ns(cause["delta_ns"])

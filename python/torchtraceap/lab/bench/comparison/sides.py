@@ -26,7 +26,12 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.processes.fresh import ProgramError, check_success, run_fresh
 from torchtraceap.lab.bench.processes.interleaved import can_take_turns, run_together
-from torchtraceap.lab.bench.processes.programs import ProgramRun, named, run_program, trace_program
+from torchtraceap.lab.bench.processes.programs import (
+    ProgramRun,
+    run_program,
+    shorten_command,
+    trace_program,
+)
 from torchtraceap.lab.bench.processes.turns import Turn
 from torchtraceap.lab.bench.revisions import Checkouts, Repository
 from torchtraceap.lab.bench.store.run_store import Store, StoredRun
@@ -126,7 +131,7 @@ class ProgramSide:
         """Record a run. See `Side`."""
         if self.target is None:
             return None
-        if self.target.exists():  # of an interrupted comparison that goes on
+        if self.target.exists():  # left by an interrupted comparison that is resumed
             return self.target
         return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
 
@@ -157,7 +162,7 @@ def run_side(side: Side, label: str) -> int:
         try:
             return side.run()
         except ProgramError as error:
-            told = _end_of(error)
+            told = _stderr_end(error)
             raise ProgramError(f"{label} failed twice: {error}{told}", error.finished) from error
 
 
@@ -190,7 +195,7 @@ def sides_can_take_turns(side_a: Side, side_b: Side) -> bool:
     return len(sides) == 2 and can_take_turns([side.last for side in sides])
 
 
-def _end_of(error: ProgramError) -> str:
+def _stderr_end(error: ProgramError) -> str:
     lines = error.finished.stderr.strip().splitlines() if error.finished else []
     return "".join(f"\n  {line}" for line in lines[-_TOLD_LINES:])
 
@@ -282,7 +287,7 @@ def _revision_side(
     if setup:
         words = split_command(setup)
         done = run_fresh(place.words(words), cwd=place.folder, env=place.env, timeout_s=None)
-        check_success(done, f"{named(words)} in {revision.short}")
+        check_success(done, f"{shorten_command(words)} in {revision.short}")
     shown = word if word == revision.short else f"{word} ({revision.short})"
     return ProgramSide(
         shown,
@@ -360,7 +365,7 @@ def workload_program(word: str) -> list[str]:
 
     name, *options = word.removeprefix(WORKLOAD).split(",")
     if ":" not in name and all(entry.name != name for entry in workloads()):
-        find(name)  # says early, and better, what is wrong with a name
+        find(name)  # reports a wrong name early and clearly
     chosen: dict[str, Any] = {}
     for option in options:
         key, _, value = option.partition("=")

@@ -22,7 +22,7 @@ from torchtraceap.lab.bench.comparison.sides import ProgramSide, key_of
 if TYPE_CHECKING:
     from torchtraceap.core.results import Result
 
-__all__ = ["PAIRS", "folder_of", "keep", "parent_folder"]
+__all__ = ["PAIRS", "keep", "make_folder", "parent_folder"]
 
 PAIRS = "pairs.jsonl"
 _VERDICT = "comparison.json"
@@ -38,7 +38,7 @@ def parent_folder(store: str | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def folder_of(
+def make_folder(
     parent: Path, side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]
 ) -> Path:
     """Make and return the folder of an undecided comparison, which also takes its traces.

@@ -14,9 +14,9 @@ from torchtraceap.lab.bench.comparison.compare import (
     Comparison,
     CountChange,
     Evidence,
-    change_of,
-    evidence_of,
-    rules_on,
+    apply_rules,
+    build_evidence,
+    fraction_from_log,
 )
 from torchtraceap.lab.bench.statistics.sequential import (
     DEFAULT_ALPHA,
@@ -65,16 +65,16 @@ def compare_stored(
     mode, before, after = _steps(run_a, run_b)
     a_ns, b_ns = (np.array([np.median(run) for run in side]) for side in (before, after))
     look, why = compare_unpaired(np.log(a_ns), np.log(b_ns), plan)
-    evidence = evidence_of(run_a.trace, run_b.trace, look) if causes else Evidence()
+    evidence = build_evidence(run_a.trace, run_b.trace, look) if causes else Evidence()
     if not evidence.counts:
-        evidence = Evidence(_kept_counts(run_a, run_b), notes=evidence.notes)
+        evidence = Evidence(_stored_counts(run_a, run_b), notes=evidence.notes)
     return Comparison(
-        before=_named(run_a),
-        after=_named(run_b),
+        before=_run_title(run_a),
+        after=_run_title(run_b),
         verdict=look.verdict,
         best=math.expm1(look.best),
-        low=change_of(look.low),
-        high=change_of(look.high),
+        low=fraction_from_log(look.low),
+        high=fraction_from_log(look.high),
         confidence=1 - look.error,
         p=look.p,
         looks=(look,),
@@ -87,13 +87,13 @@ def compare_stored(
         notes=(*([why] if why else []), _BLIND, *_differences(run_a, run_b), *evidence.notes),
         before_ns=round(float(np.median(a_ns))),
         after_ns=round(float(np.median(b_ns))),
-        rules=rules_on(before, after),
+        rules=apply_rules(before, after),
         environment={"before": run_a.environment, "after": run_b.environment},
         reproduce=reproduce,
     )
 
 
-def _named(run: StoredRun) -> str:
+def _run_title(run: StoredRun) -> str:
     return f"{run.name} ({run.id}, {run.when})"
 
 
@@ -109,7 +109,7 @@ def _floats(side: Sequence[Array]) -> list[Array]:
     return [np.maximum(run.astype(np.float64), 1.0) for run in side]
 
 
-def _kept_counts(run_a: StoredRun, run_b: StoredRun) -> tuple[CountChange, ...]:
+def _stored_counts(run_a: StoredRun, run_b: StoredRun) -> tuple[CountChange, ...]:
     """Return the counts of the manifests if traces were not compared."""
     a, b = run_a.counts, run_b.counts
     return tuple(CountChange(key, a.get(key), b.get(key)) for key in {**a, **b})

@@ -46,7 +46,7 @@ _LIBRARIES = (
     "nvidia-cudnn-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy", "timm", "torchaudio",
     "torchvision", "transformers", "triton", "xformers",
 )  # fmt: skip
-# Asked for together: of one that a driver does not know, none would be told.
+# Fields are queried in groups: one that a driver does not know makes a whole query fail.
 _GPU_FIXED = (
     ("name", "driver_version", "memory.total"),
     ("power.limit", "clocks.max.sm", "clocks.max.memory", "persistence_mode", "compute_mode"),
@@ -82,7 +82,7 @@ def fingerprint(cwd: PathLike | None = None) -> dict[str, Any]:
         "libraries": _libraries(),
         "torchtraceap": __version__,
         "variables": {
-            name: _harmless(os.environ[name]) for name in _VARIABLES if name in os.environ
+            name: _may_be_stored(os.environ[name]) for name in _VARIABLES if name in os.environ
         },
         "git": _git(Path(cwd) if cwd is not None else Path.cwd()),
         MOMENTARY: {
@@ -138,7 +138,7 @@ def _gpus(wanted: tuple[tuple[str, ...], ...]) -> list[dict[str, str]]:
     found: list[dict[str, str]] = []
     for names in wanted:
         query = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-        rows = [[cell.strip() for cell in line.split(",")] for line in _said(query).splitlines()]
+        rows = [[cell.strip() for cell in line.split(",")] for line in _output(query).splitlines()]
         if not rows or any(len(row) != len(names) for row in rows):
             continue
         found = found or [{} for _ in rows]
@@ -155,7 +155,7 @@ def _torch() -> dict[str, Any] | None:
         return None
     if spec is None or spec.origin is None:
         return None
-    found = _assigned(_read(Path(spec.origin).parent / "version.py"))
+    found = _assigned_literals(_read(Path(spec.origin).parent / "version.py"))
     return {
         "version": found.get("__version__") or _version_of("torch"),
         "git": found.get("git_version"),
@@ -164,7 +164,7 @@ def _torch() -> dict[str, Any] | None:
     }
 
 
-def _assigned(source: str) -> dict[str, Any]:
+def _assigned_literals(source: str) -> dict[str, Any]:
     """Return literals that a module assigns to names."""
     found: dict[str, Any] = {}
     with contextlib.suppress(SyntaxError):
@@ -194,15 +194,15 @@ def _git(folder: Path) -> dict[str, Any] | None:
     """Return the commit and a hash of changes since; None outside of a repository."""
     if shutil.which("git") is None:
         return None
-    commit = _said(["git", "rev-parse", "HEAD"], folder).strip()
+    commit = _output(["git", "rev-parse", "HEAD"], folder).strip()
     if not commit:
         return None
-    changes = _said(["git", "diff", "HEAD", "--no-ext-diff", "--no-color"], folder)
+    changes = _output(["git", "diff", "HEAD", "--no-ext-diff", "--no-color"], folder)
     digest = hashlib.sha256(changes.encode("utf-8", "replace")).hexdigest()[:16]
     return {"commit": commit, "dirty": bool(changes), "changes": digest if changes else None}
 
 
-def _said(command: list[str], folder: Path | None = None) -> str:
+def _output(command: list[str], folder: Path | None = None) -> str:
     """Return the output of a program; empty if it fails."""
     try:
         ended = subprocess.run(
@@ -218,7 +218,7 @@ def _said(command: list[str], folder: Path | None = None) -> str:
     return ended.stdout.decode("utf-8", errors="replace")
 
 
-def _harmless(value: str) -> str:
+def _may_be_stored(value: str) -> str:
     """Return True if a value may be stored; see Note [Privacy]."""
     parts = value.split(os.pathsep) if os.sep in value else [value]
     return os.pathsep.join(part.rstrip(os.sep).rpartition(os.sep)[2] for part in parts)

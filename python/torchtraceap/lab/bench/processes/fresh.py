@@ -21,7 +21,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError, TraceError
 
-__all__ = ["STARTED", "Finished", "ProgramError", "check_success", "last_line", "run_fresh"]
+__all__ = ["STARTED", "ProgramError", "ProgramResult", "check_success", "last_line", "run_fresh"]
 
 STARTED = "TORCHTRACEAP_STARTED"
 """Name of the variable with the start of the process, in ns of the machine's monotonic clock."""
@@ -33,7 +33,7 @@ _TOLD = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProgramResult:
     """The end of a program: exit code, times, memory and output."""
 
     returncode: int
@@ -72,7 +72,7 @@ class Finished:
 class ProgramError(TraceError, RuntimeError):
     """A measured program failed; `finished` holds its output."""
 
-    def __init__(self, message: str, finished: Finished | None = None) -> None:
+    def __init__(self, message: str, finished: ProgramResult | None = None) -> None:
         super().__init__(message)
         self.finished = finished
 
@@ -83,7 +83,7 @@ def run_fresh(
     cwd: PathLike | None = None,
     env: Mapping[str, str | None] | None = None,
     timeout_s: float | None = None,
-) -> Finished:
+) -> ProgramResult:
     """Run a program to its end without standard input.
 
     Args:
@@ -102,13 +102,13 @@ def run_fresh(
         raise OptionError("there is no program to run")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began_ns = time.perf_counter_ns()
-        process = _started(argv, cwd, {STARTED: str(began_ns), **(env or {})}, out, err)
+        process = _start(argv, cwd, {STARTED: str(began_ns), **(env or {})}, out, err)
         ended = _Ending(process, began_ns)
         try:
             timed_out = not ended.wait(timeout_s)
-        finally:  # also when we are interrupted
+        finally:  # also on an interrupt
             ended.kill()
-        return Finished(
+        return ProgramResult(
             returncode=ended.returncode,
             wall_ns=ended.wall_ns,
             max_rss_bytes=ended.max_rss_bytes,
@@ -119,7 +119,7 @@ def run_fresh(
         )
 
 
-def check_success(finished: Finished, what: str) -> Finished:
+def check_success(finished: ProgramResult, what: str) -> ProgramResult:
     """Return `finished` if the program succeeded.
 
     Args:
@@ -140,7 +140,7 @@ def last_line(text: str) -> str:
     return lines[-1][:_TOLD] if lines else ""
 
 
-def _started(
+def _start(
     argv: Sequence[str],
     cwd: PathLike | None,
     variables: Mapping[str, str | None],

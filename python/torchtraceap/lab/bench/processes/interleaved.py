@@ -64,13 +64,13 @@ def run_together(
         finally:
             listener.close()
         runs = [each.result() for each in started.values()]
-    steps = _exchanged(runs)
+    steps = _exchanges(runs)
     if not len(steps):
         raise ProgramError("the steps of the programs could not take turns")
     return runs, steps
 
 
-def _exchanged(runs: Sequence[ProgramRun]) -> Array:
+def _exchanges(runs: Sequence[ProgramRun]) -> Array:
     first = max(run.warmup for run in runs)
     last = min(len(run.all_step_ns) for run in runs)
     told = all(run.by_steps for run in runs) and last > first

@@ -16,12 +16,17 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import replacing_stream
 from torchtraceap.lab.bench.measured import FREE, STEPS, STEPS_SCHEMA, TRACE, TURNS
-from torchtraceap.lab.bench.processes.fresh import Finished, ProgramError, check_success, run_fresh
+from torchtraceap.lab.bench.processes.fresh import (
+    ProgramError,
+    ProgramResult,
+    check_success,
+    run_fresh,
+)
 from torchtraceap.lab.bench.processes.injected import INJECTED_FOLDER, WHOLE
 from torchtraceap.lab.bench.processes.turns import Turn
 from torchtraceap.record.sanitize import copy_without_private_data
 
-__all__ = ["ProgramRun", "named", "read_steps", "run_program", "trace_program"]
+__all__ = ["ProgramRun", "read_steps", "run_program", "shorten_command", "trace_program"]
 
 _QUIET = {STEPS: None, FREE: None, TRACE: None, WHOLE: None, TURNS: None}
 """Variables to clear, because a program that measures others must not pass on its own
@@ -38,7 +43,7 @@ class ProgramRun:
     wall_ns: int
     """Wall time of the whole process."""
     max_rss_bytes: int
-    """Peak memory of the process that reported steps, by its own count; else as in `Finished`."""
+    """Peak memory of the process that reported steps, by its own count; else `ProgramResult`'s."""
     by_steps: bool = True
     """True if the program reports its steps; else its whole wall time was measured."""
     all_step_ns: tuple[int, ...] = ()
@@ -85,12 +90,12 @@ def run_program(
         if turns is not None:
             asked |= {TURNS: turns.place, **turns.environment}
         finished = run_fresh(argv, cwd=cwd, env={**(env or {}), **asked}, timeout_s=timeout_s)
-        check_success(finished, named(argv))
+        check_success(finished, shorten_command(argv))
         document = read_steps(target) if target.exists() else None
     return _as_run(finished, document)
 
 
-def _as_run(finished: Finished, document: dict[str, Any] | None) -> ProgramRun:
+def _as_run(finished: ProgramResult, document: dict[str, Any] | None) -> ProgramRun:
     if document is None:
         whole = (finished.wall_ns,)
         return ProgramRun(
@@ -166,11 +171,11 @@ def trace_program(
         finished = run_fresh(argv, cwd=cwd, env={**(env or {}), **asked}, timeout_s=timeout_s)
         if not finished.ok:
             return None
-        return _kept(steps, whole, Path(target))
+        return _save_trace(steps, whole, Path(target))
 
 
-def _kept(steps: Path, whole: Path, target: Path) -> Path | None:
-    if steps.exists():  # sanitised by who wrote it
+def _save_trace(steps: Path, whole: Path, target: Path) -> Path | None:
+    if steps.exists():  # its writer has sanitized it
         with replacing_stream(target) as stream, steps.open("rb") as source:
             shutil.copyfileobj(source, stream)
         return target
@@ -184,7 +189,7 @@ def _kept(steps: Path, whole: Path, target: Path) -> Path | None:
     return target
 
 
-def named(argv: Sequence[str]) -> str:
+def shorten_command(argv: Sequence[str]) -> str:
     """Return the words of a program, shortened for a sentence."""
     words = " ".join(argv)
     return words if len(words) <= 120 else f"{words[:117]}..."

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from torchtraceap.core.records import dataclass
 
-__all__ = ["Turn", "Turns", "free_processor", "give_turns", "joined"]
+__all__ = ["Turn", "Turns", "connect_turns", "free_processor", "give_turns"]
 
 _SIDE, _PROCESSOR = "TORCHTRACEAP_SIDE", "TORCHTRACEAP_PROCESSOR"
 _GO, _DONE = b"g", b"d"
@@ -81,7 +81,7 @@ class Turns:
         self._socket.close()
 
 
-def joined(path: str) -> Turns | None:
+def connect_turns(path: str) -> Turns | None:
     """Connect to the referee that listens at a path; None if there is none."""
     processor = os.environ.get(_PROCESSOR, "")
     try:
@@ -109,20 +109,20 @@ def give_turns(
     """
     rng = random.Random(seed)
     with contextlib.ExitStack() as at_the_end:
-        ends = _arrived(listener, sides, is_running)
+        ends = _accept_sides(listener, sides, is_running)
         for end in ends.values():
             at_the_end.enter_context(end)
         steps = dict.fromkeys(ends, 0)
         while ends:
             for side in rng.sample(sides, len(sides)):
-                if side in ends and not _has_stepped(ends[side]):
+                if side in ends and not _run_one_step(ends[side]):
                     ends.pop(side).close()
                 elif side in ends:
                     steps[side] += 1
     return steps
 
 
-def _arrived(
+def _accept_sides(
     listener: socket.socket, sides: Sequence[str], is_running: Callable[[str], bool]
 ) -> dict[str, socket.socket]:
     found: dict[str, socket.socket] = {}
@@ -143,7 +143,7 @@ def _arrived(
     return found
 
 
-def _has_stepped(end: socket.socket) -> bool:
+def _run_one_step(end: socket.socket) -> bool:
     try:
         end.sendall(_GO)
         return end.recv(1) == _DONE

@@ -25,7 +25,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.runs.child import Spec
-from torchtraceap.lab.bench.runs.config import Asked, Protocol
+from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
 from torchtraceap.lab.bench.runs.run import WorkloadError, run_process
 from torchtraceap.lab.bench.store.intervals import robust_line
 
@@ -101,7 +101,7 @@ def search_batch(
         if largest is not None and batch > largest:
             stopped = batch
             break
-        point = _tried(measure, batch)
+        point = _try_size(measure, batch)
         if point is None or _is_above(point, memory_ceiling_bytes):
             stopped = batch
             break
@@ -111,9 +111,9 @@ def search_batch(
         batch *= 2
     if not points:
         raise OptionError(f"a batch of {start} does not fit into the memory that there is")
-    found = _found(points, memory_ceiling_bytes, stopped)
+    found = _search_result(points, memory_ceiling_bytes, stopped)
     if all(point.batch != found.batch for point in points):
-        confirmed = _tried(measure, found.batch)
+        confirmed = _try_size(measure, found.batch)
         if confirmed is not None and not _is_above(confirmed, memory_ceiling_bytes):
             points = sorted([*points, confirmed], key=lambda point: point.batch)
             return replace(found, points=tuple(points))
@@ -122,7 +122,7 @@ def search_batch(
     return found
 
 
-def _tried(measure: Measure, batch: int) -> Point | None:
+def _try_size(measure: Measure, batch: int) -> Point | None:
     """Measure a size; None if memory runs out."""
     try:
         return measure(batch)
@@ -167,7 +167,7 @@ def _knee(points: list[Point], largest: int | None) -> int:
     return max(min(point.batch for point in points), knee)
 
 
-def _found(points: list[Point], ceiling: int | None, stopped: int | None) -> BatchSearch:
+def _search_result(points: list[Point], ceiling: int | None, stopped: int | None) -> BatchSearch:
     measured = max(point.batch for point in points)
     by_ceiling = _largest(points, ceiling)
     allowed = by_ceiling
@@ -193,7 +193,7 @@ def _found(points: list[Point], ceiling: int | None, stopped: int | None) -> Bat
     )
 
 
-def measure_batches(asked: Asked, protocol: Protocol, folder: Path) -> Measure:
+def measure_batches(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> Measure:
     """Measure sizes of a workload, each in one fresh process."""
 
     def measure(batch: int) -> Point:

@@ -27,6 +27,7 @@ from torchtraceap.lab.bench.processes.memory import (
     measure_memory,
     reset_peak_rss,
 )
+from torchtraceap.lab.bench.runs.config import WorkloadConfig
 
 if TYPE_CHECKING:
     from torchtraceap.lab.workloads.steps import Step
@@ -40,20 +41,9 @@ _SPARE_STEPS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """The specification of a process."""
+class Spec(WorkloadConfig):
+    """The specification of a process: a configuration, and how it is measured."""
 
-    workload: str
-    """A name for `workloads.registry.find`."""
-    mode: str = "train"
-    device: str = "cpu"
-    precision: str = "fp32"
-    compiled: bool = False
-    batch: int | None = None
-    """Samples per step; None means the workload's own."""
-    size: str = "tiny"
-    threads: int | None = None
-    """Threads of an operator on the CPU; None means torch's choice."""
     steps: int = 20
     """Steps in each way of timing, after the warm-up."""
     warmup: int = 3
@@ -118,7 +108,7 @@ def _run(spec: Spec) -> None:
 
 def _run_as_program(spec: Spec) -> None:
     _prepare(spec)
-    with _made(spec) as step:
+    with _make_step(spec) as step:
         traced = TRACE in os.environ
         behind = _SPARE_STEPS + TRACED_STEPS if traced else spec.steps
         for _ in measured(range(spec.warmup + behind), spec.warmup):
@@ -133,12 +123,12 @@ def _prepare(spec: Spec) -> Any:
         raise MissingDependencyError("a workload is run by torch, which is not there") from error
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    if spec.device.startswith("cuda:"):  # what asks for memory or waits means the current device
+    if spec.device.startswith("cuda:"):  # memory queries and waits refer to the current device
         torch.cuda.set_device(spec.device)
     return torch
 
 
-def _made(spec: Spec, *, compiled: bool | None = None) -> Step:
+def _make_step(spec: Spec, *, compiled: bool | None = None) -> Step:
     from torchtraceap.lab.workloads.steps import make_step
 
     return make_step(
@@ -159,15 +149,15 @@ def _measured_process(spec: Spec) -> dict[str, Any]:
     imported_ns = time.perf_counter_ns()
     baseline = current_rss_bytes()
     reset_peak_rss()
-    with _made(spec) as step:
+    with _make_step(spec) as step:
         step.synchronize()
         made_ns = time.perf_counter_ns()
-        _fenced(step, 1)
+        _fenced_times(step, 1)
         first_ns = time.perf_counter_ns()
-        _fenced(step, spec.warmup - 1)
+        _fenced_times(step, spec.warmup - 1)
         ways: list[tuple[str, Callable[[Step, int], list[int]]]] = [
-            ("fenced", _fenced),
-            ("free", _free),
+            ("fenced", _fenced_times),
+            ("free", _free_times),
         ]
         if spec.free_first:
             ways.reverse()
@@ -188,7 +178,7 @@ def _measured_process(spec: Spec) -> dict[str, Any]:
         }
 
 
-def _fenced(step: Step, count: int) -> list[int]:
+def _fenced_times(step: Step, count: int) -> list[int]:
     """Return ns of each step; the device is idle before and after each."""
     times = []
     for _ in range(count):
@@ -199,7 +189,7 @@ def _fenced(step: Step, count: int) -> list[int]:
     return times
 
 
-def _free(step: Step, count: int) -> list[int]:
+def _free_times(step: Step, count: int) -> list[int]:
     """Return ns of each step, of which only the sum matters: the device is waited for at the
     end."""
     times = []
@@ -221,12 +211,12 @@ def _flops(spec: Spec) -> int | None:
     try:
         from torch.utils.flop_counter import FlopCounterMode
 
-        with _made(spec, compiled=False) as step:
+        with _make_step(spec, compiled=False) as step:
             step.step()
             with FlopCounterMode(display=False) as counter:
                 step.step()
             return int(counter.get_total_flops())
-    except Exception:  # some operators can't be run under it
+    except Exception:  # some operators cannot run under the counter
         return None
 
 
@@ -234,4 +224,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os._exit(code)  # all is written; threads of libraries may crash a process that ends
+    os._exit(code)  # all is written; library threads may crash an ending process

@@ -19,7 +19,7 @@ from torchtraceap.lab.bench.store.digests import content_hash
 from torchtraceap.lab.workloads.registry import SIZES, Entry, workloads
 from torchtraceap.lab.workloads.steps import MODES, PRECISIONS
 
-__all__ = ["BOTH", "Asked", "Protocol", "chosen_names", "every_mode", "read_plan"]
+__all__ = ["BOTH", "Protocol", "WorkloadConfig", "expand_modes", "read_plan", "select_names"]
 
 BOTH = "both"
 _DEVICES = ("cpu", "cuda")
@@ -27,7 +27,7 @@ _LEAST_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WorkloadConfig:
     """A configuration of a workload."""
 
     workload: str
@@ -110,7 +110,7 @@ class Protocol:
         return {"processes": self.processes, "steps": self.steps, "warmup": self.warmup}
 
 
-def chosen_names(
+def select_names(
     names: Sequence[str],
     *,
     everything: bool = False,
@@ -163,12 +163,12 @@ def _kinds(known: Sequence[Entry], domain: str | None, task: str | None) -> str:
     return f"{wanted} (domains: {', '.join(domains)}; tasks: {', '.join(tasks)})"
 
 
-def every_mode(asked: Asked, mode: str) -> list[Asked]:
+def expand_modes(asked: WorkloadConfig, mode: str) -> list[WorkloadConfig]:
     """Return the configuration in a mode, or in both modes."""
     return [replace(asked, mode=each) for each in (MODES if mode == BOTH else (mode,))]
 
 
-def read_plan(path: PathLike) -> list[Asked]:
+def read_plan(path: PathLike) -> list[WorkloadConfig]:
     """Read configurations from a file.
 
     Keys at the top hold for all; each `[[run]]` has `names` (a list) and keys of its own: mode
@@ -187,24 +187,24 @@ def read_plan(path: PathLike) -> list[Asked]:
     runs = document.pop("run", None)
     if not isinstance(runs, list) or not runs:
         raise OptionError(f"{path}: has no [[run]]")
-    found: list[Asked] = []
+    found: list[WorkloadConfig] = []
     for place, run in enumerate(runs, 1):
         try:
-            found += _planned(document | dict(run))
+            found += _parse_run(document | dict(run))
         except (OptionError, TypeError, ValueError) as error:
             raise OptionError(f"{path}: run {place}: {error}") from error
     return found
 
 
-def _planned(settings: dict[str, Any]) -> list[Asked]:
+def _parse_run(settings: dict[str, Any]) -> list[WorkloadConfig]:
     names, mode = settings.pop("names", None), settings.pop("mode", "train")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise OptionError("names is a list of workloads")
-    known = {each.name for each in fields(Asked)} - {"workload", "mode"}
+    known = {each.name for each in fields(WorkloadConfig)} - {"workload", "mode"}
     unknown = sorted(settings.keys() - known)
     if unknown:
         raise OptionError(f"there is no key {unknown[0]!r} ({', '.join(sorted(known))})")
-    return [each for name in names for each in every_mode(Asked(name, **settings), mode)]
+    return [each for name in names for each in expand_modes(WorkloadConfig(name, **settings), mode)]
 
 
 def _code_hash(workload: str) -> str | None:

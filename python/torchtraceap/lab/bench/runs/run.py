@@ -24,9 +24,9 @@ from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.measured import FREE, STEPS, TRACE
 from torchtraceap.lab.bench.processes.environment import environment_hash, fingerprint
-from torchtraceap.lab.bench.processes.fresh import Finished, last_line, run_fresh
+from torchtraceap.lab.bench.processes.fresh import ProgramResult, last_line, run_fresh
 from torchtraceap.lab.bench.runs.child import MISSING, OUT_OF_MEMORY, UNFIT, Spec
-from torchtraceap.lab.bench.runs.config import Asked, Protocol
+from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
 from torchtraceap.lab.bench.runs.metrics import metrics_of
 from torchtraceap.lab.bench.store.run_store import (
     MeasuredRun,
@@ -109,7 +109,7 @@ def check_device(device: str) -> None:
 
 
 def run_all(
-    asked: Sequence[Asked], protocol: Protocol, store: Store, *, resume: bool = False
+    asked: Sequence[WorkloadConfig], protocol: Protocol, store: Store, *, resume: bool = False
 ) -> Iterator[Outcome]:
     """Measure configurations one after the other and store each at once.
 
@@ -135,7 +135,7 @@ def run_all(
         if kept is not None:
             yield Outcome(each.name, each.label, "kept", kept.id)
             continue
-        if each.workload in missing:  # nothing needs to be started to know it
+        if each.workload in missing:  # known without starting a process
             yield Outcome(each.name, each.label, "skipped", None, missing[each.workload])
             continue
         with stage(f"measuring {each.label} ({place} of {len(asked)})"):
@@ -143,7 +143,7 @@ def run_all(
 
 
 def _already(
-    asked: Asked, protocol: Protocol, store: Store, environment: dict[str, Any]
+    asked: WorkloadConfig, protocol: Protocol, store: Store, environment: dict[str, Any]
 ) -> StoredRun | None:
     wanted = environment_hash(environment)
     for run in reversed(store.runs(config_hash=asked.config_hash)):
@@ -155,7 +155,7 @@ def _already(
     return None
 
 
-def _outcome(asked: Asked, protocol: Protocol, store: Store) -> Outcome:
+def _outcome(asked: WorkloadConfig, protocol: Protocol, store: Store) -> Outcome:
     try:
         with tempfile.TemporaryDirectory(prefix="ttap-run-") as folder:
             kept = store.save(measure(asked, protocol, Path(folder)))
@@ -173,7 +173,7 @@ def _outcome(asked: Asked, protocol: Protocol, store: Store) -> Outcome:
     return Outcome(asked.name, asked.label, "measured", kept.id)
 
 
-def measure(asked: Asked, protocol: Protocol, folder: Path) -> MeasuredRun:
+def measure(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> MeasuredRun:
     """Measure a configuration; see Note [A run].
 
     Args:
@@ -191,10 +191,10 @@ def measure(asked: Asked, protocol: Protocol, folder: Path) -> MeasuredRun:
         with stage(f"{asked.label}: process {process + 1} of {protocol.processes}"):
             spec = _spec(asked, protocol, free_first=process % 2 == 1)
             results.append(run_process(spec, protocol.timeout_s, folder))
-    explained = _Explained()
+    explained = _TraceResults()
     if protocol.trace:
         with stage(f"{asked.label}: recording a trace"):
-            explained = _explain(asked, protocol, folder)
+            explained = _trace_run(asked, protocol, folder)
     return MeasuredRun(
         name=asked.name,
         when=when,
@@ -213,7 +213,7 @@ def measure(asked: Asked, protocol: Protocol, folder: Path) -> MeasuredRun:
     )
 
 
-def _spec(asked: Asked, protocol: Protocol, **more: Any) -> Spec:
+def _spec(asked: WorkloadConfig, protocol: Protocol, **more: Any) -> Spec:
     return Spec(**asdict(asked), steps=protocol.steps, warmup=protocol.warmup, **more)
 
 
@@ -235,7 +235,7 @@ def run_process(spec: Spec, timeout_s: float | None, folder: Path) -> dict[str, 
     return dict(json.loads(target.read_text("utf-8")))
 
 
-def _check(finished: Finished) -> None:
+def _check(finished: ProgramResult) -> None:
     """Raise the error that a process of a workload reports."""
     if finished.ok:
         return
@@ -257,7 +257,7 @@ def _check(finished: Finished) -> None:
 # ------------------------------------------------------------------------- what explains a run
 
 
-class _Explained:
+class _TraceResults:
     """Results of the traced process."""
 
     def __init__(self) -> None:
@@ -269,12 +269,12 @@ class _Explained:
         self.notes: list[str] = []
 
 
-def _explain(asked: Asked, protocol: Protocol, folder: Path) -> _Explained:
+def _trace_run(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> _TraceResults:
     """Run a traced process; if it fails, the run is stored without a trace."""
     target, result = folder / "trace.json.gz", folder / "flops.json"
     spec = _spec(asked, protocol, flops=True, result=str(result))
     env = {**_QUIET, TRACE: str(target)}
-    found = _Explained()
+    found = _TraceResults()
     try:
         _check(run_fresh(spec.command(), env=env, timeout_s=protocol.timeout_s))
     except WorkloadError as failure:
@@ -287,14 +287,14 @@ def _explain(asked: Asked, protocol: Protocol, folder: Path) -> _Explained:
     return found
 
 
-def _read_trace(target: Path, found: _Explained) -> None:
+def _read_trace(target: Path, found: _TraceResults) -> None:
     from torchtraceap.diagnosis.diagnose import build_diagnosis
     from torchtraceap.trace.load import load
 
     try:
         trace = load(target)
         found.diagnosis = build_diagnosis(trace).to_dict()
-        for file in found.diagnosis["files"]:  # its folder is gone, and may name a person
+        for file in found.diagnosis["files"]:  # the folder is gone, and may name a person
             file["path"] = Path(file["path"]).name
         found.counts = _counts(trace)
         if not found.flops:

@@ -3,6 +3,7 @@
 Note [Rank sums]: if both sides take equally long and their processes could have stood in any order,
 every choice of m of the n ranks is equally likely for side B. The number of choices for each sum
 follows by counting them one rank at a time, ties included (they share the mean of their ranks).
+SciPy's exact test is not used, because it assumes that there are no ties.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from math import comb
 import numpy as np
 
 from torchtraceap.core.aliases import Array
+from torchtraceap.lab.bench.statistics.signed_rank import doubled_midranks
 
 __all__ = ["least_p", "rank_sum_p", "shift", "shift_interval"]
 
@@ -20,7 +22,7 @@ __all__ = ["least_p", "rank_sum_p", "shift", "shift_interval"]
 def rank_sum_p(before: Array, after: Array) -> float:
     """Return the exact two-sided p value of the hypothesis that both samples have one
     distribution."""
-    doubled = _doubled_midranks(np.concatenate([before, after]))
+    doubled = doubled_midranks(np.concatenate([before, after]))
     summed = int(doubled[len(before) :].sum())
     ways = _ways(tuple(sorted(doubled.tolist())), len(after))
     total = ways.sum()
@@ -31,13 +33,6 @@ def rank_sum_p(before: Array, after: Array) -> float:
 def least_p(before: int, after: int) -> float:
     """Return the smallest two-sided p value that samples of these sizes can have."""
     return min(1.0, 2 / comb(before + after, before))
-
-
-def _doubled_midranks(values: Array) -> Array:
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    shared: Array = (2 * last - counts + 1)[group]
-    return shared.astype(np.int64)
 
 
 @lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
 from torchtraceap.lab.bench.statistics.rules import RULES, Rule
 from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide_many
 
-__all__ = ["OURS", "Recorded", "Share", "least_effect", "replay_ours", "replay_rule", "share_of"]
+__all__ = ["OURS", "RunSequence", "Share", "least_effect", "replay_ours", "replay_rule", "share_of"]
 
 OURS = "ours"
 _CONFIDENCE = 0.95
@@ -51,7 +51,7 @@ def share_of(count: int, of: int) -> Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RunSequence:
     """A sequence of runs of one program."""
 
     logs: Array
@@ -61,7 +61,11 @@ class Recorded:
 
 
 def replay_ours(
-    recorded: Recorded, effect: float, plan: Plan, comparisons: int, generator: np.random.Generator
+    recorded: RunSequence,
+    effect: float,
+    plan: Plan,
+    comparisons: int,
+    generator: np.random.Generator,
 ) -> tuple[dict[str, int], Array]:
     """Return the verdicts of sequential comparisons of a sequence with itself.
 
@@ -82,7 +86,7 @@ def replay_ours(
 
 
 def _drawn(
-    recorded: Recorded, pairs: int, comparisons: int, generator: np.random.Generator
+    recorded: RunSequence, pairs: int, comparisons: int, generator: np.random.Generator
 ) -> Array:
     logs, apart = recorded.logs, 2 if recorded.in_turns else 1
     starts = apart * generator.integers(0, (len(logs) - 2 * pairs) // apart + 1, comparisons)
@@ -120,7 +124,7 @@ def replay_rule(
 
 
 def least_effect(
-    recorded: Recorded,
+    recorded: RunSequence,
     plan: Plan,
     comparisons: int,
     seed: int,

@@ -19,7 +19,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.lab.bench.statistics.rank_sum import least_p, rank_sum_p
 
-__all__ = ["BLOCK_RUNS", "RULES", "Rule", "Said"]
+__all__ = ["BLOCK_RUNS", "RULES", "Rule", "RuleAnswer"]
 
 NO_DIFFERENCE = "no difference"
 BLOCK_RUNS = 10
@@ -36,7 +36,7 @@ Steps = Sequence[Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RuleAnswer:
     """The answer of a rule."""
 
     verdict: str
@@ -55,24 +55,24 @@ class Rule:
     runs: int
     """Number of runs per side that the rule needs."""
     what: str
-    say: Callable[[Steps, Steps], Said]
+    say: Callable[[Steps, Steps], RuleAnswer]
     """Function of the steps of the runs of A and of those of B."""
 
 
-def _single(threshold: float) -> Callable[[Steps, Steps], Said]:
-    def say(before: Steps, after: Steps) -> Said:
+def _single(threshold: float) -> Callable[[Steps, Steps], RuleAnswer]:
+    def say(before: Steps, after: Steps) -> RuleAnswer:
         change = float(np.median(after[0]) / np.median(before[0])) - 1
-        return Said(_word(abs(change) > threshold, change), change, 1)
+        return RuleAnswer(_word(abs(change) > threshold, change), change, 1)
 
     return say
 
 
-def _asv(factor: float) -> Callable[[Steps, Steps], Said]:
-    def say(before: Steps, after: Steps) -> Said:
+def _asv(factor: float) -> Callable[[Steps, Steps], RuleAnswer]:
+    def say(before: Steps, after: Steps) -> RuleAnswer:
         a, b = (_asv_samples(side) for side in (before, after))
         change = float(np.median(b) / np.median(a)) - 1
         beyond = change > factor - 1 or change < 1 / factor - 1
-        return Said(_word(beyond and _asv_different(a, b), change), change, _ASV_PROCESSES)
+        return RuleAnswer(_word(beyond and _asv_different(a, b), change), change, _ASV_PROCESSES)
 
     return say
 
@@ -104,10 +104,10 @@ def _median_interval(samples: Array) -> tuple[float, float]:
     return float(ordered[cut - 1]), float(ordered[-cut])
 
 
-def _blocks(before: Steps, after: Steps) -> Said:
+def _blocks(before: Steps, after: Steps) -> RuleAnswer:
     a, b = (np.array([np.median(run) for run in side[:BLOCK_RUNS]]) for side in (before, after))
     change = float(np.median(b) / np.median(a)) - 1
-    return Said(_word(rank_sum_p(a, b) < 0.01, change), change, min(len(a), len(b)))
+    return RuleAnswer(_word(rank_sum_p(a, b) < 0.01, change), change, min(len(a), len(b)))
 
 
 def _word(is_alarm: bool, change: float) -> str:

@@ -31,8 +31,8 @@ __all__ = [
     "DEFAULT_LOOKS",
     "DEFAULT_MINIMAL_EFFECT",
     "VERDICTS",
-    "Judged",
     "Look",
+    "LookResults",
     "Plan",
     "decide",
     "decide_many",
@@ -88,8 +88,8 @@ class Plan:
     @property
     def equivalence_levels(self) -> tuple[float, ...]:
         """The levels that the looks may spend on a claim of equivalence."""
-        # Not below alpha / 2: the interval inside the bounds may not be wider than that of the
-        # test, else a larger effect could turn slower into equivalent.
+        # The level is at least alpha / 2: the interval inside the bounds must not be wider than
+        # that of the test, or a larger effect could turn slower into equivalent.
         total = max(EQUIVALENCE_ALPHA, self.alpha / 2)
         return tuple(total * share for share in self.shares)
 
@@ -106,7 +106,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LookResults:
     """One look at many comparisons at once, as arrays `[...]` over the judged rows."""
 
     code: Array
@@ -140,7 +140,7 @@ class Look:
     level of each of its two tests."""
 
 
-def judge(values: Array, plan: Plan, look: int) -> Judged:
+def judge(values: Array, plan: Plan, look: int) -> LookResults:
     """Judge comparisons at one look.
 
     Args:
@@ -161,7 +161,7 @@ def judge(values: Array, plan: Plan, look: int) -> Judged:
     large = np.abs(best) >= plan.least_share * plan.bound
     significant = (p <= plan.levels[look]) & large
     code = np.where(significant, np.where(best > 0, SLOWER, FASTER), UNDECIDED)
-    return Judged(
+    return LookResults(
         code=np.where(inside, EQUIVALENT, code),
         p=p,
         best=best,

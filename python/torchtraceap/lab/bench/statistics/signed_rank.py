@@ -7,6 +7,7 @@ sizes share the mean of their ranks (doubled, these are integers), and a ratio o
 its rank out of every sum (Pratt 1959). So ties and zeros need neither an approximation nor random
 draws, and a few hundred pairs cost microseconds. Ranks, not the values themselves, because now and
 then a run is slow by several percent, and that should count as one pair.
+SciPy's exact test is not used, because it covers neither ties nor zeros, nor the interval.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 
-__all__ = ["interval", "least_p", "p_values", "walsh_averages"]
+__all__ = ["doubled_midranks", "interval", "least_p", "p_values", "walsh_averages"]
 
 
 def p_values(values: Array) -> Array:
@@ -50,7 +51,7 @@ def least_p(pairs: int) -> float:
 
 
 def _p_with_ties(values: Array) -> float:
-    doubled = _doubled_midranks(np.abs(values))
+    doubled = doubled_midranks(np.abs(values))
     summed = int(doubled[values > 0].sum())
     distribution = _distribution(tuple(doubled[values != 0].tolist()))
     below = distribution[: summed + 1].sum()
@@ -58,7 +59,7 @@ def _p_with_ties(values: Array) -> float:
     return float(min(1.0, 2 * min(below, above)))
 
 
-def _doubled_midranks(sizes: Array) -> Array:
+def doubled_midranks(sizes: Array) -> Array:
     """Return twice the rank of each size, int64; equal sizes share the mean of their ranks."""
     _, group, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)

@@ -125,7 +125,7 @@ def _broken_down(
     groups = {group: np.zeros(len(length)) for group in GROUPS}
     for part, share in shares.items():
         groups[group_of(part)] += share
-    # What no part says, on the host: nothing of the path ran.
+    # The rest is host time in which nothing on the path ran.
     groups["idle"] += np.maximum(0.0, 1.0 - sum(groups.values()))
     means = {part: float(share.mean()) for part, share in shares.items() if share.any()}
     order = sorted(means, key=lambda part: (GROUPS.index(group_of(part)), -means[part]))

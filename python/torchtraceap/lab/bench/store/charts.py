@@ -132,12 +132,12 @@ def _figure(mode: str, found: Sequence[RunBreakdown]) -> str:
     title = _MODES.get(mode, mode or "Runs")
     return (
         f"<h2>{escape(harmless(title))}</h2>\n"
-        f'<svg role="img" aria-label="{escape(_said(title, found), quote=True)}" '
+        f'<svg role="img" aria-label="{escape(_caption(title, found), quote=True)}" '
         f'viewBox="0 0 {_NAME + _BAR + _VALUE} {height}">{body}</svg>'
     )
 
 
-def _said(title: str, found: Sequence[RunBreakdown]) -> str:
+def _caption(title: str, found: Sequence[RunBreakdown]) -> str:
     means = ", ".join(
         f"{_GROUP_LABELS[group]} {format_share(_mean(found, group))}" for group in GROUPS
     )

@@ -230,7 +230,7 @@ def noise(logs: Array) -> float:
     if len(logs) < 2:
         return LEAST_SIGMA
     differences = np.diff(logs)
-    # A drift moves all differences alike.
+    # A drift shifts all differences equally.
     away = np.abs(differences - np.median(differences))
     return max(LEAST_SIGMA, NORMAL_MAD * float(np.median(away)) / math.sqrt(2))
 
@@ -266,13 +266,13 @@ def _cuts(values: Array) -> list[int]:
             "steps of a history are found by ruptures: pip install 'torchtraceap[bench]'"
         ) from error
     sigma = noise(values)
-    scaled = _drawn_in(values, sigma) / sigma
+    scaled = _clip_outliers(values, sigma) / sigma
     search = ruptures.Pelt(model="l2", min_size=LEAST_RUNS, jump=1).fit(scaled[:, None])
     found = search.predict(pen=PENALTY * math.log(len(values)))
     return [int(place) for place in found[:-1]]
 
 
-def _drawn_in(values: Array, sigma: float) -> Array:
+def _clip_outliers(values: Array, sigma: float) -> Array:
     """Clip runs that stand out from their neighbors, because they are no step."""
     padded = np.pad(values, 2, mode="edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=-1)
@@ -321,8 +321,9 @@ def _lines(series: History) -> Iterable[str]:
         return
     values = [math.log(point.median_ns) for point in points]
     spread = f", {100 * series.sigma:.2g} % from run to run" if series.sigma is not None else ""
-    yield f"  {sparkline(values)}  {format_ns(points[0].median_ns)} → " \
-          f"{format_ns(points[-1].median_ns)}, {_counted(len(points), 'run')}{spread}"  # fmt: skip
+    runs = _count_words(len(points), "run")
+    first, last = format_ns(points[0].median_ns), format_ns(points[-1].median_ns)
+    yield f"  {sparkline(values)}  {first} → {last}, {runs}{spread}"
     for step in series.steps:
         point = points[step.place]
         interval = (
@@ -339,7 +340,7 @@ def _lines(series: History) -> Iterable[str]:
         yield f"  too few runs for steps: {2 * LEAST_RUNS} are needed" if few else "  no steps"
 
 
-def _counted(number: int, what: str) -> str:
+def _count_words(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 

@@ -237,7 +237,7 @@ class Store:
         manifest = _manifest_of(kept)
         name = content_hash(manifest)
         place = self._runs / f"{name}.json"
-        self._made(place.parent)
+        self._make_folder(place.parent)
         write_text(place, json.dumps(manifest, indent=1, allow_nan=False) + "\n")
         return self._read_manifest(place)
 
@@ -338,11 +338,11 @@ class Store:
         place = self.folder / "objects" / name[:2] / f"{name}{suffix}"
         if place.exists():
             return
-        self._made(place.parent)
+        self._make_folder(place.parent)
         with replacing_stream(place) as stream:
             write(stream)
 
-    def _made(self, folder: Path) -> None:
+    def _make_folder(self, folder: Path) -> None:
         with naming(folder):
             folder.mkdir(parents=True, exist_ok=True)
 

@@ -59,8 +59,8 @@ def runs_table(runs: Sequence[StoredRun]) -> ColumnTable:
 def eager_compiled_table(runs: Iterable[StoredRun]) -> ColumnTable:
     """Return the effect of compilation by workload: speed-up is eager time over compiled time."""
     pairs = _pairs(runs, lambda config: {**config, "compiled": None}, _is_compiled)
-    return _compared(pairs, ("eager", "compiled"), "no workload was run both ways: bench run, then "
-                     "the same with --compile")  # fmt: skip
+    none = "no workload was run both ways: bench run, then the same with --compile"
+    return _comparison_table(pairs, ("eager", "compiled"), none)
 
 
 def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnTable:
@@ -89,7 +89,9 @@ def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnT
         return next((i for i, fitting in enumerate(found) if device_of(run) in fitting), None)
 
     pairs = _pairs(every, lambda config: {**config, "device": None}, side)
-    return _compared(pairs, ("first", "second"), "no workload was run alike on both devices")
+    return _comparison_table(
+        pairs, ("first", "second"), "no workload was run alike on both devices"
+    )
 
 
 def device_of(run: StoredRun) -> str:
@@ -120,7 +122,7 @@ def _pairs(runs: Iterable[StoredRun], like: Any, side: Any) -> list[_Pair]:
     return sorted(pairs, key=lambda pair: (pair[0].name, str(pair[0].config.get("mode"))))
 
 
-def _compared(pairs: Sequence[_Pair], sides: tuple[str, str], none: str) -> ColumnTable:
+def _comparison_table(pairs: Sequence[_Pair], sides: tuple[str, str], none: str) -> ColumnTable:
     ratios = [
         ratio_interval(*(run.metrics["step_ns"]["by_process"] for run in pair)) for pair in pairs
     ]

@@ -99,7 +99,7 @@ def _compare(options: Options) -> int:
         return _compare_suite(options)
     if len(options.sides) != 2:
         raise UsageError("bench compare needs two sides: A and B, or --suite FILE.toml")
-    comparison = _stored(options) or _measured(options)
+    comparison = _compare_stored(options) or _compare_fresh(options)
     if options.json:
         _print_json(comparison.to_dict())
     else:
@@ -126,7 +126,7 @@ def _print_json(document: dict[str, Any]) -> None:
     print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
 
 
-def _stored(options: Options) -> Comparison | None:
+def _compare_stored(options: Options) -> Comparison | None:
     if options.program is not None:
         return None
     from torchtraceap.lab.bench.comparison.sides import stored_runs
@@ -143,22 +143,22 @@ def _stored(options: Options) -> Comparison | None:
         minimal_effect=options.minimal_effect,
         alpha=options.alpha,
         causes=not options.no_causes,
-        reproduce=_again(options),
+        reproduce=_reproduce_command(options),
     )
 
 
-def _measured(options: Options) -> Comparison:
+def _compare_fresh(options: Options) -> Comparison:
     from torchtraceap.lab.bench.comparison.compare import compare
     from torchtraceap.lab.bench.comparison.sides import open_sides
-    from torchtraceap.lab.bench.comparison.storage import PAIRS, folder_of, keep, parent_folder
+    from torchtraceap.lab.bench.comparison.storage import PAIRS, keep, make_folder, parent_folder
 
     plan = _plan(options)
-    opened = open_sides(
+    sides = open_sides(
         *options.sides, program=options.program, setup=options.setup, timeout_s=options.timeout
     )
-    with parent_folder(options.store) as parent, opened as (side_a, side_b):
+    with parent_folder(options.store) as parent, sides as (side_a, side_b):
         note(f"A and B are {_kind(options)}")
-        folder = folder_of(parent, side_a, side_b, [plan.looks, options.seed])
+        folder = make_folder(parent, side_a, side_b, [plan.looks, options.seed])
         comparison = compare(
             side_a,
             side_b,
@@ -168,7 +168,7 @@ def _measured(options: Options) -> Comparison:
             seed=options.seed,
             causes=not options.no_causes,
             kept=folder / PAIRS,
-            reproduce=_again(options),
+            reproduce=_reproduce_command(options),
         )
         keep(folder, comparison)
         if options.store:
@@ -185,7 +185,7 @@ def _kind(options: Options) -> str:
     return f"{kinds[0]}s".removeprefix("a ") if len(set(kinds)) == 1 else " and ".join(kinds)
 
 
-def _again(options: Options) -> str:
+def _reproduce_command(options: Options) -> str:
     """Return the command that repeats the comparison."""
     import shlex
 
@@ -207,7 +207,7 @@ def _again(options: Options) -> str:
 
 
 def _compare_suite(options: Options) -> int:
-    from torchtraceap.lab.bench.comparison.many import compare_many, opened, read_suite
+    from torchtraceap.lab.bench.comparison.many import compare_many, open_comparison, read_suite
     from torchtraceap.lab.bench.comparison.storage import keep, parent_folder
 
     if options.sides or options.program is not None or options.setup:
@@ -215,10 +215,10 @@ def _compare_suite(options: Options) -> int:
     described = read_suite(Path(options.suite))
     with parent_folder(options.store) as parent, ExitStack() as stack:
         entries = [
-            opened(
+            open_comparison(
                 stack,
                 each,
-                _plan_of(options, each.minimal_effect, each.name),
+                _plan_for(options, each.minimal_effect, each.name),
                 parent=parent,
                 seed=options.seed + place,
                 timeout_s=options.timeout,
@@ -226,7 +226,10 @@ def _compare_suite(options: Options) -> int:
             for place, each in enumerate(described)
         ]
         found = compare_many(
-            entries, seed=options.seed, causes=not options.no_causes, reproduce=_again(options)
+            entries,
+            seed=options.seed,
+            causes=not options.no_causes,
+            reproduce=_reproduce_command(options),
         )
         for entry, (_, _, comparison) in zip(entries, found.comparisons, strict=True):
             if entry.kept is not None:
@@ -238,7 +241,7 @@ def _compare_suite(options: Options) -> int:
     return _code(options, [comparison for _, _, comparison in found.comparisons])
 
 
-def _plan_of(options: Options, minimal_effect: float | str | None, name: str) -> Plan:
+def _plan_for(options: Options, minimal_effect: float | str | None, name: str) -> Plan:
     """Return the plan with the minimal effect that the file gives: 0.05 or "5%"."""
     plan = _plan(options)
     if minimal_effect is None:

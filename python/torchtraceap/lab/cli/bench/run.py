@@ -24,7 +24,7 @@ from torchtraceap.cli.tables import add_table_output, check_table_output, give_t
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.runs.batch_size import BatchSearch
-    from torchtraceap.lab.bench.runs.config import Asked, Protocol
+    from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
     from torchtraceap.lab.bench.runs.run import Outcome
     from torchtraceap.lab.bench.store.run_store import Store, StoredRun
     from torchtraceap.lab.workloads.registry import Entry
@@ -172,7 +172,7 @@ def _run(options: Options) -> int:
     from torchtraceap.errors import OptionError
     from torchtraceap.lab.bench.runs.run import check_device, run_all
 
-    store, asked = open_store(options), _asked(options)
+    store, asked = open_store(options), _configurations(options)
     protocol = _protocol(options, processes=options.processes, trace=not options.no_trace)
     for device in sorted({each.device for each in asked}):
         check_device(device)
@@ -196,21 +196,26 @@ def _run(options: Options) -> int:
     return FINDINGS if any(each.failed for each in outcomes) else FINE
 
 
-def _asked(options: Options) -> list[Asked]:
-    from torchtraceap.lab.bench.runs.config import Asked, chosen_names, every_mode, read_plan
+def _configurations(options: Options) -> list[WorkloadConfig]:
+    from torchtraceap.lab.bench.runs.config import (
+        WorkloadConfig,
+        expand_modes,
+        read_plan,
+        select_names,
+    )
 
     if options.plan is not None:
         if options.names or options.all or options.domain or options.task:
             raise UsageError("--plan says itself which workloads are run")
         return read_plan(options.plan)
-    names = chosen_names(
+    names = select_names(
         options.names, everything=options.all, domain=options.domain, task=options.task
     )
     return [
         each
         for name in names
-        for each in every_mode(
-            Asked(name, batch=options.batch, **_configuration(options)), options.mode
+        for each in expand_modes(
+            WorkloadConfig(name, batch=options.batch, **_configuration(options)), options.mode
         )
     ]
 
@@ -272,13 +277,13 @@ def _show(options: Options) -> int:
             document["trace"] = str(path) if path else None
         _print_document({"runs": documents})
     elif options.runs:
-        print_text("\n\n".join(_described(run) for run in runs))
+        print_text("\n\n".join(_run_description(run) for run in runs))
     else:
         _print_runs(runs, options)
     return FINE
 
 
-def _described(run: StoredRun) -> str:
+def _run_description(run: StoredRun) -> str:
     """Describe a run in words."""
     from torchtraceap.core.units import format_bytes, format_ns, format_share
     from torchtraceap.lab.bench.runs.config import label_of
@@ -426,11 +431,11 @@ def _batch_size(options: Options) -> int:
     from pathlib import Path
 
     from torchtraceap.lab.bench.runs.batch_size import measure_batches, search_batch
-    from torchtraceap.lab.bench.runs.config import Asked
+    from torchtraceap.lab.bench.runs.config import WorkloadConfig
     from torchtraceap.lab.bench.runs.run import check_device, measure
     from torchtraceap.lab.bench.store.run_store import need_parquet
 
-    asked = Asked(options.name, mode=options.mode, **_configuration(options))
+    asked = WorkloadConfig(options.name, mode=options.mode, **_configuration(options))
     protocol = _protocol(options, processes=options.processes)
     ceiling = None if options.memory_ceiling is None else int(options.memory_ceiling)
     check_device(asked.device)

@@ -64,7 +64,7 @@ def _coverage_of(options: Options, *, measure: bool = False) -> Coverage:
     if not new:
         return stored.only(options.names or known, modes)
     found = measure_coverage(new, modes)
-    return found.with_rows_of(stored.only(options.names, modes))  # with what imports take
+    return found.merge(stored.only(options.names, modes))  # with what imports take
 
 
 def _types(options: Options) -> dict[str, tuple[str, ...]]:

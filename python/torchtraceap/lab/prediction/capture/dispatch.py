@@ -24,7 +24,7 @@ from torchtraceap.lab.prediction.capture.run import (
     watch_optimizers,
 )
 from torchtraceap.lab.prediction.capture.source_lines import error_location
-from torchtraceap.lab.workloads.workload import Workload, made_workload
+from torchtraceap.lab.workloads.workload import Workload, check_workload
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def _attempt(make: Callable[[], Any], run: Run | None, *, computed: bool = False
     size, doing = 0, "the workload could not be made"
     with _capture_mode(computed=computed) as values:
         try:
-            workload = made_workload(make())
+            workload = check_workload(make())
             _initialize_lazy_modules(workload)
             size = sum(each.numel() * each.element_size() for each in workload.model.parameters())
             with ExitStack() as stack:
@@ -177,7 +177,7 @@ def inspect_workload(make: Callable[[], Any], look: Callable[[Workload], T]) -> 
         OptionError: `make` returns no workload.
     """
     with _capture_mode():
-        return look(made_workload(make()))
+        return look(check_workload(make()))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from torchtraceap.lab.prediction.parallel.strategy import (
     Strategy,
 )
 from torchtraceap.lab.prediction.parallel.world import fake_rank, make_mesh
-from torchtraceap.lab.workloads.workload import Workload, made_workload
+from torchtraceap.lab.workloads.workload import Workload, check_workload
 from torchtraceap.ops.devices import Device
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def made() -> Workload:
-        workload = made_workload(make())
+        workload = check_workload(make())
         if workload.model in seen:
             return replace(workload, model=deepcopy(workload.model))
         seen.add(workload.model)

@@ -158,7 +158,7 @@ class _Depth(nn.Module):
         return self.last(y)
 
 
-def _scale_invariant(output: Tensor, target: Tensor) -> Tensor:
+def _depth_loss(output: Tensor, target: Tensor) -> Tensor:
     """Return the scale-invariant loss of Eigen et al. (arXiv 1406.2283) where depth is known, and
     the smoothness of gradients."""
     apart = (output.float() + 1e-3).log() - target.clamp(min=1e-3).log()
@@ -178,9 +178,7 @@ def depth_decoder(batch: int = 4, size: str = "tiny") -> Made:
     """Depth from one image, by an encoder and a decoder that fuses its maps."""
     width, depth, side = pick(size, (16, 1, 64), (256, 3, 384))
     target = 5 * torch.rand(batch, 1, side // 4, side // 4)
-    return supervised(
-        _Depth(width, depth), torch.randn(batch, 3, side, side), target, _scale_invariant
-    )
+    return supervised(_Depth(width, depth), torch.randn(batch, 3, side, side), target, _depth_loss)
 
 
 class _Warped(nn.Module):
@@ -201,7 +199,7 @@ class _Warped(nn.Module):
         return made, near
 
 
-def _photometric(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+def _photometric_loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     """Return the structural similarity (SSIM) and brightness loss."""
     made, near = output
     a, b = (functional.avg_pool2d(each, 3, 1) for each in (made, target))
@@ -222,7 +220,7 @@ def monodepth(batch: int = 2, size: str = "tiny") -> Made:
     """Depth learned from two views without labels, after Monodepth2 (arXiv 1806.01260)."""
     width, depth, side = pick(size, (8, 3, 48), (64, 5, 256))
     one, other = torch.rand(batch, 3, side, side), torch.rand(batch, 3, side, side)
-    return supervised(_Warped(width, depth), (one, other), one, _photometric, adam)
+    return supervised(_Warped(width, depth), (one, other), one, _photometric_loss, adam)
 
 
 class _Joints(nn.Module):

@@ -64,7 +64,7 @@ class _Dense(nn.Module):
         return logits, boxes.exp()
 
 
-def _focal(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+def _detection_loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     """Return the focal loss of the classes and the smooth L1 loss of the boxes with an object."""
     logits, boxes = (each.float() for each in output)
     given, label = target[..., :4], target[..., 4].long()
@@ -88,7 +88,7 @@ def retinanet(batch: int = 4, size: str = "tiny") -> Made:
     label = classes(batch, _CLASSES + 1, places, 1).float()
     target = torch.cat([torch.rand(batch, places, 4), label], -1)
     return supervised(
-        _Dense(width, depth), torch.randn(batch, 3, side, side), target, _focal, momentum
+        _Dense(width, depth), torch.randn(batch, 3, side, side), target, _detection_loss, momentum
     )
 
 
@@ -111,7 +111,7 @@ class _Queries(nn.Module):
         return self.logits(found), self.boxes(found).sigmoid()
 
 
-def _matched(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+def _matching_loss(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
     """Return the loss after greedy matching: each object takes the best query that is still
     free."""
     (logits, boxes), (labels, given) = (output[0].float(), output[1].float()), target
@@ -141,7 +141,7 @@ def detr(batch: int = 4, size: str = "tiny") -> Made:
     width, queries, depth, side = pick(size, (32, 16, 1, 96), (256, 100, 6, 512))
     target = (classes(batch, _CLASSES, 5), torch.rand(batch, 5, 4))
     net = _Queries(width, queries, depth)
-    return supervised(net, torch.randn(batch, 3, side, side), target, _matched)
+    return supervised(net, torch.randn(batch, 3, side, side), target, _matching_loss)
 
 
 class _TwoStages(nn.Module):

@@ -20,7 +20,7 @@ from torchtraceap.lab.workloads.suite.layers import (
 )  # fmt: skip
 
 
-def _next_word(output: Tensor, words: Tensor) -> Tensor:
+def _next_token_loss(output: Tensor, words: Tensor) -> Tensor:
     """Return the next-token loss."""
     return functional.cross_entropy(output[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
@@ -54,7 +54,7 @@ def gpt(batch: int = 4, size: str = "tiny") -> Made:
         size, (1000, 48, 64, 2, 4), (50257, 1024, 768, 12, 12)
     )
     text = classes(batch, words, length)
-    return supervised(_Gpt(words, length, width, depth, heads), text, text, _next_word)
+    return supervised(_Gpt(words, length, width, depth, heads), text, text, _next_token_loss)
 
 
 class _Rotary(nn.Module):
@@ -118,7 +118,7 @@ def llama(batch: int = 4, size: str = "tiny") -> Made:
     text = classes(batch, words, length)
     net = _Llama(words, width, depth, heads, length)
     return supervised(
-        net, text, text, _next_word,
+        net, text, text, _next_token_loss,
         lambda weights: torch.optim.AdamW(weights, lr=3e-4, betas=(0.9, 0.95), fused=True),
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ def t5(batch: int = 4, size: str = "tiny") -> Made:
     words, width, depth, heads, length = pick(size, (1000, 48, 2, 4, 32), (32128, 512, 6, 8, 512))
     source, target = classes(batch, words, length), classes(batch, words, length)
     return supervised(
-        _T5(words, width, depth, heads), (source, target), target, _next_word,
+        _T5(words, width, depth, heads), (source, target), target, _next_token_loss,
         lambda weights: torch.optim.Adagrad(weights, lr=0.01),
     )  # fmt: skip
 
@@ -225,7 +225,7 @@ def lstm_lm(batch: int = 8, size: str = "tiny") -> Made:
     words, width, depth, length = pick(size, (1000, 64, 2, 24), (33278, 1024, 2, 256))
     text = classes(batch, words, length)
     return supervised(
-        _Recurrent(words, width, depth), text, text, _next_word,
+        _Recurrent(words, width, depth), text, text, _next_token_loss,
         lambda weights: torch.optim.SGD(weights, lr=1.0),
     )  # fmt: skip
 
@@ -246,7 +246,7 @@ class _Tagger(nn.Module):
         return self.tags(seen), self.pairs
 
 
-def _all_paths(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+def _crf_loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     """Return the negative log likelihood of the tags by the forward algorithm."""
     scores, pairs = (each.float() for each in output)
     total = scores[:, 0]
@@ -268,7 +268,7 @@ def crf_tagger(batch: int = 8, size: str = "tiny") -> Made:
     lengths = torch.randint(length // 2, length + 1, (batch,))
     net = _Tagger(words, width, tags)
     return supervised(
-        net, (classes(batch, words, length), lengths), classes(batch, tags, length), _all_paths
+        net, (classes(batch, words, length), lengths), classes(batch, tags, length), _crf_loss
     )
 
 
@@ -303,7 +303,7 @@ def seq2seq(batch: int = 4, size: str = "tiny") -> Made:
     """Translation with attention (arXiv 1409.0473)."""
     words, width, length = pick(size, (1000, 48, 16), (30000, 512, 64))
     source, target = classes(batch, words, length), classes(batch, words, length)
-    return supervised(_Translator(words, width), (source, target), target, _next_word, adam)
+    return supervised(_Translator(words, width), (source, target), target, _next_token_loss, adam)
 
 
 class _Experts(nn.Module):
@@ -352,7 +352,7 @@ def moe(batch: int = 4, size: str = "tiny") -> Made:
     """A sparse mixture of experts (arXiv 2401.04088), expert after expert."""
     words, width, depth, experts, length = pick(size, (500, 48, 2, 4, 32), (32000, 768, 8, 8, 512))
     text = classes(batch, words, length)
-    return supervised(_Sparse(words, width, depth, experts), text, text, _next_word)
+    return supervised(_Sparse(words, width, depth, experts), text, text, _next_token_loss)
 
 
 class _Selective(nn.Module):
@@ -393,7 +393,7 @@ def mamba(batch: int = 2, size: str = "tiny") -> Made:
         nn.Embedding(words, width), *(_Selective(width, state) for _ in range(depth)),
         nn.Linear(width, words),
     )  # fmt: skip
-    return supervised(net, text, text, _next_word)
+    return supervised(net, text, text, _next_token_loss)
 
 
 class _Views(nn.Module):

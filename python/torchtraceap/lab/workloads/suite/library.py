@@ -27,7 +27,7 @@ def _library(name: str) -> Any:
     return getattr(transformers, name)
 
 
-def _made(
+def _model_parts(
     name: str,
     config: dict[str, Any],
     inputs: dict[str, Any],
@@ -47,12 +47,12 @@ def _images(batch: int, side: int) -> Tensor:
     return torch.randn(batch, 3, side, side)
 
 
-def _to_one(key: str) -> Callable[[Any], Tensor]:
+def _distance_from_one(key: str) -> Callable[[Any], Tensor]:
     """Return the distance of an output from one, a stand-in where the library has no loss."""
     return lambda output: (output[key].float() - 1).square().mean()
 
 
-def _text(batch: int, length: int, words: int = 500) -> dict[str, Tensor]:
+def _language_inputs(batch: int, length: int, words: int = 500) -> dict[str, Tensor]:
     """Return random tokens with themselves as labels."""
     ids = torch.randint(4, words, (batch, length))
     return {"input_ids": ids, "labels": ids}
@@ -71,7 +71,7 @@ def hf_bert(batch: int = 4, size: str = "tiny") -> Made:
     config = pick(size, {**_TINY, "vocab_size": 500, "max_position_embeddings": 64}, {})
     ids = torch.randint(4, 500, (batch, pick(size, 32, 512)))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": classes(batch, 2)}
-    return _made("BertForSequenceClassification", config, inputs)
+    return _model_parts("BertForSequenceClassification", config, inputs)
 
 
 @workload(
@@ -84,7 +84,7 @@ def hf_distilbert(batch: int = 4, size: str = "tiny") -> Made:
     tiny = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128, "vocab_size": 500}
     ids = torch.randint(4, 500, (batch, pick(size, 32, 512)))
     inputs = {"input_ids": ids, "labels": classes(batch, 2)}
-    return _made("DistilBertForSequenceClassification", pick(size, tiny, {}), inputs)
+    return _model_parts("DistilBertForSequenceClassification", pick(size, tiny, {}), inputs)
 
 
 @workload(
@@ -96,8 +96,8 @@ def hf_distilbert(batch: int = 4, size: str = "tiny") -> Made:
 def hf_gpt2(batch: int = 4, size: str = "tiny") -> Made:
     tiny = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500, "n_positions": 64}
     special = {"bos_token_id": 1, "eos_token_id": 1}
-    inputs = _text(batch, pick(size, 32, 1024))
-    return _made("GPT2LMHeadModel", pick(size, {**tiny, **special}, {}), inputs)
+    inputs = _language_inputs(batch, pick(size, 32, 1024))
+    return _model_parts("GPT2LMHeadModel", pick(size, {**tiny, **special}, {}), inputs)
 
 
 def _decoder(size: str, **more: Any) -> dict[str, Any]:
@@ -117,7 +117,9 @@ def _decoder(size: str, **more: Any) -> dict[str, Any]:
     exercises="Rotary places by halves, grouped queries, a cache object in the forward pass.",
 )
 def hf_llama(batch: int = 4, size: str = "tiny") -> Made:
-    return _made("LlamaForCausalLM", _decoder(size), _text(batch, pick(size, 32, 1024)))
+    return _model_parts(
+        "LlamaForCausalLM", _decoder(size), _language_inputs(batch, pick(size, 32, 1024))
+    )
 
 
 @workload(
@@ -127,7 +129,9 @@ def hf_llama(batch: int = 4, size: str = "tiny") -> Made:
     exercises="Llama's layers with biases in the projections.",
 )
 def hf_qwen2(batch: int = 4, size: str = "tiny") -> Made:
-    return _made("Qwen2ForCausalLM", _decoder(size), _text(batch, pick(size, 32, 1024)))
+    return _model_parts(
+        "Qwen2ForCausalLM", _decoder(size), _language_inputs(batch, pick(size, 32, 1024))
+    )
 
 
 @workload(
@@ -139,7 +143,7 @@ def hf_qwen2(batch: int = 4, size: str = "tiny") -> Made:
 def hf_mixtral(batch: int = 4, size: str = "tiny") -> Made:
     more = pick(size, {"num_local_experts": 4}, {"num_local_experts": 8, "num_hidden_layers": 4})
     config = _decoder(size, **more)
-    return _made("MixtralForCausalLM", config, _text(batch, pick(size, 32, 1024)))
+    return _model_parts("MixtralForCausalLM", config, _language_inputs(batch, pick(size, 32, 1024)))
 
 
 @workload(
@@ -151,7 +155,9 @@ def hf_mixtral(batch: int = 4, size: str = "tiny") -> Made:
 def hf_mamba(batch: int = 2, size: str = "tiny") -> Made:
     tiny = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 500}
     full = {"hidden_size": 768, "num_hidden_layers": 8, "vocab_size": 50280}
-    return _made("MambaForCausalLM", pick(size, tiny, full), _text(batch, pick(size, 24, 256)))
+    return _model_parts(
+        "MambaForCausalLM", pick(size, tiny, full), _language_inputs(batch, pick(size, 24, 256))
+    )
 
 
 @workload(
@@ -166,7 +172,9 @@ def hf_t5(batch: int = 4, size: str = "tiny") -> Made:
         "vocab_size": 500,
     }  # fmt: skip
     config = {**pick(size, tiny, {}), "decoder_start_token_id": 0}
-    return _made("T5ForConditionalGeneration", config, _text(batch, pick(size, 24, 512)))
+    return _model_parts(
+        "T5ForConditionalGeneration", config, _language_inputs(batch, pick(size, 24, 512))
+    )
 
 
 @workload(
@@ -180,8 +188,10 @@ def hf_bart(batch: int = 4, size: str = "tiny") -> Made:
     tiny = {"d_model": 64, "vocab_size": 500, "max_position_embeddings": 64}
     for side in sides:
         tiny |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 128}
-    return _made(
-        "BartForConditionalGeneration", pick(size, tiny, {}), _text(batch, pick(size, 24, 512))
+    return _model_parts(
+        "BartForConditionalGeneration",
+        pick(size, tiny, {}),
+        _language_inputs(batch, pick(size, 24, 512)),
     )
 
 
@@ -196,7 +206,7 @@ def hf_bart(batch: int = 4, size: str = "tiny") -> Made:
 )
 def hf_vit(batch: int = 8, size: str = "tiny") -> Made:
     inputs = {"pixel_values": _images(batch, pick(size, 64, 224)), "labels": classes(batch, 2)}
-    return _made("ViTForImageClassification", pick(size, _PATCHES, {}), inputs)
+    return _model_parts("ViTForImageClassification", pick(size, _PATCHES, {}), inputs)
 
 
 @workload(
@@ -208,7 +218,7 @@ def hf_vit(batch: int = 8, size: str = "tiny") -> Made:
 def hf_mobilevit(batch: int = 2, size: str = "tiny") -> Made:
     tiny = {"image_size": 64, "width_multiplier": 0.25}
     inputs = {"pixel_values": _images(batch, pick(size, 64, 256)), "labels": classes(batch, 2)}
-    return _made("MobileViTV2ForImageClassification", pick(size, tiny, {}), inputs)
+    return _model_parts("MobileViTV2ForImageClassification", pick(size, tiny, {}), inputs)
 
 
 @workload(
@@ -227,7 +237,7 @@ def hf_clip(batch: int = 4, size: str = "tiny") -> Made:
     ids[:, -1] = pick(size, 499, 49407)
     images = _images(batch, pick(size, 64, 224))
     inputs = {"input_ids": ids, "pixel_values": images, "return_loss": True}
-    return _made("CLIPModel", pick(size, tiny, {}), inputs)
+    return _model_parts("CLIPModel", pick(size, tiny, {}), inputs)
 
 
 def _objects(batch: int) -> list[dict[str, Tensor]]:
@@ -253,7 +263,7 @@ def hf_detr(batch: int = 2, size: str = "tiny") -> Made:
     own = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
     config = {**pick(size, tiny, {}), **own, "backbone_config": resnet, "num_labels": 3}
     inputs = {"pixel_values": _images(batch, pick(size, 64, 512)), "labels": _objects(batch)}
-    return _made("DetrForObjectDetection", config, inputs)
+    return _model_parts("DetrForObjectDetection", config, inputs)
 
 
 @workload(
@@ -266,7 +276,7 @@ def hf_yolos(batch: int = 2, size: str = "tiny") -> Made:
     tiny: dict[str, Any] = {**_PATCHES, "image_size": [128, 128], "num_detection_tokens": 12}
     config = {**pick(size, tiny, {"image_size": [512, 512]}), "num_labels": 3}
     inputs = {"pixel_values": _images(batch, pick(size, 128, 512)), "labels": _objects(batch)}
-    return _made("YolosForObjectDetection", config, inputs)
+    return _model_parts("YolosForObjectDetection", config, inputs)
 
 
 @workload(
@@ -282,7 +292,7 @@ def hf_segformer(batch: int = 2, size: str = "tiny") -> Made:
     }  # fmt: skip
     side = pick(size, 64, 512)
     inputs = {"pixel_values": _images(batch, side), "labels": classes(batch, 3, side, side)}
-    return _made(
+    return _model_parts(
         "SegformerForSemanticSegmentation", {**pick(size, tiny, {}), "num_labels": 3}, inputs
     )
 
@@ -309,7 +319,7 @@ def hf_mask2former(batch: int = 1) -> Made:
         "mask_labels": [torch.rand(2, 64, 64).round() for _ in range(batch)],
         "class_labels": [classes(2, 3) for _ in range(batch)],
     }
-    return _made("Mask2FormerForUniversalSegmentation", config, inputs)
+    return _model_parts("Mask2FormerForUniversalSegmentation", config, inputs)
 
 
 @workload(
@@ -325,7 +335,9 @@ def hf_dpt(batch: int = 2) -> Made:
         "fusion_hidden_size": 16,
     }  # fmt: skip
     inputs = {"pixel_values": _images(batch, 64)}
-    return _made("DPTForDepthEstimation", config, inputs, _to_one("predicted_depth"))
+    return _model_parts(
+        "DPTForDepthEstimation", config, inputs, _distance_from_one("predicted_depth")
+    )
 
 
 @workload(
@@ -341,7 +353,7 @@ def hf_vitpose(batch: int = 4) -> Made:
     )  # fmt: skip
     inputs = {"pixel_values": torch.randn(batch, 3, 64, 48)}
     config = {"backbone_config": backbone, "num_labels": 17}
-    return _made("VitPoseForPoseEstimation", config, inputs, _to_one("heatmaps"))
+    return _model_parts("VitPoseForPoseEstimation", config, inputs, _distance_from_one("heatmaps"))
 
 
 @workload(
@@ -355,7 +367,7 @@ def hf_videomae(batch: int = 2, size: str = "tiny") -> Made:
     clips = torch.randn(batch, frames, 3, side, side)
     inputs = {"pixel_values": clips, "labels": classes(batch, 2)}
     config = pick(size, {**_PATCHES, "num_frames": 4}, {})
-    return _made("VideoMAEForVideoClassification", config, inputs)
+    return _model_parts("VideoMAEForVideoClassification", config, inputs)
 
 
 # ------------------------------------------------------------------------- speech
@@ -376,7 +388,7 @@ def hf_wav2vec2(batch: int = 2, size: str = "tiny") -> Made:
     config = {**pick(size, {**_TINY, **convolutions}, {}), "vocab_size": 32, "mask_time_prob": 0.0}
     wave = torch.randn(batch, pick(size, 2000, 160000))
     inputs = {"input_values": wave, "labels": classes(batch, 30, pick(size, 8, 100)) + 1}
-    return _made("Wav2Vec2ForCTC", config, inputs)
+    return _model_parts("Wav2Vec2ForCTC", config, inputs)
 
 
 @workload(
@@ -397,7 +409,7 @@ def hf_whisper(batch: int = 2, size: str = "tiny") -> Made:
     mels, frames, length = pick(size, (16, 120, 12), (80, 3000, 200))
     labels = torch.randint(4, 500, (batch, length))
     inputs = {"input_features": torch.randn(batch, mels, frames), "labels": labels}
-    return _made("WhisperForConditionalGeneration", pick(size, tiny, {}), inputs)
+    return _model_parts("WhisperForConditionalGeneration", pick(size, tiny, {}), inputs)
 
 
 @workload(
@@ -410,4 +422,4 @@ def hf_ast(batch: int = 4, size: str = "tiny") -> Made:
     tiny = {**_TINY, "patch_size": 16, "max_length": 64, "num_mel_bins": 32}
     frames, mels = pick(size, (64, 32), (1024, 128))
     inputs = {"input_values": torch.randn(batch, frames, mels), "labels": classes(batch, 2)}
-    return _made("ASTForAudioClassification", pick(size, tiny, {}), inputs)
+    return _model_parts("ASTForAudioClassification", pick(size, tiny, {}), inputs)

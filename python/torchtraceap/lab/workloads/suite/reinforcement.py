@@ -22,12 +22,12 @@ from torchtraceap.lab.workloads.suite.layers import (
 )  # fmt: skip
 
 
-def _frozen(net: nn.Module) -> nn.Module:
+def _frozen_copy(net: nn.Module) -> nn.Module:
     """Return a copy that is never trained."""
     return copy.deepcopy(net).requires_grad_(False)
 
 
-def _follow(target: nn.Module, online: nn.Module, share: float = 0.005) -> None:
+def _update_target(target: nn.Module, online: nn.Module, share: float = 0.005) -> None:
     """Move the target network a little toward the trained one."""
     with torch.no_grad():
         torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), share)
@@ -68,7 +68,7 @@ class _Dqn(nn.Module):
     def __init__(self, side: int, width: int, actions: int) -> None:
         super().__init__()
         self.online = _Atari(side, width, actions)
-        self.target = _frozen(self.online)
+        self.target = _frozen_copy(self.online)
 
     def forward(
         self, now: Tensor, action: Tensor, reward: Tensor, after: Tensor, done: Tensor
@@ -104,7 +104,7 @@ class _C51(nn.Module):
     def __init__(self, states: int, width: int, actions: int) -> None:
         super().__init__()
         self.online = perceptron(states, width, width, actions * 51)
-        self.target = _frozen(self.online)
+        self.target = _frozen_copy(self.online)
         self.register_buffer("values", torch.linspace(-10, 10, 51))
 
     def forward(self, now: Tensor, action: Tensor, reward: Tensor, after: Tensor) -> Tensor:
@@ -226,13 +226,13 @@ class _Sac(nn.Module):
         self.critics = nn.ModuleList(
             perceptron(states + actions, width, width, 1) for _ in range(2)
         )
-        self.targets, self.warmth = _frozen(self.critics), nn.Parameter(torch.zeros(()))
+        self.targets, self.warmth = _frozen_copy(self.critics), nn.Parameter(torch.zeros(()))
         self.wanted = float(-actions)
 
     def forward(self, now: Tensor, action: Tensor, reward: Tensor, after: Tensor) -> Tensor:
         warmth = self.warmth.exp()
         if torch.is_grad_enabled():
-            _follow(self.targets, self.critics)
+            _update_target(self.targets, self.critics)
         with torch.no_grad():
             then, likely = self._drawn(after)
             ahead = self._least(self.targets, after, then) - warmth * likely
@@ -285,7 +285,10 @@ class _Ddpg(nn.Module):
         super().__init__()
         self.policy = nn.Sequential(perceptron(states, width, actions), nn.Tanh())
         self.critic = perceptron(states + actions, width, 1)
-        self.policy_target, self.critic_target = _frozen(self.policy), _frozen(self.critic)
+        self.policy_target, self.critic_target = (
+            _frozen_copy(self.policy),
+            _frozen_copy(self.critic),
+        )
 
     def forward(self, now: Tensor, action: Tensor, reward: Tensor, after: Tensor) -> Tensor:
         with torch.no_grad():

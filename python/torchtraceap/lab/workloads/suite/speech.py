@@ -20,7 +20,7 @@ from torchtraceap.lab.workloads.suite.layers import (
 _LETTERS = 32
 
 
-def _spelled(output: Tensor, target: Tensor) -> Tensor:
+def _ctc_loss(output: Tensor, target: Tensor) -> Tensor:
     """Return the CTC loss."""
     likely = output.float().log_softmax(-1).transpose(0, 1)
     heard = torch.full((likely.shape[1],), likely.shape[0], dtype=torch.long)
@@ -62,7 +62,7 @@ def wav2vec(batch: int = 2, size: str = "tiny") -> Made:
     """A network after wav2vec 2.0 (arXiv 2006.11477), trained with CTC."""
     width, depth, heads, length = pick(size, (32, 2, 4, 4000), (512, 12, 8, 160000))
     wave, text = torch.randn(batch, 1, length), _letters(batch, length // 800)
-    return supervised(_Raw(width, depth, heads), wave, text, _spelled)
+    return supervised(_Raw(width, depth, heads), wave, text, _ctc_loss)
 
 
 class _Conformer(nn.Module):
@@ -116,7 +116,7 @@ def conformer(batch: int = 2, size: str = "tiny") -> Made:
     """Conformer (arXiv 2005.08100)."""
     width, depth, heads, frames = pick(size, (32, 2, 4, 128), (256, 12, 4, 1600))
     mel, text = torch.randn(batch, frames, 80), _letters(batch, frames // 16)
-    return supervised(_Heard(width, depth, heads), mel, text, _spelled)
+    return supervised(_Heard(width, depth, heads), mel, text, _ctc_loss)
 
 
 class _Listener(nn.Module):
@@ -139,7 +139,7 @@ class _Listener(nn.Module):
         return self.joint(both).float().log_softmax(-1)
 
 
-def _all_alignments(likely: Tensor, text: Tensor) -> Tensor:
+def _transducer_loss(likely: Tensor, text: Tensor) -> Tensor:
     """Return the transducer loss, computed along diagonals of the lattice of frames and letters."""
     batch, frames, states, _ = likely.shape
     silent = likely[..., 0]
@@ -169,7 +169,7 @@ def transducer(batch: int = 2, size: str = "tiny") -> Made:
     """An RNN transducer (arXiv 1211.3711) with its loss in plain PyTorch."""
     width, frames, letters = pick(size, (32, 16, 4), (512, 100, 16))
     mel, text = torch.randn(batch, frames, 80), _letters(batch, letters)
-    return supervised(_Listener(width), (mel, text), text, _all_alignments)
+    return supervised(_Listener(width), (mel, text), text, _transducer_loss)
 
 
 class _Speaker(nn.Module):
@@ -367,7 +367,7 @@ class _Separator(nn.Module):
         return self.leave((seen[:, None] * masks).flatten(0, 1)).unflatten(0, (-1, 2)).squeeze(2)
 
 
-def _best_order(output: Tensor, target: Tensor) -> Tensor:
+def _negative_snr(output: Tensor, target: Tensor) -> Tensor:
     """Return the permutation-invariant negative signal-to-noise ratio."""
     found = []
     for order in (target, target.flip(1)):
@@ -387,7 +387,7 @@ def tasnet(batch: int = 2, size: str = "tiny") -> Made:
     width, depth, length = pick(size, (32, 4, 1600), (512, 8, 32000))
     voices = torch.randn(batch, 2, length)
     mixed = voices.sum(1, keepdim=True)
-    return supervised(_Separator(width, depth), mixed, voices, _best_order, adam)
+    return supervised(_Separator(width, depth), mixed, voices, _negative_snr, adam)
 
 
 class _Vocoder(nn.Module):

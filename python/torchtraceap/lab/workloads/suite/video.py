@@ -45,7 +45,7 @@ def c3d(batch: int = 2, size: str = "tiny") -> Made:
     return supervised(net, clips, classes(batch, _ACTIONS), optimizer=momentum)
 
 
-def _apart(inputs: int, outputs: int) -> nn.Sequential:
+def _factored_conv(inputs: int, outputs: int) -> nn.Sequential:
     """Return a convolution over each frame, then one over time."""
     return nn.Sequential(
         nn.Conv3d(inputs, outputs, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False),
@@ -64,7 +64,9 @@ def r2plus1d(batch: int = 2, size: str = "tiny") -> Made:
     """A network after R(2+1)D (arXiv 1711.11248)."""
     width, frames, side = pick(size, (16, 8, 48), (64, 16, 112))
     net = nn.Sequential(
-        _apart(3, width), _apart(width, 2 * width), _apart(2 * width, 4 * width),
+        _factored_conv(3, width),
+        _factored_conv(width, 2 * width),
+        _factored_conv(2 * width, 4 * width),
         nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4 * width, _ACTIONS),
     )  # fmt: skip
     clips = torch.randn(batch, 3, frames, side, side)

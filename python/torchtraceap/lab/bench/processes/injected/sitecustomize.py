@@ -18,7 +18,7 @@ from typing import Any
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _VARIABLE = "TORCHTRACEAP_WHOLE"
-_NAME = "_torchtraceap_injected"  # record/torch_access.py knows it
+_NAME = "_torchtraceap_injected"  # record/torch_access.py uses this name
 
 
 class _Recorder:
@@ -67,7 +67,7 @@ class _Recorder:
         os._exit = leave
         self.restore.append(lambda: setattr(os, "_exit", original))
 
-    def _stopped(self) -> Any:
+    def _stop(self) -> Any:
         profiler, self.profiler = self.profiler, None
         while self.restore:
             self.restore.pop()()
@@ -78,11 +78,11 @@ class _Recorder:
 
     def give_up(self) -> None:
         with contextlib.suppress(Exception):
-            self._stopped()
+            self._stop()
 
     def finish(self) -> None:
         with contextlib.suppress(Exception):
-            profiler = self._stopped()
+            profiler = self._stop()
             if profiler is not None:
                 growing = self.target + ".growing.json"
                 profiler.export_chrome_trace(growing)
@@ -112,7 +112,7 @@ class _Finder:
         return spec
 
 
-def _leave_no_trace() -> None:
+def _hide_from_children() -> None:
     """Hide this recorder from processes that the program starts."""
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     others = [each for each in inherited if os.path.abspath(each or ".") != _FOLDER or not each]
@@ -123,7 +123,7 @@ def _leave_no_trace() -> None:
     sys.path[:] = [each for each in sys.path if os.path.abspath(each or ".") != _FOLDER or not each]
 
 
-def _run_theirs() -> None:
+def _run_hidden_module() -> None:
     """Run the `sitecustomize` module that ours hides."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
@@ -135,13 +135,13 @@ def _run_theirs() -> None:
 
 def _begin() -> None:
     target = os.environ.pop(_VARIABLE, None)
-    _leave_no_trace()
+    _hide_from_children()
     if target:
         recorder = _Recorder(target)
         sys.modules[_NAME] = recorder  # type: ignore[assignment]
         sys.meta_path.insert(0, _Finder(recorder))
-    _run_theirs()
+    _run_hidden_module()
 
 
-if _VARIABLE in os.environ:  # else somebody imports the module of the package
+if _VARIABLE in os.environ:  # else the module is imported from the package
     _begin()
