@@ -268,7 +268,9 @@ def measure_coverage(
     from torchtraceap.record.torch_access import import_torch
 
     torch = import_torch()
-    sources = [find(name) for name in names] if names is not None else _available()
+    if names is None:
+        names = [entry.name for entry in workloads() if entry.available]
+    sources = [find(name) for name in names]
     exec(_FIRST_STEP, {})  # imports of torch and libraries are not a cost of the workload
     needed = sorted({need for each in sources if each.entry for need in each.entry.needs})
     for module in needed:
@@ -287,10 +289,6 @@ def measure_coverage(
     return Coverage(
         torch.__version__, _surface(), _operators(), imports_s, tuple(rows), tuple(missing)
     )
-
-
-def _available() -> list[Source]:
-    return [find(entry.name) for entry in workloads() if entry.available]
 
 
 def _timed_imports(needed: Iterable[str]) -> dict[str, float]:

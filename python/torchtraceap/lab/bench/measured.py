@@ -69,16 +69,12 @@ def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
     Yields:
         The items.
     """
-    if _is_rank_zero():
+    if os.environ.get(_RANK, "0") == "0":
         if target := os.environ.get(TRACE):
             return _traced_items(iterable, warmup, target)
         if target := os.environ.get(STEPS):
             return _timed_items(iterable, warmup, target)
     return iter(iterable)
-
-
-def _is_rank_zero() -> bool:
-    return os.environ.get(_RANK, "0") == "0"
 
 
 def _timed_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator[Item]:

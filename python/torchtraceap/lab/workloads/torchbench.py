@@ -41,7 +41,8 @@ def torchbench_model(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise _not_there(name, place, error) from error
     except Exception as error:  # a model's module installs and imports whatever it likes
-        raise OptionError(f"torchbench:{name} can't be imported: {_line(error)}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise OptionError(f"torchbench:{name} can't be imported: {reason}") from error
     model = getattr(module, "Model", None)
     if not callable(model):
         raise OptionError(f"{place} has no class Model")
@@ -94,7 +95,3 @@ class TorchBenchRuns:
             return self._made.get_module()[0]
         except (AttributeError, NotImplementedError):
             return None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -141,7 +141,7 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
     change = f" ({100 * difference / step_ns[0]:+.1f} %)" if step_ns[0] else ""
     notes = [
         f"The {what} takes {format_ns(step_ns[0])} before and {format_ns(step_ns[1])} after: "
-        f"{_signed(difference)}{change}; rows sum to it."
+        f"{'+' if difference > 0 else ''}{format_ns(difference)}{change}; rows sum to it."
     ]
     if comparison.basis == "profiled range":
         steps = [any(part.tree.steps for part in parts) for parts in zip(*pairs, strict=True)]
@@ -158,10 +158,6 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
                 f"{slow[0]} before, {slow[1]} after; medians do not follow them."
             )
     return notes + _mismatch_notes(comparison, pairs)
-
-
-def _signed(ns: int) -> str:
-    return ("+" if ns > 0 else "") + format_ns(ns)
 
 
 def _steps_note(comparison: Comparison, counts: Sequence[int]) -> str:

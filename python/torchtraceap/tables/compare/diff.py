@@ -220,13 +220,13 @@ class _TreeRows(_Rows):
         self._book = Codebook()
         self._trees, self._dims = align(comparison)
         self._variant_of = _few_variants(self._trees)
-        self.key = [self._keys(side, is_after) for is_after, side in enumerate(comparison.sides)]
-
-    def _keys(self, side: Side, is_after: int) -> Array:
-        return joined(
-            [self._keys_of(index, part, is_after) for index, part in enumerate(side.cuts)],
-            np.int64,
-        )
+        self.key = [
+            joined(
+                [self._keys_of(index, part, is_after) for index, part in enumerate(side.cuts)],
+                np.int64,
+            )
+            for is_after, side in enumerate(comparison.sides)
+        ]
 
     def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
         """Return the keys of pieces, int64 `[pieces]`."""

@@ -223,17 +223,15 @@ def stored_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | N
         StoreError: A manifest is damaged.
     """
     ids = [path.stem for path in (store.folder / "runs").glob("*.json")]
-    known = [bool(_ID.fullmatch(word)) and _begins(word, ids) for word in (a, b)]
+    known = [
+        bool(_ID.fullmatch(word)) and any(each.startswith(word) for each in ids) for word in (a, b)
+    ]
     if not any(known):
         return None
     for word, is_known in zip((a, b), known, strict=True):
         if not is_known:
             raise OptionError(f"{word}: is no run of {store.folder}, though the other side is one")
     return store.load(a), store.load(b)
-
-
-def _begins(word: str, ids: Sequence[str]) -> bool:
-    return any(each.startswith(word) for each in ids)
 
 
 @contextmanager

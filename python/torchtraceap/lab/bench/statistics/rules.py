@@ -69,16 +69,15 @@ def _single(threshold: float) -> Callable[[Steps, Steps], RuleAnswer]:
 
 def _asv(factor: float) -> Callable[[Steps, Steps], RuleAnswer]:
     def say(before: Steps, after: Steps) -> RuleAnswer:
-        a, b = (_asv_samples(side) for side in (before, after))
+        a, b = (
+            np.concatenate([run[:_ASV_REPEATS] for run in side[:_ASV_PROCESSES]])
+            for side in (before, after)
+        )
         change = float(np.median(b) / np.median(a)) - 1
         beyond = change > factor - 1 or change < 1 / factor - 1
         return RuleAnswer(_word(beyond and _asv_different(a, b), change), change, _ASV_PROCESSES)
 
     return say
-
-
-def _asv_samples(side: Steps) -> Array:
-    return np.concatenate([run[:_ASV_REPEATS] for run in side[:_ASV_PROCESSES]])
 
 
 def _asv_different(a: Array, b: Array) -> bool:

@@ -193,7 +193,8 @@ def breakdown_table(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) ->
         for field in ("mean", "low", "high"):
             name = f"{group}_share" if field == "mean" else f"{group}_{field}_share"
             columns[name] = np.array(
-                [_number(each.breakdown.shares[group][field]) for each in found]
+                [each.breakdown.shares[group][field] for each in found],
+                dtype=np.float64,  # None becomes NaN
             )
     idle = [_idle(each.breakdown) for each in found]
     columns["largest_idle"] = encode_texts(
@@ -228,7 +229,3 @@ def task_table(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> Colu
 
 def _idle(breakdown: Breakdown) -> dict[str, float]:
     return {part: share for part, share in breakdown.parts.items() if group_of(part) == "idle"}
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value

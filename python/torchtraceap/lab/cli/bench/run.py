@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
     from torchtraceap.lab.bench.runs.run import Outcome
     from torchtraceap.lab.bench.store.run_store import Store, StoredRun
-    from torchtraceap.lab.workloads.registry import Entry
 
 __all__ = ["RUN_ACTIONS", "SCHEMA", "add_store", "open_store"]
 
@@ -82,16 +81,21 @@ def _list(options: Options) -> int:
         return FINE
     from torchtraceap.report.tables import TextTable
 
-    rows = [(each.name, each.domain, each.task, _available(each), each.exercises) for each in known]
+    rows = [
+        (
+            each.name,
+            each.domain,
+            each.task,
+            "yes" if each.available else f"needs {', '.join(each.missing)}",
+            each.exercises,
+        )
+        for each in known
+    ]
     columns = ("name", "domain", "task", "available", "exercises")
     missing = sum(not entry.available for entry in known)
     said = f"{len(known)} workloads, {missing} of which miss a library"
     print_tables([TextTable("", columns, rows, said)], options.no_color)
     return FINE
-
-
-def _available(entry: Entry) -> str:
-    return "yes" if entry.available else f"needs {', '.join(entry.missing)}"
 
 
 # ------------------------------------------------------------------------- run

@@ -37,10 +37,6 @@ def _sum(output: Tensor) -> Tensor:
     return output.sum()
 
 
-def _squared(pair: tuple[Tensor, Tensor]) -> Tensor:
-    return functional.mse_loss(pair[0], pair[1])
-
-
 def _frames(batch: int, side: int) -> Tensor:
     """Return random frames as bytes, as an emulator gives them."""
     return torch.randint(0, 256, (batch, 4, side, side), dtype=torch.uint8)
@@ -344,7 +340,11 @@ def decision_transformer(batch: int = 8, size: str = "tiny") -> Made:
         torch.randn(batch, length, 1), torch.randn(batch, length, states),
         torch.rand(batch, length, 6) * 2 - 1,
     )  # fmt: skip
-    return trained(_Decisions(states, width, depth, 6), inputs, _squared)
+    return trained(
+        _Decisions(states, width, depth, 6),
+        inputs,
+        lambda pair: functional.mse_loss(pair[0], pair[1]),
+    )
 
 
 class _World(nn.Module):
