@@ -20,7 +20,7 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.core import intervals, units
+from torchtraceap.core import formatting, intervals
 from torchtraceap.errors import OptionError
 
 
@@ -241,14 +241,14 @@ def test_union_and_coverage_agree_with_counting() -> None:
      (999_960, "1.00 ms"), (176_078_000, "176 ms"), (-2_500, "-2.50 µs"), (61 * 10**9, "61.0 s")],
 )  # fmt: skip
 def test_times_for_a_person(ns: int, text: str) -> None:
-    assert units.format_ns(ns) == text
+    assert formatting.format_ns(ns) == text
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(0.0, "0.0 %"), (0.0001, "< 0.1 %"), (0.339, "33.9 %"), (1.0, "100 %")]
 )
 def test_shares_for_a_person(share: float, text: str) -> None:
-    assert units.format_share(share) == text
+    assert formatting.format_share(share) == text
 
 
 def test_a_missing_core_is_said_clearly(tmp_path: Path) -> None:

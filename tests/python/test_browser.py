@@ -19,7 +19,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 from playwright import sync_api
 
 import torchtraceap as ttap
-from torchtraceap.core.units import format_ns
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.report.page.diff_page import _VIEWS, write_diff_page
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"

@@ -26,7 +26,7 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 from torchtraceap import cli
 from torchtraceap.cli import output, progress
 from torchtraceap.cli.parser import chosen_command, each_command, parse, terminal_width
-from torchtraceap.core.progress import watch_stages
+from torchtraceap.core.progress import set_progress_listener
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.report import terminal
 
@@ -571,12 +571,12 @@ def test_every_phase_of_a_diagnosis_is_a_stage(slow: Path, tmp_path: Path) -> No
         begun.append(name)
         return nullcontext()
 
-    watch_stages(watch)
+    set_progress_listener(watch)
     try:
         assert cli.main(["diagnose", str(slow), "--json", "--html", str(tmp_path / "x.html")]) == 0
         assert cli.main(["kernels", str(slow), "--csv", str(tmp_path / "x.csv")]) == 0
     finally:
-        watch_stages(None)
+        set_progress_listener(None)
     assert begun[:5] == [
         "linking events",
         "looking for anti-patterns",

@@ -22,7 +22,7 @@ from test_hostile import COMMANDS
 import torchtraceap as ttap
 from torchtraceap import cli
 from torchtraceap.core import sums
-from torchtraceap.core.units import exact_us, format_ns
+from torchtraceap.core.formatting import exact_us, format_ns
 from torchtraceap.report import annotate as overlay
 
 LONGEST_US = 2_299_999_999_999_999  # of an event; the reader takes nothing longer

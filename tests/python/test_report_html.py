@@ -24,8 +24,8 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.formatting import display_width
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.words import cells
 from torchtraceap.report.page import render_html
 from torchtraceap.report.page import timeline_data as packing
 from torchtraceap.report.page.document import script_json
@@ -204,7 +204,7 @@ def test_real_traces_have_both_reports(name: str) -> None:
     assert len(render_html(diagnosis)) < 1_500_000
     lines = render_text(diagnosis).splitlines()
     assert len(lines) <= MAX_LINES
-    assert max(map(cells, lines)) <= 100
+    assert max(map(display_width, lines)) <= 100
 
 
 def test_a_healthy_page_says_so(tmp_path: Path) -> None:

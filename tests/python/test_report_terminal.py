@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 import torchtraceap as ttap
+from torchtraceap.core.formatting import display_width, format_percent, one_line, replace_controls
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.words import cells, format_percent, harmless, one_line
 from torchtraceap.report.terminal import MAX_LINES, render_text, split_columns
 from torchtraceap.report.view import build_view
 
@@ -35,7 +35,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> ttap.Diagnosis:
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 120, 300])
 def test_it_fits_the_width(slow: ttap.Diagnosis, width: int) -> None:
     lines = render_text(slow, width=width).splitlines()
-    assert max(map(cells, lines)) <= max(50, min(width, 120))
+    assert max(map(display_width, lines)) <= max(50, min(width, 120))
     if width >= 80:
         assert len(lines) <= MAX_LINES
 
@@ -199,13 +199,13 @@ def test_bar_columns_fill_the_width(shares: list[float], width: int) -> None:
 @given(text=st.text(max_size=300), limit=st.integers(1, 60))
 def test_one_line_is_short_and_harmless(text: str, limit: int) -> None:
     line = one_line(text, limit)
-    assert cells(line) <= limit
+    assert display_width(line) <= limit
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in line)
 
 
 @given(text=st.text(max_size=300))
 def test_harmless_keeps_lines(text: str) -> None:
-    clean = harmless(text)
+    clean = replace_controls(text)
     assert clean.count("\n") == text.count("\n")
     assert len(clean) == len(text)
     assert not any(unicodedata.category(c) == "Cc" for c in clean if c != "\n")

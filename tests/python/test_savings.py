@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
+from torchtraceap.core.formatting import format_change, format_range
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.results import Finding, PlannedFix, ReplayCheck, Saving, Sensitivity, Trust
-from torchtraceap.core.words import arrow, dash
 from torchtraceap.report.terminal import render_text
 from torchtraceap.report.view import build_view
 from torchtraceap.simulation import savings as module
@@ -358,10 +358,10 @@ def test_the_plan_in_words(write_trace: WriteTrace) -> None:
 
 
 def test_pairs_of_times_share_their_unit() -> None:
-    assert arrow(176_693_000, 129_580_146) == "177 → 130 ms"
-    assert arrow(1_200_000, 900_000) == "1.20 ms → 900 µs"
-    assert dash(0, 2_163_073) == "0–2.16 ms"
-    assert dash(1_070_100_000, 1_070_200_000) == "1.07 s"
+    assert format_change(176_693_000, 129_580_146) == "177 → 130 ms"
+    assert format_change(1_200_000, 900_000) == "1.20 ms → 900 µs"
+    assert format_range(0, 2_163_073) == "0–2.16 ms"
+    assert format_range(1_070_100_000, 1_070_200_000) == "1.07 s"
 
 
 class _Circle:

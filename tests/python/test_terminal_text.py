@@ -15,7 +15,7 @@ from test_hostile import COMMANDS
 
 import torchtraceap as ttap
 from torchtraceap import cli
-from torchtraceap.core.words import harmless
+from torchtraceap.core.formatting import replace_controls
 from torchtraceap.report import terminal
 from torchtraceap.report.tables import TextTable, render_table
 from torchtraceap.tables.catalog import TABLES
@@ -132,6 +132,6 @@ def test_a_table_is_harmless_from_its_title_to_its_note() -> None:
 
 def test_every_hidden_character_is_replaced_and_nothing_else() -> None:
     text = "".join(map(chr, range(0x3000)))
-    assert hidden(harmless(text)) <= {c for c in text if unicodedata.category(c) == "Zs"}
+    assert hidden(replace_controls(text)) <= {c for c in text if unicodedata.category(c) == "Zs"}
     kept = "µ é 漢字 → │ ░ \n"
-    assert harmless(kept) == kept
+    assert replace_controls(kept) == kept

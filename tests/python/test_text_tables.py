@@ -10,8 +10,8 @@ import report_samples as samples
 
 from torchtraceap import load
 from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.formatting import display_width
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.words import cells
 from torchtraceap.report.tables import cut_apart, render_table, table_for_reading
 from torchtraceap.tables.catalog import TABLES, table_spec
 
@@ -43,7 +43,7 @@ def kernels(rows: int = 4) -> ColumnTable:
 def test_a_table_keeps_to_the_width_and_says_what_it_leaves_out(width: int) -> None:
     shown = table_for_reading(kernels())
     lines = render_table(shown, width=width).splitlines()
-    assert not width or all(cells(line) <= width for line in lines)
+    assert not width or all(display_width(line) <= width for line in lines)
     text = " ".join(" ".join(lines).split())
     said = text.partition("left out at this width: ")[2]
     for heading in shown.columns:
@@ -77,7 +77,7 @@ def test_texts_that_begin_alike_are_cut_where_they_differ() -> None:
     texts = {f"{'a' * 50}{i}{'b' * 50}" for i in range(5)} | {"short"}
     short = cut_apart(texts, 20)
     assert len(set(short.values())) == 6
-    assert max(map(cells, short.values())) <= 20
+    assert max(map(display_width, short.values())) <= 20
     ends = {f"aten::convolution_backward_{end}" for end in ("input", "weight", "bias")}
     assert len(set(cut_apart(ends, 16).values())) == 3
     assert cut_apart({"漢" * 30, "漢" * 31}, 16).keys() == {"漢" * 30, "漢" * 31}
@@ -116,4 +116,4 @@ def test_every_view_of_every_table_says_what_matters(slow: Path) -> None:
             assert set(table.first) <= set(table.columns)
             lines = render_table(table_for_reading(table, limit=5), width=60).splitlines()
             head = lines[: 1 + next(i for i, line in enumerate(lines) if line)]
-            assert all(cells(line) <= 60 for line in head), (name, view)
+            assert all(display_width(line) <= 60 for line in head), (name, view)

@@ -10,7 +10,7 @@ from time import sleep
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.tables import spec
 from torchtraceap.trace import load as loading
@@ -65,11 +65,11 @@ def test_a_value_is_computed_once_for_its_key(bundled: Path) -> None:
     rank = ttap.load(bundled).ranks[0]
     assert rank.idle(None) is rank.idle(None)
     assert rank.idle(rank.tree.profiled) is not rank.idle(None)
-    assert rank.remember("k", lambda: 1) == rank.remember("k", lambda: 2) == 1
+    assert rank.cached("k", lambda: 1) == rank.cached("k", lambda: 2) == 1
 
 
 def test_threads_that_ask_for_one_value_get_the_same_one() -> None:
-    remember = Memory()
+    cached = MemoCache()
     together = Barrier(4, timeout=30)
     made: list[object] = []
 
@@ -80,16 +80,16 @@ def test_threads_that_ask_for_one_value_get_the_same_one() -> None:
 
     def ask(_: int) -> object:
         together.wait()
-        return remember("value", compute)
+        return cached("value", compute)
 
     assert map_on_threads(ask, range(4), threads=4) == made * 4
 
 
 def test_values_may_need_each_other_on_different_threads() -> None:
-    first, second = Memory(), Memory()
+    first, second = MemoCache(), MemoCache()
     together = Barrier(2, timeout=30)
 
-    def outer(mine: Memory, other: Memory) -> str:
+    def outer(mine: MemoCache, other: MemoCache) -> str:
         together.wait()  # both are being computed
         return mine("inner", lambda: "in") + other("inner", lambda: "in")
 
@@ -101,10 +101,10 @@ def test_values_may_need_each_other_on_different_threads() -> None:
 
 
 def test_a_value_that_failed_is_computed_again() -> None:
-    remember = Memory()
+    cached = MemoCache()
     with pytest.raises(ZeroDivisionError):
-        remember("value", lambda: 1 // 0)
-    assert remember("value", lambda: 2) == 2
+        cached("value", lambda: 1 // 0)
+    assert cached("value", lambda: 2) == 2
 
 
 def test_threads_that_share_a_rank_get_the_same_objects(bundled: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtraceap.core.units import format_fact, format_rate
+from torchtraceap.core.formatting import format_fact, format_rate
 
 
 @pytest.mark.parametrize(

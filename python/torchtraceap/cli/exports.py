@@ -22,7 +22,7 @@ from torchtraceap.cli.parser import (
     trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 
 if TYPE_CHECKING:
     from torchtraceap.compat.replay import ReplayResult
@@ -40,7 +40,7 @@ def _merge(options: Options) -> int:
 
     check_output(options.target, options.paths)
     trace = load(options.paths, options.threads)
-    with stage("writing the merged trace"):
+    with progress_stage("writing the merged trace"):
         merge_ranks(trace, options.target)
     note(f"wrote {options.target}")
     return FINE
@@ -58,7 +58,7 @@ def _annotate(options: Options) -> int:
 
     check_output(options.target, [options.source])
     trace = load([options.source], options.threads)
-    with stage("writing the annotated trace"):
+    with progress_stage("writing the annotated trace"):
         annotate(trace, options.target, rank=options.rank)
     note(f"wrote {options.target}, to be opened in Perfetto")
     return FINE
@@ -81,7 +81,7 @@ def _sql(options: Options) -> int:
 
     check_table_output(options, [options.source])
     trace = load([options.source], options.threads)
-    with stage("running the query"):
+    with progress_stage("running the query"):
         table = run_sql(trace, options.query)
     return give_table(table, options)
 
@@ -133,7 +133,7 @@ def _replay_one(trace: Trace, options: Options) -> int:
 
 
 def _replay_text(result: ReplayResult) -> str:
-    from torchtraceap.core.units import format_ns
+    from torchtraceap.core.formatting import format_ns
 
     here = f"{format_ns(round(result.time_ns))} on {result.device}"
     spread = f"half of {result.samples} samples within {format_ns(round(result.iqr_ns))}"

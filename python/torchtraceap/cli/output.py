@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from torchtraceap.cli.parser import UsageError, terminal_width
-from torchtraceap.core.progress import stage
-from torchtraceap.core.words import harmless
+from torchtraceap.core.formatting import replace_controls
+from torchtraceap.core.progress import progress_stage
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
@@ -45,11 +45,11 @@ def _plain_signs(error: UnicodeError) -> tuple[str, int]:
 
 def print_text(text: str) -> None:
     """Writes to standard output what may hold text of a trace or of the user."""
-    _write_plain(harmless(text))
+    _write_plain(replace_controls(text))
 
 
 def _write_plain(text: str) -> None:
-    """For what already is harmless; headings in bold must stay so."""
+    """Write text that is harmless already; bold headings must stay bold."""
     with standard_output() as stream:
         stream.write(text)
         stream.write("\n")
@@ -79,7 +79,7 @@ def drop_stdout() -> None:
 
 def note(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody can be told
-        sys.stderr.write(f"torchtraceap: {harmless(text)}\n")
+        sys.stderr.write(f"torchtraceap: {replace_controls(text)}\n")
 
 
 def _colour_wanted(no_color: bool) -> bool:
@@ -121,7 +121,7 @@ def print_json(table: ColumnTable) -> None:
 
 
 def write_html(diagnosis: Diagnosis, path: str) -> None:
-    with stage("writing the page"):
+    with progress_stage("writing the page"):
         page = diagnosis.to_html(path)
     note(f"wrote {path} ({len(page) / 1e6:.1f} MB)")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from torchtraceap.core.progress import watch_stages
+from torchtraceap.core.progress import set_progress_listener
 
 __all__ = ["show_stages"]
 
@@ -20,7 +20,7 @@ REFRESH_S = 0.2
 
 def show_stages() -> None:
     """Shows stages from now on, if standard error is a terminal."""
-    watch_stages(_StageLine(sys.stderr).run if sys.stderr.isatty() else None)
+    set_progress_listener(_StageLine(sys.stderr).run if sys.stderr.isatty() else None)
 
 
 class _StageLine:

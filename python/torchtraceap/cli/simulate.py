@@ -25,7 +25,7 @@ from torchtraceap.cli.parser import (
     trace_path,
 )
 from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.simulate import Simulation
@@ -74,7 +74,7 @@ def _simulate(options: Options) -> int:
     trace = load(options.paths, options.threads)
     if options.trace:
         _check_trace_target(options, trace)
-    with stage("replaying the run with edits"):
+    with progress_stage("replaying the run with edits"):
         simulation = trace.simulate(edits=options.edit or None)
     if options.json:
         print_text(_document(simulation))

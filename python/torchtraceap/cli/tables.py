@@ -30,7 +30,7 @@ from torchtraceap.cli.parser import (
     trace_path,
     unknown_word,
 )
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def make_table(trace: Trace, name: str, options: Options) -> ColumnTable:
         chosen["by"] = options.by
     if spec.per_rank:
         chosen["rank"] = options.rank
-    with stage("making the table"):
+    with progress_stage("making the table"):
         return spec.make(trace, **chosen, **(spec.json_options if options.json else {}))
 
 
@@ -174,10 +174,10 @@ def _column_name(text: str, table: ColumnTable) -> str:
     Raises:
         UsageError: There is no such column.
     """
-    from torchtraceap.core.words import headings
+    from torchtraceap.core.formatting import column_headings
 
     name = text.strip()
-    titles = dict(zip(headings(table.columns), table.columns, strict=True))
+    titles = dict(zip(column_headings(table.columns), table.columns, strict=True))
     plain = name.partition(" (")[0]  # without the unit
     for found in (name, titles.get(plain), name.replace(" ", "_")):
         if found in table:
@@ -254,13 +254,13 @@ def _diff(options: Options) -> int:
     from torchtraceap.tables.compare.diff import build_diff
 
     before, after = (load([path], options.threads) for path in inputs)
-    with stage("comparing the traces"):
+    with progress_stage("comparing the traces"):
         table = build_diff(before, after, by=options.by)
     reason = _gate_reason(table, options.gate)
     if options.html:
         from torchtraceap.report.page.diff_page import write_diff_page
 
-        with stage("writing the page"):
+        with progress_stage("writing the page"):
             write_diff_page(before, after, Path(options.html))
         note(f"wrote {options.html}")
     if options.tracelens_csv:

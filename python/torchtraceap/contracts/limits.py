@@ -18,8 +18,8 @@ from decimal import Decimal
 from typing import Any
 
 from torchtraceap.contracts.measures.vocabulary import COLLECTIVES, near_match
+from torchtraceap.core.formatting import format_bytes, format_count, format_ns, format_share
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_bytes, format_count, format_ns, format_share
 from torchtraceap.errors import OptionError
 
 __all__ = ["NO_FINDINGS", "OTHER", "Limit", "shown_value"]

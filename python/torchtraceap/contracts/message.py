@@ -9,7 +9,7 @@ from typing import Any
 from torchtraceap.contracts.call_lines import Place
 from torchtraceap.contracts.limits import shown_value
 from torchtraceap.contracts.result import CheckResult, KeyResult
-from torchtraceap.core.units import format_ns
+from torchtraceap.core.formatting import format_ns
 
 __all__ = ["broken_message", "shown_limit"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchtraceap.contracts.measures.vocabulary import base_of
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.errors import TraceError
 from torchtraceap.tables.detection import present_findings
 from torchtraceap.trace.ranks import Ranks
@@ -93,7 +93,7 @@ def prices(trace: Ranks, wanted: dict[str, tuple[str, ...]]) -> dict[str, Price]
 def _saved(trace: Ranks, edits: list[str]) -> dict[str, Price]:
     from torchtraceap.simulation.simulate import simulate
 
-    with stage("replaying the run with fixes"):
+    with progress_stage("replaying the run with fixes"):
         simulation = simulate(trace, edits)
         measured_ns = simulation.measured_ns
         outcomes = simulation.edits

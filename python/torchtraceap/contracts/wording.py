@@ -7,7 +7,7 @@ import math
 from torchtraceap.contracts.limits import Limit, shown_value
 from torchtraceap.contracts.measures.measurement import RankMeasured
 from torchtraceap.contracts.measures.vocabulary import MEASURES, base_of, is_per_step
-from torchtraceap.core.units import format_bytes, format_count, format_ns
+from torchtraceap.core.formatting import format_bytes, format_count, format_ns
 
 __all__ = ["allowed", "beyond_by", "counted_words", "scope_words", "won_words"]
 

@@ -1,29 +1,33 @@
-"""What is being done, for whoever shows it to a person. Nobody listens by default."""
+"""Progress of long work: code names its stages, and a listener may show them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-__all__ = ["stage", "watch_stages"]
+__all__ = ["progress_stage", "set_progress_listener"]
 
-Watcher = Callable[[str], AbstractContextManager[object]]
+Listener = Callable[[str], AbstractContextManager[object]]
 
-_watcher: Watcher | None = None
+_listener: Listener | None = None
 
 
-def watch_stages(watcher: Watcher | None) -> None:
-    """Has every stage run within what `watcher` makes of its name; None: nobody watches. Ranks may
-    be at the same stage at once, each on a thread of its own."""
-    global _watcher
-    _watcher = watcher
+def set_progress_listener(listener: Listener | None) -> None:
+    """Run every stage inside the context manager that `listener` returns for its name.
+
+    Args:
+        listener: It takes the name of a stage, and may be called on several threads at once, one
+            for each rank; None removes the listener.
+    """
+    global _listener
+    _listener = listener
 
 
 @contextmanager
-def stage(name: str) -> Iterator[None]:
-    """A part of the work that may take long, by a name such as "linking events"."""
-    if _watcher is None:
+def progress_stage(name: str) -> Iterator[None]:
+    """Mark a part of the work that may take long, by a name such as "linking events"."""
+    if _listener is None:
         yield
         return
-    with _watcher(name):
+    with _listener(name):
         yield

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
+from torchtraceap.core.formatting import format_fact
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Shown
 from torchtraceap.core.sums import clamped
-from torchtraceap.core.units import format_fact
 
 __all__ = [
     "PAPER_TYPES",

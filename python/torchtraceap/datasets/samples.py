@@ -22,7 +22,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.intervals import EMPTY
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.threads import map_on_threads
 from torchtraceap.core.writing import replacing_stream
 from torchtraceap.datasets.excerpts import excerpted
@@ -128,7 +128,7 @@ def load_samples(
         runs = [excerpted(run) for run in runs]
     place = Path(dataset) / _CACHE
     grid = _Grid(windows, between)
-    with stage(f"windows of {len(runs)} runs"):
+    with progress_stage(f"windows of {len(runs)} runs"):
         by_run = map_on_threads(
             lambda run: _samples(run, grid, tokens, gpu_only, place), runs, threads=jobs
         )

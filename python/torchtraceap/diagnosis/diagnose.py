@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.intervals import EMPTY, covered_ns
 from torchtraceap.core.knowledge import KnowledgeEntry, load_knowledge
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import (
     PAPER_TYPES,
     Evidence,
@@ -40,7 +41,6 @@ from torchtraceap.core.results import (
     StepTime,
 )
 from torchtraceap.core.sums import clamped, total
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.diagnosis.scoring import label_of, load_scorer
 from torchtraceap.diagnosis.verdict import (
@@ -79,7 +79,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     check_count("windows", windows)
     judge_of_windows = load_scorer(scorer)
     profiled_ns = clamped(sum(rank.profiled_ns for rank in trace.ranks))
-    with stage("looking for anti-patterns"):
+    with progress_stage("looking for anti-patterns"):
         by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
@@ -90,7 +90,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     outlook = _outlook(trace, findings, parts)
     if outlook:
         findings = _ranked(trace, findings, outlook.savings)
-    with stage("scoring windows"):
+    with progress_stage("scoring windows"):
         scores = judge_of_windows.score(trace, windows)
     lead = leading_finding(findings, parts)
     findings = _in_order(findings, lead, outlook.plan if outlook else ())
@@ -137,7 +137,7 @@ def _outlook(trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]) -
         lead = leading_finding(_ranked(trace, findings, savings), parts)
         return lead.type if lead else None
 
-    with stage("replaying the run with fixes"):
+    with progress_stage("replaying the run with fixes"):
         return simulate_savings(trace, findings, first)
 
 

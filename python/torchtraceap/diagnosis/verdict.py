@@ -86,7 +86,7 @@ def _path(rank: RankTrace) -> list[tuple[str, int, int]]:
         bounds = (table[name].tolist() for name in ("cause", "start_ns", "end_ns"))
         return list(zip(*bounds, strict=True))
 
-    return rank.remember("path of the rank alone", find)
+    return rank.cached("path of the rank alone", find)
 
 
 def _gpu_parts(trace: Ranks) -> dict[str, int]:

@@ -182,7 +182,7 @@ def window_features(trace: Ranks, grid: int, place: int) -> Mapping[str, Array]:
         block = _core.build_features(rank.table, rank.tree, windows)
         return dict(zip(block.names, block.values.T, strict=True))
 
-    found: dict[str, Array] = trace.remember(("features of windows", grid, place), compute)
+    found: dict[str, Array] = trace.cached(("features of windows", grid, place), compute)
     return found
 
 

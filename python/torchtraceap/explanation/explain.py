@@ -17,10 +17,10 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_ns
 from torchtraceap.errors import TraceError
 from torchtraceap.explanation.build_pack import build_pack
 from torchtraceap.explanation.citations import check, cited
@@ -149,11 +149,11 @@ def judged(diagnosis: Diagnosis, judge: Judge | None = None) -> Judging:
     bench = _Bench(diagnosis, judge)
     segments = find_segments(diagnosis)
     rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
-    with stage("judging segments"):
+    with progress_stage("judging segments"):
         first = tuple(bench.judged(segment) for segment in segments)
     doubts = {place: bench.doubt(each) for place, each in enumerate(first) if _is_doubted(each)}
     others = len(first) - len(doubts)
-    with stage("scoring again what is in doubt"):
+    with progress_stage("scoring again what is in doubt"):
         rounds += settle(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
     final = {}
     for place, each in enumerate(first):

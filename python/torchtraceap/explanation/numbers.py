@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from torchtraceap.core.formatting import format_bytes, format_count, format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Fact, Result
-from torchtraceap.core.units import format_bytes, format_count, format_ns
 
 __all__ = ["Metric", "Quantity", "numbers_in", "quantities_in"]
 

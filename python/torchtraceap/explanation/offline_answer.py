@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.core.formatting import format_count, format_ns, format_share
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.units import format_count, format_ns, format_share
 from torchtraceap.explanation.retrieval import Bm25, nearest_entries, words_of
 from torchtraceap.explanation.segments import finding_of, rule_says
 from torchtraceap.explanation.tool_results import cleaned

@@ -13,7 +13,7 @@ from decimal import Decimal
 from math import isfinite
 from typing import Any
 
-from torchtraceap.core.units import format_bytes, format_ns, format_share
+from torchtraceap.core.formatting import format_bytes, format_ns, format_share
 from torchtraceap.explanation.numbers import numbers_in
 
 __all__ = ["ASKED", "Grounds", "Own", "of_bytes", "of_ns", "of_share", "shaped"]

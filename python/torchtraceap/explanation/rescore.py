@@ -135,7 +135,7 @@ def windows_of(diagnosis: Diagnosis, grid: int) -> Windows:
     """Scores by the scorer of the diagnosis; computed once for each grid."""
     trace = diagnosis.trace
     scorer = diagnosis.scorer.split()[0]
-    found: Windows = trace.remember(
+    found: Windows = trace.cached(
         ("scores of windows", scorer, grid), lambda: load_scorer(scorer).score(trace, grid)
     )
     return found

@@ -44,12 +44,12 @@ def show(diagnosis: Diagnosis, path: Path) -> None:
     """
     from rich.console import Console
 
-    from torchtraceap.core.words import harmless
+    from torchtraceap.core.formatting import replace_controls
     from torchtraceap.report.terminal import DEFAULT_WIDTH, print_report
 
     console = Console()
     if not (console.is_terminal or console.is_jupyter):
         console = Console(width=DEFAULT_WIDTH)
     print_report(diagnosis, console)
-    text = harmless(f"trace     {path}")
+    text = replace_controls(f"trace     {path}")
     console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)

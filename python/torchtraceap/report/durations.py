@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchtraceap.core.units import format_ns
-from torchtraceap.core.words import one_line
+from torchtraceap.core.formatting import format_ns, one_line
 from torchtraceap.report.tables import TextTable
 
 if TYPE_CHECKING:

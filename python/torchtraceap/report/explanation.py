@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, Protocol
 
+from torchtraceap.core.formatting import format_ns, one_line, replace_controls
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.units import format_ns
-from torchtraceap.core.words import harmless, one_line
 
 __all__ = ["explanation_html", "explanation_text"]
 
@@ -86,7 +85,7 @@ def _group(number: int, segments: Sequence[Json], begin_ns: int, width: int) -> 
     ):
         yield from _labelled(label, text, width)
     for line in _diff_lines(first):
-        yield " " * (_LABEL + 3) + harmless(line)
+        yield " " * (_LABEL + 3) + replace_controls(line)
     yield from _labelled("check", first["verify"], width)
     yield from _labelled("seen in", _seen(first), width)
 
@@ -144,7 +143,7 @@ def _labelled(label: str, text: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    clean = harmless(" ".join(text.split()))
+    clean = replace_controls(" ".join(text.split()))
     return textwrap.wrap(
         clean, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=True
     )
@@ -168,7 +167,7 @@ def explanation_html(explanation: _Explanation) -> str:
 def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
     first = segments[0]
     diff = "\n".join(_diff_lines(first))
-    code = f'<pre style="{_CODE}">{escape(harmless(diff))}</pre>' if diff else ""
+    code = f'<pre style="{_CODE}">{escape(replace_controls(diff))}</pre>' if diff else ""
     seen = f". Seen in: {_escaped(_seen(first))}" if _seen(first) else ""
     return (
         f"<details open><summary><b>{_escaped(_title(first))}</b> "
@@ -183,5 +182,5 @@ def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
 
 def _escaped(text: str) -> str:
     """With what stands between backticks as code."""
-    clean = escape(harmless(" ".join(text.split())))
+    clean = escape(replace_controls(" ".join(text.split())))
     return _QUOTED.sub(r"<code>\1</code>", clean)

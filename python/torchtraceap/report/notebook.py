@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.units import format_ns
-from torchtraceap.core.words import format_percent, one_line
+from torchtraceap.core.formatting import format_ns, format_percent, one_line
 from torchtraceap.diagnosis.verdict import parts_over_time
 from torchtraceap.report.page.document import TEMPLATES
 from torchtraceap.report.page.page import MAX_RANKS, PageSource, strip

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap.core.formatting import (
+    format_bytes,
+    format_count,
+    format_ns,
+    format_percent,
+    one_line,
+)
 from torchtraceap.core.rendering import find_renderer
 from torchtraceap.core.results import Finding, Summary
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_bytes, format_count, format_ns
-from torchtraceap.core.words import format_percent, one_line
 from torchtraceap.report.simulation import simulation_tables
 from torchtraceap.report.tables import (
     TextTable,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtraceap.core.units import format_ns
-from torchtraceap.core.words import one_line
+from torchtraceap.core.formatting import format_ns, one_line
 from torchtraceap.report.simulation_trust import trust_text
 from torchtraceap.report.tables import TextTable
 

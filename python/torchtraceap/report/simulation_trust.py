@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchtraceap.core.words import format_percent
+from torchtraceap.core.formatting import format_percent
 
 __all__ = ["trust_text"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchtraceap.core.units import format_ns
+from torchtraceap.core.formatting import format_ns
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Summary

@@ -8,9 +8,16 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.core.formatting import (
+    column_headings,
+    display_width,
+    format_count,
+    format_ns,
+    format_percent,
+    one_line,
+    replace_controls,
+)
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_count, format_ns
-from torchtraceap.core.words import cells, format_percent, harmless, headings, one_line
 from torchtraceap.report.step import step_note
 
 if TYPE_CHECKING:
@@ -65,7 +72,7 @@ def render_table(table: TextTable, *, bold: bool = False, width: int = 0) -> str
     if left_out:
         more = f"left out at this width: {', '.join(left_out)}{table.others}"
         lines += _sentences(more, width)
-    return "\n".join([*head, *lines, *_sentences(harmless(table.note), width)])
+    return "\n".join([*head, *lines, *_sentences(replace_controls(table.note), width)])
 
 
 def _sentences(text: str, width: int) -> list[str]:
@@ -88,23 +95,23 @@ class _TextColumn:
         self.heading = heading
         self.texts = texts
         self.is_figures = bool(texts) and all(map(_is_figure, texts))
-        self._widest = max(map(cells, texts), default=0)
+        self._widest = max(map(display_width, texts), default=0)
 
     @property
     def width(self) -> int:
         """Of the widest cell and the heading in one line."""
-        return max(self._widest, cells(self.heading))
+        return max(self._widest, display_width(self.heading))
 
     def least(self, is_key: bool) -> int:
         """The width below which it is not cut; figures are not cut at all."""
-        words = max(map(cells, self.heading.split()), default=0)
+        words = max(map(display_width, self.heading.split()), default=0)
         room = self._widest if self.is_figures else min(self._widest, KEY if is_key else MIN_COLUMN)
         return max(room, words)
 
     def cut(self, width: int) -> list[str]:
         if self._widest <= width:
             return self.texts
-        short = cut_apart({text for text in self.texts if cells(text) > width}, width)
+        short = cut_apart({text for text in self.texts if display_width(text) > width}, width)
         return [short.get(text, text) for text in self.texts]
 
 
@@ -139,7 +146,9 @@ def _fit(columns: Sequence[_TextColumn], key: int, places: Sequence[int], width:
 def _headings(columns: Sequence[_TextColumn], widths: Sequence[int]) -> list[str]:
     """Headings in as many lines as they need, on the line of the cells below."""
     wrapped = [
-        [column.heading] if cells(column.heading) <= width else textwrap.wrap(column.heading, width)
+        [column.heading]
+        if display_width(column.heading) <= width
+        else textwrap.wrap(column.heading, width)
         for column, width in zip(columns, widths, strict=True)
     ]
     height = max(map(len, wrapped), default=1)
@@ -181,7 +190,7 @@ def _ends(group: Sequence[str], width: int) -> dict[str, str]:
 
 
 def _plain(cell: object) -> str:
-    return harmless(str(cell)).replace("\n", " ")
+    return replace_controls(str(cell)).replace("\n", " ")
 
 
 def _is_figure(text: str) -> bool:
@@ -191,8 +200,8 @@ def _is_figure(text: str) -> bool:
 def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     parts = []
     for text, width, to_right in zip(row, widths, right, strict=True):
-        cut = text if cells(text) <= width else one_line(text, width)
-        gap = " " * (width - cells(cut))
+        cut = text if display_width(text) <= width else one_line(text, width)
+        gap = " " * (width - display_width(cut))
         parts.append(gap + cut if to_right else cut + gap)
     return (" " * GAP).join(parts).rstrip()
 
@@ -217,7 +226,7 @@ def table_for_reading(
     note = "\n".join([*more, *notes])
     titles = (
         f"{title} ({unit})" if unit else title
-        for title, (unit, _) in zip(headings(names), written, strict=True)
+        for title, (unit, _) in zip(column_headings(names), written, strict=True)
     )
     first = tuple(names.index(name) for name in table.first if name in names)
     others = " (--all-columns, --columns)"

@@ -14,8 +14,15 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchtraceap.core.units import format_count, format_ns
-from torchtraceap.core.words import cells, format_percent, harmless, one_line, unbroken
+from torchtraceap.core.formatting import (
+    display_width,
+    format_count,
+    format_ns,
+    format_percent,
+    keep_units_together,
+    one_line,
+    replace_controls,
+)
 from torchtraceap.report.view import FindingView, ReportView, Segment, build_view
 
 if TYPE_CHECKING:
@@ -118,7 +125,7 @@ def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
         lines = list(_report(view, columns, detail))
         if len(lines) <= MAX_LINES:
             break
-    return [[Piece(harmless(piece.text), piece.style) for piece in line] for line in lines]
+    return [[Piece(replace_controls(piece.text), piece.style) for piece in line] for line in lines]
 
 
 def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
@@ -148,18 +155,18 @@ def _header(view: ReportView, width: int) -> Iterator[Line]:
 
 def _sides(left: str, right: str, width: int, left_style: str, right_style: str) -> Iterator[Line]:
     """One text on the left, one on the right; under each other where they do not fit."""
-    gap = width - cells(left) - cells(right)
+    gap = width - display_width(left) - display_width(right)
     if gap >= 2:
         yield [Piece(left, left_style), Piece(" " * gap), Piece(right, right_style)]
         return
     for text in _wrap(left, width, 3):
         yield [Piece(text, left_style)]
-    yield [Piece(" " * max(0, width - cells(right))), Piece(right, right_style)]
+    yield [Piece(" " * max(0, width - display_width(right))), Piece(right, right_style)]
 
 
 def _wrap(text: str, width: int, max_lines: int, indent: str = "") -> list[str]:
     lines = textwrap.wrap(
-        unbroken(text),
+        keep_units_together(text),
         width,
         max_lines=max_lines,
         placeholder=" …",
@@ -235,7 +242,7 @@ def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     rest = view.findings[len(full) :]
     for entry in rest[: detail.short]:
         saves = entry.saves.removeprefix("saves ").removeprefix("saved by ")
-        title = one_line(entry.finding.title, max(12, width - cells(saves) - 6))
+        title = one_line(entry.finding.title, max(12, width - display_width(saves) - 6))
         yield from _sides(f"{entry.number}  {title}", saves, width, "bold", "")
     if len(rest) > detail.short:
         yield [Piece(f"and {len(rest) - detail.short} more: see --html or --json", "dim")]
@@ -351,9 +358,9 @@ def _commands(view: ReportView, width: int) -> Iterator[Line]:
     page = f"{program} {{}} --html report.html"
     gate = f"{program} diagnose {{}} --gate"
     path = one_line(view.path_argument, 300)
-    if LABEL + cells(path) + len(page) > width:
+    if LABEL + display_width(path) + len(page) > width:
         path = "PATH"
     note = "   (exit code 1 while a finding is present)"
-    fits = LABEL + cells(path) + len(gate) + len(note) <= width
+    fits = LABEL + display_width(path) + len(gate) + len(note) <= width
     yield [Piece("page".ljust(LABEL), "dim"), Piece(page.format(path))]
     yield [Piece("gate".ljust(LABEL), "dim"), Piece(gate.format(path)), Piece(note * fits, "dim")]

@@ -10,10 +10,16 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from torchtraceap.core.formatting import (
+    format_change,
+    format_count,
+    format_ns,
+    format_percent,
+    format_range,
+    one_line,
+)
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_count, format_ns
-from torchtraceap.core.words import arrow, dash, format_percent, one_line
 from torchtraceap.diagnosis.verdict import COMPUTATION
 from torchtraceap.report.simulation_trust import trust_text
 from torchtraceap.report.step import step_note
@@ -452,10 +458,10 @@ def _simulated(saving: Saving, replay: ReplayCheck) -> str:
         return f"saves less than {than} (simulated)"
     before_ns, after_ns = replay.measured_ns, replay.measured_ns - saving.best_ns
     if format_ns(before_ns) == format_ns(after_ns):
-        between = dash(saving.low_ns, saving.high_ns)
+        between = format_range(saving.low_ns, saving.high_ns)
         return f"saves {format_ns(saving.best_ns)}{_per(saving.per_step)} (simulated, {between})"
-    change = arrow(before_ns, after_ns)
-    between = dash(before_ns - saving.high_ns, before_ns - saving.low_ns)
+    change = format_change(before_ns, after_ns)
+    between = format_range(before_ns - saving.high_ns, before_ns - saving.low_ns)
     return f"{change}{_per(saving.per_step)} (simulated, {between})"
 
 
@@ -480,7 +486,7 @@ def before_after(
         label=label,
         before=format_ns(before_ns),
         after=format_ns(after_ns),
-        between=dash(low_ns, high_ns),
+        between=format_range(low_ns, high_ns),
         before_share=before_ns / longest,
         after_share=after_ns / longest,
         low_share=low_ns / longest,
@@ -513,9 +519,9 @@ def _planned(diagnosis: Diagnosis) -> str:
     numbers = {finding.type: place for place, finding in enumerate(diagnosis.findings, start=1)}
     order = ", then ".join(f"{numbers.get(fix.type, '?')} ({fix.edit})" for fix in plan)
     last = plan[-1]
-    change = arrow(replay.measured_ns, last.total_ns_after)
+    change = format_change(replay.measured_ns, last.total_ns_after)
     share = format_percent(1 - last.total_ns_after / replay.measured_ns)
-    between = dash(last.low_ns, last.high_ns)
+    between = format_range(last.low_ns, last.high_ns)
     first = "Fix" if len(plan) == 1 else "In this order, on top of each other: fix"
     return f"{first} {order}: {change}{_per(replay.per_step)} ({share} less; simulated, {between})."
 

@@ -35,8 +35,8 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.order import distinct
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.core.writing import check_target, replacing, write_paths
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent

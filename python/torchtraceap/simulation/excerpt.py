@@ -16,7 +16,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.units import format_ns
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.steps.iterations import step_time
 from torchtraceap.trace.ranks import Ranks, RankTrace

@@ -17,10 +17,10 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_texts
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.labels import thread_names

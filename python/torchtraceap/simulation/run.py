@@ -21,11 +21,11 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.formatting import format_ns
+from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns
 from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.chained_runs import carried_edges
 from torchtraceap.tables.ranks.joined import JoinedRanks, join_ranks
@@ -184,7 +184,7 @@ class SimulatedRun:
     ) -> None:
         self.trace = trace
         self.stands_for = stands_for
-        self.remember = Memory()
+        self.cached = MemoCache()
         """What several edits need of the run."""
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
         """Those whose clocks can be compared; ranks that share no collective are left out."""
@@ -557,7 +557,7 @@ class SimulatedRun:
 
         if delta is not None:
             return replayed_ns()
-        return self.remember(("steady_ns", with_residuals), replayed_ns)
+        return self.cached(("steady_ns", with_residuals), replayed_ns)
 
     def replays(
         self,

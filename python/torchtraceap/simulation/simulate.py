@@ -36,11 +36,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.order import median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Shown
 from torchtraceap.core.results import Result, Trust
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
     Change,

@@ -27,10 +27,10 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_share
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import HeldOut, Sensitivity, Trust
-from torchtraceap.core.units import format_share
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
@@ -80,7 +80,7 @@ class Noise:
 
 def noise_of(run: SimulatedRun) -> Noise:
     """See Note [Noise]; kept."""
-    return run.remember("noise", lambda: _noise_of(run, run.measured_ns) or _noise_of_one(run))
+    return run.cached("noise", lambda: _noise_of(run, run.measured_ns) or _noise_of_one(run))
 
 
 def noise_with(run: SimulatedRun, lengths_ns: Array) -> Noise:
@@ -141,7 +141,7 @@ def _variation(values: Array) -> float:
 def trust_of(run: SimulatedRun) -> Trust:
     """See Notes [What tests what] and [No prediction]. Nine replays at most, one with what other
     steps cost; kept."""
-    return run.remember("trust", lambda: _trust_of(run))
+    return run.cached("trust", lambda: _trust_of(run))
 
 
 def _trust_of(run: SimulatedRun) -> Trust:
@@ -233,7 +233,7 @@ def _scaled(run: SimulatedRun, groups: Sequence[Array]) -> Iterator[_core.GraphD
 
 def waiting_edges(run: SimulatedRun) -> Array:
     """Edges that hold what collectives take; kept."""
-    return run.remember("waiting_edges", lambda: _waiting_edges(run))
+    return run.cached("waiting_edges", lambda: _waiting_edges(run))
 
 
 def _waiting_edges(run: SimulatedRun) -> Array:

@@ -25,7 +25,7 @@ PerRank = Sequence[tuple["RankTrace", _core.Finding]]
 def detect(trace: Ranks) -> dict[str, PerRank]:
     """What each rule says of each rank, by type; ranks see what the others' traces tell of them.
     Computed once."""
-    return trace.remember("what the rules say", lambda: _detect(trace))
+    return trace.cached("what the rules say", lambda: _detect(trace))
 
 
 def _detect(trace: Ranks) -> dict[str, PerRank]:

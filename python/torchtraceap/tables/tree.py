@@ -10,11 +10,10 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns, one_line
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Shown
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import format_ns
-from torchtraceap.core.words import one_line
 from torchtraceap.errors import OptionError
 from torchtraceap.trace.ranks import RankTrace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchtraceap import _core
-from torchtraceap.core.memory_cache import Memory
-from torchtraceap.core.progress import stage
+from torchtraceap.core.memo_cache import MemoCache
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.rendering import Shown
 from torchtraceap.core.results import Diagnostic, Timeline, TraceFile
 from torchtraceap.errors import OptionError
@@ -17,7 +17,7 @@ __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 class RankTrace(Shown):
     """One rank: its event table, and its tree once something asks for it."""
 
-    __slots__ = ("path", "rank", "remember", "table", "world_size")
+    __slots__ = ("path", "rank", "cached", "table", "world_size")
 
     def __init__(
         self, table: _core.EventTable, rank: int | None, tree: _core.EventTree | None = None
@@ -26,24 +26,24 @@ class RankTrace(Shown):
         self.rank = rank
         self.world_size: int | None = table.world_size
         self.table = table
-        self.remember = Memory()
+        self.cached = MemoCache()
         """What several tables need of the rank."""
         if tree is not None:
-            self.remember("tree", lambda: tree)
+            self.cached("tree", lambda: tree)
 
     @property
     def tree(self) -> _core.EventTree:
         """The links between the rows, built at the first use."""
-        return self.remember("tree", self._build_tree)
+        return self.cached("tree", self._build_tree)
 
     def _build_tree(self) -> _core.EventTree:
-        with stage("linking events"):
+        with progress_stage("linking events"):
             return _core.build_tree(self.table)
 
     @property
     def costs(self) -> _core.GpuCosts:
         """GPU and host time of every row, computed at the first use."""
-        return self.remember("costs", lambda: _core.gpu_costs(self.table, self.tree))
+        return self.cached("costs", lambda: _core.gpu_costs(self.table, self.tree))
 
     def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
         """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
@@ -53,7 +53,7 @@ class RankTrace(Shown):
     @property
     def computes_on_host(self) -> bool:
         """Nothing of a GPU is recorded, and operators do the work on the host; computed once."""
-        return self.remember("on host", lambda: _core.runs_on_host(self.table, self.tree))
+        return self.cached("on host", lambda: _core.runs_on_host(self.table, self.tree))
 
     @property
     def file(self) -> TraceFile:
@@ -132,7 +132,7 @@ class Ranks(Shown):
     def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:
         self.ranks: tuple[RankTrace, ...] = tuple(ranks)
         """By rank number."""
-        self.remember = Memory()
+        self.cached = MemoCache()
         """What several tables need of all ranks together."""
         self._load_diagnostics = tuple(diagnostics)
         if not self.ranks:

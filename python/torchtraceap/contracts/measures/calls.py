@@ -61,5 +61,5 @@ def operators(part: RankTrace) -> Found:
 def recompiles(part: RankTrace) -> Found:
     """What was compiled though it had been compiled before."""
     operators(part)
-    rows = part.remember("recompiled", lambda: _core.recompiled_rows(part.table, part.tree))
+    rows = part.cached("recompiled", lambda: _core.recompiled_rows(part.table, part.tree))
     return Found.of_rows(part, rows)

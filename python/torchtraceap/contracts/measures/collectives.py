@@ -72,7 +72,7 @@ def collective_bytes(part: RankTrace) -> Found:
 
 
 def _core_of(part: RankTrace) -> _core.RankCollectives:
-    return part.remember(
+    return part.cached(
         "own collectives", lambda: _core.collectives([(part.table, part.tree, part.rank)])
     )
 

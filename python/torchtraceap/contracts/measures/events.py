@@ -23,7 +23,7 @@ class UnknownMeasureError(OptionError):
 
 def has_runtime_calls(part: RankTrace) -> bool:
     """Does the trace have calls of a GPU's runtime or driver?"""
-    return part.remember("has calls", lambda: bool(part.tree.api.any()))
+    return part.cached("has calls", lambda: bool(part.tree.api.any()))
 
 
 def is_without_gpu(part: RankTrace) -> bool:

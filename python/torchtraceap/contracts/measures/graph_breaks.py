@@ -29,7 +29,7 @@ _DYNAMO = ("TorchDynamo", "Pregraph", "AOTDispatcher")
 def graph_breaks(part: RankTrace) -> Found:
     """Rows of the regions, or resume frames, with which compiled code goes on."""
     operators(part)
-    rows = part.remember("graph breaks", lambda: _Breaks(part).rows())
+    rows = part.cached("graph breaks", lambda: _Breaks(part).rows())
     return Found.of_rows(part, np.array(rows, dtype=np.int64))
 
 

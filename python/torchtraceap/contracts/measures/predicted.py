@@ -39,7 +39,7 @@ def predicted_launches(part: RankTrace) -> PredictedLaunches:
     Raises:
         UnknownMeasureError: It can't be lowered: no shapes, no torch, compiled code.
     """
-    return part.remember("predicted launches", lambda: _predict(part))
+    return part.cached("predicted launches", lambda: _predict(part))
 
 
 def _predict(part: RankTrace) -> PredictedLaunches:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torchtraceap.contracts.limits import shown_value
 from torchtraceap.contracts.result import CheckResult, Frame, KeyResult
-from torchtraceap.core.units import format_ns
-from torchtraceap.core.words import one_line
+from torchtraceap.core.formatting import format_ns, one_line
 
 __all__ = ["details", "frame_text", "headline", "plain", "shown_limit", "uri_path", "verdict"]
 

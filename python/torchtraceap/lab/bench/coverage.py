@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.core.writing import write_text
@@ -282,7 +282,7 @@ def measure_coverage(
     try:
         for source in sources:
             for mode in modes:
-                with stage(f"covering {source.name} {mode}"):
+                with progress_stage(f"covering {source.name} {mode}"):
                     _try(source, mode, batch, rows, missing)
     finally:
         torch.set_num_threads(threads)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder
 from torchtraceap.datasets.arrow import FORMAT, arrow
 from torchtraceap.datasets.reader import ABOUT
@@ -77,9 +77,11 @@ def build(
     left = [group for group in groups if not is_written(folder, group.shard)]
     results = in_processes(partial(_make, str(folder), seed), left, jobs)
     for done in range(len(left)):
-        with stage(f"building the data set: {len(groups) - len(left) + done} of {len(groups)}"):
+        with progress_stage(
+            f"building the data set: {len(groups) - len(left) + done} of {len(groups)}"
+        ):
             next(results)
-    with stage("describing the data set"):
+    with progress_stage("describing the data set"):
         describe(folder)
     return folder
 

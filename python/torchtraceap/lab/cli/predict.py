@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_tables, print_text
 from torchtraceap.cli.parser import FINE, Command, Options, Parser, add_json, add_no_color
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.cli import ENTRIES
 
@@ -79,7 +79,7 @@ def _predict(options: Options) -> int:
         check_output(options.trace, [options.source, *options.calibrate])
     if options.html:
         check_output(options.html, _files(options))
-    with stage("predicting"), redirect_stdout(sys.stderr):  # a workload may print
+    with progress_stage("predicting"), redirect_stdout(sys.stderr):  # a workload may print
         found = _predictions(options)
     if options.json:
         _print_json(found)
@@ -158,7 +158,7 @@ def _shares_tables(strategy: str | None) -> bool:
 def _probed() -> RecordedCalls:
     from torchtraceap.lab.prediction.lowering.probe import probe
 
-    with stage("probing this machine"):
+    with progress_stage("probing this machine"):
         return probe()
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder, write_files, write_text
 from torchtraceap.datasets.types import LABELS
 from torchtraceap.errors import MissingDependencyError, OptionError
@@ -104,7 +104,7 @@ def collect(
             of_workload = list(group)
             if end - time.monotonic() < _needed_s(of_workload[0], device):
                 break
-            with stage(f"recording {of_workload[0].workload.name}"):
+            with progress_stage(f"recording {of_workload[0].workload.name}"):
                 _in_process(job, of_workload, end)
             _summed_up(folder, entries)  # also what is killed leaves a folder that can be used
     finally:

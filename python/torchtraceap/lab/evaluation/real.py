@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples, window_arrays
@@ -243,7 +243,7 @@ class _Traces:
         """By path, int64 `[W]`; see `RealLabels.window_types`."""
         self.fault: dict[str, bool | None] = {path: labels.fault(path) for path in labels.traces}
         self.given: list[Given] = scored_ranks((), scorers, ())
-        with stage(f"scores of {len(labels.traces)} traces"):
+        with progress_stage(f"scores of {len(labels.traces)} traces"):
             for path in labels.traces:
                 trace = load(Path(corpus) / path)
                 part, (arrays,) = trace.ranks[0], window_arrays(trace, windows)
@@ -257,7 +257,7 @@ class _Traces:
 
     def add_scores(self, dataset: PathLike, ids: Sequence[str], scorers: Sequence[Scorer]) -> None:
         """Of traces of a data set, for thresholds."""
-        with stage(f"scores of {len(ids)} traces for thresholds"):
+        with progress_stage(f"scores of {len(ids)} traces for thresholds"):
             self._merge(scorer_methods(dataset, ids, scorers, (self._windows,)))
 
     def _merge(self, methods: Sequence[Given]) -> None:
@@ -304,7 +304,7 @@ class _Exam:
         """Of a method that learns from the data set."""
         method = make_methods([name], self._traces.events)[0]
         seeds = self._options.seeds if method.is_random else 1
-        with stage(f"{method.name}, {seeds} seeds"):
+        with progress_stage(f"{method.name}, {seeds} seeds"):
             runs = [self._bench.fitted(name, self._count, seed) for seed in range(seeds)]
         return self._row(method, runs)
 

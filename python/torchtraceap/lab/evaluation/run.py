@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.diagnosis.scoring import SCORERS, load_scorer
 from torchtraceap.diagnosis.scoring.base import Scorer
@@ -173,7 +173,7 @@ def evaluate(dataset: PathLike, options: Options) -> Evaluation:
             raise OptionError(f"{dataset}: has no traces of the split {split!r}")
     scored_too = {"validation", *options.splits}
     read = [sample.id for sample in next(iter(samples.values())) if sample.split in scored_too]
-    with stage(f"events of {len(read)} traces"):
+    with progress_stage(f"events of {len(read)} traces"):
         events = load_events(dataset, read)
     given, missing = _scorers(dataset, read, options, names)
     columns = _columns(first)
@@ -216,7 +216,7 @@ def _scorers(
 ) -> tuple[list[Given], list[Row]]:
     """Methods whose scores there are, and rows of those without."""
     found, missing = usable_scorers(names)
-    with stage(f"scores of {len(found)} scorers"):
+    with progress_stage(f"scores of {len(found)} scorers"):
         given = scorer_methods(dataset, ids, found, options.windows)
     given += [read_scores(path) for path in options.scores]
     known = {method.name for method in given}
@@ -315,7 +315,7 @@ class Bench:
         """Of a method that is fitted here."""
         method = make_methods([name], self._events)[0]
         seeds = self._options.seeds if method.is_random else 1
-        with stage(f"{method.name}, {seeds} seeds"):
+        with progress_stage(f"{method.name}, {seeds} seeds"):
             by_count = {
                 count: [self.fitted(name, count, seed) for seed in range(seeds)]
                 for count in self._options.windows

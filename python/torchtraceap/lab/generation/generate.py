@@ -26,7 +26,7 @@ from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder, write_paths, write_text
 from torchtraceap.datasets.types import LABELS, TASKS, TYPES
 from torchtraceap.errors import OptionError
@@ -97,7 +97,7 @@ def generate(
     _take_over(folder, settings)
     units = range(-(-count // (2 * _PAIRS)))
     left = [unit for unit in units if not _part(folder, unit, count).exists()]
-    with stage(f"generating {len(left)} units of {2 * _PAIRS} traces"):
+    with progress_stage(f"generating {len(left)} units of {2 * _PAIRS} traces"):
         for _ in in_processes(partial(_make_unit, str(folder), settings, count), left, jobs):
             pass
     lines = [_part(folder, unit, count).read_text("utf-8") for unit in units]

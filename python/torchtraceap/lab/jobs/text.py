@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.units import format_bytes, format_ns
-from torchtraceap.core.words import format_percent, one_line
+from torchtraceap.core.formatting import format_bytes, format_ns, format_percent, one_line
 from torchtraceap.report.tables import TextTable
 
 if TYPE_CHECKING:

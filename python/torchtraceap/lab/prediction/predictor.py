@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap._version import __version__
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.results import Timeline
-from torchtraceap.core.units import format_ns
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.intervals import step_interval

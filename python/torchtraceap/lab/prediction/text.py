@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchtraceap.core.units import format_bytes, format_count, format_ns
-from torchtraceap.core.words import format_percent, one_line
+from torchtraceap.core.formatting import (
+    format_bytes,
+    format_count,
+    format_ns,
+    format_percent,
+    one_line,
+)
 from torchtraceap.report.tables import TextTable
 
 if TYPE_CHECKING:

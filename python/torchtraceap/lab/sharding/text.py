@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchtraceap.core.units import format_bytes, format_count, format_ns
-from torchtraceap.core.words import one_line
+from torchtraceap.core.formatting import format_bytes, format_count, format_ns, one_line
 from torchtraceap.lab.sharding.result import Part, Sharding
 from torchtraceap.report.result_tables import MAX_ROWS, MAX_TEXT
 from torchtraceap.report.tables import TextTable

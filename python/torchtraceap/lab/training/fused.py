@@ -19,7 +19,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.diagnosis.scoring.fused import (
     INPUTS,
@@ -69,7 +69,7 @@ def train(
     settings = take(TreeSettings, tables, "trees")
     learned = load_samples(dataset, splits=["train"])
     held_out = load_samples(dataset, splits=["validation"])
-    with stage("fitting trees without some GPUs and types"):
+    with progress_stage("fitting trees without some GPUs and types"):
         said = _of_strangers(learned, settings, seed)
         type_weights = _stacked_types(learned, settings, seed)
     weights = _stacked(said, learned)

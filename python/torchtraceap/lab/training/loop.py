@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import replacing, replacing_stream, write_text
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.training.event_file import event_file
@@ -178,7 +178,7 @@ class _Run:
         until = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._take_over(resume)
         while not self.fitted.finished:
-            with stage(f"epoch {self.fitted.epoch + 1} of up to {self.settings.epochs}"):
+            with progress_stage(f"epoch {self.fitted.epoch + 1} of up to {self.settings.epochs}"):
                 if not self._epoch(until):
                     break
         if self.best:

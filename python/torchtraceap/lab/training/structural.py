@@ -23,7 +23,7 @@ from sklearn.ensemble import IsolationForest
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures
 from torchtraceap.diagnosis.scoring.trees import Z, columns_of
@@ -135,7 +135,7 @@ def train_trees(
         raise OptionError("traces with a fault, and some to validate with, are needed to train")
     names = column_names()
     table = table_of(learned, names, settings.time_scale, seed)
-    with stage("fitting trees"):
+    with progress_stage("fitting trees"):
         forest = isolation_forest(table, settings, seed)
         arrays = {
             **_prefixed("forest", isolation_trees(forest)),

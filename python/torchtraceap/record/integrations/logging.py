@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.core.units import format_share
+from torchtraceap.core.formatting import format_share
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.record.notices import report_problem
 from torchtraceap.record.watching.history import PREFIX, WatchRow, append_line, metrics_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_ns, format_share
 
 __all__ = ["Change", "Changes"]
 

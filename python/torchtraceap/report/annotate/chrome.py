@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap import _core
-from torchtraceap.core.units import exact_us
+from torchtraceap.core.formatting import exact_us
 from torchtraceap.report.annotate.tracks import Counter, Slices
 from torchtraceap.trace.ranks import RankTrace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
-from torchtraceap.core import words
-from torchtraceap.core.units import format_ns
+from torchtraceap.core import formatting
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.report.page.document import render_document
 from torchtraceap.report.page.page import MAX_STEPS, PageSource, pack_ranks, page_data, strip
 from torchtraceap.report.page.sections import build_sections
@@ -58,7 +58,7 @@ def render_html(diagnosis: Diagnosis) -> str:
         strips=[strip(source, number) for number in range(len(view.findings))],
         idle_ns=sum(segment.time_ns for segment in view.idle),
         ranks=len(source.shown),
-        scorer=words.one_line(diagnosis.scorer, 60),
+        scorer=formatting.one_line(diagnosis.scorer, 60),
         steps_cut=MAX_STEPS if len(view.steps) > MAX_STEPS else 0,
     )
 
@@ -72,7 +72,7 @@ def _figures(view: ReportView) -> list[tuple[str, str, str]]:
     figures.append(("Profiled", profiled, "per rank, on average" if view.ranks > 1 else "in all"))
     if view.has_gpu:
         busy = format_ns(round(view.busy_share * view.profiled_ns))
-        figures.append(("GPU busy", words.format_percent(view.busy_share), busy))
+        figures.append(("GPU busy", formatting.format_percent(view.busy_share), busy))
     if view.findings:
         first = view.findings[0]
         how = "simulated" if first.bars else "at most"

@@ -10,8 +10,8 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import one_line
 from torchtraceap.core.sums import clamped
-from torchtraceap.core.words import one_line
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable

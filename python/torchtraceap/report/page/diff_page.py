@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core import words
+from torchtraceap.core import formatting
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import counted, format_ns
 from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json, render_document
@@ -89,7 +89,7 @@ def render_diff(before: Trace, after: Trace) -> str:
                 "facts": "",
                 "sides": sides,
                 "top": _top(tables["op"]),
-                "notes": [words.one_line(note, 600) for note in tables["op"].notes[1:]],
+                "notes": [formatting.one_line(note, 600) for note in tables["op"].notes[1:]],
             },
             **data,
         },
@@ -131,7 +131,7 @@ def _verdict(table: ColumnTable) -> Verdict:
         "inferred steps": "the median step (inferred)",
         "profiled range": "the whole profiled range",
     }.get(facts["basis"], facts["basis"])
-    share = f" ({words.format_percent(abs(delta) / before)})" if before else ""
+    share = f" ({formatting.format_percent(abs(delta) / before)})" if before else ""
     size = f"{format_ns(abs(delta))}{share}"
     if delta == 0:
         headline = "Both take the same time"
@@ -163,7 +163,7 @@ def _top(table: ColumnTable) -> list[dict[str, str]]:
             continue
         told.append(
             {
-                "name": words.one_line(name, 160),
+                "name": formatting.one_line(name, 160),
                 "says": f"{_STATUS[status]}: {format_ns(start)} → {format_ns(end)}",
                 "delta": ("+" if delta > 0 else "−") + format_ns(abs(delta)),
             }
@@ -244,7 +244,7 @@ def _sections(tables: dict[str, ColumnTable], tree: ColumnTable) -> tuple[dict[s
             "key": "changes",
             "title": "What changed",
             "open": True,
-            "leads": [f"{counted(rows, 'row')}: they sum to the difference exactly"],
+            "leads": [f"{pluralize(rows, 'row')}: they sum to the difference exactly"],
             "views": views,
         }
     ]
@@ -255,7 +255,7 @@ def _sections(tables: dict[str, ColumnTable], tree: ColumnTable) -> tuple[dict[s
                 "key": "tree",
                 "title": "Call trees side by side",
                 "open": True,
-                "leads": [f"{counted(tree.num_rows, 'call')}, aligned by name and shape"],
+                "leads": [f"{pluralize(tree.num_rows, 'call')}, aligned by name and shape"],
                 "views": [{"key": "tree", "label": "tree", "hint": _TREE_HINT} | _NO_EXTRAS],
             }
         )
@@ -286,9 +286,9 @@ def _tree_data(tree: ColumnTable) -> dict[str, Any]:
     kept = _longest_nodes(np.maximum(*sides), MAX_NODES)
     few = tree if len(kept) == tree.num_rows else tree.take(kept)
     names, codes = np.unique(
-        np.array([words.one_line(n or "", 160) for n in few.to_list("name")], dtype=object).astype(
-            str
-        ),
+        np.array(
+            [formatting.one_line(n or "", 160) for n in few.to_list("name")], dtype=object
+        ).astype(str),
         return_inverse=True,
     )
     matched, how = np.unique(

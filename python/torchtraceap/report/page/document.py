@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap._version import __version__
-from torchtraceap.core import words
-from torchtraceap.core.units import format_count, format_ns
+from torchtraceap.core import formatting
+from torchtraceap.core.formatting import format_count, format_ns
 
 if TYPE_CHECKING:
     import jinja2
@@ -73,8 +73,8 @@ def render_document(
             blobs={name: base64.b64encode(blob).decode("ascii") for name, blob in blobs.items()},
             percent=lambda share: f"{max(0.0, share) * 100:.3f}".rstrip("0").rstrip("."),
             format_time=format_ns,
-            format_percent=words.format_percent,
-            unbroken=words.unbroken,
+            format_percent=formatting.format_percent,
+            unbroken=formatting.keep_units_together,
             format_count=format_count,
             **values,
         )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.core import words
+from torchtraceap.core import formatting
 from torchtraceap.core.records import dataclass
 from torchtraceap.report.page.charts import PATH_FILLS
 from torchtraceap.report.page.sections import Sections
@@ -226,7 +226,7 @@ def page_data(source: PageSource, blobs: list[TimelineBlob], sections: Sections)
         "findings": [_finding(source, number, f) for number, f in enumerate(view.findings)],
         "steps": [_step(source, step) for step in view.steps[:MAX_STEPS]],
         "notes": [
-            {"code": n.code, "count": n.count, "message": words.one_line(n.message, MAX_TEXT)}
+            {"code": n.code, "count": n.count, "message": formatting.one_line(n.message, MAX_TEXT)}
             for n in view.notes
         ],
     }
@@ -253,7 +253,7 @@ def _rank_row(rank: RankTimeline) -> dict[str, Any]:
 
 def _step(source: PageSource, step: Step) -> dict[str, Any]:
     at = step.start_ns - source.origin_ns(step.rank)
-    name = words.one_line(step.name, 80)
+    name = formatting.one_line(step.name, 80)
     entry = {"name": name, "rank": step.rank, "at": at, "ns": step.duration_ns}
     return entry | _shares(step.timeline)
 
@@ -264,14 +264,14 @@ def _about_saving(finding: Finding) -> str:
     if saving is None or not saving.note:
         return ""
     what = "Simulated" if saving.simulated else "The saving is a bound"
-    return words.one_line(f"{what}: {saving.note}", MAX_TEXT)
+    return formatting.one_line(f"{what}: {saving.note}", MAX_TEXT)
 
 
 def _finding(source: PageSource, number: int, entry: FindingView) -> dict[str, Any]:
     finding = entry.finding
     evidence = [
         {
-            "name": words.one_line(event.name, 200),
+            "name": formatting.one_line(event.name, 200),
             "rank": event.rank,
             "at": event.start_ns - source.origin_ns(event.rank),
             "ns": event.duration_ns,
@@ -283,8 +283,8 @@ def _finding(source: PageSource, number: int, entry: FindingView) -> dict[str, A
         "type": finding.type,
         "saves": entry.saves,
         "fix": entry.fix,
-        "why": words.one_line(finding.why, MAX_TEXT),
-        "missing": words.one_line("; ".join(finding.missing_signals), MAX_TEXT),
+        "why": formatting.one_line(finding.why, MAX_TEXT),
+        "missing": formatting.one_line("; ".join(finding.missing_signals), MAX_TEXT),
         "saving": _about_saving(finding),
         "rank": source.rank(source.dearest_rank(number)).rank,
         "code": entry.code_after,

@@ -10,9 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.core.formatting import (
+    format_bytes,
+    format_count,
+    format_ns,
+    format_percent,
+    one_line,
+    pluralize,
+)
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import counted, format_bytes, format_count, format_ns
-from torchtraceap.core.words import format_percent, one_line
 from torchtraceap.report.page import charts
 from torchtraceap.report.page.document import compressed_json
 from torchtraceap.report.page.table_data import table_data
@@ -148,7 +154,7 @@ def _first(table: ColumnTable, *names: str) -> list[Any]:
 def _top(table: ColumnTable, what: str, name: str, share: str = "busy_share") -> str:
     """The first row, and how many there are."""
     first, part = _first(table, name, share)
-    count = counted(table.num_rows, what)
+    count = pluralize(table.num_rows, what)
     if not part:
         return count
     return f"{one_line(first or '', 80)} has {format_percent(part)} of the GPU's time; {count}"
@@ -159,7 +165,7 @@ def _modules_lead(table: ColumnTable) -> str:
     most = max(range(len(own)), key=lambda i: own[i] or 0)
     what = "recorded range" if table.facts.get("source") == "annotations" else "module"
     busy = table.facts.get("busy_ns")
-    count = counted(table.num_rows, what)
+    count = pluralize(table.num_rows, what)
     if not own[most] or not busy:
         return count
     share = format_percent(own[most] / busy)
@@ -169,7 +175,7 @@ def _modules_lead(table: ColumnTable) -> str:
 def _stacks_lead(table: ColumnTable) -> str:
     """The stack with the most time of its own, and how many there are."""
     name, caller, share = _first(table, "name", "caller", "self_share")
-    count = counted(table.num_rows, "stack")
+    count = pluralize(table.num_rows, "stack")
     if not share:
         return count
     below = f" below {one_line(caller, 80)}" if caller else ""
@@ -191,7 +197,7 @@ def _roofline_lead(table: ColumnTable) -> str:
 def _launches_lead(table: ColumnTable) -> str:
     facts = table.facts
     calls, host_ns = facts.get("calls") or 0, facts.get("host_ns") or 0
-    lead = f"{counted(calls, 'call')} kept the host busy for {format_ns(host_ns)}"
+    lead = f"{pluralize(calls, 'call')} kept the host busy for {format_ns(host_ns)}"
     if short := facts.get("short"):
         return f"{lead}; {format_count(short)} GPU events are shorter than their call"
     return lead
@@ -200,7 +206,7 @@ def _launches_lead(table: ColumnTable) -> str:
 def _memory_lead(table: ColumnTable) -> str:
     if "direction" not in table.columns:
         calls = sum(value or 0 for value in table.to_list("count"))
-        return counted(calls, "allocator call")
+        return pluralize(calls, "allocator call")
     sizes, times = table.to_list("total_bytes"), table.to_list("time_ns")
     moved = f"{format_bytes(sum(size or 0 for size in sizes))} copied or set"
     return f"{moved} in {format_ns(round(sum(times)))}"
@@ -213,7 +219,7 @@ def _host_lead(table: ColumnTable) -> str:
     if "top_op" in table.columns and (op := _first(table, "top_op")[0]):
         first = f"{first} is mostly in {one_line(op, 80)}"
     elif "top_op" in table.columns:
-        first = counted(table.num_rows, "thread")
+        first = pluralize(table.num_rows, "thread")
     return (
         first if idle_ns == profiled_ns else f"While the GPU idles ({format_ns(idle_ns)}), {first}"
     )
@@ -223,8 +229,8 @@ def _steps_lead(table: ColumnTable) -> str:
     jitter = table.facts.get("jitter") or {}
     count, median = jitter.get("steps"), jitter.get("median_ns")
     if not count or not median:
-        return counted(table.num_rows, "step")
-    lead = f"Median {format_ns(round(median))} over {counted(count, 'whole step')}"
+        return pluralize(table.num_rows, "step")
+    lead = f"Median {format_ns(round(median))} over {pluralize(count, 'whole step')}"
     if (outliers := jitter.get("outliers") or 0) > 0:
         return f"{lead}, {outliers} of them unusual"
     return lead
@@ -232,7 +238,7 @@ def _steps_lead(table: ColumnTable) -> str:
 
 def _collectives_lead(table: ColumnTable) -> str:
     share = table.facts.get("wait_share")
-    lead = counted(table.num_rows, "collective")
+    lead = pluralize(table.num_rows, "collective")
     return lead if share is None else f"{lead}; {format_percent(share)} of their time is waiting"
 
 
@@ -241,7 +247,7 @@ def _ranks_lead(table: ColumnTable) -> str:
     verdicts = [verdict or "" for verdict in table.to_list("verdict")]
     most = max(range(len(late)), key=lambda i: late[i] or 0)
     if all(verdict == "on time" for verdict in verdicts) or not late[most]:
-        return f"{counted(table.num_rows, 'rank')}, none of them late"
+        return f"{pluralize(table.num_rows, 'rank')}, none of them late"
     number, cause = table.to_list("rank")[most], table.to_list("cause")[most]
     because = f", because of its {cause}" if cause and verdicts[most] == "straggler" else ""
     return f"Rank {number} comes {format_ns(late[most])} late for collectives{because}"

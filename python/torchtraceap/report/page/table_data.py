@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.words import headings, one_line
+from torchtraceap.core.formatting import column_headings, one_line
 
 if TYPE_CHECKING:
     from torchtraceap.core.columns import Column
@@ -47,7 +47,7 @@ def table_data(table: ColumnTable, *, most_rows: int, origin_ns: int = 0) -> dic
     kept = table if table.num_rows <= most_rows else table.take(slice(0, most_rows))
     names = [*table.shown, *(name for name in table.columns if name not in table.shown)]
     filled = [name for name in names if not _is_empty(kept.column(name))]
-    titles = dict(zip(names, headings(names), strict=True))
+    titles = dict(zip(names, column_headings(names), strict=True))
     return {
         "columns": [
             {"name": name, "title": titles[name]} | _column(name, kept.column(name), origin_ns)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torchtraceap.core.codes import ALLOCATOR_CALLS
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import counted, format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import register
@@ -38,7 +38,7 @@ class NoAllocatorCalls:
             work_ns += total(view.work_ns(rows))
         if not calls:
             raise NotApplicableError("no call in steady state takes or gives back memory")
-        note = f"gone: {counted(calls, 'call')} that took {format_ns(work_ns)} without waiting"
+        note = f"gone: {pluralize(calls, 'call')} that took {format_ns(work_ns)} without waiting"
         if not sure:
             note += ", at best: the trace shows no steady state, so they may be warm-up"
         return EditedGraph(best, cautious, note=note)

@@ -145,7 +145,7 @@ class RankParts:
 
 def parts_of(run: SimulatedRun) -> tuple[RankParts, ...]:
     """By rank of the run; made once."""
-    return run.remember("parts", lambda: _build(run))
+    return run.cached("parts", lambda: _build(run))
 
 
 def _build(run: SimulatedRun) -> tuple[RankParts, ...]:

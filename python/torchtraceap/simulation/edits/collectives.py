@@ -8,9 +8,9 @@ import numpy as np
 
 from torchtraceap._core import GpuClass, Phase
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import pluralize
 from torchtraceap.core.order import distinct
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import counted
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import measured_durations as lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
@@ -74,7 +74,7 @@ class OverlapCollectives:
         contend(run, cautious, best=False)
         slower = measured_slowdown(run)
         note = (
-            f"{counted(moved, 'wait')} of computation for a collective can move to the next "
+            f"{pluralize(moved, 'wait')} of computation for a collective can move to the next "
             f"optimizer or step, {sure} of them surely; beside communication it takes up to "
             f"{slower.high:.2f} times as long ({slower.source})"
         )

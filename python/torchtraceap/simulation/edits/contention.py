@@ -156,7 +156,7 @@ def _until(bounds: Array, covered: Array, time: Array) -> Array:
 
 def measured_slowdown(run: SimulatedRun) -> Slowdown:
     """What kernels show that ran both beside communication and without it; kept."""
-    return run.remember("slowdown", lambda: _measure(run))
+    return run.cached("slowdown", lambda: _measure(run))
 
 
 def _measure(run: SimulatedRun) -> Slowdown:

@@ -16,9 +16,9 @@ import numpy as np
 
 from torchtraceap._core import CopyDirection, EventKind, HostMemory
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import format_ns
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits import measured_durations as lookups
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError

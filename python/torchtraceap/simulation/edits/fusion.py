@@ -7,9 +7,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.sums import of_groups, total
-from torchtraceap.core.units import format_ns
 from torchtraceap.ops.models import family_of
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.gpu_work import families_of

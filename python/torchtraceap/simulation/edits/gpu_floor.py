@@ -44,7 +44,7 @@ def gpu_floors_ns(run: SimulatedRun, change: Change) -> Array:
         run: The run.
         change: With its durations; events that it removes take no time.
     """
-    work = run.remember("stream work", lambda: _stream_work(run))
+    work = run.cached("stream work", lambda: _stream_work(run))
     if not len(work.edges):
         return np.zeros(work.steps)
     costs = change.costs_of(run.cost_ns, work.edges)

@@ -38,7 +38,7 @@ class EventWorks:
 
 def works_of(view: RankView) -> EventWorks:
     """The works of a rank; made once."""
-    return view.remember("works", lambda: _build(view))
+    return view.cached("works", lambda: _build(view))
 
 
 def _build(view: RankView) -> EventWorks:

@@ -20,10 +20,10 @@ from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import ALLOCATOR_CALLS, API_KINDS
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import counted, format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,
@@ -144,7 +144,7 @@ def _shaped_by_values(view: RankView) -> str:
     if not len(found):
         return ""
     name = view.table.name_of(int(found[0]))
-    return f"shapes depend on values: {counted(len(found), 'operator')} such as {name}"
+    return f"shapes depend on values: {pluralize(len(found), 'operator')} such as {name}"
 
 
 def _waits_inside(run: SimulatedRun, view: RankView) -> str:
@@ -168,11 +168,11 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
     inside &= np.isin(number[np.maximum(at, 0)], _whole_steps(view))
     if not inside.any():
         return ""
-    steps, times = len(distinct(at[inside])), counted(int(inside.sum()), "time")
+    steps, times = len(distinct(at[inside])), pluralize(int(inside.sum()), "time")
     operator = view.tree.op[waits[inside][0]]
     row = waits[inside][0] if operator == _core.NO_ROW else operator
     return (
-        f"the host waits for the GPU inside {counted(steps, 'step')}, {times} in all (first in "
+        f"the host waits for the GPU inside {pluralize(steps, 'step')}, {times} in all (first in "
         f"{view.table.name_of(int(row))}), and goes on with what it got"
     )
 
@@ -312,7 +312,7 @@ def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array)
 
 def _around(view: RankView, calls: Array) -> Array:
     """Operators in which one of the calls lies."""
-    operators, starts, reach = view.remember("operators", lambda: _operators_by_begin(view))
+    operators, starts, reach = view.cached("operators", lambda: _operators_by_begin(view))
     begins = np.sort(view.begin_of[calls])
     near = slice(
         np.searchsorted(reach, begins[0]), np.searchsorted(starts, begins[-1], side="right")
@@ -380,7 +380,7 @@ class MergeCompiledRegions:
         if not breaks:
             raise NotApplicableError(reason)
         return EditedGraph(
-            best, cautious, note=f"closed: {counted(breaks, 'break')} between compiled regions"
+            best, cautious, note=f"closed: {pluralize(breaks, 'break')} between compiled regions"
         )
 
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns, format_share, pluralize
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import counted, format_ns, format_share
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
@@ -137,7 +137,7 @@ class LoaderWorkers:
             raise NotApplicableError(_why_not(run))
         known = [number for number in numbers if number is not None]
         if len(known) == len(numbers) and min(known) >= self.workers:
-            raise NotApplicableError(f"the loader has {counted(min(known), 'worker')} already")
+            raise NotApplicableError(f"the loader has {pluralize(min(known), 'worker')} already")
         note = f"{late} fetches waited for worker processes; "
         note += _told(known, fewest, self.workers)
         guess = () if known else (likely,)

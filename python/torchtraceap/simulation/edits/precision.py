@@ -12,10 +12,10 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap._core import CopyDirection, EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import counted, format_ns
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device, device_named
 from torchtraceap.ops.models import Work, family_of
@@ -382,7 +382,7 @@ class ChannelsLast:
         return EditedGraph(
             best,
             cautious,
-            note=f"gone: {counted(count, 'layout conversion')} of {format_ns(gone_ns)}",
+            note=f"gone: {pluralize(count, 'layout conversion')} of {format_ns(gone_ns)}",
         )
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
-from torchtraceap.core.units import counted, format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.collective_parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
@@ -55,7 +55,7 @@ class RemoveRanges:
             _remove(view, change, rows)
         if not ranges:
             raise NotApplicableError(f"the trace has no {self.what}{self.which}")
-        note = f"gone: {counted(ranges, self.what)} with {format_ns(work_ns)} on the host"
+        note = f"gone: {pluralize(ranges, self.what)} with {format_ns(work_ns)} on the host"
         return EditedGraph(change, note=note)
 
 
@@ -133,8 +133,8 @@ class RemoveEvidence:
             where = "" if self.on_gpu else " of a run that computes on the host"
             raise NotApplicableError(f"the trace has no {self.what}{where}")
         note = (
-            f"gone at best: {counted(count, self.what)} with {format_ns(work_ns)} on the host; at "
-            "least half of that time"
+            f"gone at best: {pluralize(count, self.what)} with {format_ns(work_ns)} on the host; "
+            "at least half of that time"
         )
         return EditedGraph(best, cautious, note=note)
 
@@ -174,7 +174,7 @@ class NoSmallCopies:
             count, waits = count + len(calls), waits + len(behind)
         if not count:
             raise NotApplicableError("the trace has no small uploads that no batch explains")
-        note = f"not awaited, and gone at best: {counted(count, 'small upload')}"
+        note = f"not awaited, and gone at best: {pluralize(count, 'small upload')}"
         return EditedGraph(best, cautious, note=note)
 
 
@@ -214,8 +214,8 @@ class ZeroGradToNone:
         if not ranges:
             raise NotApplicableError("the trace has no range of zero_grad")
         note = (
-            f"gone: {counted(ranges, 'call')} of zero_grad with {format_ns(work_ns)} on the host, "
-            f"and at best {counted(additions, 'addition')} to zeros"
+            f"gone: {pluralize(ranges, 'call')} of zero_grad with {format_ns(work_ns)} on the host"
+            f", and at best {pluralize(additions, 'addition')} to zeros"
         )
         return EditedGraph(best, cautious, note=note)
 
@@ -267,4 +267,4 @@ class NoBroadcastBuffers:
             count += int(chosen.sum())
         if not count:
             raise NotApplicableError("no forward pass of DistributedDataParallel broadcasts")
-        return EditedGraph(change, note=f"gone: {counted(count, 'broadcast')}")
+        return EditedGraph(change, note=f"gone: {pluralize(count, 'broadcast')}")

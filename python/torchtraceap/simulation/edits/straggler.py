@@ -12,7 +12,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.units import format_ns
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.contention import contend
 from torchtraceap.simulation.registry import register

@@ -8,8 +8,8 @@ from torchtraceap import _core
 from torchtraceap._core import CopyDirection, EventKind
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import COPY_CALLS, SYNCHRONISATIONS
+from torchtraceap.core.formatting import pluralize
 from torchtraceap.core.order import distinct
-from torchtraceap.core.units import counted
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
@@ -45,9 +45,9 @@ class RemoveHostSync:
             raise NotApplicableError("no call makes the host wait for a value from the GPU")
         reads, explicit, others = counts.tolist()
         note = (
-            f"gone are {counted(reads, 'read')} of values, "
-            f"{counted(explicit, 'explicit synchronisation')} and (at best) "
-            f"{counted(others, 'other wait')}"
+            f"gone are {pluralize(reads, 'read')} of values, "
+            f"{pluralize(explicit, 'explicit synchronisation')} and (at best) "
+            f"{pluralize(others, 'other wait')}"
         )
         return EditedGraph(best, cautious, note=note)
 

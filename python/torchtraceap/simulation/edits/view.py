@@ -14,7 +14,7 @@ from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import SYNCHRONISATIONS
-from torchtraceap.core.memory_cache import Memory
+from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.order import distinct, median
 from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.edits.base import Change, NewEvent
@@ -41,7 +41,7 @@ _ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
 
 def views(run: SimulatedRun) -> tuple[RankView, ...]:
     """One view for each rank of the run, made once."""
-    return run.remember("views", lambda: _build_views(run))
+    return run.cached("views", lambda: _build_views(run))
 
 
 def _build_views(run: SimulatedRun) -> tuple[RankView, ...]:
@@ -113,7 +113,7 @@ class RankView:
         self._points = run.point_bounds[index]
         self._own_edge = shared.own
         self._shared = shared
-        self.remember = Memory()
+        self.cached = MemoCache()
         """What several edits need of the rank."""
 
     # ------------------------------------------------------------------------- rows
@@ -131,7 +131,7 @@ class RankView:
             by_code = np.fromiter(map(matches.__getitem__, self.names), dtype=bool)
             return by_code.take(self.table.name)
 
-        return self.remember(("named", pattern), match)
+        return self.cached(("named", pattern), match)
 
     def is_kind(self, *kinds: EventKind) -> Array:
         """bool `[rows]`."""
@@ -159,7 +159,7 @@ class RankView:
             rows = _core.evidence_rows(self.table, self.tree, finding).astype(np.int64)
             return self.outermost(rows[self.has_points[rows]])
 
-        return self.remember(("evidence", finding), find)
+        return self.cached(("evidence", finding), find)
 
     @cached_property
     def calls(self) -> Array:

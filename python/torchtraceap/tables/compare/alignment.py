@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_ns
 from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cut,

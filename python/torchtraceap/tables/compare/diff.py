@@ -20,11 +20,11 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
+from torchtraceap.core.formatting import format_share
 from torchtraceap.core.intervals import covered_ns, union
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import added, by_index, total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_share
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.compare.alignment import Comparison, Side, compare
 from torchtraceap.tables.compare.noise import (

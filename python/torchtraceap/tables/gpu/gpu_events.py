@@ -179,7 +179,7 @@ class GpuEvents:
     def _arg(self, key: str) -> tuple[Array, list[str]]:
         """Codes and texts of one key; read once for all GPU events, as several tables ask."""
         table, rows = self.part.table, self.part.tree.gpu_rows
-        codes, texts = self.part.remember(
+        codes, texts = self.part.cached(
             ("GPU argument", key), lambda: table.text_codes(key, rows.astype(np.int64))
         )
         return codes[self.places], texts

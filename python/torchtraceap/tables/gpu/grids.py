@@ -18,9 +18,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,

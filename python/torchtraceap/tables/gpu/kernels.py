@@ -9,9 +9,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, JsonCodes, TextCodes, encode_json
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import TritonName, triton_name
 from torchtraceap.tables.gpu.gpu_events import (

@@ -10,9 +10,9 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import ALLOCATOR_CALLS, HOST_MEMORY_CALLS, MEMORY_RETURNS
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
+from torchtraceap.core.formatting import format_bytes, format_ns, format_share
 from torchtraceap.core.sums import clamped, rounded, running, total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_bytes, format_ns, format_share
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,

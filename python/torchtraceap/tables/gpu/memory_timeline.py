@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.formatting import format_bytes
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_bytes
 from torchtraceap.errors import MissingFileError, ParseError
 
 __all__ = ["CATEGORIES", "MAX_ENTRIES", "MAX_TEXT_BYTES", "read_memory_timeline"]

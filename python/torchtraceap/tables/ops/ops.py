@@ -388,7 +388,7 @@ _COMMUNICATION, _MEMCPY, _MEMSET = "communication", "memcpy", "memset"
 
 def _families(calls: Calls) -> dict[tuple[int, int], str]:
     """The family of each (kind, name)."""
-    return calls.part.remember("families", lambda: _find_families(calls))
+    return calls.part.cached("families", lambda: _find_families(calls))
 
 
 def _find_families(calls: Calls) -> dict[tuple[int, int], str]:

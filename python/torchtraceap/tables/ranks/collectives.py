@@ -11,9 +11,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, JsonCodes, TextCodes, encode_json, encode_texts
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns
 from torchtraceap.ops.durations.collectives import bus_factor
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.grouping import rows_by_key

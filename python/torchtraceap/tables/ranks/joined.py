@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchtraceap import _core
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_ns
 from torchtraceap.tables.ranks.matching import rank_collectives
 from torchtraceap.trace.ranks import Ranks, RankTrace
 

@@ -15,7 +15,7 @@ __all__ = ["peer_views", "rank_lateness"]
 
 def rank_lateness(trace: Ranks) -> _core.Lateness:
     """By rank; measured once for a trace. A rank is late that costs the others a material time."""
-    return trace.remember(
+    return trace.cached(
         "lateness",
         lambda: rank_collectives(trace).lateness(material_share=_core.MATERIAL_SHARE),
     )

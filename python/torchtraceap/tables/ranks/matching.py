@@ -29,7 +29,7 @@ def match_collectives(trace: Ranks) -> MatchedCollectives:
 
 def rank_collectives(trace: Ranks) -> _core.RankCollectives:
     """The matches and clocks as the core gives them; made once for a trace."""
-    return trace.remember(
+    return trace.cached(
         "collectives",
         lambda: _core.collectives([(rank.table, rank.tree, rank.rank) for rank in trace.ranks]),
     )

@@ -10,9 +10,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_json, encode_texts
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total, totals
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.labels import check_choice
 from torchtraceap.tables.ranks.collectives import clock_notes, rank_notes

@@ -10,9 +10,9 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.grouping import Groups, order_by
 from torchtraceap.tables.labels import check_choice, thread_names

@@ -66,7 +66,7 @@ class Iterations:
 
 def iterations_of(part: RankTrace) -> Iterations:
     """Measured. See Note [Iteration]."""
-    return part.remember("iterations", lambda: _build(part))
+    return part.cached("iterations", lambda: _build(part))
 
 
 def step_time(parts: Sequence[RankTrace]) -> StepTime | None:
@@ -98,7 +98,7 @@ def step_spans(part: RankTrace) -> Array:
         spans = [(step.start_ns, _end_ns(part, step)) for step in part.tree.steps]
         return np.array(spans, dtype=np.int64).reshape(-1, 2)
 
-    return part.remember("step_spans", build)
+    return part.cached("step_spans", build)
 
 
 def _end_ns(part: RankTrace, step: _core.Step) -> int:
@@ -143,7 +143,7 @@ def step_of_work(part: RankTrace) -> Array:
     last. Work without a launch counts from when it begins; ahead of all that the steps launch on
     its stream it is left from before them.
     """
-    return part.remember("step_of_work", lambda: _step_of_work(part))
+    return part.cached("step_of_work", lambda: _step_of_work(part))
 
 
 def _step_of_work(part: RankTrace) -> Array:

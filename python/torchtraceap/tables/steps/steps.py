@@ -19,10 +19,10 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_json, encode_texts
+from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import by_index
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.units import format_ns, format_share
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.tables.steps.pieces import (

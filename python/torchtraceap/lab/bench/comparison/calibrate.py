@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.progress import stage
+from torchtraceap.core.formatting import pluralize
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.core.units import counted
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.sides import (
     ProgramSide,
@@ -23,6 +23,7 @@ from torchtraceap.lab.bench.comparison.sides import (
     steps_of_last_run,
     take_turns,
 )
+from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.bench.statistics.replay import (
     OURS,
     RunSequence,
@@ -150,19 +151,19 @@ def calibrate(
     """
     plan = plan or Plan()
     check_runs(runs, plan)
-    with stage("warming up"):
+    with progress_stage("warming up"):
         run_side(side, side.name)
     steps: list[Array] = []
     ratios: list[float] | None = None
     if isinstance(side, ProgramSide) and sides_can_take_turns(side, side):
         other, ratios = copy(side), []
         for number in range(runs // 2):
-            with stage(f"pair {number + 1} of {runs // 2}"):
+            with progress_stage(f"pair {number + 1} of {runs // 2}"):
                 ratios.append(take_turns(side, other, seed + number)[0])
             steps += [steps_of_last_run(each, 1) for each in (side, other)]
     else:
         for number in range(runs):
-            with stage(f"run {number + 1} of {runs}"):
+            with progress_stage(f"run {number + 1} of {runs}"):
                 median_ns = run_side(side, side.name)
             steps.append(steps_of_last_run(side, median_ns))
     return build_calibration(
@@ -237,7 +238,7 @@ def build_calibration(
         median_ns=round(float(np.median(medians))),
         run_ns=tuple(round(float(ns)) for ns in medians),
         notes=(
-            _NOTES[0].format(windows=counted(windows, "window"), width=width, runs=len(steps)),
+            _NOTES[0].format(windows=pluralize(windows, "window"), width=width, runs=len(steps)),
             *_NOTES[1:],
         ),
     )
@@ -285,8 +286,6 @@ def estimate_noise(steps: Sequence[Array]) -> Noise:
     Args:
         steps: Steps of each run, ns, in the order of time; three runs at least.
     """
-    from scipy.stats import theilslopes
-
     logs = np.log([float(np.median(run)) for run in steps])
     run = math.sqrt(float(np.mean(np.diff(logs) ** 2)) / 2)
     whole = float(np.std(logs, ddof=1))
@@ -297,7 +296,7 @@ def estimate_noise(steps: Sequence[Array]) -> Noise:
         run=run,
         whole=whole,
         drift=math.sqrt(max(0.0, whole**2 - run**2)),
-        trend=float(theilslopes(logs).slope) * (len(logs) - 1),
+        trend=float(scipy_stats().theilslopes(logs).slope) * (len(logs) - 1),
         lag_one=float(np.dot(centred[1:], centred[:-1])) / total if total else 0.0,
         slow_runs=float(np.mean(logs > np.median(logs) + _SLOW_SIGMAS * _robust_sd(logs))),
         step=float(np.median(within)) if within else None,

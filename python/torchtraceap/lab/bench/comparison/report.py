@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchtraceap.core.units import counted, format_ns
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.lab.bench.comparison.calibrate import Calibration
 from torchtraceap.lab.bench.comparison.compare import Comparison, CountChange
 from torchtraceap.lab.bench.comparison.many import Comparisons
@@ -49,7 +49,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 
 
 def _verdict(found: Comparison) -> str:
-    runs = counted(found.pairs, "pair") if found.pairs else "no pairs"
+    runs = pluralize(found.pairs, "pair") if found.pairs else "no pairs"
     interval = f"{percent(found.low)} to {percent(found.high)}"
     rest = f"({interval} with {100 * found.confidence:.4g} % confidence; {runs})"
     if found.verdict in ("slower", "faster"):

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError
@@ -199,7 +199,7 @@ def measure_batches(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> 
     def measure(batch: int) -> Point:
         sized = replace(asked, batch=batch)
         spec = Spec(**asdict(sized), steps=protocol.steps, warmup=protocol.warmup)
-        with stage(f"measuring {asked.name} with a batch of {batch}"):
+        with progress_stage(f"measuring {asked.name} with a batch of {batch}"):
             result = run_process(spec, protocol.timeout_s, folder)
         memory: dict[str, Any] = result["memory"]
         reserved = memory["reserved_peak_bytes"]

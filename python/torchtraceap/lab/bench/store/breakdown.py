@@ -17,7 +17,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import encode_json, encode_texts
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.core.table import ColumnTable
@@ -165,7 +165,7 @@ def break_down_runs(runs: Sequence[StoredRun]) -> tuple[list[RunBreakdown], list
         if path is None:
             without.append(f"{run.id} ({run.name}): has no trace")
             continue
-        with stage(f"breaking down {run.name}"):
+        with progress_stage(f"breaking down {run.name}"):
             is_cpu = run.config.get("device") == "cpu"
             breakdown = break_down(load(path), "host" if is_cpu else None)
         if breakdown is None:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.core.units import format_ns
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.lab.bench.statistics.rank_sum import rank_sum_p, shift, shift_interval
 from torchtraceap.tables.steps.pieces import NORMAL_MAD

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from torchtraceap.lab.bench.statistics import scipy_stats
+
 __all__ = ["mean_interval", "ratio_interval", "robust_line"]
 
 _LEVEL = 0.95
@@ -64,6 +66,4 @@ def robust_line(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
 
 
 def _quantile(freedom: float) -> float:
-    from scipy.stats import t  # type: ignore[import-untyped,unused-ignore]
-
-    return float(t.ppf(0.5 + _LEVEL / 2, freedom))
+    return float(scipy_stats().t.ppf(0.5 + _LEVEL / 2, freedom))

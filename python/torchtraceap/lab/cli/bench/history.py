@@ -19,7 +19,7 @@ from torchtraceap.cli.parser import (
     fraction,
     seconds,
 )
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.bisection.bisect import Bisection, Settings
@@ -121,7 +121,7 @@ def _bisect(options: Options) -> int:
             note(f"goes on behind {journal.resumed} rounds that were measured before")
         runner = _runner(options, places, [line[0], line[-1]])
         traces = None if options.no_causes else stack.enter_context(_scratch())
-        with stage("bisecting"):
+        with progress_stage("bisecting"):
             found = bisect(
                 line,
                 runner,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.explanation.explain import judged
@@ -141,7 +141,7 @@ def count_loop(traces: Iterable[Labelled], judge_of: JudgeOf, name: str) -> Loop
         name: Of the judge.
     """
     tally = _Tally()
-    with stage("judging labelled traces"):
+    with progress_stage("judging labelled traces"):
         for labelled in traces:
             judge = judge_of(labelled.diagnosis)
             tally.add(labelled, judged(labelled.diagnosis, judge), judge.asked_by)

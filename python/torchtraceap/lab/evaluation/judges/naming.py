@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.errors import TraceError
 from torchtraceap.explanation.build_pack import build_pack
 from torchtraceap.explanation.segments import (
@@ -136,7 +136,7 @@ def scores_document(
             row in a table.
     """
     answers, entries, scorers = Answers(), [], dict[str, None]()
-    with stage("judging segments of labelled traces"):
+    with progress_stage("judging segments of labelled traces"):
         for labelled in traces:
             segments = found_segments(labelled) if found else true_segments(labelled)
             said = named(labelled.diagnosis, segments, judge_of, answers)

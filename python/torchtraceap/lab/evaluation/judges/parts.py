@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.labels import TYPES
 from torchtraceap.explanation.build_pack import window_features
 from torchtraceap.lab.evaluation.baselines.given import SCORES
@@ -96,7 +96,7 @@ def parts_document(traces: Iterable[Labelled], model: LanguageModel) -> Json:
         ModelError: The model can't be asked.
     """
     asked = _Asked()
-    with stage("asking a model about parts of traces"):
+    with progress_stage("asking a model about parts of traces"):
         entries = [entry(each, _scores(each, model, asked)) for each in traces]
     return {
         "schema": SCORES,

@@ -1,4 +1,4 @@
-"""`Memory`: values that are computed once, whichever thread asks first."""
+"""A cache of values that belong to one object and are computed once on any thread."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Hashable
 from threading import Lock, RLock
 from typing import Any, TypeVar
 
-__all__ = ["Memory"]
+__all__ = ["MemoCache"]
 
 T = TypeVar("T")
 
 
-class Memory:
-    """What several views of a thing need, computed at the first use and kept as long as the thing.
+class MemoCache:
+    """Values that several views of an object need, computed at first use and kept as long as it.
 
-    Values should be small, and must not refer to the thing: a cycle would keep the whole trace in
+    Values should be small, and must not refer to the object: a cycle would keep the whole trace in
     memory until Python looks for cycles.
     """
 
@@ -26,7 +26,7 @@ class Memory:
         self._computing: dict[Hashable, RLock] = {}
 
     def __call__(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """What `compute` gave for `key` the first time.
+        """Return the value of `key`, which `compute` gives at the first call.
 
         A thread that asks while another computes the same value waits for it. Each key has a lock
         of its own: values may need each other, and those of other ranks, in any order.
@@ -37,5 +37,5 @@ class Memory:
             with computing:
                 if key not in self._values:
                     self._values[key] = compute()
-        found: T = self._values[key]
-        return found
+        value: T = self._values[key]
+        return value
