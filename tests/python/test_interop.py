@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import subprocess
 import sys
@@ -292,6 +293,54 @@ def test_other_tables_as_data_frames(trace: ttap.Trace) -> None:
     assert features.zscores.shape == features.values_matrix.shape == (50, len(features.names))
 
 
+def test_a_diagnosis_and_files_need_neither_pandas_nor_scipy(
+    write_trace: WriteTrace, tmp_path: Path
+) -> None:
+    trace_file = samples.slow_loader(steps=2).write(write_trace([]))
+    code = f"""
+import sys
+for name in ("pandas", "scipy"):
+    sys.modules[name] = None  # importing it fails
+import torchtraceap as ttap
+from torchtraceap.lab.bench.statistics.families import q_values
+from torchtraceap.lab.jobs.op_trace import read_operator_trace
+trace = ttap.load({str(trace_file)!r})
+print(trace.diagnose())
+trace.ops().to_csv({str(tmp_path / "ops.csv")!r})
+table = {str(tmp_path / "ops.csv")!r}
+for call in (trace.ops().to_pandas, lambda: read_operator_trace(table), lambda: q_values([0.1])):
+    try:
+        call()
+    except ttap.errors.MissingDependencyError as error:
+        print("needs:", error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [line for line in done.stdout.splitlines() if line.startswith("needs:")] == [
+        "needs: a DataFrame needs pandas: pip install 'torchtraceap[pandas]'",
+        "needs: a CSV table of operators needs pandas: pip install 'torchtraceap[pandas]'",
+        "needs: statistics of runs need SciPy: pip install 'torchtraceap[bench]'",
+    ]
+    assert (tmp_path / "ops.csv").read_text("utf-8").startswith("name,")
+
+
+@pytest.mark.parametrize("spreadsheet", [False, True])
+def test_csv_holds_what_pandas_would_write(tmp_path: Path, spreadsheet: bool) -> None:
+    table = ColumnTable(
+        {
+            "float": np.array([1.5, np.nan, np.inf, 1e16, 1e-7]),
+            "integer": np.ma.array([1, 2, 3, 4, 2**62], mask=[1, 0, 0, 0, 0]),
+            "yes": np.array([True, False, True, True, False]),
+            "text": TextCodes(np.array([0, -1, 1, 2, 3]), ["x", 'a,"b"', "", "ä\nb"]),
+        }
+    )
+    table.to_csv(tmp_path / "a.csv", spreadsheet=spreadsheet)
+    table.to_pandas().to_csv(tmp_path / "b.csv", index=False, lineterminator="\n")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    table.to_csv(tmp_path / "a.csv.gz")
+    with gzip.open(tmp_path / "a.csv.gz") as stream:
+        assert stream.read() == (tmp_path / "b.csv").read_bytes()
+
+
 # --- imports ---
 
 
@@ -388,7 +437,7 @@ def test_only_texts_in_use_leave_a_column() -> None:
 
 
 def test_a_long_table_is_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchtraceap.core.table.JSON_ROWS", 2)
+    monkeypatch.setattr("torchtraceap.core.table.ROWS_AT_ONCE", 2)
     table = ColumnTable({"a": np.arange(5)}, facts={"n": 1}, notes=["x"])
     assert json.loads(table.to_json()) == json.loads(json.dumps(table.to_dict()))
 

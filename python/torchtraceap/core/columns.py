@@ -5,15 +5,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = [
     "Column",
@@ -64,13 +61,6 @@ class TextCodes:
         """Plain values for JSON, None where absent."""
         values: list[Any] = self.to_numpy().tolist()
         return values
-
-    def to_pandas(self) -> pd.Categorical:
-        import pandas as pd
-
-        return pd.Categorical.from_codes(
-            self.codes, categories=pd.Index(list(self.texts), dtype="str")
-        )
 
 
 @dataclass(frozen=True, slots=True)

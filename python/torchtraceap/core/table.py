@@ -7,7 +7,9 @@ here.
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from io import StringIO
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ColumnTable", "MadeColumn", "stack_ranks", "take_rows"]
 
 MOST_NAMED = 80  # columns in a sentence
-JSON_ROWS = 20_000  # rows encoded at once
+ROWS_AT_ONCE = 20_000  # rows of JSON and CSV that are encoded at once
 
 MadeColumn = Column | Callable[[], Column]
 """A column, or what makes it when it is first asked for."""
@@ -220,16 +222,16 @@ class ColumnTable(Shown):
         memory."""
         stream.write(_json({"schema": "torchtraceap.table/1", "columns": self.columns})[:-1])
         stream.write(',"rows":[')
-        for start in range(0, self.num_rows, JSON_ROWS):
-            rows = _json(list(self.take(slice(start, start + JSON_ROWS)).rows()))[1:-1]
+        for start in range(0, self.num_rows, ROWS_AT_ONCE):
+            rows = _json(list(self.take(slice(start, start + ROWS_AT_ONCE)).rows()))[1:-1]
             stream.write(f",{rows}" if start else rows)
         stream.write("]," + _json({**self.facts, "notes": self.notes})[1:])
 
     def to_csv(self, path: PathLike, *, spreadsheet: bool = False) -> None:
-        """Writes the rows as CSV, UTF-8; absent values are empty.
+        """Write the rows as CSV, UTF-8; absent values are empty.
 
         Args:
-            path: Where to.
+            path: The file to write; one that ends in `.gz` is compressed.
             spreadsheet: For people who open it in a spreadsheet: an apostrophe stands before text
                 (also of headings) that would be taken for a formula. Else text is exact.
 
@@ -237,13 +239,23 @@ class ColumnTable(Shown):
             OutputError: The file can't be written.
         """
         table = self._for_spreadsheets() if spreadsheet else self
-        frame = table.to_pandas()
-        columns = [column for name in table if isinstance(column := table.column(name), TextCodes)]
-        quoting = csv_quoting(chain(table, *(column.texts for column in columns)))
-        with replacing(path) as staged:
-            frame.to_csv(
-                staged, index=False, lineterminator="\n", errors="replace", quoting=quoting
-            )
+        columns = [table.column(name) for name in table]
+        texts = (column.texts for column in columns if isinstance(column, TextCodes))
+        quoting = csv_quoting(chain(table, *texts))
+        import gzip  # only here: start-up counts
+
+        opened = gzip.open if os.fspath(path).endswith(".gz") else open
+        with (
+            replacing(path) as staged,
+            opened(staged, "wt", encoding="utf-8", errors="replace", newline="") as stream,
+        ):
+            writer = csv.writer(stream, lineterminator="\n", quoting=quoting)
+            writer.writerow(table)
+            for start in range(0, table.num_rows, ROWS_AT_ONCE):
+                rows = slice(start, start + ROWS_AT_ONCE)
+                writer.writerows(
+                    zip(*(_csv_cells(column, rows) for column in columns), strict=True)
+                )
 
     def _for_spreadsheets(self) -> ColumnTable:
         columns: dict[str, MadeColumn] = {}
@@ -273,9 +285,17 @@ class ColumnTable(Shown):
             parquet.write_table(rows, stream)
 
     def to_pandas(self) -> pd.DataFrame:
-        """A DataFrame; text columns are categorical, integers that may be absent nullable."""
-        import pandas as pd
+        """Return a DataFrame; text columns are categorical, integers that may be absent nullable.
 
+        Raises:
+            MissingDependencyError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise MissingDependencyError(
+                "a DataFrame needs pandas: pip install 'torchtraceap[pandas]'"
+            ) from None
         return pd.DataFrame({name: _pandas_column(self.column(name)) for name in self._columns})
 
     def _arrow_table(self) -> _core.ArrowTable:
@@ -303,11 +323,24 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
+def _csv_cells(column: Column, rows: slice) -> list[Any]:
+    """Return the cells of some rows for `csv.writer`, which leaves None empty."""
+    values = column.take(rows).to_numpy() if isinstance(column, TextCodes) else column[rows]
+    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind not in "iu":
+        values = np.where(np.ma.getmaskarray(values), np.nan, values.data)
+    if values.dtype.kind == "f":
+        values = np.ma.masked_where(np.isnan(values), values)
+    cells: list[Any] = values.tolist()
+    return cells
+
+
 def _pandas_column(column: Column) -> Any:
     import pandas as pd
 
     if isinstance(column, TextCodes):
-        return unique_texts(_few_texts(column)).to_pandas()
+        column = unique_texts(_few_texts(column))
+        categories = pd.Index(list(column.texts), dtype="str")
+        return pd.Categorical.from_codes(column.codes, categories=categories)
     if not isinstance(column, np.ma.MaskedArray):
         return column
     mask = np.ma.getmaskarray(column)

@@ -93,8 +93,12 @@ def read_operator_trace(path: PathLike) -> OperatorTrace:
 
 
 def _read_csv(file: Path) -> pd.DataFrame:
-    import pandas as pd
-
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingDependencyError(
+            "a CSV table of operators needs pandas: pip install 'torchtraceap[pandas]'"
+        ) from None
     wanted = {*REQUIRED, *OPTIONAL}
     try:
         return pd.read_csv(
@@ -106,10 +110,12 @@ def _read_csv(file: Path) -> pd.DataFrame:
 
 def _read_parquet(file: Path) -> pd.DataFrame:
     try:
+        import pandas as pd  # noqa: F401  (pyarrow needs it for a DataFrame)
         from pyarrow import parquet
     except ImportError:
         raise MissingDependencyError(
-            "Parquet needs pyarrow: pip install 'torchtraceap[arrow]'"
+            "a Parquet table of operators needs pyarrow and pandas: "
+            "pip install 'torchtraceap[arrow,pandas]'"
         ) from None
     try:
         data = parquet.ParquetFile(file)
