@@ -113,7 +113,7 @@ def _run(given: list[str], is_process: bool) -> int:
 
 
 def _set_up_process() -> None:
-    """What only a process that is the command line may do to itself."""
+    """Set up a process that is the command line, in ways that a library must not."""
     # Nothing here multiplies large matrices, and the threads that OpenBLAS would start for that
     # spin for a while: as much processor time as all of our own imports.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -125,7 +125,7 @@ def _set_up_process() -> None:
 
 
 def _sentence(error: BaseException) -> str:
-    """What went wrong, as one line."""
+    """Return an error as one line."""
     if isinstance(error, MemoryError):
         return "not enough memory for this trace"
     if isinstance(error, OSError) and error.strerror:
@@ -146,7 +146,7 @@ def _is_expected(error: BaseException) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code."""
+    """Run the command line and returns the exit code."""
     _open_closed_streams()
     gc.disable()  # a short-lived process with few cycles; saves a pass over every object
     accept_any_encoding()
@@ -173,7 +173,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process at once: nothing is left to write, and to free a trace and every module one
+    """End the process at once: nothing is left to write, and to free a trace and every module one
     by one takes a tenth of the time of a diagnosis. Also, Python dies of an interrupt where it met
     code of `exec`, as data classes are made of."""
     if code != INTERRUPTED:  # then a reader may keep us waiting

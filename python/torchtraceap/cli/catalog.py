@@ -122,7 +122,7 @@ def command_groups() -> dict[str, Mapping[str, Entry]]:
 
 
 def summary_of(name: str) -> str:
-    """What a command says of itself in one line."""
+    """Return the summary of a command in one line."""
     return _PRODUCT[name].summary
 
 

@@ -141,7 +141,7 @@ def _fish(words: _Words) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For a POSIX shell."""
+    """Quote text for a POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 

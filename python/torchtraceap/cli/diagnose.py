@@ -68,7 +68,7 @@ def _diagnose(options: Options) -> int:
 
 
 def _parse_fail_on(text: str | None, gate: bool) -> tuple[str, ...]:
-    """What the gate fails on; nothing where there is no gate."""
+    """Return what the gate fails on; empty without a gate."""
     if text is None:
         return ("present",) if gate else ()
     wanted = tuple(word.strip() for word in text.split(",") if word.strip())
@@ -85,7 +85,7 @@ def _parse_fail_on(text: str | None, gate: bool) -> tuple[str, ...]:
 
 
 def _gate_reasons(diagnosis: Diagnosis, wanted: Sequence[str]) -> list[str]:
-    """Why the gate fails, in words; empty where it passes."""
+    """Return the reasons why the gate fails; empty if it passes."""
     present = [finding.type for finding in diagnosis.findings]
     hits = present if "present" in wanted else [name for name in present if name in wanted]
     reasons = [f"{name} is present" for name in hits]

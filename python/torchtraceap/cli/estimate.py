@@ -53,7 +53,7 @@ def _table(text: str) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One thing that can be asked: its options, and who answers."""
+    """A kind of question: its options, and the function that answers it."""
 
     needed: tuple[str, ...]
     ask: Ask
@@ -211,7 +211,7 @@ _OWN = ("what", "device", "calibrate", "json", "no_color")
 
 
 def _question(options: Options) -> _Question:
-    """What is asked, once all that it needs is given and nothing else."""
+    """Return the kind of question, once all options that it needs are given and no others."""
     question = _QUESTIONS.get(_canonical(options.what))
     if question is None and _IS_KERNEL.search(options.what):
         question = _COLLECTIVE

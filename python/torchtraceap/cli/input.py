@@ -1,4 +1,4 @@
-"""Loading what a command is given, with a progress bar where it takes long."""
+"""Load the input of a command, with a progress bar if it takes long."""
 
 from __future__ import annotations
 

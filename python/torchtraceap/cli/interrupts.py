@@ -10,14 +10,14 @@ from types import FrameType
 __all__ = ["ignore_interrupts", "say_interrupted", "was_interrupted", "watch_interrupts"]
 
 GRACE_MS = 200
-"""For what unwinds by itself, with all that it cleans up."""
+"""Time for threads that unwind by themselves, including their cleanup."""
 _MESSAGE = "torchtraceap: interrupted\n"
 _watched = False
 _interrupted = False
 
 
 def watch_interrupts() -> None:
-    """Ends this process a moment after Ctrl-C if KeyboardInterrupt has not done so: one call of
+    """End this process a moment after Ctrl-C if KeyboardInterrupt has not done so: one call of
     NumPy may take seconds, and so may freeing what a large trace takes. For a process that is the
     command line, not for one that calls `main`."""
     global _watched
@@ -44,8 +44,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """Where Ctrl-C comes while Python calls back, as when a module's lock is freed, it can raise
-    nothing. Then the watch ends the process, and nobody needs a traceback."""
+    """Ignore a KeyboardInterrupt where Python calls back, as when a module's lock is freed: it can
+    raise nothing there. The watch then ends the process, and nobody needs a traceback."""
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
 

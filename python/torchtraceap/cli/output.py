@@ -44,7 +44,7 @@ def _plain_signs(error: UnicodeError) -> tuple[str, int]:
 
 
 def print_text(text: str) -> None:
-    """Writes to standard output what may hold text of a trace or of the user."""
+    """Write to standard output what may hold text of a trace or of the user."""
     _write_plain(replace_controls(text))
 
 
@@ -57,7 +57,7 @@ def _write_plain(text: str) -> None:
 
 @contextlib.contextmanager
 def standard_output() -> Iterator[TextIO]:
-    """Takes the result. A reader that went away is no error, a full disk is one."""
+    """Take the result. A reader that went away is no error, a full disk is one."""
     try:
         try:
             yield sys.stdout
@@ -73,7 +73,7 @@ def standard_output() -> Iterator[TextIO]:
 
 
 def drop_stdout() -> None:
-    """Lets Python's own flush at the end go nowhere."""
+    """Let Python's own flush at the end go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -127,7 +127,7 @@ def write_html(diagnosis: Diagnosis, path: str) -> None:
 
 
 def check_output(path: str, inputs: Sequence[str]) -> None:
-    """Says early, and in one sentence, that a file cannot or must not be written."""
+    """Say early, and in one sentence, that a file cannot or must not be written."""
     from torchtraceap.core.writing import check_target
     from torchtraceap.trace.files import files_read, looks_like_trace_name
 

@@ -1,4 +1,4 @@
-"""What commands are made of: parsers, options that several share, values of options."""
+"""The parts of commands: parsers, options that several share, values of options."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Command:
     describe: Callable[[Parser], None]
     run: Callable[[Options], int]
     examples: Sequence[str] = ()
-    """What may stand behind `torchtraceap`, for its help."""
+    """Arguments of `torchtraceap` that its help shows as examples."""
     actions: Mapping[str, Command] | None = None
     """Commands of its own, which the word behind it chooses."""
     takes_program: bool = False
-    """What stands behind ` -- ` is a program, which `options.program` has as a list of words."""
+    """True if the words after ` -- ` are a program, a list in `options.program`."""
 
 
 def command_of_actions(
@@ -220,7 +220,7 @@ def positive(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Above 0."""
+    """Parse a number of seconds above 0."""
     value = float(text)
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"a number of seconds above 0 is needed, not {text}")
@@ -228,7 +228,7 @@ def seconds(text: str) -> float:
 
 
 def fraction(text: str) -> float:
-    """Above 0 and below 1, written as "2%" or "0.02"."""
+    """Parse a fraction above 0 and below 1, written as "2%" or "0.02"."""
     number = text.strip()
     value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     if not 0 < value < 1:
@@ -245,7 +245,7 @@ def microseconds(text: str) -> int:
 
 
 def minutes(text: str) -> float:
-    """Above 0."""
+    """Parse a number of minutes above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -14,12 +14,12 @@ from torchtraceap.core.progress import set_progress_listener
 __all__ = ["show_stages"]
 
 PATIENCE_S = 1.0
-"""What takes less is not shown."""
+"""Seconds before a stage is shown."""
 REFRESH_S = 0.2
 
 
 def show_stages() -> None:
-    """Shows stages from now on, if standard error is a terminal."""
+    """Show stages from now on, if standard error is a terminal."""
     set_progress_listener(_StageLine(sys.stderr).run if sys.stderr.isatty() else None)
 
 

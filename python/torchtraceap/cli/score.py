@@ -62,7 +62,7 @@ def _score(options: Options) -> int:
 def _answers(
     paths: Sequence[str], scorer: Scorer, count: int, threads: int
 ) -> Iterator[dict[str, Any]]:
-    """What is said of each path; a trace is let go before the next one is read."""
+    """Yield the answer for each path; a trace is freed before the next one is read."""
     from torchtraceap.errors import TraceError
 
     for path in paths:
@@ -75,7 +75,7 @@ def _answers(
 
 
 def _print_json(scorer: str, answers: Iterator[dict[str, Any]]) -> bool:
-    """Writes one document, trace by trace; whether one failed."""
+    """Write one document, trace by trace; whether one failed."""
     failed = False
     with standard_output() as stream:
         stream.write(f'{{"schema":{json.dumps(SCHEMA)},"scorer":{json.dumps(scorer)},"traces":[')

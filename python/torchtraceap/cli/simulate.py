@@ -99,7 +99,8 @@ def _check_trace_target(options: Options, trace: Trace) -> None:
 
 
 def _write_trace(simulation: Simulation, options: Options) -> None:
-    """Of the edits that were named all that apply; of none the measured times."""
+    """Write the trace with all named edits that apply, or with the measured times if none was
+    named."""
     from torchtraceap.errors import OptionError
 
     named = dict.fromkeys(options.edit)
@@ -122,7 +123,7 @@ def _document(simulation: Simulation) -> str:
 
 
 def _unusable(names: list[str]) -> list[str]:
-    """Why some of the edits make no sense for any trace."""
+    """Return why some of the edits make no sense for any trace."""
     from torchtraceap.errors import OptionError
     from torchtraceap.simulation.registry import make_edit
 
@@ -186,7 +187,7 @@ def _explain_idle(options: Options) -> int:
 
 
 def _range(trace: Trace, options: Options) -> tuple[int, int]:
-    """Of an instant, a window, or the whole profiled time."""
+    """Return the range of an instant or a window, or the whole profiled time."""
     start_ns, end_ns = trace.rank(options.rank).tree.profiled
     if options.at is not None:
         length_ns = end_ns - start_ns

@@ -141,7 +141,7 @@ _FURTHER_EXAMPLES = {
 
 
 def _examples(name: str) -> tuple[str, ...]:
-    """Of a table: for reading, something of its own, as a file."""
+    """Return examples for a table: to read it, one of its own, and as a file."""
     path = "runs/" if name in ("collectives", "ranks") else "trace.json.gz"
     own = _FURTHER_EXAMPLES.get(name, f"{name} {path} --limit 10 --all-columns")
     return f"{name} {path}", own, f"{name} {path} --csv {name}.csv"
@@ -290,7 +290,7 @@ def _compare_as_tracelens(before: Trace, after: Trace, options: Options) -> None
 
 
 def _gate_reason(table: ColumnTable, percent: float | None) -> str:
-    """Why the gate fails, in words; empty where it passes or there is none."""
+    """Return the reason why the gate fails; empty if it passes or there is none."""
     before_ns, difference_ns = table.facts["before_step_ns"], table.facts["difference_ns"]
     if percent is None or difference_ns * 100 <= percent * before_ns:
         return ""

@@ -43,7 +43,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """Such as "train.py:12 (step)"."""
+        """Return the place such as "train.py:12 (step)"."""
         return f"{self.file}:{self.line} ({self.function})"
 
     @property
@@ -64,7 +64,8 @@ class CallLines:
         self._lines: dict[int, int] | None = None
 
     def place_of(self, part: RankTrace, row: int) -> Place | None:
-        """Where the program was when an event came, in its own code rather than in a library's.
+        """Return the place in the program's own code, rather than a library's, that an event comes
+        from.
 
         Args:
             part: The rank of the event.
@@ -112,7 +113,7 @@ class CallLines:
         return before[-1] if before else start, behind[0] if behind else 0
 
     def _line_of(self, part: RankTrace, row: int) -> int | None:
-        """From which line something was called, if it is a call."""
+        """Return the line from which a call was made; None if the row is no call."""
         table = part.table
         if table.kind[row] != EventKind.PYTHON_FUNCTION:
             return None
@@ -152,7 +153,7 @@ def _chain(part: RankTrace, row: int) -> Iterator[int]:
 
 
 def _called(part: RankTrace, frame: int) -> list[int]:
-    """What a frame calls itself, in order: operators and ranges may lie between."""
+    """Return the rows that a frame calls itself, in order; operators and ranges may lie between."""
     import numpy as np
 
     parent, of_python = part.tree.parent, part.table.kind == EventKind.PYTHON_FUNCTION
@@ -294,7 +295,7 @@ def _operators(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _asks_for_a_value(node: ast.AST) -> bool:
-    """Whether the truth or the number of something is asked for."""
+    """Return True if an expression asks for the truth or the number of something."""
     if isinstance(node, ast.UnaryOp):
         return isinstance(node.op, ast.Not)
     if isinstance(node, ast.Call):

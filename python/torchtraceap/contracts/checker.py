@@ -49,7 +49,7 @@ __all__ = ["check"]
 def check(
     trace: Ranks, contract: Contract, *, price: bool = True, one_step: bool = False
 ) -> CheckResult:
-    """Checks every limit of a contract.
+    """Check every limit of a contract.
 
     Args:
         trace: One or several ranks.
@@ -74,7 +74,7 @@ def check(
 
 
 def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
-    """With what fixes of failed limits would save."""
+    """Return results with what fixes of the failed limits would save."""
     wanted = {
         each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
         for each in results
@@ -118,7 +118,7 @@ def _of_key(
 
 
 def _other_device(contract: Contract, device: str | None, key: str) -> str:
-    """Why a time says nothing on this device; empty where it does."""
+    """Return why a time says nothing on this device; empty if it does."""
     recorded = contract.device
     if recorded is None:
         if device == CPU and key == "step_time":
@@ -168,30 +168,30 @@ class _Judged:
     value: float = 0
     """The number that decides: the worst step's, or of one kind of collective."""
     limit: Limit | None = None
-    """That it is held against: of one kind, where there are several."""
+    """Limit to check against: that of one kind, if there are several."""
     name: str = ""
-    """Of that kind."""
+    """Name of the kind."""
     step: int | None = None
     """Place of the first step that goes beyond, among the counted ones."""
     steps_beyond: int = 0
     first_value: float = 0
-    """Of that step."""
+    """Value in the first step that is beyond the limit."""
 
     @property
     def beyond(self) -> float:
-        """How far beyond the limit, as a share of it."""
+        """Return how far the value is beyond the limit, as a share of it."""
         assert self.limit is not None
         return beyond_share(self.limit, self.value)
 
     @property
     def used(self) -> float:
-        """What tells the rank that is nearest to its limit."""
+        """Return the key by which the rank nearest to its limit is found."""
         assert self.limit is not None
         return self.value if self.limit.high < math.inf else -self.value
 
 
 def beyond_share(limit: Limit, value: float) -> float:
-    """How far a value lies outside of bounds, for comparison of several."""
+    """Return how far a value lies outside of bounds, to compare several."""
     if limit.is_above(value):
         return (value - limit.high) / (abs(limit.high) or 1.0) + 1e-12
     if limit.is_below(value):
@@ -214,7 +214,8 @@ def _judge(of: RankMeasured, limit: Limit) -> _Judged:
 
 
 def _number_of(numbers: dict[str, int], name: str, limit: Limit) -> int:
-    """How many collectives of a kind; of all for none, of those without a limit for `other`."""
+    """Return the number of collectives of a kind; of all if it is empty, and of those without a
+    limit for `other`."""
     if not name:
         return sum(numbers.values())
     if name != OTHER:
@@ -306,7 +307,8 @@ def _first_row(judged: _Judged, limit: Limit, whole: Limit) -> int | None:
 
 
 def _launching_operator(judged: _Judged, limit: Limit) -> str:
-    """Which operator would launch the first kernel beyond a limit, where there is no GPU."""
+    """Name the operator that would launch the first kernel beyond a limit on a machine without a
+    GPU."""
     launched = judged.of.predicted
     place = int(limit.high) if launched and limit.high < math.inf else -1
     if launched is None or not 0 <= place < len(launched.operators):
@@ -359,7 +361,7 @@ _Parts = Sequence[tuple[RankTrace, Any]]
 
 
 def _evidence(parts: _Parts) -> tuple[RankTrace, Any]:
-    """Of the rank that pays most."""
+    """Return the evidence on the rank on which it costs most."""
     cost: Callable[[tuple[RankTrace, Any]], int] = lambda each: each[1].cost_ns  # noqa: E731
     rank, finding = max(parts, key=cost)
     return rank, finding.evidence

@@ -17,22 +17,22 @@ __all__ = ["Contract"]
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a trace has to hold."""
+    """The limits that a trace has to hold."""
 
     limits: tuple[tuple[str, Limit], ...]
-    """By key, in the order in which they were written."""
+    """Limits by key, in the order in which they were written."""
     name: str = ""
-    """Of a contract among several in a file: a test's node id, or a name of yours."""
+    """Name of a contract among several in a file: a test's node id, or a name of yours."""
     device: str | None = None
     """The device that times and shares were measured on, as its driver names it, or "cpu"."""
     when: str | None = None
     """The day on which the limits were recorded."""
     reason: str | None = None
-    """Why they were changed last."""
+    """Reason of the last change."""
     tolerance: float = 0.0
-    """By what share of a bound times and shares may lie beyond it."""
+    """Share of a bound by which times and shares may lie beyond it."""
     file: str | None = None
-    """Where it is written."""
+    """File in which the contract is written."""
     lines: tuple[tuple[str, int], ...] = ()
     """The line of each key in that file, from 1."""
 
@@ -68,7 +68,7 @@ class Contract:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of the limits."""
+        """Keys of the limits."""
         return tuple(key for key, _ in self.limits)
 
     @property
@@ -78,19 +78,19 @@ class Contract:
 
     @property
     def needs_device(self) -> bool:
-        """Does it limit what depends on the device?"""
+        """Return True if a limit depends on the device."""
         return any(MEASURES[key].kind in ("share", "time") for key in self.keys)
 
     def limit(self, key: str) -> Limit | None:
-        """Of a key."""
+        """Return the limit of a key, or None."""
         return dict(self.limits).get(key)
 
     def line(self, key: str) -> int | None:
-        """Where a key is written, from 1; None outside of a file."""
+        """Return the line of a key, from 1; None outside of a file."""
         return dict(self.lines).get(key)
 
     def without(self, keys: Iterable[str]) -> Contract:
-        """Without limits on these keys."""
+        """Return the contract without limits on these keys."""
         gone = set(keys)
         return replace(self, limits=tuple(pair for pair in self.limits if pair[0] not in gone))
 

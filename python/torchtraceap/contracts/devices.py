@@ -1,4 +1,4 @@
-"""On which device a trace was recorded, and whether it is the one of a contract."""
+"""The device of a trace, and whether it is the one of a contract."""
 
 from __future__ import annotations
 

@@ -43,19 +43,19 @@ class ContractError(OptionError):
 
 @dataclass(frozen=True, slots=True)
 class ContractFile:
-    """What a contract file says."""
+    """The content of a contract file."""
 
     path: str
     base: Contract
-    """What holds for every trace."""
+    """Limits that hold for every trace."""
     named: tuple[tuple[str, Contract], ...]
-    """By name, with what holds for every trace."""
+    """Contracts by name, each with what holds for every trace."""
     text: str = ""
-    """As it is written."""
+    """The text of the file."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the contracts that have one."""
+        """Names of the contracts that have one."""
         return tuple(name for name, _ in self.named)
 
     def find(self, name: str) -> Contract | None:
@@ -80,7 +80,7 @@ class ContractFile:
 
 
 def read_contracts(path: PathLike) -> ContractFile:
-    """Reads a contract file.
+    """Read a contract file.
 
     Raises:
         MissingFileError: There is no such file.
@@ -104,7 +104,7 @@ def read_contracts(path: PathLike) -> ContractFile:
 
 
 def parse_contracts(text: str, path: str = "contract.yaml") -> ContractFile:
-    """What the text of a contract file says; see `read_contracts`."""
+    """Parse the text of a contract file; see `read_contracts`."""
     reader = _Reader(path)
     root = reader.root(text)
     entries = reader.entries(root)
@@ -185,7 +185,7 @@ class _Reader:
                 yield value
 
     def entries(self, node: yaml.Node, of: str = "") -> Entries:
-        """What a mapping holds by key; keys are texts, and each is there once."""
+        """Return the entries of a mapping by key; keys have to be texts and unique."""
         if not isinstance(node, self._yaml.MappingNode):
             if of and isinstance(node, self._yaml.ScalarNode) and node.value == "":
                 return {}
@@ -269,14 +269,15 @@ class _Reader:
 
 
 def safe_loader() -> Any:
-    """What reads plain YAML: libyaml, which bounds its depth, else the slow one in Python."""
+    """Return the loader of plain YAML: libyaml, which bounds its depth, or the slow one
+    in Python."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def line_of(node: yaml.Node) -> int:
-    """Where it begins, from 1."""
+    """Return the line of a node, from 1."""
     return int(node.start_mark.line) + 1
 
 

@@ -25,7 +25,7 @@ from torchtraceap.errors import OptionError
 __all__ = ["NO_FINDINGS", "OTHER", "Limit", "shown_value"]
 
 OTHER = "other"
-"""Of collectives: those that are not named."""
+"""Key of the collectives that are not named."""
 NO_FINDINGS = "none"
 _LONGEST = 100
 _NUMBER = r"[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?|\.[0-9]+"
@@ -37,7 +37,7 @@ _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9,
           "min": 60 * 10**9}  # fmt: skip
 _MOST = 2**62
-"""Beyond it no count, size or time of a trace lies."""
+"""Bound that no count, size or time of a trace exceeds."""
 _EXAMPLES = {
     "count": '0, "<=120", "100..120"',
     "bytes": '"<=4 MiB", 0',
@@ -53,20 +53,20 @@ class Limit:
     """Bounds of a value; of several by name, or of findings, those of each."""
 
     kind: str
-    """Of the measure: see `measures.vocabulary.Measure`."""
+    """Kind of the measure: see `measures.vocabulary.Measure`."""
     text: str
-    """As it is told: "<=120"."""
+    """The limit as text: "<=120"."""
     low: float = -math.inf
     high: float = math.inf
     low_open: bool = False
     """The lower bound itself is too little."""
     high_open: bool = False
     by_name: tuple[tuple[str, Limit], ...] = ()
-    """Of collectives, by kind."""
+    """Limits of collectives, by kind."""
     types: tuple[str, ...] = ()
-    """Of findings: those that must not be present; all for none."""
+    """Types of findings that must not be present; empty for all."""
     unit: str = ""
-    """Of a size, a share or a time, as it was written."""
+    """Unit of a size, a share or a time, as it was written."""
 
     @classmethod
     def parse(cls, value: Any, kind: str = "count") -> Limit:
@@ -87,28 +87,28 @@ class Limit:
 
     @property
     def is_exact(self) -> bool:
-        """Only one number holds."""
+        """True if only one number holds."""
         return self.low == self.high
 
     def holds(self, value: float) -> bool:
-        """Is a number inside the bounds?"""
+        """Return True if a number is inside the bounds."""
         return not self.is_above(value) and not self.is_below(value)
 
     def is_above(self, value: float) -> bool:
-        """Is it too much?"""
+        """Return True if a number is above the bounds."""
         return value > self.high or (self.high_open and value >= self.high)
 
     def is_below(self, value: float) -> bool:
-        """Is it too little?"""
+        """Return True if a number is below the bounds."""
         return value < self.low or (self.low_open and value <= self.low)
 
     def widened(self, tolerance: float) -> Limit:
-        """With bounds that are that share further out."""
+        """Return the limit with bounds that are that share further out."""
         low = self.low * (1 - tolerance) if self.low > 0 else self.low
         return replace(self, low=low, high=self.high * (1 + tolerance))
 
     def to_json(self) -> Any:
-        """As a document has it: a number, a text, a dict or a list."""
+        """Return the limit for a document: a number, a text, a dict or a list."""
         if self.by_name:
             return {name: limit.to_json() for name, limit in self.by_name}
         if self.kind == "findings":
@@ -118,8 +118,8 @@ class Limit:
         return self.text
 
     def moved_to(self, value: Any) -> Any:
-        """What to write for the same form of limit with a measured value as its bound: `"<=7"`
-        stays an upper bound, and of a range one end moves, or none.
+        """Return the same form of limit with a measured value as its bound: `"<=7"` stays an upper
+        bound, and one end of a range moves, or none.
 
         Args:
             value: In the unit of the measure; of collectives a dict.
@@ -164,7 +164,8 @@ _DEFAULT_UNITS = {"share": "%", "time": "us"}
 
 
 def _scale_of(unit: str, kind: str) -> tuple[Decimal, int]:
-    """What one of a unit is, and how many decimals of it a limit is written with."""
+    """Return the value of one unit, and the number of decimals with which a limit is
+    written in it."""
     if kind == "share":
         return Decimal("0.01"), 1
     units = _SIZES if kind == "bytes" else _TIMES
@@ -261,7 +262,7 @@ def _of_text(text: str, kind: str) -> Limit:
 
 
 def _number(digits: str, unit: str, kind: str, text: str) -> float:
-    """In the unit of the measure, exact: an int where it is one."""
+    """Return a number in the unit of the measure, exact: an int if it is one."""
     number = Decimal(digits.replace("_", ""))
     scale = _scale(unit, kind, number, text)
     value = number * scale

@@ -1,4 +1,4 @@
-"""What is told of a broken contract: each limit that doesn't hold, where, and at what price."""
+"""The message of a broken contract: each limit that doesn't hold, where, and at what price."""
 
 from __future__ import annotations
 

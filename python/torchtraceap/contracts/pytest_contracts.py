@@ -1,5 +1,5 @@
-"""What the pytest plugin needs once a test has a contract: `TestContracts` of one test, and
-`end_of_run`, which sums up what all of them gave.
+"""The part of the pytest plugin that is loaded once a test has a contract: `TestContracts` of one
+test, and `end_of_run`, which sums up all of them.
 
 Note [Limits of a test]: they come from its markers (the closest one decides on a key, then that of
 the class, then that of the module) and from a file, under the test's node id. For a key that both
@@ -44,7 +44,8 @@ _OPTIONS = ("name", "warmup")
 _DEFAULT_FILE = "contracts.yaml"
 _DEFAULT_FOLDER = "torchtraceap-contracts"
 _DEFAULT_KEYS = ("launches", "syncs", "collectives", "recompiles", "graph_breaks")
-"""What an update writes for a test that is marked without limits: what repeats exactly."""
+"""Keys that an update writes for a test that is marked without limits: those that repeat
+exactly."""
 _MOST_NAMED = 3
 """Tests in a line of the summary."""
 _file = pytest.StashKey[ContractFile | None]()
@@ -83,7 +84,7 @@ class TestContracts:
         return self._recorded(given, label, warmup, path, is_marked=True)
 
     def step(self) -> None:
-        """Tells that an iteration has ended, in the contract that records.
+        """Tell that an iteration has ended, in the contract that records.
 
         Raises:
             RecordingError: None does.
@@ -122,11 +123,12 @@ class TestContracts:
         return "pytest_pyfunc_call" not in names and "runtest" not in names
 
     def says_all(self, error: BaseException) -> bool:
-        """Does the message of an exception say what a person needs, without a traceback?"""
+        """Return True if the message of an exception tells a person everything without a
+        traceback."""
         return error is self._own
 
     def taken(self, *, expected: bool) -> list[dict[str, Any]]:
-        """What the contracts gave since the last time, as plain values.
+        """Return the reports since the last call, as plain values.
 
         Args:
             expected: The test is expected to fail.
@@ -148,8 +150,8 @@ class TestContracts:
 
     @property
     def _is_updated(self) -> bool:
-        """Its limits move to what is measured, so nothing is broken; but for a test that is
-        expected to break them."""
+        """Return True if limits move to what is measured, so that nothing is broken; a test that is
+        expected to break them is left out."""
         expected = self._item.get_closest_marker("xfail") is not None
         return self._item.config.option.contracts_update and not expected
 
@@ -170,7 +172,7 @@ class TestContracts:
     def _given_contract(
         self, source: PathLike | Contract | None, name: str, limits: Mapping[str, Any]
     ) -> Contract:
-        """What the test itself says."""
+        """Return the contract that the test itself states."""
         own = Contract.parse(limits)
         if source is None:
             return own
@@ -239,7 +241,7 @@ class _Recorded(RecordedContract):
 
 
 def check_file(config: pytest.Config) -> None:
-    """Reads the file of `--contracts` before anything runs.
+    """Read the file of `--contracts` before anything runs.
 
     Raises:
         pytest.UsageError: It is not there, and is not about to be written, or it makes no sense.
@@ -267,7 +269,7 @@ def _read_file(config: pytest.Config) -> ContractFile | None:
 
 
 def _written(config: pytest.Config, label: str, *, is_marked: bool) -> Contract | None:
-    """What the file says of a test. See Note [Limits of a test]."""
+    """Return the contract that the file has for a test. See Note [Limits of a test]."""
     file = _read_file(config)
     if file is None:
         return None
@@ -284,7 +286,7 @@ def _found(file: ContractFile, label: str) -> Contract | None:
 
 
 def _folder(config: pytest.Config) -> Path:
-    """Where traces of broken contracts go; those of the last run make way."""
+    """Return the folder for traces of broken contracts; those of the last run are removed."""
     given = config.option.contracts_traces
     if given is not None:
         return Path(config.invocation_params.dir / given)
@@ -298,7 +300,7 @@ def _folder(config: pytest.Config) -> Path:
 
 
 def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """Writes what was asked for, and says what the contracts of a run came to.
+    """Write what was asked for, and says what the contracts of a run came to.
 
     Args:
         config: Of the run.
@@ -321,7 +323,7 @@ def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[l
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What one contract of one test gave."""
+    """The report of one contract of one test."""
 
     result: CheckResult
     is_expected: bool
@@ -331,11 +333,12 @@ class _Report:
     in_file: tuple[str, ...]
     """Keys whose limits stand in the contract file."""
     replaced: tuple[str, ...]
-    """Of them, those that the test limits itself too."""
+    """Keys of the file's limits that the test replaces by its own."""
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> _Report:
-        """From what came with the report of a test; limits of a marker are told at the test."""
+        """Return the report from plain values of a test report; limits of a marker are named at the
+        test."""
         result = _result_of(plain["result"])
         if result.file is None:
             file, line = plain["place"]

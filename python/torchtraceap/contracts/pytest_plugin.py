@@ -23,7 +23,7 @@ _HELP = (
     "of torch, and limits on its launches, syncs, copied bytes, ... are checked (torchtraceap)."
 )
 _REPORTED = "torchtraceap_contracts"
-"""Of a report: what the contracts of its test gave."""
+"""Key in a test report under which the reports of its contracts lie."""
 _OPTIONS = (
     ("--contracts", "FILE", "limits of tests by node id, marked or not"),
     ("--contracts-reason", "TEXT", "why limits change; the file keeps it"),
@@ -92,7 +92,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture
 def perf_contract(request: pytest.FixtureRequest) -> Any:
-    """Puts a contract on a part of a test: `with perf_contract(syncs=0) as c:`; `perf_contract
+    """Put a contract on a part of a test: `with perf_contract(syncs=0) as c:`; `perf_contract
     .step()` ends a step of the one that records, the test's own if it is marked."""
     from torchtraceap.contracts.pytest_contracts import TestContracts
 
@@ -103,17 +103,17 @@ def perf_contract(request: pytest.FixtureRequest) -> Any:
 
 
 class _Contracts:
-    """What happens in a run where contracts are not off."""
+    """The hooks of a run in which contracts are not off."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._file = config.option.contracts
         self._reported: dict[str, list[dict[str, Any]]] = {}
-        """By node id; of a test that ran again the last."""
+        """Reports by node id; those of the last attempt if a test ran again."""
         self._lines: list[str] = []
 
     @_hook(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Records the call of a test that has a contract, and nothing around it."""
+        """Record the call of a test that has a contract, and nothing around it."""
         __tracebackhide__ = True
         if not self._file and item.get_closest_marker(_MARK) is None:
             return (yield)
@@ -142,7 +142,7 @@ class _Contracts:
 
     @_hook(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """See Note [Results of workers]."""
+        """Pass the results of a worker on; see Note [Results of workers]."""
         results = [each for of_test in self._reported.values() for each in of_test]
         if hasattr(session.config, "workerinput") or not (results or _writes(session.config)):
             return
@@ -160,6 +160,6 @@ class _Contracts:
 
 
 def _writes(config: pytest.Config) -> bool:
-    """Are there files to write even if no contract was checked?"""
+    """Return True if files are written even if no contract was checked."""
     names = ("junit", "sarif", "markdown", "update")
     return any(getattr(config.option, f"contracts_{name}") for name in names)

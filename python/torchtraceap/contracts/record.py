@@ -39,7 +39,7 @@ MODES = ("raise", "warn", "collect")
 DEFAULT_FOLDER = "ttap_traces"
 _UNNAMED = "contract"
 _ON_HOST = ("step_time", "findings")
-"""Of what is no count: what a run without a GPU has too."""
+"""Keys besides counts that a run without a GPU has too."""
 _OWN = "profiler::"
 """Operators that mark ranges."""
 _MOST_OWN = 1000
@@ -66,7 +66,7 @@ ContractBroken.__module__ = "torchtraceap"
 
 
 def _broken(message: str, result: CheckResult, path: Path | None) -> ContractBroken:
-    """For processes that send it to each other."""
+    """Make the exception, for processes that send it to each other."""
     return ContractBroken(message, result, path)
 
 
@@ -94,11 +94,11 @@ class RecordedContract(Shown):
             raise OptionError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
         self.contract = contract
         self.name = name
-        """What is told of where the contract is: a test's node id, a function, a name of yours."""
+        """Name of the contract: a test's node id, a function, a name of yours."""
         self.result: CheckResult | None = None
         """The check; None until the block has ended without an exception."""
         self.message = ""
-        """What `ContractBroken` says; empty where every limit holds."""
+        """Message of `ContractBroken`; empty if every limit holds."""
         self.path: Path | None = None
         """The trace; None where it was not kept."""
         self._warmup, self._mode, self._strict = warmup, mode, strict
@@ -124,7 +124,7 @@ class RecordedContract(Shown):
         return self
 
     def step(self) -> None:
-        """Tells that an iteration of the loop in the block has ended.
+        """Tell that an iteration of the loop in the block has ended.
 
         Raises:
             RecordingError: Outside of the block, or in another thread or process.
@@ -218,7 +218,7 @@ class RecordedContract(Shown):
         return re.sub(r"[^\w.-]+", "_", self.name).strip("_")[-120:] or _UNNAMED
 
     def _kept(self, file: Path, recorder: Recorder) -> Path:
-        """Brings the trace to where it is wanted: never over a file that has been named, but over
+        """Bring the trace to where it is wanted: never over a file that has been named, but over
         that of the same contract from the last time."""
         from torchtraceap.core.writing import first_free, replacing, staging
         from torchtraceap.record.export import TraceNames
@@ -265,7 +265,7 @@ def contract(
     strict: bool = False,
     **limits: Any,
 ) -> RecordedContract:
-    """Records a block with the profiler of torch and checks limits on what it did.
+    """Record a block with the profiler of torch and checks limits on what it did.
 
     ```python
     with ttap.contract(syncs=0, launches_per_step="<=120", warmup=1) as c:
@@ -322,8 +322,8 @@ def _contract(source: PathLike | Contract | None, name: str, limits: Mapping[str
 
 
 def _is_timed(contract: Contract, has_gpu: bool) -> bool:
-    """Does it limit what frames would spoil, and what can be measured here? See Note [Frames or
-    times]."""
+    """Return True if the contract limits what frames would distort, and what can be measured here.
+    See Note [Frames or times]."""
     limited = (MEASURES[key] for key in contract.keys)
     return any(not each.is_exact and (has_gpu or each.key in _ON_HOST) for each in limited)
 

@@ -56,11 +56,11 @@ class Recorder:
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return current_rank(self._torch)
 
     def has_accelerator(self) -> bool:
-        """Can this process record more than its CPU?
+        """Return True if this process can record more than its CPU.
 
         Raises:
             MissingDependencyError: torch is not installed.
@@ -91,7 +91,7 @@ class Recorder:
         self._owner = (os.getpid(), threading.get_ident())
 
     def step(self) -> None:
-        """Tells that an iteration has ended.
+        """Tell that an iteration has ended.
 
         Raises:
             RecordingError: Outside of the block, or in another thread or process.
@@ -104,7 +104,7 @@ class Recorder:
             self._profiler.step()
 
     def drop(self) -> None:
-        """Ends without a result, whatever state it is in."""
+        """End without a result, whatever state it is in."""
         profiler, self._profiler = self._profiler, None
         try:
             if profiler is not None and self._owner == (os.getpid(), threading.get_ident()):
@@ -114,7 +114,7 @@ class Recorder:
             release_profiler()
 
     def stop(self) -> Any:
-        """Ends the recording.
+        """End the recording.
 
         Returns:
             The profiler that holds it, for `export` and `events_of`.
@@ -143,7 +143,7 @@ class Recorder:
         return profiler
 
     def export(self, profiler: Any, path: Path) -> Path:
-        """Writes what `stop` gave; a file that is there is never overwritten.
+        """Write what `stop` gave; a file that is there is never overwritten.
 
         Args:
             profiler: From `stop`; it can be written once.
@@ -202,7 +202,7 @@ class _Marked:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Where warnings are errors, one of the profiler must not fail somebody's test."""
+    """Suppress warnings of the profiler, which must not fail a test where warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

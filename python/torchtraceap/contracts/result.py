@@ -1,4 +1,4 @@
-"""What a check says: `CheckResult`, one `KeyResult` for each limit."""
+"""Results of a check: `CheckResult`, with one `KeyResult` for each limit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class FirstEvent(Result):
     """The first event that goes beyond a limit."""
 
     row: int
-    """In the event table of its rank."""
+    """Row of the rank's event table."""
     name: str
     start_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Frame(Result):
-    """What of the program an event belongs to."""
+    """The place in the program that an event belongs to."""
 
     kind: str
     """"python": a frame, which `file` and `line` are of; else "module", "annotation" or
@@ -55,24 +55,24 @@ class KeyResult(Result):
     """A sentence: what was counted, against which limit, by how much; or what is missing."""
     first_event: FirstEvent | None = None
     rank: int | None = None
-    """Of the value and the event; None of a lone rank that does not say."""
+    """Rank of the value and the event; None for a lone rank without a number."""
     step: str | None = None
     """The first step that goes beyond a limit per step."""
     frame: Frame | None = None
     price_ns: int | None = None
-    """What a fix would save; None where nothing tells."""
+    """Saving of a fix; None if it is unknown."""
     price_per_step: bool = False
-    """Per step; else of the whole run."""
+    """True if the price is per step, False if it is for the whole run."""
     price_note: str = ""
-    """What was fixed for it, or why there is no price."""
+    """Note on the fix, or on why there is no price."""
     won: str = ""
-    """By how much a limit that holds could be tightened."""
+    """Amount by which a limit that holds could be tightened."""
     line: int | None = None
-    """Of the contract's file."""
+    """Line of the contract's file."""
     note: str = ""
-    """What the value rests on."""
+    """Note on what the value rests on."""
     kind: str = "count"
-    """Of the measure."""
+    """Kind of the measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,17 @@ class CheckResult(Result):
     """A contract on a trace."""
 
     passed: bool
-    """None failed; some may be inconclusive."""
+    """True if none failed; some may be inconclusive."""
     results: tuple[KeyResult, ...]
-    """In the order of the contract."""
+    """Results in the order of the contract."""
     name: str = ""
-    """Of the contract."""
+    """Name of the contract."""
     file: str | None = None
-    """Of the contract."""
+    """File of the contract."""
     paths: tuple[str, ...] = ()
-    """Of the trace."""
+    """Files of the trace."""
     device: str | None = None
-    """That the trace was recorded on; "cpu" without a GPU."""
+    """Device on which the trace was recorded; "cpu" without a GPU."""
 
     @property
     def failed(self) -> tuple[KeyResult, ...]:

@@ -1,4 +1,4 @@
-"""What fixing a broken limit would save: the run is replayed with the fix (docs/simulation.md).
+"""The savings from fixing a broken limit: the run is replayed with the fix (docs/simulation.md).
 
 Note [Fixes of idle time]: why a GPU idles, or a step takes long, the rules tell. Of a limit on that
 the fixes of the findings that are present are tried; where there are none, those of what usually
@@ -42,16 +42,16 @@ _FIXES = {
     "graph_breaks": ("merge_compiled_regions",),
     "allocator_calls": ("no_allocator_calls",),
 }
-"""By key without suffix: edits that stand for a fix; the best of those that apply counts. See Note
+"""Edits that stand for a fix, by key without suffix; the best of those that apply counts. See Note
 [Fixes of idle time]."""
 _NO_FIX = "no simulated edit stands for a fix of this"
 
 
 class Price(NamedTuple):
-    """What a fix saves."""
+    """The saving of a fix."""
 
     ns: int | None
-    """Per step where there are steps, else of the whole run; None where it can't be told."""
+    """Saving per step if there are steps, else of the whole run; None if it is unknown."""
     note: str
     """The edit, or why there is no price."""
 
@@ -74,7 +74,7 @@ def _fixes_of_findings(types: Iterable[str]) -> tuple[str, ...]:
 
 
 def prices(trace: Ranks, wanted: dict[str, tuple[str, ...]]) -> dict[str, Price]:
-    """By key what the best of its edits saves; each edit is replayed alone, and once.
+    """Return by key what the best of its edits saves; each edit is replayed alone, and once.
 
     Args:
         trace: Whose run is replayed.

@@ -40,7 +40,7 @@ class Change(Result):
     before: Any
     after: Any
     name: str = ""
-    """Of the contract among several."""
+    """Name of the contract among several."""
 
     def __str__(self) -> str:
         where = f"{self.name}: " if self.name else ""
@@ -117,7 +117,7 @@ def _changes(
 
 
 def _moved(limit: Limit, result: KeyResult) -> Any:
-    """See Note [Times move less]; None where it stays."""
+    """Return the new value of a limit, None if it stays; see Note [Times move less]."""
     if result.kind in _VARYING and result.status != FAILED and not result.won:
         return None
     return limit.moved_to(result.measured)
@@ -160,7 +160,7 @@ def _text(
     device: str | None,
     history: list[dict[str, Any]],
 ) -> str:
-    """See Note [Form]."""
+    """Return the new text of the file; see Note [Form]."""
     values = {each.key: each.after for each in changes} | ({"device": device} if device else {})
     anew = _written_anew(file.text, name, values, history)
     in_place = _in_place(file.text, name, values, history)
@@ -196,7 +196,7 @@ def _written_anew(
 def _in_place(
     text: str, name: str | None, values: dict[str, Any], history: list[dict[str, Any]]
 ) -> str | None:
-    """None where the file has no place for it."""
+    """Return the text with values replaced in place; None if the file has no place for them."""
     import yaml
 
     root = yaml.compose(text, Loader=safe_loader())
@@ -271,7 +271,7 @@ class _Places:
         return own[-1] if own else node
 
     def add_history(self, entries: list[dict[str, Any]]) -> bool:
-        """At the end of the history; whether there was a place."""
+        """Append to the history; return True if there was a place for it."""
         old = _value(self._root, "history")
         lines = [f"- {_flow(entry)}\n" for entry in entries]
         if old is None:
@@ -309,7 +309,7 @@ def _value(node: yaml.Node, key: str) -> yaml.Node | None:
 
 
 def _indent(node: yaml.Node) -> int | None:
-    """Of the keys of a mapping in lines; None for others."""
+    """Return the indentation of the keys of a block mapping; None for other nodes."""
     if _is_flow(node) or not isinstance(node.value, list) or not node.value:
         return None
     first = node.value[0]

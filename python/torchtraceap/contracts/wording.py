@@ -34,7 +34,7 @@ _DONE = {
     "gpu_time_per_step": "of GPU work",
 }
 _WON = 0.9
-"""Of a bound: a value below it is told as a win."""
+"""Part of a bound below which a value is reported as a win."""
 
 
 def counted_words(key: str, value: float, name: str = "") -> str:
@@ -48,7 +48,7 @@ def counted_words(key: str, value: float, name: str = "") -> str:
 
 
 def scope_words(of: RankMeasured, step: int | None, step_name: str | None) -> str:
-    """Of what time the value is."""
+    """Say which time the value is of."""
     kind, part = MEASURES[of.key].kind, of.part
     if kind == "time":
         return f"in the median of {len(of.by_step)} counted steps"
@@ -66,7 +66,7 @@ def scope_words(of: RankMeasured, step: int | None, step_name: str | None) -> st
 
 
 def allowed(limit: Limit, key: str) -> str:
-    """What a limit says."""
+    """Say what a limit allows."""
     kind = MEASURES[key].kind
     low, high = shown_bound(limit.low, kind), shown_bound(limit.high, kind)
     if limit.is_exact:
@@ -88,7 +88,7 @@ def shown_bound(value: float, kind: str) -> str:
 
 
 def beyond_by(limit: Limit, value: float, key: str) -> str:
-    """By how much a value lies outside of bounds."""
+    """Say by how much a value lies outside of bounds."""
     kind = MEASURES[key].kind
     above = limit.is_above(value)
     by = value - limit.high if above else limit.low - value
@@ -110,7 +110,7 @@ def _size(size: float) -> str:
 
 
 def won_words(limit: Limit, value: float, key: str) -> str:
-    """What a limit that holds could become; empty where it is tight."""
+    """Say how far a limit that holds could be tightened; empty if it is tight."""
     kind = MEASURES[key].kind
     if limit.is_exact or limit.high == math.inf or value > _WON * limit.high:
         return ""

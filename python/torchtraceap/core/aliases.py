@@ -13,4 +13,4 @@ Array = npt.NDArray[Any]
 """A NumPy array; the docstring beside it says of which type and shape where it matters."""
 
 PathLike = str | os.PathLike[str]
-"""What names a file or a folder."""
+"""Path of a file or a folder."""

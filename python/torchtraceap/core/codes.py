@@ -45,9 +45,9 @@ COPY_CALLS = _those(is_copy_call)
 ALLOCATOR_CALLS = _those(is_allocator_call)
 """Device or pinned memory is taken, mapped or given back."""
 MEMORY_RETURNS = _those(gives_memory_back)
-"""Of these, the calls that give memory back."""
+"""Allocator calls that give memory back."""
 HOST_MEMORY_CALLS = _those(is_host_memory_call)
-"""Of these, the calls for pinned memory of the host."""
+"""Allocator calls for pinned memory of the host."""
 LAUNCHES = np.array(
     [
         ApiClass.KERNEL_LAUNCH,

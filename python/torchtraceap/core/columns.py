@@ -36,11 +36,11 @@ class TextCodes:
         return len(self.codes)
 
     def take(self, rows: Array | slice) -> Self:
-        """The same texts for some rows."""
+        """Return the column for some rows."""
         return type(self)(self.codes[rows], self.texts)
 
     def compact(self) -> Self:
-        """The same column without texts that no row has; a column may hold all of its trace."""
+        """Return the column without unused texts; a column may hold all texts of its trace."""
         used = np.zeros(len(self.texts) + 1, dtype=bool)  # absent, -1, is the last
         used[self.codes] = True
         chosen = np.flatnonzero(used[:-1])
@@ -103,7 +103,7 @@ def encode_json(values: Iterable[Any]) -> JsonCodes:
 
 
 def recode(codes: Array, texts: Sequence[str]) -> TextCodes:
-    """The same column with each text once."""
+    """Return the same column with each text once."""
     distinct: dict[str, int] = {}
     mapping = [distinct.setdefault(text, len(distinct)) for text in texts]
     return TextCodes(np.asarray(mapping, dtype=np.int32)[codes], list(distinct))
@@ -119,8 +119,8 @@ def unique_texts(column: TextCodes) -> TextCodes:
 
 
 def csv_quoting(texts: Iterable[str]) -> Literal[0, 2]:
-    """How the module `csv` has to quote texts (`csv.QUOTE_...`): alone it takes a carriage return
-    for nothing special where lines end in a line feed, and readers then end the row there."""
+    """Return how the module `csv` has to quote texts (`csv.QUOTE_...`). It does not quote a
+    carriage return by itself if lines end in a line feed, and readers then end the row there."""
     return csv.QUOTE_NONNUMERIC if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL
 
 

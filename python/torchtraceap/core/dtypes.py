@@ -31,24 +31,24 @@ class DType:
     name: str
     """torch's: float32, bfloat16, float8_e4m3fn, int64, bool, ..."""
     label: str
-    """What it computes as: fp32, bf16, fp8, int64, bool, ..."""
+    """Type of the computation: fp32, bf16, fp8, int64, bool, ..."""
     size: int
     """Bytes; fp4 counts the byte that two of them share."""
     rank: int
-    """In promotion: 0 bool, 1 integer, 2 floating point, 3 complex."""
+    """Category in promotion: 0 bool, 1 integer, 2 floating point, 3 complex."""
     number: int | None = None
-    """As an argument in a trace: its c10::ScalarType, numbers that never change."""
+    """Its c10::ScalarType, as arguments in traces give it; these numbers never change."""
     is_quantized: bool = False
-    """Its values mean nothing without a scale that no trace records."""
+    """True if values mean nothing without a scale, which no trace records."""
 
     @property
     def cxx_name(self) -> str:
-        """As C++ names it, and so the profiler in "Input type"."""
+        """Name in C++, which the profiler writes in "Input type"."""
         return _CXX_NAMES.get(self.name, self.name)
 
     @property
     def c10_name(self) -> str:
-        """As c10 names it, and so the profiler in "dtype" of collectives."""
+        """Name in c10, which the profiler writes in "dtype" of collectives."""
         return _C10_NAMES.get(self.name, self.name)
 
 

@@ -30,7 +30,8 @@ def union(sets: Sequence[Int64Array]) -> Int64Array:
 
 
 def overlapped(intervals: Int64Array) -> Int64Array:
-    """Where two or more intervals, `[n, 2]` in any order, hold at once, as a set. O(n log n)."""
+    """Return the set of times at which two or more intervals, `[n, 2]` in any order, overlap. O(n
+    log n)."""
     intervals = intervals[intervals[:, 1] > intervals[:, 0]]
     if len(intervals) < 2:
         return EMPTY

@@ -26,7 +26,7 @@ def distinct(numbers: Array) -> Array:
 
 
 def median(values: npt.ArrayLike) -> float:
-    """Of numbers `[n]` without NaN; n > 0. See Note [NumPy's own]."""
+    """Return the median of numbers `[n]` without NaN; n > 0. See Note [NumPy's own]."""
     ordered = np.sort(np.asarray(values))
     return float(ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1].mean())
 

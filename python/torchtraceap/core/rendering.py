@@ -1,4 +1,4 @@
-"""How results show themselves, without knowing what draws them.
+"""Rendering of results by functions that are registered by name, so that results import none.
 
 What draws (`torchtraceap.report`) stands above the results. It says here what it can draw, when a
 result first asks for a way to be drawn by name.
@@ -38,7 +38,7 @@ class Shown:
 
 
 def shown(kind: _Kind) -> _Kind:
-    """Makes a class show itself as `Shown` does, where it cannot be derived from that: named tuples
+    """Make a class show itself as `Shown` does, where it cannot be derived from that: named tuples
     and classes of the core."""
     for name in ("__str__", "_repr_html_"):
         setattr(kind, name, getattr(Shown, name))

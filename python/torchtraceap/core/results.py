@@ -83,15 +83,16 @@ class Timeline(Result):
     span_ns: int = 0
     """First start to last end of GPU events, or the length of the step it is clipped to."""
     busy_ns: int = 0
-    """At least one GPU event runs."""
+    """Time in which at least one GPU event runs."""
     idle_ns: int = 0
-    """No GPU event runs: span minus busy."""
+    """Time in which no GPU event runs: span minus busy."""
     compute_ns: int = 0
-    """At least one compute event (kernels that are no collectives, memsets) runs."""
+    """Time in which at least one compute event runs: a kernel that is no collective, or
+    a memset."""
     communication_ns: int = 0
-    """At least one communication kernel runs."""
+    """Time in which at least one communication kernel runs."""
     memcpy_ns: int = 0
-    """At least one copy runs."""
+    """Time in which at least one copy runs."""
     exposed_communication_ns: int = 0
     """Communication runs and compute does not."""
     exposed_memcpy_ns: int = 0
@@ -119,18 +120,18 @@ class TraceFile(Result):
 
     path: str
     rank: int | None
-    """None where a lone file does not say."""
+    """None for a lone file without a rank."""
     world_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic(Result):
-    """What reading or linking could not take at face value, counted (docs/errors.md)."""
+    """A count of things that reading or linking could not take at face value (docs/errors.md)."""
 
     code: str
     count: int
     first_byte_offset: int | None
-    """In the decompressed text; None where it has no place there."""
+    """Offset in the decompressed text; None if it has no place there."""
     message: str
 
 
@@ -145,7 +146,7 @@ class EventCounts(Result):
     gpu: int
     """Complete kernels, copies and memsets."""
     gpu_linked: int
-    """Of these, launched by a call in the same trace."""
+    """GPU events that were launched by a call in the same trace."""
     gpu_orphan: int
     """The others."""
     by_category: dict[str, int]
@@ -186,7 +187,7 @@ class Step(Result):
 
 @dataclass(frozen=True, slots=True)
 class Summary(Result):
-    """What is in a trace and where its GPU time goes."""
+    """The content of a trace and where its GPU time goes."""
 
     files: tuple[TraceFile, ...]
     events: EventCounts
@@ -196,13 +197,13 @@ class Summary(Result):
     devices: tuple[Device, ...]
     ranks: tuple[RankTimeline, ...]
     steps: tuple[Step, ...]
-    """By rank, then by start."""
+    """Steps by rank, then by start."""
     steps_inferred: bool = False
     """The steps come from a repeated pattern, not from the profiler's own marks."""
     versions: dict[str, str | int] = field(default_factory=dict)
-    """What the first file says of the profiler, the driver and libraries, by the file's names."""
+    """Versions of the profiler, the driver and libraries in the first file, under its names."""
     step: StepTime | None = None
-    """What a step takes; None where no rank has steps."""
+    """Time of a step; None if no rank has steps."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -247,20 +248,20 @@ class Fact(Result):
 
 @dataclass(frozen=True, slots=True)
 class Saving(Result):
-    """What a fix saves, in wall time of one rank (the mean over ranks)."""
+    """The saving of a fix, in wall time of one rank (the mean over ranks)."""
 
     low_ns: int
     best_ns: int
     high_ns: int
     per_step: bool
-    """Per profiled step; otherwise over the whole profiled time."""
+    """True if the saving is per profiled step, False if it is over the whole profiled time."""
     method: str
     """"simulated": the run was replayed with the fix (docs/simulation.md); "bound": the GPU
     idle or exposed time inside the finding's intervals."""
     edit: str = ""
     """The fix as `torchtraceap simulate --edit` takes it; empty for a bound."""
     note: str = ""
-    """What was changed in the replay, or why there is only a bound."""
+    """Note on the change in the replay, or on why there is only a bound."""
 
     @property
     def simulated(self) -> bool:
@@ -268,14 +269,14 @@ class Saving(Result):
 
     @property
     def believed_ns(self) -> int:
-        """What is told of it: the best of what replays give, which is 0 below what steps vary by;
-        or the bound."""
+        """The saving that reports state: the best of what replays give, 0 if it is below the
+        variation of steps, or else the bound."""
         return self.best_ns if self.simulated else self.high_ns
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime(Result):
-    """What a step takes, from the end of the work of one to that of the next: host and GPU,
+    """The time of a step, from the end of the work of one step to that of the next: host and GPU,
     whichever ends last (docs/simulation.md#an-iteration)."""
 
     measured_ns: int
@@ -297,9 +298,9 @@ class HeldOut(Result):
     error: float
     """|replayed / measured - 1|."""
     median_error: float
-    """Its median over the steps: one of many may have work that no other step has."""
+    """Median of `error` over the steps: one of many may have work that no other step has."""
     baseline_error: float
-    """The same if each step is said to take the mean of the others."""
+    """Error if each step is predicted as the mean of the others."""
     noise: float
     """Coefficient of variation of the measured steps."""
     steps: int
@@ -307,26 +308,26 @@ class HeldOut(Result):
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity(Result):
-    """What the time of a step reacts to: its relative change over that of what is scaled."""
+    """The relative change of a step's time over that of the durations that are scaled."""
 
     gpu_share: float
-    """To the durations of all GPU work, collectives included."""
+    """Sensitivity to the durations of all GPU work, collectives included."""
     host_share: float
-    """To all work of the host."""
+    """Sensitivity to all work of the host."""
     collective_share: float
-    """To the durations of collectives."""
+    """Sensitivity to the durations of collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust(Result):
-    """Whether replays of a run can say what a fix does, and what speaks for it."""
+    """Evidence on how far replays of a run can predict what a fix does."""
 
     iteration_error: float
     """Replayed / measured - 1 of the iteration that predictions use, from dependencies, work and
     typical latencies alone. Small is necessary, not sufficient: the durations are those of the same
     steps."""
     held_out: HeldOut | None
-    """None: there are no two steps to compare; `held_out_note` says so."""
+    """None if there are no two steps to compare; `held_out_note` says why."""
     held_out_note: str
     sensitivity: Sensitivity
     supports_prediction: bool
@@ -336,19 +337,19 @@ class Trust(Result):
 
 @dataclass(frozen=True, slots=True)
 class ReplayCheck(Result):
-    """How a run replays: what savings were simulated on, and how far to trust them."""
+    """The replay of a run on which savings were simulated, and how far to trust it."""
 
     measured_ns: int
     """A step, as `StepTime` has it; or the whole trace where `per_step` is False."""
     replayed_ns: int
-    """The same, replayed without anything that only the measured run knew."""
+    """Time of the same steps, replayed without anything that only the measured run knew."""
     noise_ns: int | None
-    """By how much the mean of such steps varies by itself; smaller savings are not told. None where
-    a single step shows none."""
+    """Amount by which the mean of such steps varies by itself; smaller savings are not reported.
+    None if a single step shows none."""
     per_step: bool
     trust: Trust
     notes: tuple[str, ...] = ()
-    """What is missing or assumed in the graph that was replayed."""
+    """Notes on what is missing or assumed in the graph that was replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +361,9 @@ class PlannedFix(Result):
     edit: str
     """The fix as `torchtraceap simulate --edit` takes it."""
     gain_ns: int
-    """What it adds to the fixes before it."""
+    """Gain on top of the fixes before it."""
     total_ns_after: int
-    """What the step (or the trace) takes with all fixes up to this one."""
+    """Time of the step (or the trace) with all fixes up to this one."""
     low_ns: int
     high_ns: int
     """Bounds of `total_ns_after`."""
@@ -376,17 +377,17 @@ class Finding(Result):
     title: str
     why: str
     fix: str
-    """What to change, as it fits the trace."""
+    """Recommended change, as it fits the trace."""
     code_before: str = field(repr=False)
     """Code that has the problem."""
     code: str = field(repr=False)
-    """The same without it, to paste."""
+    """The same snippet after the change, to paste."""
     doc_url: str = field(repr=False)
     """Official documentation."""
     cost_ns: int
     """Total length of `intervals`, summed over the ranks."""
     cost_share: float
-    """Of the profiled time (of all ranks together)."""
+    """Cost as a share of the profiled time (of all ranks together)."""
     unclaimed_cost_ns: int
     """The part of the cost that no larger finding covers."""
     intervals: Int64Array = field(repr=False, compare=False)
@@ -396,9 +397,9 @@ class Finding(Result):
     evidence: tuple[Evidence, ...] = field(repr=False)
     """The most telling events first, at most `_core.MAX_EVIDENCE`."""
     evidence_count: int
-    """How many there are in all."""
+    """Number of evidence rows in all."""
     missing_signals: tuple[str, ...]
-    """What would have made it surer."""
+    """Signals that would have made it surer."""
     confidence: float
     facts: dict[str, Fact]
     """Figures for the sentence a person reads, of the rank that pays most."""
@@ -444,12 +445,12 @@ class Finding(Result):
 
 
 GPU_PARTS = ("compute", "communication", "memcpy", "device_memcpy")
-"""Of `Diagnosis.time_ns`: the parts in which a GPU is busy."""
+"""Parts of `Diagnosis.time_ns` in which a GPU is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lead(Result):
-    """Which finding a report begins with, if one is worth it (verdict.py)."""
+    """The finding with which a report begins, if one is worth it (verdict.py)."""
 
     type: str
     beside: bool
@@ -465,7 +466,7 @@ class Windows(Result):
     scores: npt.NDArray[np.float64] = field(compare=False)
     """`[count]` in [0, 1], higher is worse; docs/scorers.md says what each scorer means by it."""
     types: dict[str, npt.NDArray[np.float64]] = field(compare=False)
-    """The same by type: the paper's eight, and further ones that the scorer knows."""
+    """Scores by type: the paper's eight, and further ones that the scorer knows."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.scores), *(len(scores) for scores in self.types.values())}

@@ -83,7 +83,8 @@ def clamped(value: int) -> int:
 
 
 def _stopped(values: Array, add: Callable[[Array], Array]) -> Array:
-    """What `add` gives, which sums some of the values in some way; exact if it fits 64 bits."""
+    """Return the result of `add`, which sums some of the values in some way; exact if it fits 64
+    bits."""
     if values.dtype.kind == "f" or _fits(values):
         return add(values)
     low = add(values & _LOW)

@@ -82,7 +82,7 @@ class ColumnTable(Shown):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the columns."""
         return tuple(self._columns)
 
     @property
@@ -129,7 +129,7 @@ class ColumnTable(Shown):
         return column
 
     def take(self, rows: Array | slice) -> ColumnTable:
-        """The same table with some rows, in the given order."""
+        """Return the table with some rows, in the given order."""
         return ColumnTable(
             {name: self._take_column(name, rows) for name in self._columns},
             shown=self.shown,
@@ -139,7 +139,7 @@ class ColumnTable(Shown):
         )
 
     def select(self, names: Sequence[str]) -> ColumnTable:
-        """The same rows with some columns, in the given order, all of them shown.
+        """Return the table with some columns, in the given order, all of them shown.
 
         Raises:
             MissingColumnError: There is no such column.
@@ -151,8 +151,8 @@ class ColumnTable(Shown):
         return ColumnTable(columns, first=names, facts=self.facts, notes=self.notes)
 
     def sort(self, name: str, *, descending: bool | None = None) -> ColumnTable:
-        """The same table with its rows in the order of a column, absent values last; rows that are
-        equal in it keep their order.
+        """Return the table with its rows in the order of a column, absent values last; equal rows
+        keep their order.
 
         Args:
             name: The column.
@@ -218,7 +218,7 @@ class ColumnTable(Shown):
         return text.getvalue()
 
     def write_json(self, stream: IO[str]) -> None:
-        """Writes `to_dict()` as JSON, some rows at a time: the whole of millions never lies in
+        """Write `to_dict()` as JSON, some rows at a time: the whole of millions never lies in
         memory."""
         stream.write(_json({"schema": "torchtraceap.table/1", "columns": self.columns})[:-1])
         stream.write(',"rows":[')
@@ -267,7 +267,7 @@ class ColumnTable(Shown):
         return ColumnTable(columns)
 
     def to_parquet(self, path: PathLike) -> None:
-        """Writes the rows as Parquet.
+        """Write the rows as Parquet.
 
         Raises:
             MissingDependencyError: pyarrow is not installed.
@@ -352,7 +352,8 @@ def _pandas_column(column: Column) -> Any:
 def _arrow_column(
     name: str, column: Column
 ) -> tuple[str, Array, list[str] | None, npt.NDArray[np.bool_] | None]:
-    """What `_core.arrow_batches` takes: name, values, texts, where there is a value."""
+    """Return the arguments of `_core.arrow_batches` for a column: name, values, texts, validity
+    mask."""
     if isinstance(column, TextCodes):
         column = _few_texts(column)
         codes, texts = column.codes, list(column.texts) or [""]

@@ -44,7 +44,7 @@ _MOST_LINKS = 40  # as many as Linux follows
 
 
 def check_target(path: PathLike, inputs: Iterable[PathLike] = ()) -> None:
-    """Says before the work begins what would keep a file from being written.
+    """Say before the work begins what would keep a file from being written.
 
     Args:
         path: Where a file is to be written; `-` is standard output.
@@ -115,13 +115,13 @@ def replacing_stream(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iter
 
 
 def write_text(path: PathLike, text: str, *, inputs: Iterable[PathLike] = ()) -> None:
-    """Writes a text as UTF-8; see `replacing`."""
+    """Write a text as UTF-8; see `replacing`."""
     with replacing_stream(path, inputs=inputs) as stream:
         stream.write(text.encode("utf-8", errors="replace"))
 
 
 def claim_folder(folder: Path, place: Path, settings: str, others: str) -> None:
-    """Makes a folder one of these settings, or finds that it is one: work in it can go on.
+    """Make a folder one of these settings, or finds that it is one: work in it can go on.
 
     Args:
         folder: New, empty, or claimed before.
@@ -165,7 +165,7 @@ def write_paths(
     *,
     inputs: Iterable[PathLike] = (),
 ) -> list[Path]:
-    """Writes several files, which take their places when all of them are complete.
+    """Write several files, which take their places when all of them are complete.
 
     An error leaves every file of before. A process that is killed while they take their places
     leaves some old and some new ones, each whole.
@@ -224,7 +224,7 @@ def staging(folder: PathLike | None) -> Iterator[Path]:
 
 
 def first_free(staged: Path, places: Iterable[Path]) -> Path:
-    """Puts a complete file in the first place that is free; no two processes take the same.
+    """Put a complete file in the first place that is free; no two processes take the same.
 
     Raises:
         OutputError: It can't be put there.
@@ -272,7 +272,7 @@ def naming(path: PathLike, staged: Path | None = None) -> Iterator[None]:
 
 
 def standard_output_error(error: OSError) -> OutputError:
-    """What to say when standard output takes no more."""
+    """Return the error for a standard output that takes no more."""
     return OutputError(f"standard output: can't be written: {error.strerror or error}")
 
 
@@ -306,7 +306,7 @@ def _stat(path: PathLike) -> os.stat_result | None:
 
 
 def _is_replaced(found: os.stat_result | None) -> bool:
-    """Whether a file that is there, or none, gives way to a new one; other things are written."""
+    """Return True if a new file replaces what is there: a regular file or nothing."""
     return found is None or stat.S_ISREG(found.st_mode)
 
 
@@ -327,7 +327,7 @@ def _refuse_inputs(path: PathLike, inputs: Iterable[PathLike]) -> None:
 
 
 def _settle(staged: Path, target: Path | int) -> None:
-    """Brings a complete file to its target."""
+    """Bring a complete file to its target."""
     if isinstance(target, int):
         sys.stdout.flush()
         with os.fdopen(os.dup(target), "wb") as stream:
@@ -372,7 +372,7 @@ def _to_disk(path: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Makes a folder with those above it, and takes away again after an error what it made."""
+    """Make a folder with those above it, and takes away again after an error what it made."""
     missing = []
     place = folder
     while not place.is_dir() and place != place.parent:

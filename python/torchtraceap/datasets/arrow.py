@@ -48,7 +48,7 @@ def arrow() -> tuple[Any, Any]:
 
 
 def name_hash(name: str) -> int:
-    """See Note [Names]; int64."""
+    """Return the int64 hash of a name; see Note [Names]."""
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -114,7 +114,7 @@ def file_of(folder: Path, table: str, shard: str) -> Path:
 
 
 def write_to(stream: Any, table: str, groups: Sequence[Any]) -> None:
-    """Writes Arrow tables as one Parquet file, each as a row group."""
+    """Write Arrow tables as one Parquet file, each as a row group."""
     _, parquet = arrow()
     schema = schemas()[table]
     plain = [field.name for field in schema if field.name in _PLAIN]

@@ -48,13 +48,13 @@ _LIFTED = re.compile(
     r"(?P<task>\w+): (?P<family>\w+), .*batch (?P<batch>\d+), .*?, (?P<mode>training|inference), "
     r"(?P<dtype>\w+) on "
 )
-"""How bases that were predicted are called."""
+"""The form of the names of predicted bases."""
 _GPU_CLASSES = {GpuClass.COMMUNICATION: "communication", GpuClass.MEMCPY: "copy"}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Of one trace."""
+    """The rows of one trace, by table."""
 
     trace: dict[str, Any]
     gpu_events: Any
@@ -219,7 +219,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _launches(part: RankTrace, rows: Array, origin_ns: int, names: _Names) -> dict[str, Any]:
-    """What launched GPU events, and what their streams are for."""
+    """Return the columns of what launched GPU events, and of the roles of their streams."""
     table, tree = part.table, part.tree
     launch, op = tree.launch[rows].astype(np.int64), tree.op[rows].astype(np.int64)
     launched, in_op = launch != _core.NO_ROW, op != _core.NO_ROW
@@ -301,7 +301,7 @@ def _trace_row(
 
 
 def _said(label: Label) -> dict[str, Any]:
-    """What a predicted base is called by, or what was noted when a trace was collected."""
+    """Return the name of a predicted base, or what was noted when a trace was collected."""
     source = label["source"]
     lifted = _LIFTED.match(source["base"]) if source["kind"].startswith("lifted") else None
     if lifted:
@@ -319,7 +319,7 @@ def _said(label: Label) -> dict[str, Any]:
 
 
 def _communication(label: Label) -> str:
-    """Where collectives come from: a run that was predicted, one whose graph was changed, ..."""
+    """Return the origin of collectives: a predicted run, one whose graph was changed, ..."""
     noted = label.get("collected")
     if isinstance(noted, dict) and noted.get("collectives"):
         return str(noted["collectives"])
@@ -448,7 +448,7 @@ def _values(parts: Sequence[tuple[_Part, Mapping[str, str]]], rest: str) -> dict
 
 
 def _numbers(cells: Sequence[Any]) -> Any:
-    """Of both parts: numbers, or sizes as JSON."""
+    """Return the cells of both parts: numbers, or sizes as JSON."""
     if not any(isinstance(cell, list) for cell in cells):
         values = np.concatenate([cell.data for cell in cells])
         return _masked(values, ~np.concatenate([np.ma.getmaskarray(cell) for cell in cells]))
@@ -478,7 +478,7 @@ def _either(numbers: Any, texts: Texts) -> Texts:
 
 
 def _listed(cell: Any) -> list[Any]:
-    """With None where a masked array has nothing."""
+    """Return a column as a list, with None for masked values."""
     values: list[Any] = cell if isinstance(cell, list) else cell.tolist()
     return values
 

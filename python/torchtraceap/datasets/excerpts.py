@@ -28,7 +28,7 @@ _LAUNCHES = (0, 3)
 _MARGIN = (3, 5)
 """Exponents of ten: nanoseconds before the first launch and behind the last."""
 _AT_FAULT = 0.7
-"""Of the runs with a fault."""
+"""Part of the excerpts that are of runs with a fault."""
 _TRIES = 20
 
 

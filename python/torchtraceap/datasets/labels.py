@@ -1,4 +1,4 @@
-"""What is known of a labelled trace, and how much of each window a fault costs.
+"""The labels of a trace, and how much of each window a fault costs.
 
 Note [Positive]: a window is positive where the cost intervals of a type cover a tenth of it or
 more, and negative where they cover less than a fiftieth. In between it is neither: a strict metric

@@ -30,11 +30,11 @@ class Entry:
     place: int
     """The row group of it in the files of its shard."""
     row: dict[str, Any]
-    """Of the table `traces`."""
+    """Its row of the table `traces`."""
 
 
 def is_dataset(folder: PathLike) -> bool:
-    """Whether a data set was begun there."""
+    """Return True if a data set was begun in the folder."""
     return (Path(folder) / ABOUT).is_file()
 
 
@@ -96,7 +96,7 @@ class DataSet:
         return iter(self.entries)
 
     def labels(self) -> list[dict[str, Any]]:
-        """What is known of each trace, in the form of `labels.jsonl` (docs/generation.md)."""
+        """Return the labels of each trace, in the form of `labels.jsonl` (docs/generation.md)."""
         return [label_of(entry.row) for entry in self.entries.values()]
 
     def entry(self, trace: str) -> Entry:
@@ -129,7 +129,7 @@ class DataSet:
         return RankTrace(self.table(trace), self.entry(trace).row["rank"])
 
     def windows(self, trace: str) -> Any:
-        """Its rows of `windows`, an Arrow table."""
+        """Return a trace's rows of `windows` as an Arrow table."""
         return self._group("windows", self.entry(trace))
 
     def _group(self, table: str, entry: Entry) -> Any:

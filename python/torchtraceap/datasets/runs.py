@@ -21,7 +21,7 @@ from torchtraceap.trace.trace import Trace
 __all__ = ["Run", "labelled_runs"]
 
 Label = dict[str, Any]
-"""As `generate` writes it (docs/generation.md)."""
+"""A label as `generate` writes it (docs/generation.md)."""
 _NEEDED = ("id", "task", "source", "device", "rank", "run", "twin", "type", "form", "intervals",
            "already", "split")  # fmt: skip
 
@@ -32,9 +32,9 @@ class Run:
 
     name: str
     labels: tuple[Label, ...]
-    """Of each rank that is there, by rank."""
+    """Labels of the ranks that are there, by rank."""
     size: int
-    """Of what holds the traces: bytes of files, or events of a data set."""
+    """Size of the traces: bytes of files, or events of a data set."""
     load: Callable[[], Trace]
     """Reads all of them."""
 

@@ -40,7 +40,7 @@ __all__ = ["EVIDENCE", "TYPES", "Sample", "load_samples", "window_arrays"]
 EVIDENCE = (*TYPES, "any")
 """Columns of `Sample.evidence`."""
 _VERSION = 1
-"""Of what is kept. See Note [Kept]."""
+"""Version of the stored samples. See Note [Kept]."""
 _CACHE = ".cache"
 
 
@@ -53,7 +53,7 @@ class Sample:
     """"train", "validation", "seen", "unseen" or "real"; None for a trace of one's own."""
     task: str | None
     group: str
-    """What it was made from: never in two splits."""
+    """Origin of the sample; a group is never in two splits."""
     source: str
     """"lifted", "real_graph", ...: where it comes from."""
     device: str | None
@@ -210,7 +210,7 @@ def _on_grid(trace: Ranks, grid: _Grid) -> list[dict[str, Array]]:
 
 
 def _tokens(run: Run, grid: _Grid, cap: int, gpu_only: bool) -> list[dict[str, Array]]:
-    """Of each rank."""
+    """Return the tokens of each rank."""
     more = not gpu_only
     return [
         build_tokens(
@@ -235,7 +235,8 @@ def _of_rank(part: RankTrace, grid: _Grid, found: dict[str, Array]) -> dict[str,
 
 
 def _evidence(trace: Ranks) -> list[dict[str, Array]]:
-    """Of each rank, intervals of the types that are present in the trace, int64 `[n, 2]`."""
+    """Return for each rank the intervals of the types that are present in the trace, int64 `[n,
+    2]`."""
     present = {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
     return [
         {
@@ -251,7 +252,7 @@ def _evidence(trace: Ranks) -> list[dict[str, Array]]:
 
 
 def _digest(run: Run) -> str:
-    """See Note [Kept]."""
+    """Return the digest that identifies a run's samples; see Note [Kept]."""
     names = [rule.type for rule in _core.rules()]
     about = [_VERSION, TYPES, names, run.size, run.labels]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
@@ -269,7 +270,7 @@ def _once(
 
 
 def _kept(path: Path, ranks: int) -> list[dict[str, Array]] | None:
-    """What an earlier call computed, where it is there and whole."""
+    """Return what an earlier call stored, None if it is absent or incomplete."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}

@@ -20,7 +20,7 @@ __all__ = ["is_written", "write_shard"]
 def write_shard(
     folder: Path, shard: str, traces: Iterable[tuple[dict[str, Any], RankTrace]]
 ) -> None:
-    """Writes the files of a shard, which appear together.
+    """Write the files of a shard, which appear together.
 
     Args:
         folder: Of the data set.
@@ -42,7 +42,7 @@ def write_shard(
 
 
 def is_written(folder: Path, shard: str) -> bool:
-    """Whether the shard is there as a whole."""
+    """Return True if the shard is complete."""
     return all((folder / table / f"{shard}.parquet").is_file() for table in TABLES)
 
 

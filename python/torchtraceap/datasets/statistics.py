@@ -23,7 +23,7 @@ _GRID = 100
 
 
 def statistics(dataset: DataSet) -> dict[str, Any]:
-    """Counts and quantiles, as JSON has them. Types count where they cost, twins do not.
+    """Count and quantiles, as JSON has them. Types count where they cost, twins do not.
 
     Traces that were collected on a CPU count in `cpu_traces` and in their split alone.
     """
@@ -88,7 +88,7 @@ def _word(value: Any) -> str:
 
 
 def _share(row: Row) -> float:
-    """Of the trace's length, what its faults cost."""
+    """Return the share of the trace's length that its faults cost."""
     cost_ns = sum(cost["end_ns"] - cost["start_ns"] for cost in row["costs"])
     return float(cost_ns / row["length_ns"]) if row["length_ns"] else 0.0
 
@@ -121,7 +121,8 @@ def _positive(dataset: DataSet, rows: Sequence[Row]) -> dict[str, int]:
 
 
 def _events_per_window(dataset: DataSet, wanted: set[str]) -> dict[str, dict[str, float]]:
-    """By grid: mean, median, the 95 % quantile, and the share of windows without any."""
+    """Return by grid the mean, median and 95 % quantile of events, and the share of
+    empty windows."""
     counts: dict[int, list[Array]] = {grid: [] for grid in GRIDS}
     for shard in dataset.shards:
         events = read_rows(file_of(dataset.path, "gpu_events", shard), "gpu_events", _STARTS)

@@ -1,11 +1,12 @@
-"""What labels of traces speak of: types of faults, tasks. It loads nothing."""
+"""Words of labels: types of faults, tasks. The module imports nothing."""
 
 from __future__ import annotations
 
 __all__ = ["CPU_SPLIT", "LABELS", "SEEN_TASKS", "TASKS", "TYPES"]
 
 CPU_SPLIT = "cpu"
-"""Of traces that were collected on a CPU: no other split has them, as they are no data of GPUs."""
+"""Split of the traces that were collected on a CPU: no other split has them, as they are no data of
+GPUs."""
 LABELS = "labels.jsonl"
 """The file of a generated folder that says what each trace is."""
 TYPES = (
@@ -24,7 +25,7 @@ TYPES = (
     "small_nccl_kernels",
     "straggler",
 )
-"""Of faults that can be put in, by name."""
+"""Types of faults that can be injected, by name."""
 SEEN_TASKS = ("classification", "detection", "segmentation")
-"""Of workloads that something may be trained on."""
+"""Tasks of workloads that may be trained on."""
 TASKS = (*SEEN_TASKS, "generation", "pose", "depth")

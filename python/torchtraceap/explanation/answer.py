@@ -1,4 +1,4 @@
-"""What a language model has to answer of a pack: its schema, and reading it strictly.
+"""The answer that a language model has to give about a pack: its schema, and strict reading of it.
 
 An answer is text that anybody may have written. It is bounded in size and nesting before it is
 parsed, and everything that is wrong with it is one `AnswerError`, which a repair turn can tell.
@@ -55,7 +55,7 @@ class _Strict(BaseModel):
 
 
 class EvidenceItem(_Strict):
-    """One thing that an answer stands on."""
+    """One event or metric on which an answer rests."""
 
     row: _Name | None
     metric: Annotated[str, Field(max_length=160)] | None
@@ -144,7 +144,7 @@ def read_answer(text: str, pack: Pack) -> VerdictAnswer:
 
 
 def to_verdict(answer: VerdictAnswer) -> Verdict:
-    """The same without "none" among the labels, and with a number of windows."""
+    """Return the answer as a verdict, without "none" among the labels and with a number of windows."""
     window = answer.suggested_window
     return Verdict(
         verdict=answer.verdict,
@@ -160,7 +160,7 @@ def to_verdict(answer: VerdictAnswer) -> Verdict:
 
 
 def _problem(error: Any) -> str:
-    """Where it is and what; without the value, and places as ASCII."""
+    """Return the place and kind of a validation error, without the value, the place in ASCII."""
     place = ".".join(ascii(part)[:64].strip("'") for part in error["loc"])
     return f"{place or 'the whole'}: {error['msg']}"
 
@@ -193,7 +193,8 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_deep(text: str, start: int) -> bool:
-    """Whether brackets that open at a place nest too deep before the first of them closes."""
+    """Return True if brackets that open at `start` nest too deep before the first of
+    them closes."""
     depth, inside, escaped = 0, False, False
     for letter in islice(text, start, None):
         if inside:

@@ -1,4 +1,4 @@
-"""How much of a pack a language model is shown."""
+"""Cut a pack to the number of tokens that a language model is shown."""
 
 from __future__ import annotations
 

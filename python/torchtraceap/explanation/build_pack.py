@@ -82,7 +82,8 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
 def _tables(
     trace: Ranks, segment: Segment, place: int, rows: list[PackRow]
 ) -> tuple[PackTable, ...]:
-    """What they need is imported where they are asked for: the offline judge never does."""
+    """Return the tables of a pack. Their modules are imported here, as the offline judge needs
+    none."""
     from torchtraceap.explanation.pack_tables import build_tables
 
     windows = window_features(trace, segment.grid, place)
@@ -110,7 +111,8 @@ def _allowed(diagnosis: Diagnosis) -> tuple[str, ...]:
 
 
 def _about(diagnosis: Diagnosis, place: int) -> str:
-    """In words of our own: devices by the name that the table of devices has for them."""
+    """Describe the recording in this package's own words, devices by the names of its
+    device table."""
     trace = diagnosis.trace
     known = (find_device(name) for name in diagnosis.summary.device_names)
     devices = ", ".join(sorted({device.name for device in known if device})) or "a device"
@@ -210,7 +212,8 @@ def _of_finding(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[
 
 
 def _of_paying_rank(diagnosis: Diagnosis, finding: Finding) -> Iterator[Metric]:
-    """Of the rank that pays most, whose facts are those of the finding."""
+    """Yield the metrics of the rank on which the finding costs most, whose facts are the
+    finding's."""
     costs = {
         rank: cost_inside(finding, *rank.tree.profiled, rank.rank) for rank in diagnosis.trace.ranks
     }

@@ -28,11 +28,11 @@ from torchtraceap.explanation.settings import ModelSettings
 __all__ = ["Cache", "question_key"]
 
 _SCHEMA_VERSION = 1
-"""Of what is kept for a key: another one finds no older answers."""
+"""Version of the stored answers; answers of other versions are not found."""
 _DIALECT_S = 7 * 86400
-"""How long a dialect holds: servers are updated."""
+"""Seconds for which a stored dialect is used, since servers are updated."""
 _WAIT_S = 10.0
-"""For other processes."""
+"""Seconds to wait for other processes."""
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL,"
     " prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, made_s REAL NOT NULL)",
@@ -44,7 +44,7 @@ _Row = tuple[Any, ...]
 
 
 def question_key(question: Question, settings: ModelSettings) -> str:
-    """What tells a question from every other; the same in whatever dialect it is asked."""
+    """Return a hash that differs for every question; it is the same in every dialect."""
     asked = {
         "version": _SCHEMA_VERSION,
         "base_url": settings.base_url,
@@ -68,12 +68,12 @@ class Cache:
         self.problems: list[str] = []
 
     def reply(self, key: str) -> Reply | None:
-        """What was answered before."""
+        """Return the stored reply to a question, or None."""
         row = self._read("SELECT reply FROM replies WHERE key = ?", (key,))
         return _reply_of(row[0]) if row else None
 
     def keep(self, key: str, reply: Reply, tokens: tuple[int, int]) -> None:
-        """Keeps an answer.
+        """Keep an answer.
 
         Args:
             key: By `question_key`.
@@ -88,7 +88,7 @@ class Cache:
         )
 
     def dialect(self) -> Dialect | None:
-        """What the server took lately."""
+        """Return the dialect that the server accepted lately, or None."""
         row = self._read("SELECT dialect, made_s FROM dialects WHERE server = ?", (self._server,))
         if row is None or not isinstance(row[0], str) or not isinstance(row[1], float):
             return None
@@ -109,7 +109,8 @@ class Cache:
             self._careful(query, values)
 
     def _done(self, query: str, values: Sequence[Any]) -> _Row | None:
-        """What a query gives; where the cache writes, it makes the file if there is none."""
+        """Run a query and return its first row; a cache that writes creates the file if it is
+        absent."""
         uri = self._path.absolute().as_uri()
         if self._writes:
             _make_private(self._path)
@@ -121,7 +122,7 @@ class Cache:
             return row
 
     def _careful(self, query: str, values: Sequence[Any]) -> _Row | None:
-        """What a query gives, or None with a problem told; Note [Trouble]."""
+        """Run a query; return its row, or None after noting a problem. See Note [Trouble]."""
         found = _identity(self._path)
         try:
             return self._done(query, values)
@@ -175,12 +176,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file's content is at fault: SQLite has no class of its own for that."""
+    """Return True if the file's content is damaged; SQLite has no class of its own for that."""
     return type(error) is sqlite3.DatabaseError
 
 
 def _reply_of(text: Any) -> Reply | None:
-    """None where it is not what `keep` wrote."""
+    """Parse a stored reply; return None if it is not what `keep` wrote."""
     try:
         known = json.loads(text)
         calls = tuple(ToolCall(*map(str, call)) for call in known["calls"])

@@ -1,4 +1,4 @@
-"""Whether a verdict stands on its pack: what it cites is there, and its numbers are cited."""
+"""Check that a verdict rests on its pack: what it cites exists, and its numbers are cited."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PART_OF_ABOUT = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*")
 
 
 def check(verdict: Verdict, pack: Pack) -> list[str]:
-    """What is wrong with a verdict, as sentences for whoever gave it; empty if it holds."""
+    """Return the faults of a verdict as sentences for its author; the list is empty if it holds."""
     return [*_choices(verdict, pack), *_evidence(verdict, pack), *_texts(verdict, pack)]
 
 
@@ -35,7 +35,7 @@ def cited(verdict: Verdict, pack: Pack) -> tuple[PackRow | Metric, ...]:
 
 
 def _choices(verdict: Verdict, pack: Pack) -> Iterator[str]:
-    """What has to be one of several things."""
+    """Yield the faults of values that have to be among given choices."""
     if verdict.verdict not in VERDICTS:
         yield f"verdict {_quoted(verdict.verdict)} is none of {', '.join(VERDICTS)}"
     named = (*verdict.labels, *(name for name in (verdict.primary, verdict.fix) if name != "none"))
@@ -83,7 +83,8 @@ def _texts(verdict: Verdict, pack: Pack) -> Iterator[str]:
 
 
 def _names(pack: Pack) -> set[str]:
-    """What a text may quote although it holds digits: names as the trace and as packs write them.
+    """Return the names that a text may quote although they hold digits, as traces and packs write
+    them.
 
     Only what begins like a name: an event that is called "47 ms" makes no number true.
     """

@@ -35,14 +35,14 @@ __all__ = ["Client", "Estimate"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Result):
-    """What asking would take."""
+    """An upper estimate of what a series of requests takes."""
 
     calls: int
     prompt_tokens: int
     completion_tokens: int
-    """At most."""
+    """Upper bound."""
     cost_usd: float | None
-    """At most; None where prices are not known."""
+    """Upper bound; None if the price is unknown."""
 
 
 class Client:
@@ -75,7 +75,8 @@ class Client:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was odd, each once: estimated usage, another model than asked for, the cache."""
+        """Problems, each once: estimated usage, an answer by another model than asked, trouble of
+        the cache."""
         return (*self._problems, *self._cache.problems)
 
     def usage(self) -> Usage:
@@ -92,7 +93,8 @@ class Client:
     def estimate(
         self, requests: Sequence[Sequence[Message]], schema: Mapping[str, Any] | None = None
     ) -> Estimate:
-        """What asking would take at most, with nothing sent and nothing looked up in the cache.
+        """Return an upper estimate of what requests take; nothing is sent, and the cache is not
+        read.
 
         Args:
             requests: The messages of each.
@@ -105,7 +107,7 @@ class Client:
         return Estimate(len(asked), prompt, completion, cost)
 
     def close(self) -> None:
-        """Ends the connections; a later question makes new ones."""
+        """End the connections; a later question makes new ones."""
         self._sdk.close()
 
     # ------------------------------------------------------------------------------- a question
@@ -125,7 +127,7 @@ class Client:
         return reply
 
     def _answered(self, question: Question, secrets: Secrets) -> Completion:
-        """Asks in one dialect after the other, until the server takes one."""
+        """Ask in one dialect after the other, until the server takes one."""
         first = dialect = self._dialect or self._cache.dialect() or Dialect()
         while True:
             body = dialect.body(question, self._settings)
@@ -164,7 +166,7 @@ class Client:
         return None if answer.error is None else failure_of_event(answer.error, secrets)
 
     def _check_model(self, answer: Completion, secrets: Secrets) -> None:
-        """Whether it is the model that was asked, or one of its dated versions."""
+        """Note a problem if neither the model that was asked nor a dated version of it answered."""
         said, asked = (answer.model or "").lower(), self.name.lower()
         if said and said not in asked and asked not in said:
             shown = secrets.excerpt(answer.model or "") or "another model"
@@ -173,7 +175,7 @@ class Client:
     # ----------------------------------------------------------------------------- what it costs
 
     def _count(self, answer: Completion, prompt: str) -> tuple[int, int]:
-        """Adds an answer to what was used; returns its tokens, of the prompt and its own."""
+        """Add an answer to what was used; returns its tokens, of the prompt and its own."""
         tokens = answer.tokens
         if tokens is None:
             said = f"{self.name}: the server counts no tokens; they are estimated by characters"
@@ -195,14 +197,14 @@ class Client:
         self._completion_tokens += tokens[1]
 
     def _cost_usd(self, more_prompt: int = 0, more_completion: int = 0) -> float | None:
-        """Of what was used, and of more tokens; None where the price is not known."""
+        """Return the cost of all tokens used and of some more; None if the price is unknown."""
         if self._price is None:
             return None
         prompt = self._prompt_tokens + more_prompt
         return self._price.cost_usd(prompt, self._completion_tokens + more_completion)
 
     def _check_caps(self, prompt_tokens: int) -> None:
-        """Raises where one more request could go beyond a cap."""
+        """Raise where one more request could go beyond a cap."""
         settings, answer_tokens = self._settings, self._settings.max_answer_tokens
         if self._calls >= settings.max_calls:
             raise self._cap(f"{settings.max_calls} calls")
@@ -214,7 +216,7 @@ class Client:
             raise self._cap(f"{settings.max_usd:g} US dollars")
 
     def _check_spent(self) -> None:
-        """Raises where the last answer went beyond a cap."""
+        """Raise where the last answer went beyond a cap."""
         settings, cost = self._settings, self._cost_usd()
         if self._prompt_tokens + self._completion_tokens > settings.max_tokens:
             raise self._cap(f"{settings.max_tokens} tokens")

@@ -24,7 +24,7 @@ Progress = Callable[[int], object]
 _DONE = b"[DONE]"
 _MOST_BYTES = 16 << 20
 _MOST_TOKENS = 1 << 40
-"""More is no count of tokens."""
+"""Larger counts of tokens are not believed."""
 
 
 class CompletionError(ValueError):
@@ -33,20 +33,20 @@ class CompletionError(ValueError):
 
 @dataclass(slots=True)
 class Completion:
-    """What has come of an answer."""
+    """The part of an answer that has been received."""
 
     progress: Progress | None = None
     texts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     calls: dict[int, _Call] = field(default_factory=dict)
     reason: str | None = None
-    """Why it ends; None until it does."""
+    """Reason why the answer ended; None before its end."""
     model: str | None = None
-    """Which one answers, as the server says."""
+    """Name of the answering model, as the server gives it."""
     error: Any = None
-    """What the server says instead of an answer."""
+    """Error that the server sent instead of an answer."""
     tokens: tuple[int, int] | None = None
-    """Of the prompt and of the answer, as the server counts."""
+    """Tokens of the prompt and of the answer, as the server counts them."""
     choices: int = 0
     length: int = 0
     """Characters of the texts, refusals and calls so far."""
@@ -86,7 +86,7 @@ class Completion:
             self.progress(self.length)
 
     def _take_calls(self, calls: Any) -> int:
-        """Returns how many characters of arguments there are."""
+        """Return how many characters of arguments there are."""
         length = 0
         for place, entry in enumerate(calls if isinstance(calls, list) else ()):
             if not isinstance(entry, dict):
@@ -99,7 +99,7 @@ class Completion:
 
 @dataclass(slots=True)
 class _Call:
-    """What has come of one call of a tool."""
+    """The part of a tool call that has been received."""
 
     id: str = ""
     name: str = ""
@@ -140,7 +140,7 @@ def _tokens(usage: Any) -> tuple[int, int] | None:
 
 
 def read_completion(chunks: Iterable[bytes], answer: Completion) -> None:
-    """Reads a body to the end of its answer, and no further.
+    """Read a body to the end of its answer, and no further.
 
     Args:
         chunks: The body, cut anywhere.
@@ -165,7 +165,7 @@ def read_completion(chunks: Iterable[bytes], answer: Completion) -> None:
 
 
 def _read_events(lines: Iterable[bytes], answer: Completion) -> bool:
-    """Whether the last event says that it is the last."""
+    """Read events into the answer; return True if the last one says that it is the last."""
     for data in _events(lines):
         if data.strip() == _DONE:
             return True

@@ -1,4 +1,4 @@
-"""What a server takes of Chat Completions: found by trying, one refusal at a time.
+"""The parts of Chat Completions that a server accepts, found by trying, one refusal at a time.
 
 Note [Ladder]: an answer should fit a schema. In this order: `json_schema`, which constrains it;
 `json_object_schema`, `{"type": "json_object", "schema": ...}`, an extension by which
@@ -40,13 +40,13 @@ _BY_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, in no dialect yet."""
+    """A question, independent of the dialect in which it is asked."""
 
     messages: Sequence[Message]
     schema: Mapping[str, Any] | None
-    """Of the answer; None where it is free."""
+    """Schema of the answer; None if it is free text."""
     title: str
-    """Of the schema."""
+    """Title of the schema."""
     tools: Sequence[Mapping[str, Any]] = ()
 
     def to_dict(self) -> Json:
@@ -124,7 +124,7 @@ class Dialect:
 
     @staticmethod
     def from_json(text: str) -> Dialect | None:
-        """None where it is not what `to_json` wrote."""
+        """Parse a dialect; return None if it is not what `to_json` wrote."""
         try:
             known = json.loads(text)
             rung, without = known["rung"], tuple(known["without"])
@@ -135,7 +135,7 @@ class Dialect:
 
 
 def _with_schema(messages: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
-    """In the first message of the system, the part that stays the same from call to call."""
+    """Add the schema to the first system message, which stays the same from call to call."""
     asked = _BY_PROMPT + json.dumps(schema, separators=(",", ":"))
     first = messages[0] if messages else {}
     if first.get("role") == "system" and isinstance(first.get("content"), str):

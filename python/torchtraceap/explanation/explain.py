@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["DOUBT", "Judge", "Judged", "Judging", "explained", "judged"]
 
 DOUBT = 0.6
-"""How sure a judge has to be that a segment is misclassified, so that it is scored again."""
+"""Confidence from which a "misclassified" verdict has its segment scored again."""
 _UNKNOWN_FIX = (
     "Nothing is known to change. Look at this part of the trace: `torchtraceap annotate` marks it "
     "for Perfetto."
@@ -51,14 +51,14 @@ class Judge(Protocol):
 
     @property
     def asked_by(self) -> str:
-        """Who asks for another scoring: "rule" or "model"."""
+        """Party that asks for another scoring: "rule" or "model"."""
 
     @property
     def reads_tables(self) -> bool:
-        """Whether it needs the pack's tables."""
+        """True if the judge needs the pack's tables."""
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
-        """Its verdict; `settled`: the segment has been scored again already.
+        """Return the verdict; `settled` says that the segment has been scored again already.
 
         Raises:
             TraceError: It has no answer that holds.
@@ -113,33 +113,33 @@ class _Bench:
         self.problems.append(f"{self._named(segment)}: {error}; {which} judged offline")
 
     def doubt(self, judged: Judged) -> Doubt:
-        """See Note [Doubt]."""
+        """Return the doubt about a judged segment; see Note [Doubt]."""
         drops = self.judge.asked_by == "model"
         return Doubt(judged.segment, judged.verdict.suggested_windows, drops=drops)
 
     def _compare(self, segment: Segment, verdict: Verdict) -> None:
-        """See Note [Whose word counts]."""
+        """Note a problem if the model contradicts a rule; see Note [Whose word counts]."""
         found = segment.finding.type if segment.finding else None
         if found and verdict.primary != found:
             said = f"the rules prove {found}, the model says {verdict.primary}"
             self.problems.append(f"{self._named(segment)}: {said}")
 
     def _named(self, segment: Segment) -> str:
-        """Such as "part at 12.3 ms (cpu_bound)"."""
+        """Return a name of the segment such as "part at 12.3 ms (cpu_bound)"."""
         begin_ns = self.diagnosis.windows.bounds_ns[0]
         return f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
 
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """How the segments of a diagnosis were judged."""
+    """The verdicts on the segments of a diagnosis."""
 
     first: tuple[Judged, ...]
     """Every segment as it was found."""
     doubts: dict[int, Doubt]
-    """What other grids say of those that were doubted, by place in `first`."""
+    """Votes of other grids on the doubted segments, by place in `first`."""
     final: dict[int, Judged]
-    """Those that stay, with their last verdicts, by place in `first`."""
+    """Remaining segments with their last verdicts, by place in `first`."""
     rounds: tuple[Round, ...]
     problems: tuple[str, ...]
 

@@ -17,11 +17,11 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Change(Result):
-    """What to change."""
+    """A recommended change."""
 
     text: str
     diff: str | None
-    """Of typical code, in the unified format; None where there is nothing to change."""
+    """Unified diff of typical code; None if there is nothing to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class ExplainedSegment(Result):
     """A type of `torchtraceap.core.knowledge`, or "none"."""
     confidence: float
     what: str
-    """What happens. Every number in it is one of `citations`."""
+    """Description of what happens. Every number in it is one of `citations`."""
     why: str
-    """Why it costs time. The same."""
+    """Reason why it costs time. Every number in it is one of `citations`."""
     change: Change
     verify: str
-    """How to see that the change worked."""
+    """Instructions to check that the change worked."""
     citations: tuple[PackRow | Metric, ...]
     source: str = "offline"
-    """Who judged it: "offline" or "llm"."""
+    """The judge: "offline" or "llm"."""
 
     def to_dict(self) -> Json:
         return {
@@ -76,33 +76,33 @@ class Round(Result):
     """One scoring of windows."""
 
     grid: int
-    """How many windows."""
+    """Number of windows."""
     asked_by: str
     """"start"; "model" or "rule" where a judge was in doubt."""
     segments: int
-    """How many there are afterwards."""
+    """Number of segments afterwards."""
     changed: bool
-    """Whether segments were dropped or renamed."""
+    """True if segments were dropped or renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage(Result):
-    """What a language model was asked."""
+    """Calls and tokens of a language model."""
 
     calls: int
     prompt_tokens: int
     completion_tokens: int
     cost_usd: float | None
-    """None where prices are not known."""
+    """None if the price is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Response(Result):
-    """What a question about a trace got."""
+    """The response to a question about a trace."""
 
     text: str
     source: str
-    """As `Explanation.source`."""
+    """The same values as `Explanation.source`."""
     model: str | None
     usage: Usage | None
     problems: tuple[str, ...] = ()
@@ -113,36 +113,36 @@ class Response(Result):
 
 @dataclass(frozen=True, slots=True)
 class DryRun(Result):
-    """What a language model would be asked about segments; nothing was sent."""
+    """The requests that a language model would get about segments; nothing was sent."""
 
     calls: int
     prompt_tokens: int
     """Estimated from the characters."""
     completion_tokens: int
-    """At most."""
+    """Upper bound."""
     cost_usd: float | None
-    """At most; None where prices are not known."""
+    """Upper bound; None if the price is unknown."""
     prompts: tuple[tuple[tuple[str, str], ...], ...]
-    """Of each segment its messages: role and text, as they would be sent."""
+    """Messages of each segment as they would be sent: pairs of role and text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Result):
-    """What `explain` answers."""
+    """The result of `explain`."""
 
     source: str
     """"offline", "llm", or "offline_fallback" where the model could not be asked or believed."""
     model: str | None
     answer: str | None
-    """To the question, if one was asked."""
+    """Answer to the question, if there was one."""
     segments: tuple[ExplainedSegment, ...]
     """The largest expected saving first."""
     rounds: tuple[Round, ...]
     usage: Usage | None
     problems: tuple[str, ...] = field(default=())
-    """What went wrong with the model, or could not be judged."""
+    """Failures of the model, and findings that could not be judged."""
     begin_ns: int = 0
-    """Where the profiled time begins, which texts count from."""
+    """Start of the profiled time, from which texts count."""
 
     def to_dict(self) -> Json:
         return {"schema": "torchtraceap.explanation/1", **Result.to_dict(self)}

@@ -1,4 +1,4 @@
-"""What to say when a model can't be asked: sentences that hold nothing that is not to be told.
+"""Sentences about failed requests to a model, which repeat neither its key nor the prompt.
 
 Note [Excerpts]: of what a server says, a short piece is told, in one line. It is dropped where it
 repeats a part of the key or of the prompt, as servers like to do.
@@ -22,7 +22,7 @@ _EXCERPT = 160
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What no sentence may repeat."""
+    """Texts that no message may repeat."""
 
     key: str | None
     prompt: str
@@ -38,7 +38,7 @@ class Secrets:
 
 
 def _repeats(line: str, secret: str, width: int) -> bool:
-    """Whether they have so many characters in a row in common, or the line holds all of it."""
+    """Return True if the line contains the secret, or `width` consecutive characters of it."""
     if not secret:
         return False
     width = min(width, len(secret))
@@ -47,17 +47,17 @@ def _repeats(line: str, secret: str, width: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     sentence: str
     status: int | None = None
-    """Of HTTP; None where there was none."""
+    """HTTP status; None if there was none."""
     told: str = ""
     """The body of a refusal, as JSON. Not for people."""
 
 
 def failure_of(error: Exception, settings: ModelSettings, secrets: Secrets) -> Failure:
-    """Of an exception of the SDK, before there was a body."""
+    """Return the failure for an exception that the SDK raised before there was a body."""
     import openai
 
     if isinstance(error, openai.APIStatusError):
@@ -90,13 +90,13 @@ def _words(status: int, settings: ModelSettings) -> str:
 
 
 def failure_of_event(error: Any, secrets: Secrets) -> Failure:
-    """Of an error that stands in place of an answer."""
+    """Return the failure for an error that stands in place of an answer."""
     said = secrets.excerpt(_message(error) or _dumped(error))
     return Failure(f"its server fails{f': {said}' if said else ''}")
 
 
 def _message(body: Any) -> str:
-    """What an error says, in whatever of the usual places."""
+    """Return the message of an error from the usual places of a body; empty if there is none."""
     return next((each for each in _messages(body)), "")
 
 

@@ -1,4 +1,4 @@
-"""What kernels of libraries are called, besides the words in `kernel_words.txt`."""
+"""Patterns for the names of library kernels, in addition to the words in `kernel_words.txt`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAMILIES = re.compile(
     |(?:nchw|nhwc|foldedNhwc)To(?:Nchw|Nhwc|FoldedNhwc)Kernel\Z""",
     re.VERBOSE,
 )
-"""How the stems of kernels of libraries begin, or what they look like."""
+"""Beginnings and forms of the stems of library kernels."""
 SPECIAL_WORDS = (
     r"(?P<special>BFloat16|c10|b?f16|f32|f64|tf32|fp(?:4|8|16|32|64)|e4m3(?:fn)?|e5m2|e8m0"
     r"|[us](?:8|16|32|64)|u?int(?:8|16|32|64)_t|[scdzih](?:\d{3,6})?gemm|gcgemm|gemmk1|gemmSN"

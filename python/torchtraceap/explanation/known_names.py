@@ -26,7 +26,7 @@ _OWN = frozenset(
     ["", "-", "before", "after", "compute", "communication", "memcpy", "copy", "mixed", "idle",
      "none", "unknown", *_core.idle_cause_names()]
 )  # fmt: skip
-"""What tables of this package say in columns of names."""
+"""Words that this package's tables write in columns of names."""
 _EXACT = frozenset(
     ["Activity Buffer Request", "AOTDispatcher Runtime Wrapper Prologue", "Buffer Flush",
      "Command Buffer Full", "CompiledFunction", "CompiledFunctionBackward", "Context Sync",
@@ -126,7 +126,7 @@ def _is_registered(name: str) -> bool:
 
 
 def _is_kernel(name: str, stem: str) -> bool:
-    """Whether it is of a known library, and made of known words alone."""
+    """Return True if a kernel belongs to a known library and its name has known words only."""
     of_library = stem in _sections()["stems"] or FAMILIES.match(stem) or _INDUCTOR.fullmatch(stem)
     if not of_library or " " in stem or not _PUNCTUATION.fullmatch(name):
         return False  # with a blank in it the stem is prose
@@ -134,7 +134,7 @@ def _is_kernel(name: str, stem: str) -> bool:
 
 
 def _is_known_identifier(identifier: str) -> bool:
-    """Whether every word in it is known; see `_PART` for what parts words."""
+    """Return True if every word of an identifier is known; `_PART` separates the words."""
     literal = re.fullmatch(r"(\d+)(?:[uU]?[lL]{0,2}|[uU])", identifier)
     if literal and (len(literal[1]) <= 6 or literal[1] in _LARGEST):
         return True

@@ -1,4 +1,4 @@
-"""What a language model is to the rest of the package; `client` speaks to a real one."""
+"""The interface of a language model; `client` implements it for servers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ __all__ = [
 _CHARACTERS_PER_TOKEN = 3.5
 
 Message = dict[str, Any]
-"""As Chat Completions has it: "role" and "content", with "tool_calls" or "tool_call_id"."""
+"""A message of Chat Completions: "role" and "content", with "tool_calls" or "tool_call_id"."""
 
 
 def estimated_tokens(characters: int) -> int:
-    """How many tokens a text of so many characters has, about: of English and numbers, with
-    whatever tokens."""
+    """Return an estimate of the tokens in a text of so many characters of English and numbers."""
     return math.ceil(characters / _CHARACTERS_PER_TOKEN)
 
 
@@ -70,7 +69,7 @@ class LanguageModel(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the model, as the user gave it."""
+        """Name of the model, as the user gave it."""
 
     def answer(self, messages: Sequence[Message], schema: Mapping[str, Any], title: str) -> Reply:
         """An answer that should be JSON of a schema. It may still be anything.
@@ -87,4 +86,4 @@ class LanguageModel(Protocol):
         """
 
     def usage(self) -> Usage:
-        """What has been asked so far."""
+        """Return the calls and tokens so far."""

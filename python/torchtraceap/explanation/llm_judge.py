@@ -39,7 +39,7 @@ class ModelJudge:
         self._redaction = Redaction() if redaction else None
 
     def shown(self, pack: Pack) -> Pack:
-        """What the model is shown of a pack."""
+        """Return the part of a pack that the model is shown."""
         return budgeted(redact(pack, self._redaction) if self._redaction else pack)
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
@@ -83,7 +83,7 @@ class ModelJudge:
 
 
 def _verdict(reply: Reply, pack: Pack) -> Verdict:
-    """Raises AnswerError or RefusalError where the reply is no verdict that holds."""
+    """Raise AnswerError or RefusalError where the reply is no verdict that holds."""
     if reply.finish == "refusal":
         raise RefusalError("the model refused to answer")
     if reply.finish == "length":

@@ -33,7 +33,7 @@ Load = Callable[[Sequence[str]], "Trace"]
 
 
 def serve(paths: Sequence[str], baseline: str | None, load: Load) -> None:
-    """Serves the tools over standard input and output until the client leaves.
+    """Serve the tools over standard input and output until the client leaves.
 
     Args:
         paths: Of the trace.
@@ -69,7 +69,7 @@ class _Loaded:
         self._box: Toolbox | None = None
 
     def call(self, name: str, arguments: object) -> ToolAnswer:
-        """What `Toolbox.call` answers, or why there is no trace."""
+        """Return the answer of `Toolbox.call`, or an error if there is no trace."""
         try:
             box = self._toolbox()
         except (TraceError, OSError, MemoryError) as error:

@@ -32,7 +32,7 @@ _NUMBER_WORDS = {
     "fifty": 50.0, "sixty": 60.0, "seventy": 70.0, "eighty": 80.0, "ninety": 90.0,
     "hundred": 100.0, "thousand": 1e3, "million": 1e6, "billion": 1e9,
 }  # fmt: skip
-"""Of English; "one" is a pronoun as often, and a half is often of a precision."""
+"""English number words without "one", often a pronoun, and "half", often a precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class Metric(Result):
     name: str
     """Dotted, such as "segment.idle"."""
     value: float
-    """As it is written, in `unit`; an int where it is whole."""
+    """Value in `unit` as it is written; an int if it is whole."""
     unit: str
     """"ms", "%", "MiB", ...; empty for counts and plain numbers."""
     exact: float
-    """In nanoseconds, bytes, as a fraction, or the count itself."""
+    """Nanoseconds, bytes, a fraction, or the count itself."""
     text: str
     """`value` and `unit` as a text writes them, such as "12.3 ms"."""
 
@@ -73,19 +73,19 @@ class Metric(Result):
 
     @staticmethod
     def of_fact(name: str, fact: Fact) -> Metric | None:
-        """None for a text."""
+        """Return the metric of a fact; None if the fact is a text."""
         make = _MAKERS.get(fact.kind)
         return make(name, fact.value) if make else None
 
     def is_said_by(self, value: float) -> bool:
-        """Whether a number is its value as it is written."""
+        """Return True if a number equals the value as it is written."""
         try:
             return math.isclose(value, self.value, rel_tol=_NOISE)
         except OverflowError:  # an int beyond any float
             return value == self.value
 
     def to_citation(self) -> dict[str, object]:
-        """As an explanation's JSON has it."""
+        """Return the metric as a citation in an explanation's JSON."""
         return {"metric": self.name, "value": self.value, "unit": self.unit, "exact": self.exact}
 
 
@@ -120,13 +120,13 @@ class Quantity(NamedTuple):
 
     value: float
     unit: str
-    """As metrics have it; empty where none stands behind the number."""
+    """A unit as in `Metric.unit`; empty if none follows the number."""
 
     def __str__(self) -> str:
         return f"{self.value:g} {self.unit}".rstrip()
 
     def tells(self, metric: Metric) -> bool:
-        """Whether it says the metric's value, and no other unit than its own."""
+        """Return True if this is the metric's value, with its unit or without one."""
         if self.unit not in ("", metric.unit):
             return False
         return metric.is_said_by(self.value)

@@ -30,9 +30,9 @@ OFFLINE = (
 NOTHING = "No word of the question leads to anything that is known of this trace."
 MOST_QUESTION = MOST_ANSWER = 2_000
 LEAST_ENTRY_SCORE = 2.0
-"""Of BM25: about what one word gives that stands in a few of the entries."""
+"""Least BM25 score: about one word that few of the entries have."""
 LEAST_TOOL_SCORE = 1.0
-"""The same of fewer and shorter texts."""
+"""Least BM25 score of tools, whose texts are fewer and shorter."""
 _MOST_FOUND = 3
 _FEWEST_LETTERS = 4
 _ALONE = ("summary", "diagnosis", "ops", "kernels", "step")
@@ -40,7 +40,7 @@ _ALONE = ("summary", "diagnosis", "ops", "kernels", "step")
 
 
 def answer_offline(diagnosis: Diagnosis, question: str) -> str:
-    """What is nearest to a question by its words; no model is asked.
+    """Answer a question with what is nearest to its words; no model is asked.
 
     Args:
         diagnosis: Of the trace.
@@ -61,7 +61,7 @@ def answer_offline(diagnosis: Diagnosis, question: str) -> str:
 
 
 def _entries_near(diagnosis: Diagnosis, question: str) -> Iterator[str]:
-    """What the diagnosis says of entries with words of the question."""
+    """Yield what the diagnosis says about entries that share words with the question."""
     for name in nearest_entries([question], _MOST_FOUND, least=LEAST_ENTRY_SCORE):
         finding = finding_of(diagnosis, name)
         if finding is not None:
@@ -112,7 +112,7 @@ def _means(word: str, name: str) -> bool:
 
 
 def _is_technical(word: str) -> bool:
-    """No word of prose: with a colon or an underscore, a digit among letters, or inner capitals."""
+    """Return True for a technical word: with a colon, an underscore, digits or inner capitals."""
     if not any(map(str.isalpha, word)):
         return False
     inner = any(c.isupper() for c in word[1:]) and any(c.islower() for c in word)
@@ -120,7 +120,7 @@ def _is_technical(word: str) -> bool:
 
 
 def _row_of(box: Toolbox, tool: str, key: str, name: str) -> Mapping[str, Any] | None:
-    """What the tool says of that name alone."""
+    """Return the row that a tool has for exactly this name, or None."""
     answer = box.call(tool, {"by": key, "contains": name[:200], "limit": 50})
     rows = answer.value.get("table", {}).get("rows", ())
     return next((row for row in rows if row[key] == cleaned(name)), None)
@@ -130,7 +130,7 @@ def _row_of(box: Toolbox, tool: str, key: str, name: str) -> Mapping[str, Any] |
 
 
 def _tool_near(box: Toolbox, question: str) -> Iterator[str]:
-    """What the tool with the nearest description says."""
+    """Yield the result of the tool whose description is nearest to the question."""
     tools = [tool for tool in box.tools if tool.name in _ALONE]
     index = Bm25(words_of(f"{tool.name} {tool.description}") for tool in tools)
     scores = index.scores(words_of(question))

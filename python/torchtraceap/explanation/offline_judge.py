@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["OfflineJudge"]
 
 _LIKELY = 0.5
-"""How likely a type has to be, by the scorer alone, so that it is named."""
+"""Least score of a type so that the scorer alone can name it."""
 
 
 class OfflineJudge:
@@ -37,8 +37,8 @@ class OfflineJudge:
         self._diagnosis = diagnosis
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool = False) -> Verdict:
-        """What the rules prove of a segment, or that they prove nothing. A segment without a name
-        is doubted until it has been scored again."""
+        """Return what the rules prove of a segment, or that they prove nothing. A segment without a
+        name is doubted until it has been scored again."""
         on_host = self._diagnosis.computes_on == "host"
         if segment.finding is not None:
             return _found(_Text(pack), segment, on_host)
@@ -89,7 +89,7 @@ def _found(text: _Text, segment: Segment, on_host: bool) -> Verdict:
 
 
 def _sentence(text: _Text, segment: Segment, entry: KnowledgeEntry, on_host: bool) -> str:
-    """That of the finding, with figures as the pack writes them."""
+    """Return the sentence of the finding, with figures as the pack writes them."""
     finding = segment.finding
     assert finding is not None
     facts: dict[str, str] = {}
@@ -111,7 +111,7 @@ def _has_digits(text: str) -> bool:
 
 
 def _place(text: _Text, on_host: bool) -> str:
-    """How much of it lies in the segment, and what the GPU does there."""
+    """Say how much of the cost lies in the segment, and what the GPU does there."""
     length, cost = text.say("segment.length"), text.say("finding.cost_here")
     here = f"{cost} of that lie in this part of {length}"
     if text.has("finding.rank"):
@@ -122,7 +122,7 @@ def _place(text: _Text, on_host: bool) -> str:
 
 
 def _usual(text: _Text) -> str:
-    """How busy the GPU is there and in the median window of the trace."""
+    """Say how busy the GPU is there and in the median window of the trace."""
     name = "window.busy_share"
     if not text.has(f"{name}.median"):
         return ""
@@ -150,7 +150,8 @@ def _saving(text: _Text, segment: Segment) -> str:
 
 
 def _unproved(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Verdict:
-    """Only the scorer says so. See Note [What offline texts claim]."""
+    """Return the verdict on a segment that only the scorer flags. See Note [What offline texts
+    claim]."""
     likely = dict(segment.types).get(segment.type, 0.0)
     name = segment.type if likely >= _LIKELY else NONE
     doubted = name == NONE and not settled
@@ -181,7 +182,7 @@ def _flagged(text: _Text, segment: Segment, name: str) -> str:
 
 
 def _idle(text: _Text, name: str, on_host: bool) -> str:
-    """Why that type costs, and what is known of the GPU's idle time."""
+    """Say why that type costs time, and what is known of the GPU's idle time."""
     because = load_knowledge()[name].because_text(on_host=on_host) if name != NONE else ""
     if not text.has("segment.idle"):
         return because or "The recording shows nothing of a GPU in this part."

@@ -21,12 +21,12 @@ class PackRow(Result):
     """An event that may be cited."""
 
     key: str
-    """In the pack, such as "r3"."""
+    """Key within the pack, such as "r3"."""
     rank: int | None
     row: int
-    """In the event table of the rank."""
+    """Row of the rank's event table."""
     name: str
-    """As the trace has it, of any length."""
+    """Name as the trace has it, of any length."""
     start_ns: int
     duration_ns: int
 
@@ -36,12 +36,12 @@ class PackLine(Result):
     """One line of a table."""
 
     key: str
-    """In the pack, such as "g2"; its metrics are named "g2.total" and so on."""
+    """Key within the pack, such as "g2"; its metrics are named "g2.total" and so on."""
     names: tuple[str, ...]
     """Names out of the trace that it shows, one for each of the table's columns of names."""
     metrics: tuple[Metric, ...]
     cost_ns: int
-    """Which lines are dropped first: those with the least."""
+    """Cost by which lines are dropped, the cheapest first."""
     row: str = ""
     """Key of the event that it shows; empty where it shows many."""
 
@@ -61,11 +61,12 @@ class Pack(Result):
     """The evidence of one segment."""
 
     about: str
-    """What was recorded, in words of our own: devices, ranks, steps, training or not."""
+    """Description of the recording in our own words: devices, ranks, steps, training or not."""
     start_ns: int
     end_ns: int
     metrics: tuple[Metric, ...]
-    """Of the segment, with medians and percentile ranks among the trace's windows; of findings."""
+    """Metrics of the segment, with medians and percentile ranks among the trace's windows, and of
+    findings."""
     tables: tuple[PackTable, ...]
     rows: tuple[PackRow, ...]
     types: tuple[tuple[str, float], ...]
@@ -75,24 +76,24 @@ class Pack(Result):
     knowledge: tuple[str, ...]
     """Types whose entries of the knowledge base stand beside it, the most fitting first."""
     rules: tuple[tuple[str, str], ...] = ()
-    """What the rules say of the likely types in this trace: "present", "absent" or "unknown"."""
+    """Verdicts of the rules on the likely types in this trace: "present", "absent" or "unknown"."""
     window_count: int = 100
-    """Of the grid on which the segment was found."""
+    """Number of windows of the grid on which the segment was found."""
     dropped: int = field(default=0)
     """Lines that the budget left out."""
 
     def every_metric(self) -> Mapping[str, Metric]:
-        """By name, those of the tables too."""
+        """Return all metrics by name, those of the tables included."""
         lines = (line for table in self.tables for line in table.lines)
         inside = (metric for line in lines for metric in line.metrics)
         return {metric.name: metric for metric in (*self.metrics, *inside)}
 
     def every_row(self) -> Mapping[str, PackRow]:
-        """By key."""
+        """Return all events by key."""
         return {row.key: row for row in self.rows}
 
     def names(self) -> frozenset[str]:
-        """What the trace calls things, wherever the pack shows it."""
+        """Return all names from the trace that the pack shows."""
         lines = (line for table in self.tables for line in table.lines)
         shown = (name for line in lines for name in line.names)
         return frozenset((*shown, *(row.name for row in self.rows)))

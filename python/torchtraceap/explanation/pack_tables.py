@@ -27,7 +27,7 @@ MOST_GROUPS, MOST_GAPS = 24, 8
 def build_tables(
     rank: RankTrace, segment: Segment, windows: Mapping[str, Array], rows: list[PackRow]
 ) -> Iterator[PackTable]:
-    """Of one rank.
+    """Yield the tables of one rank.
 
     Args:
         rank: Which one.

@@ -25,7 +25,8 @@ _INVISIBLE = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
 
 
 def plain_text(text: str) -> str:
-    """On one line, without control characters and what turns the direction of writing."""
+    """Return text on one line, without control characters and characters that change its
+    direction."""
     if text.isascii() and text.isprintable():
         return text
     kept = (" " if unicodedata.category(c) in _INVISIBLE else c for c in text)
@@ -89,7 +90,7 @@ def _metric(metric: Metric) -> str:
 
 
 def _quoted(name: str) -> str:
-    """As a JSON string that is no longer than three times the longest name."""
+    """Return a name as a JSON string of at most three times the longest name."""
     text = short_name(name)
     while len(quoted := json.dumps(text)) > 3 * _LONGEST_NAME:
         text = text[: len(text) // 2]

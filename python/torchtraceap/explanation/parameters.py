@@ -27,7 +27,7 @@ __all__ = [
 Json = dict[str, Any]
 
 MOST_CHARACTERS = 200
-"""Of a text argument."""
+"""Most characters of a text argument."""
 _MOST_SHOWN = 60
 _PRINTABLE = 10**18
 
@@ -43,10 +43,10 @@ class Parameter(Protocol):
 
     @property
     def default(self) -> Any:
-        """What stands for an argument that is left out."""
+        """Value of an argument that is left out."""
 
     def schema(self) -> Json:
-        """As JSON Schema has it."""
+        """Return the JSON Schema of the argument."""
 
     def read(self, value: object) -> Any:
         """The value as the tool takes it.
@@ -220,7 +220,7 @@ def _unexpected(parameter: Parameter, expected: str, value: object) -> OptionErr
 
 
 def _shown(value: object) -> str:
-    """What was sent, cut; of what may be large only what it is."""
+    """Describe an argument that was sent, cut; of large ones only the kind."""
     if isinstance(value, str):
         return ascii(value if len(value) <= _MOST_SHOWN else value[:_MOST_SHOWN] + "...")
     if value is None or isinstance(value, (bool, float)):

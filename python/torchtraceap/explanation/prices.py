@@ -1,4 +1,4 @@
-"""What tokens cost, by a file of the user's: no price is built in, as they change every month.
+"""Prices of tokens, from a file of the user: none are built in, as they change every month.
 
 gpt-4.1:
   input: 2.00    # US dollars per million tokens of prompts
@@ -24,7 +24,7 @@ _NAMES = {"input", "output"}
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one model, in US dollars per million tokens."""
+    """Price of one model in US dollars per million tokens."""
 
     input: float
     output: float

@@ -75,7 +75,7 @@ _SCALES = {
     "share": {"%": 0.01, "": 1.0},
     "plain": {"": 1.0},
 }  # fmt: skip
-"""By what is measured: units, in the exact one."""
+"""Units by quantity, each in terms of the exact one."""
 _KINDS = {unit: kind for kind, scales in _SCALES.items() for unit in scales if unit}
 _SPELLED = {
     "µs": "us", "μs": "us", "sec": "s", "percent": "%", "nanosecond": "ns", "microsecond": "us",
@@ -89,14 +89,14 @@ _WORD = re.compile(r"[^\s<>(),;\"'`]+")
 
 
 class Grounds:
-    """What an answer may say: numbers and names of results and of the question."""
+    """The numbers and names of results and of the question that an answer may use."""
 
     def __init__(self) -> None:
         self._values: dict[str, set[float]] = {kind: set() for kind in _SCALES}
         self._names: set[str] = set()
 
     def add_result(self, result: object) -> None:
-        """Takes what a result shows, but for what the caller had chosen himself."""
+        """Take what a result shows, but for what the caller had chosen himself."""
         for key, value in _leaves(result):
             if isinstance(value, str):
                 self.add_text(value) if key in PROSE else self._add_name(value)
@@ -104,7 +104,7 @@ class Grounds:
                 self._values[key if key in _SCALES else "plain"].add(abs(float(value)))
 
     def add_text(self, prose: str) -> None:
-        """Takes the numbers that a text says."""
+        """Take the numbers that a text says."""
         for number, unit, _ in _with_units(prose):
             kind = _KINDS[unit]
             self._values[kind].add(number * _SCALES[kind][unit])

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 MOST_CALLS = 12
 MOST_ROUNDS = 8
 MOST_CHARACTERS = 48_000
-"""Of all results together."""
+"""Most characters of all results together."""
 MOST_QUESTION = MOST_ANSWER = 2_000
 MOST_ARGUMENTS = 4_000
 _MOST_NAMED = 8
@@ -61,7 +61,7 @@ class Redaction(Protocol):
     """Hides names from the model and finds them again."""
 
     def shown(self, name: str) -> str:
-        """What stands for a name that came out of the trace."""
+        """Return the text that stands for a name from the trace."""
 
     def restore(self, text: str) -> str:
         """The text with the names back in it."""
@@ -73,13 +73,13 @@ class Asked(Result):
 
     tool: str
     arguments: str
-    """As the model wrote them, cut."""
+    """Arguments as the model wrote them, cut."""
     is_error: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Answered(Result):
-    """What came of a question."""
+    """The answer to a question."""
 
     answer: str | None
     """Plain text; None where there is none that may be shown, and `problems` says why."""
@@ -90,7 +90,7 @@ class Answered(Result):
 def ask(
     trace: Ranks | Toolbox, question: str, model: LanguageModel, redaction: Redaction | None = None
 ) -> Answered:
-    """Lets a model answer a question with the tools.
+    """Let a model answer a question with the tools.
 
     Args:
         trace: The trace, or its tools where they also have a baseline or a diagnosis.
@@ -149,7 +149,8 @@ class _Conversation:
         return len(self._calls) < MOST_CALLS and self._size < MOST_CHARACTERS
 
     def _call_all(self, reply: Reply) -> None:
-        """Those that are still allowed; the others are as if they had not been asked for."""
+        """Call the tools that are still allowed; further calls are ignored, with a
+        problem noted."""
         kept = reply.calls[: MOST_CALLS - len(self._calls)]
         if len(kept) < len(reply.calls):
             more = len(reply.calls) - len(kept)
@@ -218,7 +219,7 @@ class _Conversation:
 
 
 def _described(tool: Tool) -> Json:
-    """As Chat Completions has it."""
+    """Return a tool in the form of Chat Completions."""
     about = {"name": tool.name, "description": tool.description, "parameters": tool.schema()}
     return {"type": "function", "function": about}
 
@@ -241,7 +242,7 @@ def _object(text: str) -> Json | None:
 
 
 def _redacted(value: Any, redaction: Redaction) -> Any:
-    """The same with every text hidden that is not our own."""
+    """Return a value with every text redacted that is not this package's own."""
     if isinstance(value, str):
         return value if isinstance(value, Own) else redaction.shown(value)
     if isinstance(value, list):
@@ -263,7 +264,7 @@ def _restored(value: Any, redaction: Redaction) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Without what a terminal would obey; lines stay."""
+    """Return text without control characters and escape sequences, line breaks kept."""
     shown = _ESCAPE.sub("", text[: 4 * MOST_ANSWER])
     kept = (c if c.isprintable() or c == "\n" else " " for c in shown)
     return "".join(kept).strip()

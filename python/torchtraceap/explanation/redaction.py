@@ -30,7 +30,7 @@ class Redaction:
         self._names: list[str] = []
 
     def shown(self, name: str) -> str:
-        """What stands for a name: the name, its known part, or a placeholder."""
+        """Return the text that stands for a name: the name, its known part, or a placeholder."""
         known = known_form(name)
         if known is not None:
             return known

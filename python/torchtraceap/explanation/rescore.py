@@ -1,4 +1,4 @@
-"""Scoring segments again on other grids, where a judge doubts them. Deterministic.
+"""Score doubted segments again on other grids, deterministically.
 
 After Section 5.6 of the paper, in which a language model may ask for a window to be looked at in
 another granularity. Here the grid that the judge suggests is asked, or the next finer one, then the
@@ -51,7 +51,7 @@ class Doubt:
         self.to_ask = list(other_grids(segment.grid, suggested))
         self.grids = [segment.grid]
         self.scores = [segment.score]
-        """On each of `grids`."""
+        """Scores on each of `grids`."""
         self._types = [dict(segment.types)]
 
     @property
@@ -105,7 +105,7 @@ def other_grids(grid: int, suggested: int | None = None) -> tuple[int, ...]:
 def settle(
     diagnosis: Diagnosis, doubts: Sequence[Doubt], asked_by: str, others: int
 ) -> list[Round]:
-    """Asks other grids about each segment until two agree.
+    """Ask other grids about each segment until two agree.
 
     Args:
         diagnosis: Of the trace.

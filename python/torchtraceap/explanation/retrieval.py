@@ -1,4 +1,4 @@
-"""Which texts are nearest to some words, by Okapi BM25.
+"""Rank texts by their similarity to words with Okapi BM25.
 
 The score of a document D for a query Q is the sum over the words w of Q of
 
@@ -26,7 +26,7 @@ __all__ = ["Bm25", "nearest_entries", "words_of"]
 K1 = 1.2
 B = 0.75
 HALF = 0.5
-"""Of the best score: what is further away shares a word by chance."""
+"""Least part of the best score: texts below it share words by chance."""
 _WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 _PLACEHOLDER = re.compile(r"\[\[|\]\]|\{[^}]*\}")
 _COMMON = frozenset(
@@ -110,6 +110,6 @@ def _entries() -> tuple[tuple[str, ...], Bm25]:
 
 
 def _text(entry: KnowledgeEntry) -> str:
-    """What tells what the entry is about; what is no sign of it is left out."""
+    """Return the text that tells what an entry is about, without signs that speak against it."""
     why = _PLACEHOLDER.sub(" ", entry.why)
     return " ".join([entry.type, entry.name, entry.title, why, *entry.signs, entry.advice.fix])

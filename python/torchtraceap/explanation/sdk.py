@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["FailedError", "Sdk"]
 
 _WHOLE = 5
-"""How many times the timeout a whole answer may take."""
+"""Longest time of a whole answer, in timeouts."""
 _LOGGERS = ("openai", "httpx", "httpcore", "httpx2", "httpcore2")
-"""Those of the SDK's version 3 and of its version 2."""
+"""Loggers of version 3 and of version 2 of the SDK."""
 _SILENT = logging.CRITICAL + 1
 
 
@@ -123,7 +123,7 @@ class Sdk:
         return self._client
 
     def close(self) -> None:
-        """Ends the connections."""
+        """End the connections."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -140,7 +140,7 @@ def _received(stream: Any) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _closing_after(seconds: float, client: OpenAI, late: threading.Event) -> Iterator[None]:
-    """Closes a client's connections after a time, which ends whatever is being read from them."""
+    """Close a client's connections after a time, which ends whatever is being read from them."""
 
     def end() -> None:
         late.set()
@@ -170,7 +170,7 @@ _levels = _Levels()
 
 @contextlib.contextmanager
 def _logging_off() -> Iterator[None]:
-    """No request is logged, whatever `OPENAI_LOG` or the program's own logging asks for."""
+    """Suppress the logging of requests, whatever `OPENAI_LOG` or the program's own logging says."""
     with _levels.lock:
         _levels.users += 1
         if _levels.users == 1:

@@ -31,7 +31,7 @@ def explain(
     redacted: bool = True,
     progress: Progress | None = None,
 ) -> Explanation:
-    """What happens in the suspicious parts of a trace, why it costs, and what to change.
+    """Explain the suspicious parts of a trace: what happens, why it costs, and what to change.
 
     Args:
         diagnosis: Of the trace.
@@ -80,7 +80,7 @@ def answer(
 
 
 def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: bool) -> Response:
-    """By the model; offline where it has no answer that holds."""
+    """Answer a question by the model, or offline if it has no answer that holds."""
     from torchtraceap.explanation.questions import ask
     from torchtraceap.explanation.redaction import Redaction
     from torchtraceap.explanation.tools import Toolbox
@@ -94,7 +94,7 @@ def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: boo
 
 
 def dry_run(diagnosis: Diagnosis, settings: ModelSettings, *, redacted: bool = True) -> DryRun:
-    """What would be asked first of the model about each segment, and what that would take at most.
+    """Return the first request about each segment and an upper estimate of what all of them take.
     Nothing is sent; repairs of answers and questions come on top."""
     from torchtraceap.explanation.answer import json_schema
     from torchtraceap.explanation.client import Client

@@ -56,7 +56,7 @@ NONE = "none"
 FLAGGED = 0.5
 MOST_SEGMENTS = 10
 _COVERED = 0.1
-"""Of a window: from here it counts as one with the fault, as in the labels of data sets."""
+"""Part of a window from which it counts as one with the fault, as in the labels of data sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,18 @@ class Segment:
     types: tuple[tuple[str, float], ...]
     """Types and how likely each is by the scorer, the likeliest first; those above nothing."""
     finding: Finding | None
-    """That of its type, if there is one."""
+    """The finding of its type, if there is one."""
     expected_ns: float
-    """See Note [Expected saving]."""
+    """Expected saving, see Note [Expected saving]."""
 
     def lies_in(self, other: Segment) -> bool:
-        """Whether it is a part of the other one, and of the same type."""
+        """Return True if this is a part of the other segment, and of the same type."""
         return self.type == other.type and other.first <= self.first and self.last <= other.last
 
 
 def find_segments(diagnosis: Diagnosis) -> list[Segment]:
-    """At most `MOST_SEGMENTS`, those that matter most first. See Note [Which segments]."""
+    """Return at most `MOST_SEGMENTS` segments, the most important first. See Note [Which
+    segments]."""
     dearest = (_where_dearest(diagnosis, finding) for finding in diagnosis.findings)
     located = [segment for segment in dearest if segment]
     flagged = [each for each in _flagged(diagnosis) if not any(map(each.lies_in, located))]
@@ -95,7 +96,7 @@ def find_segments(diagnosis: Diagnosis) -> list[Segment]:
 
 
 def rule_says(diagnosis: Diagnosis, name: str) -> str:
-    """What the rules say of a type in this trace: "present", "absent" or "unknown"."""
+    """Return the verdict of the rules on a type in this trace: "present", "absent" or "unknown"."""
     return diagnosis.verdicts.get(name) or diagnosis.further_verdicts.get(name, "unknown")
 
 
@@ -107,7 +108,7 @@ def likely_types(windows: Windows, first: int, last: int) -> tuple[tuple[str, fl
 
 
 def cost_inside(finding: Finding, start_ns: int, end_ns: int, rank: int | None = None) -> int:
-    """What it costs in a time, summed over the ranks, or of one rank."""
+    """Return the cost of a finding within a time, summed over the ranks, or of one rank."""
     bounds_ns = np.array([start_ns, end_ns], dtype=np.int64)
     ranks = set(finding.interval_ranks) if rank is None else {rank}
     return sum(int(_cost_ns(finding, each, bounds_ns)[0]) for each in ranks)
@@ -125,7 +126,7 @@ def _cost_ns(finding: Finding, rank: int | None, bounds_ns: Int64Array) -> Int64
 def likely_name(
     diagnosis: Diagnosis, types: Iterable[tuple[str, float]], start_ns: int, end_ns: int
 ) -> str:
-    """See Note [Names].
+    """Return the name of a part of the trace; see Note [Names].
 
     Args:
         diagnosis: Of the trace.
@@ -139,7 +140,7 @@ def likely_name(
 
 
 def _name_among(likely: Sequence[str], covering: Set[str], diagnosis: Diagnosis) -> str:
-    """Of types, the likeliest first."""
+    """Return the name to use for a window or part, given its types, the likeliest first."""
     proved = (name for name in likely if name in covering)
     possible = (name for name in likely if rule_says(diagnosis, name) != "absent")
     return next(proved, None) or next(possible, NONE)
@@ -164,14 +165,14 @@ def _share(
 
 
 def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
-    """Runs of flagged windows of one name."""
+    """Run of flagged windows of one name."""
     for name, first, last in runs_of(_names(diagnosis)):
         if name:
             yield segment_of(diagnosis, first, last, name)
 
 
 def _names(diagnosis: Diagnosis) -> list[str]:
-    """Of each window; empty where it is not flagged."""
+    """Return the name of each window, empty if it is not flagged."""
     windows = diagnosis.windows
     names = [""] * windows.count
     bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
@@ -198,7 +199,7 @@ def _where_dearest(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
 
 
 def runs_of(values: Iterable[Value]) -> Iterator[tuple[Value, int, int]]:
-    """Runs of equal values: the value, its first and its last place."""
+    """Run of equal values: the value, its first and its last place."""
     place = 0
     for value, run in groupby(values):
         first, place = place, place + len(list(run))
@@ -211,7 +212,7 @@ def finding_of(diagnosis: Diagnosis, name: str) -> Finding | None:
 
 
 def segment_of(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segment:
-    """Of windows, both included, with the name of a type."""
+    """Return the segment of some windows, both ends included, with the name of a type."""
     windows = diagnosis.windows
     start_ns, end_ns = windows.bounds_ns[first], windows.bounds_ns[last + 1]
     finding = finding_of(diagnosis, name)

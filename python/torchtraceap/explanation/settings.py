@@ -1,4 +1,4 @@
-"""Which language model is asked, how long, how often, and at what cost.
+"""Settings of a language model: which one, how long to wait, how often to ask, and at what cost.
 
 Note [Off by default]: nothing is asked, and no package for it imported, unless a base URL is given.
 A key in the environment alone, `OPENAI_API_KEY` in particular, turns nothing on.
@@ -51,21 +51,21 @@ class ModelSettings:
     """
 
     base_url: str
-    """Of Chat Completions, such as "http://127.0.0.1:8080/v1"."""
+    """Base URL of Chat Completions, such as "http://127.0.0.1:8080/v1"."""
     model: str
     key: str | None = field(default=None, repr=False)
     timeout_s: float = 60.0
-    """Of the longest silence of the server. A whole answer, retries and all, may take five times
-    as long."""
+    """Longest silence of the server in seconds. A whole answer, retries included, may take five
+    times as long."""
     retries: int = 4
-    """Of a request that the server was too busy for, after a pause of its choice."""
+    """Retries of a request that a busy server refused, after a pause of its choice."""
     max_calls: int = 50
     """Answers asked for in one run; what the cache answers doesn't count. Nor do retries, and
     requests in a form that the server does not take."""
     max_tokens: int = 200_000
-    """Of all prompts and answers of one run."""
+    """Most tokens of all prompts and answers of one run."""
     max_usd: float | None = None
-    """Of one run; needs `prices` that know the model. None: no limit."""
+    """Most dollars of one run; needs `prices` that know the model. None sets no limit."""
     prices: Path | None = None
     """File of prices (`llm.prices`)."""
     cache: str = "write"
@@ -74,7 +74,7 @@ class ModelSettings:
     seed: int | None = None
     """Asked of servers that take one."""
     max_answer_tokens: int = 1500
-    """Of one answer."""
+    """Most tokens of one answer."""
 
     def __post_init__(self) -> None:
         _check_url(self.base_url)
@@ -128,7 +128,7 @@ def settings_from(
 
 
 def is_local(base_url: str) -> bool:
-    """Whether requests stay on this machine or in its private network.
+    """Return True if requests stay on this machine or in its private network.
 
     It goes by the address as it is written: no name is resolved, except "localhost". What a proxy
     of the environment would see is not local.
@@ -155,7 +155,7 @@ def _goes_by_proxy(parts: SplitResult) -> bool:
 
 
 def _check_url(base_url: str) -> None:
-    """Says what is wrong without the URL itself, which may hold a password."""
+    """Say what is wrong without the URL itself, which may hold a password."""
     try:
         parts = urlsplit(base_url)
         _ = parts.port  # read, and refused, when asked for

@@ -1,4 +1,4 @@
-"""What tools say: tables and results of a trace as small JSON objects.
+"""Results of tools: tables and results of a trace as small JSON objects.
 
 The numbers are those of the tables, as quantities (`quantities`). Whatever names things in a trace
 may hold anything, also words meant for the model that reads them: names are cleaned and cut, and
@@ -56,7 +56,7 @@ __all__ = [
 Json = dict[str, Any]
 
 MOST_BYTES = 8_000
-"""Of a result as JSON."""
+"""Most bytes of a result as JSON."""
 MOST_ROWS = 50
 MOST_NAME = 120
 """Characters of a name out of the trace."""
@@ -131,7 +131,7 @@ def _rows(table: ColumnTable, columns: Sequence[str], limit: int) -> Json:
 
 
 def _row(record: Mapping[str, Any]) -> Json:
-    """Names in it are cleaned."""
+    """Return a record as quantities, with names cleaned."""
     shown = shaped(record)
     return {
         key: (Own(value) if key in _OWN else cleaned(value)) if isinstance(value, str) else value
@@ -157,7 +157,7 @@ def _where(table: ColumnTable, name: str, text: str | None) -> ColumnTable:
 
 
 def summary(box: ToolData, given: Json) -> Json:
-    """Counts and the timeline, as `torchtraceap summary` has them."""
+    """Count and the timeline, as `torchtraceap summary` has them."""
     found = build_summary(box.trace)
     return {
         "files": len(found.files),
@@ -194,7 +194,7 @@ def _step_time(step: StepTime) -> Json:
 
 
 def _timeline(timeline: Timeline) -> Json:
-    """Its times, and what share of the span each is."""
+    """Return the times of a timeline, and the share of the span of each."""
     times = timeline.to_dict()
     shares = {
         name.replace("_ns", "_share"): timeline.share(ns)
@@ -282,7 +282,7 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
 
 
 def _event(found: Diagnosis, event: Evidence) -> Json:
-    """Its start counts from that of the profiled time."""
+    """Return an event whose start counts from that of the profiled time."""
     start_ns = event.start_ns - found.trace.rank(event.rank).tree.profiled[0]
     return _row({**event.to_dict(), "start_ns": start_ns})
 
@@ -410,8 +410,8 @@ def _window_bounds(
 
 
 def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: bool) -> Json:
-    """What is unusual among the trace's windows first. Counts and bytes of a range, which is of
-    another length than the windows, are not compared."""
+    """Return features, those first that are unusual among the trace's windows. Counts and bytes of
+    a range, which has another length than the windows, are not compared."""
     rows = []
     for name, value in values.items():
         if name == "window_length_log10_us" or not (value or windows[name].any()):
@@ -432,7 +432,8 @@ def _unusual(row: Json) -> float:
 
 
 def _feature(name: str, value: float) -> Any:
-    """In the unit that docs/features.md gives it; logarithms as what they are of."""
+    """Return a feature in the unit that docs/features.md gives it, logarithms as the
+    value itself."""
     if name.endswith("_log2"):
         return of_bytes(2.0**value - 1.0)
     if name.endswith("_us"):

@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 WINDOW_COUNTS = (50, 100, 200)
 MOST_EDITS = 4
-"""In one call: each is replayed."""
+"""Most edits in one call, each of which is replayed."""
 _MOST_ERROR = 1_000
 _MOST_RANK = 1_000_000
 _LONGEST_MS = 1e9
@@ -49,7 +49,7 @@ _ROWS = 15
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What may be called."""
+    """A tool that may be called."""
 
     name: str
     description: str
@@ -58,13 +58,13 @@ class Tool:
     needs_baseline: bool = False
 
     def schema(self) -> Json:
-        """Of the arguments."""
+        """Return the JSON Schema of the arguments."""
         return schema_of(self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer(Result):
-    """What a call gave."""
+    """The result of a call."""
 
     is_error: bool
     value: Json
@@ -82,11 +82,11 @@ class Toolbox(ToolData):
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Those that may be called."""
+        """Tools that may be called."""
         return offered(has_baseline=self.baseline is not None)
 
     def call(self, name: str, arguments: object) -> ToolAnswer:
-        """Calls a tool. Whatever goes wrong is in the answer.
+        """Call a tool. Whatever goes wrong is in the answer.
 
         Args:
             name: Of the tool.
@@ -239,4 +239,4 @@ TOOLS: tuple[Tool, ...] = (
         tool_results.simulate,
     ),
 )
-"""In the order in which they are listed."""
+"""All tools, in the order in which they are listed."""

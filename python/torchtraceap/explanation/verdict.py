@@ -1,4 +1,4 @@
-"""What a judge says of a segment."""
+"""The verdict of a judge on a segment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GRIDS = (50, 100, 200)
 
 @dataclass(frozen=True, slots=True)
 class Cited(Result):
-    """One thing that a verdict stands on: an event, or a number with its name."""
+    """An event, or a metric with its value, on which a verdict rests."""
 
     row: str | None
     """Key of a row of the pack."""
     metric: str | None
     value: float | None
-    """Of the metric, as the pack writes it."""
+    """Value of the metric, as the pack writes it."""
     why: str = ""
 
 
@@ -38,9 +38,9 @@ class Verdict(Result):
     confidence: float
     evidence: tuple[Cited, ...]
     what: str
-    """What happens in the segment; every number in it is cited."""
+    """Description of what happens in the segment; every number in it is cited."""
     why: str
-    """Why that costs time; the same."""
+    """Reason why that costs time; every number in it is cited."""
     fix: str
     """Type whose advice in the knowledge base fits, or "none"."""
     suggested_windows: int | None

@@ -1,1 +1,1 @@
-"""Reading: files of a profiler become ranks of a `Trace`. Execution traces stand beside them."""
+"""Files of a profiler as the ranks of a `Trace`, and PyTorch's execution traces."""

@@ -162,7 +162,8 @@ _Cell: TypeAlias = "tuple[str, Any, npt.NDArray[np.uint8] | None]"
 
 
 def _cells(columns: Mapping[str, Values], events: int) -> list[_Cell]:
-    """As the core takes columns: key, values, and which events have it."""
+    """Yield columns in the form that the core takes: key, values, and the mask of events that have
+    it."""
     return [_cell(key, values, events) for key, values in columns.items()]
 
 

@@ -1,4 +1,4 @@
-"""Which files make up a trace, and which rank each of them is."""
+"""Find the files of a trace and the rank of each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEEPEST = 4
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Sorts rank2 before rank10."""
+    """Sort rank2 before rank10."""
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 
@@ -75,7 +75,7 @@ def files_read(given: Iterable[PathLike]) -> list[Path]:
 
 
 def looks_like_trace_name(path: PathLike) -> bool:
-    """Whether a folder with such a file in it has it read as a rank."""
+    """Return True if such a file makes its folder one that is read as a rank."""
     name = Path(path).name
     return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
 
@@ -103,7 +103,8 @@ def _walk(folder: Path, deep: bool, depth: int) -> Iterator[Path]:
 
 
 def _looks_like_trace(path: Path) -> bool:
-    """By name, else by content: compressed, or an object or array."""
+    """Return True if a file looks like a trace by its name, or by content: compressed, an object or
+    an array."""
     if looks_like_trace_name(path):
         return True
     try:
@@ -124,7 +125,7 @@ def rank_in_name(path: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RankClaim:
-    """What a file says of its rank in `distributedInfo`."""
+    """The rank that a file claims in `distributedInfo`."""
 
     path: Path
     rank: int | None

@@ -29,7 +29,7 @@ def load(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Reads a trace: a file, a folder with a file per rank, or a list of files.
+    """Read a trace: a file, a folder with a file per rank, or a list of files.
 
     JSON, gzip and zstd are told apart by content. A damaged file is read as far as it makes sense;
     what could not be taken at face value is counted in `Trace.diagnostics`.

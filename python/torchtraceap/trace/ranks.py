@@ -17,7 +17,7 @@ __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 class RankTrace(Shown):
     """One rank: its event table, and its tree once something asks for it."""
 
-    __slots__ = ("path", "rank", "cached", "table", "world_size")
+    __slots__ = ("cached", "path", "rank", "table", "world_size")
 
     def __init__(
         self, table: _core.EventTable, rank: int | None, tree: _core.EventTree | None = None
@@ -27,7 +27,7 @@ class RankTrace(Shown):
         self.world_size: int | None = table.world_size
         self.table = table
         self.cached = MemoCache()
-        """What several tables need of the rank."""
+        """Cache of values that several tables need of the rank."""
         if tree is not None:
             self.cached("tree", lambda: tree)
 
@@ -52,7 +52,8 @@ class RankTrace(Shown):
 
     @property
     def computes_on_host(self) -> bool:
-        """Nothing of a GPU is recorded, and operators do the work on the host; computed once."""
+        """Return True if nothing of a GPU is recorded and operators do the work on the host;
+        computed once."""
         return self.cached("on host", lambda: _core.runs_on_host(self.table, self.tree))
 
     @property
@@ -81,7 +82,7 @@ class RankTrace(Shown):
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Of reading, then of linking."""
+        """Diagnostics of reading, then of linking."""
         entries = [*self.table.diagnostics, *self.tree.diagnostics]
         return tuple(
             Diagnostic(entry.code, entry.count, entry.first_byte_offset, entry.message)
@@ -131,9 +132,9 @@ class Ranks(Shown):
 
     def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:
         self.ranks: tuple[RankTrace, ...] = tuple(ranks)
-        """By rank number."""
+        """Ranks by number."""
         self.cached = MemoCache()
-        """What several tables need of all ranks together."""
+        """Cache of values that several tables need of all ranks together."""
         self._load_diagnostics = tuple(diagnostics)
         if not self.ranks:
             raise OptionError("a trace has at least one rank")
@@ -145,7 +146,8 @@ class Ranks(Shown):
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Of choosing files, reading and linking; counts of one code are summed over the ranks."""
+        """Diagnostics of choosing files, reading and linking; counts of one code are summed over
+        the ranks."""
         merged: dict[str, Diagnostic] = {}
         for entry in (*self._load_diagnostics, *(d for r in self.ranks for d in r.diagnostics)):
             seen = merged.get(entry.code)

@@ -41,7 +41,7 @@ class Trace(Ranks):
     """
 
     def summary(self, *, linked_only: bool = False) -> Summary:
-        """What is in the trace and where its GPU time goes.
+        """Return the content of the trace and where its GPU time goes.
 
         Args:
             linked_only: Leave GPU events out whose launch the trace does not hold.
@@ -51,7 +51,7 @@ class Trace(Ranks):
         return build_summary(self, linked_only=linked_only)
 
     def diagnose(self, *, windows: int = 100, scorer: str | None = None) -> Diagnosis:
-        """Which anti-patterns cost time, on what evidence, and what to change.
+        """Return which anti-patterns cost time, on what evidence, and what to change.
 
         Args:
             windows: Number of windows of equal time that get scores.
@@ -69,7 +69,8 @@ class Trace(Ranks):
         redacted: bool = True,
         diagnosis: Diagnosis | None = None,
     ) -> Explanation:
-        """What happens in the suspicious parts, why it costs, what to change, how to check it.
+        """Explain the suspicious parts: what happens, why it costs, what to change, how to check
+        it.
 
         Args:
             question: To be answered beside it.
@@ -103,7 +104,8 @@ class Trace(Ranks):
         return answer(diagnosis or self.diagnose(), question, settings=model, redacted=redacted)
 
     def score(self, *, windows: int = 100, scorer: str | None = None) -> Windows:
-        """How likely each window of equal time holds lost time, in all and by type.
+        """Return the probability that each window of equal time holds lost time, in all and by
+        type.
 
         Args:
             windows: How many.
@@ -227,7 +229,7 @@ class Trace(Ranks):
         return self._table("modules", rank)
 
     def stacks(self, *, by: str = "gpu", rank: int | None = None) -> ColumnTable:
-        """Calls merged by who called them, with self time: what a flame graph draws.
+        """Call merged by who called them, with self time: what a flame graph draws.
 
         Args:
             by: "gpu" (exclusive time of GPU events, below the calls that launched them) or "host"
@@ -343,7 +345,7 @@ class Trace(Ranks):
         return self._table("memory", rank, by=by)
 
     def host(self, *, by: str = "thread", rank: int | None = None) -> ColumnTable:
-        """What the CPU threads did while the GPU waited.
+        """Return what the CPU threads did while the GPU waited.
 
         Args:
             by: "thread", "op" (names by self time) or "frame" (Python frames).
@@ -394,7 +396,7 @@ class Trace(Ranks):
         return build_idle_chain(self, start_ns, start_ns if end_ns is None else end_ns, rank=rank)
 
     def simulate(self, edits: Iterable[str | Edit] | None = None) -> Simulation:
-        """What a step would take if findings were fixed, replayed from its dependencies.
+        """Predict the time of a step if findings were fixed, by a replay of its dependencies.
 
         Args:
             edits: Names such as "loader_workers=4" (`torchtraceap simulate --list`), or objects of
@@ -413,7 +415,7 @@ class Trace(Ranks):
         return run_sql(self, query)
 
     def annotate(self, path: PathLike, *, rank: int | None = None) -> None:
-        """Writes the trace for Perfetto, with findings, idle causes, critical path and counters.
+        """Write the trace for Perfetto, with findings, idle causes, critical path and counters.
 
         Args:
             path: Ends in `.json`, `.json.gz` or, with the package `perfetto`, `.pftrace`.
@@ -424,7 +426,7 @@ class Trace(Ranks):
         annotate(self, path, rank=rank)
 
     def merge(self, path: PathLike) -> None:
-        """Writes all ranks into one file for Perfetto, their clocks aligned."""
+        """Write all ranks into one file for Perfetto, their clocks aligned."""
         from torchtraceap.tables.ranks.merge import merge_ranks
 
         merge_ranks(self, path)
@@ -437,7 +439,7 @@ class Trace(Ranks):
         rank: int | None = None,
         device: str = "cpu",
     ) -> ReplayResult:
-        """Runs an operator of the trace again, here, and times it; needs torch.
+        """Run an operator of the trace again, here, and times it; needs torch.
 
         Args:
             row: The call's row, or

@@ -1,4 +1,4 @@
-"""What can be counted or timed in a trace, by one vocabulary: contracts and benchmarks ask here.
+"""Counts and times of a trace by one vocabulary, for contracts and benchmarks.
 
 `vocabulary.py` says what there is, `measuring.py` measures it; the facts come from the tree and the
 analyses, one module here for each kind of question. Importing this package loads no NumPy.

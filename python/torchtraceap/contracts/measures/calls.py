@@ -31,7 +31,7 @@ def calls_of(part: RankTrace, classes: tuple[ApiClass, ...] | Array) -> Array:
 
 
 def check_calls(part: RankTrace) -> None:
-    """Raises UnknownMeasureError where there are no runtime calls."""
+    """Raise UnknownMeasureError where there are no runtime calls."""
     if is_without_gpu(part):
         raise UnknownMeasureError(_NO_GPU)
     if not has_runtime_calls(part):
@@ -39,13 +39,13 @@ def check_calls(part: RankTrace) -> None:
 
 
 def launches(part: RankTrace) -> Found:
-    """Calls that launch kernels or graphs, also those whose kernels were not recorded."""
+    """Call that launch kernels or graphs, also those whose kernels were not recorded."""
     check_calls(part)
     return Found.of_rows(part, calls_of(part, KERNEL_LAUNCHES))
 
 
 def allocator_calls(part: RankTrace) -> Found:
-    """Calls that take memory from the driver, or give it back."""
+    """Call that take memory from the driver, or give it back."""
     check_calls(part)
     return Found.of_rows(part, calls_of(part, ALLOCATOR_CALLS))
 
@@ -59,7 +59,7 @@ def operators(part: RankTrace) -> Found:
 
 
 def recompiles(part: RankTrace) -> Found:
-    """What was compiled though it had been compiled before."""
+    """Return what was compiled again."""
     operators(part)
     rows = part.cached("recompiled", lambda: _core.recompiled_rows(part.table, part.tree))
     return Found.of_rows(part, rows)

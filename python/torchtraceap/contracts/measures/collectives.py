@@ -113,8 +113,8 @@ def _place(strings: list[str], name: str) -> int:
 
 
 def _kind_of(text: str) -> str | None:
-    """Of a "Collective name", such as "_allgather_base" or "allreduce_coalesced"; None for what
-    starts nothing."""
+    """Return the kind of a "Collective name" such as "_allgather_base"; None if it starts no
+    collective."""
     word = re.sub(r"[^a-z]", "", text.lower().removesuffix("_coalesced").removesuffix("_base"))
     if word in _NO_COLLECTIVES:
         return None
@@ -122,7 +122,7 @@ def _kind_of(text: str) -> str | None:
 
 
 def _kind_of_operator(name: str) -> str | None:
-    """Of an operator such as "c10d::allreduce_" or "_c10d_functional::all_reduce"."""
+    """Return the kind of an operator such as "c10d::allreduce_" or "_c10d_functional::all_reduce"."""
     space, _, operator = name.partition("::")
     if space not in ("c10d", "_c10d_functional", "c10d_functional"):
         return None

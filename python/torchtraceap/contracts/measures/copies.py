@@ -13,17 +13,17 @@ __all__ = ["copied_bytes", "d2h_bytes", "h2d_bytes"]
 
 
 def h2d_bytes(part: RankTrace) -> Found:
-    """Of copies from the host to the GPU."""
+    """Return the bytes copied from the host to the GPU."""
     return _bytes(part, CopyDirection.HOST_TO_DEVICE)
 
 
 def d2h_bytes(part: RankTrace) -> Found:
-    """Of copies from the GPU to the host."""
+    """Return the bytes copied from the GPU to the host."""
     return _bytes(part, CopyDirection.DEVICE_TO_HOST)
 
 
 def copied_bytes(part: RankTrace) -> Found:
-    """Of all copies."""
+    """Return the bytes of all copies."""
     return _bytes(part, None)
 
 

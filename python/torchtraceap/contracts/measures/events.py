@@ -22,12 +22,12 @@ class UnknownMeasureError(OptionError):
 
 
 def has_runtime_calls(part: RankTrace) -> bool:
-    """Does the trace have calls of a GPU's runtime or driver?"""
+    """Return True if the trace has calls of a GPU's runtime or driver."""
     return part.cached("has calls", lambda: bool(part.tree.api.any()))
 
 
 def is_without_gpu(part: RankTrace) -> bool:
-    """Is nothing of a GPU recorded, neither events nor calls?"""
+    """Return True if nothing of a GPU is recorded, neither events nor calls."""
     return not len(part.tree.gpu_rows) and not has_runtime_calls(part)
 
 
@@ -41,13 +41,13 @@ class Found:
     amounts: Array
     """int64 `[n]`: what each counts for: 1, or its bytes, or the level that it leaves."""
     names: Sequence[str] = ()
-    """Of kinds, where there are several."""
+    """Names of kinds, if there are several."""
     kinds: Array | None = None
     """int64 `[n]`: index in `names`."""
     is_level: bool = False
     """Amounts are levels, whose largest counts, and not their sum."""
     note: str = ""
-    """What the count rests on, where that needs saying."""
+    """Note on what the count rests on."""
 
     @classmethod
     def of_rows(cls, part: RankTrace, rows: Array, note: str = "") -> Found:
@@ -62,20 +62,20 @@ class Found:
         return Found(self.part, rows, amounts, self.names, kinds, self.is_level, self.note)
 
     def of_kind(self, name: str) -> Found:
-        """Those of one kind."""
+        """Return the events of one kind."""
         assert self.kinds is not None
         place = self.names.index(name) if name in self.names else -1
         return self.where(self.kinds == place)
 
     def without_kind(self, name: str) -> Found:
-        """Those of other kinds."""
+        """Return the events of other kinds."""
         assert self.kinds is not None
         place = self.names.index(name) if name in self.names else -1
         return self.where(self.kinds != place)
 
     def inside(self) -> Found:
-        """Those inside the profiled time, GPU events by their launch; all where there are no
-        steps."""
+        """Return the events inside the profiled time, GPU events by their launch; all if there are
+        no steps."""
         tree = self.part.tree
         if not tree.steps:
             return self
@@ -84,11 +84,11 @@ class Found:
         return self.where((times >= start_ns) & (times < end_ns))
 
     def of_step(self, step: int) -> Found:
-        """Those of one step, by its place among all."""
+        """Return the events of one step, by its place among all."""
         return self.where(self.part.tree.step[self.rows] == step)
 
     def total(self) -> int:
-        """What they sum to; of levels the largest."""
+        """Return the sum of the values; the largest if they are levels."""
         if self.is_level:
             return int(self.amounts.max(initial=0))
         return total(self.amounts)

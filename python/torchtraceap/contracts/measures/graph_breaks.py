@@ -123,8 +123,9 @@ class _Breaks:
         return end_ns <= int(table.ts_ns[row]) and bool(step[previous] == step[row])
 
     def _may_be_one_call(self, previous: int, row: int) -> bool:
-        """Without frames it can't be told: regions of other frames in one phase. Such a pair is no
-        break, but a resume frame inside the second is not one of its own."""
+        """Return True if two rows may be one call. Without frames that can't be told: regions of
+        other frames in one phase. Such a pair is no break, but a resume frame inside the second is
+        not one of its own."""
         phase = self._tree.phase
         names = [self._strings[int(self._names[each])] for each in (previous, row)]
         if _frame_number(names[0]) == _frame_number(names[1]):

@@ -59,25 +59,25 @@ _NO_EVENTS: Callable[[], list[tuple[int | None, int]]] = list
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a trace says of one key."""
+    """The measurement of one key over a trace."""
 
     key: str
     value: Any
     """int, float (shares, and times in ns), dict (collectives by kind) or list (findings); None
     where the trace doesn't say."""
     by_step: tuple[Any, ...] = ()
-    """Of the counted steps of the rank that it is of; empty where there are none."""
+    """Values of the counted steps of its rank; empty without steps."""
     events: Callable[[], list[tuple[int | None, int]]] = field(
         default=_NO_EVENTS, repr=False, compare=False
     )
     """(rank, row) of the events counted, in order of time, of that rank."""
     note: str = ""
-    """What the value rests on."""
+    """Note on what the value rests on."""
     known: bool = True
     reason: str = ""
-    """Why it is not known."""
+    """Reason why the value is unknown."""
     rank: int | None = None
-    """Of which rank it is: the worst."""
+    """The rank of the value: the worst."""
 
     def to_dict(self) -> Json:
         """The fields but for the events, for JSON."""
@@ -88,22 +88,22 @@ class Measured:
 
 @dataclass(frozen=True)
 class RankMeasured:
-    """What one rank says of one key."""
+    """The measurement of one key on one rank."""
 
     key: str
     part: RankTrace
     value: Any = None
     by_step: tuple[Any, ...] = ()
-    """Of the counted steps, in their order."""
+    """Values of the counted steps, in their order."""
     step_places: tuple[int, ...] = ()
-    """Of the counted steps, among all."""
+    """Places of the counted steps among all."""
     found: Found | None = None
     """The events of the profiled time, for counts and sizes."""
     timed: Timed | None = None
     predicted: PredictedLaunches | None = None
     note: str = ""
     reason: str = ""
-    """Why it is not known; empty where it is."""
+    """Reason why the value is unknown; empty if it is known."""
 
     @property
     def known(self) -> bool:
@@ -182,7 +182,7 @@ def _by_name(
     one_step: bool,
     of_all: Callable[..., RankMeasured],
 ) -> RankMeasured:
-    """Counts by kind: of the whole, or the worst step of each kind."""
+    """Count by kind: of the whole, or the worst step of each kind."""
     kinds = [] if found.kinds is None else sorted({int(kind) for kind in found.kinds})
     names = [found.names[kind] for kind in kinds]
     sums = {name: found.of_kind(name).by_step() for name in names}

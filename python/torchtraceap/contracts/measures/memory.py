@@ -12,7 +12,7 @@ __all__ = ["peak_allocated_bytes"]
 
 
 def peak_allocated_bytes(part: RankTrace) -> Found:
-    """What was handed out on one device behind each change; that of the host where no other device
+    """Return the bytes allocated on one device after each change; on the host if no other device
     has events."""
     events = MemoryEvents(part)
     if not len(events.rows):

@@ -1,4 +1,4 @@
-"""How many kernels a GPU would be given for a step that was recorded on a CPU.
+"""Prediction of the kernels that a GPU would run in a step that was recorded on a CPU.
 
 `lab/prediction/launches.py` lowers the step: the operators that launch, and the kernels of each, as
 torch launches them on a GPU of that name. It is found by name, since the product does not import
@@ -24,7 +24,7 @@ DEVICE = "A100 SXM4 80 GB"
 
 @dataclass(frozen=True, slots=True)
 class PredictedLaunches:
-    """Of one steady step."""
+    """The launches of one steady step."""
 
     count: int
     """Kernels."""

@@ -27,7 +27,7 @@ class Timed:
 
     value: float
     by_step: tuple[int, ...]
-    """Of the counted steps, ns; empty for shares."""
+    """Times of the counted steps in ns; empty for shares."""
     row: Callable[[], int | None]
     """The event that shows most of it, found when it is asked for."""
 
@@ -133,4 +133,4 @@ TIMED: dict[str, Callable[[RankTrace], Timed]] = {
     "step_time": _step_time,
     "gpu_time_per_step": _gpu_time_per_step,
 }
-"""By key. A trace that lacks the signal raises UnknownMeasureError."""
+"""Functions by key. On a trace that lacks the signal they raise UnknownMeasureError."""

@@ -46,15 +46,15 @@ COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One thing that can be measured."""
+    """A quantity that can be measured."""
 
     key: str
     kind: str
     """"count", "bytes", "share", "time", "findings" or "counts by name"."""
     unit: str
-    """Of the value: "" (a number), "bytes", "share" (a fraction of 1) or "ns"."""
+    """Unit of the value: "" (a number), "bytes", "share" (a fraction of 1) or "ns"."""
     needs: str
-    """What a trace has to hold, for a person."""
+    """Requirement on the trace, for a person."""
     what: str
     """One sentence."""
 
@@ -161,16 +161,16 @@ def _all() -> dict[str, Measure]:
 
 
 MEASURES: dict[str, Measure] = _all()
-"""By key."""
+"""Measures by key."""
 
 
 def is_per_step(key: str) -> bool:
-    """Is it a count of one step?"""
+    """Return True if the key is a count of one step."""
     return key.endswith(PER_STEP) and MEASURES[key].kind != "time"
 
 
 def base_of(key: str) -> str:
-    """What is counted, whether in all or per step."""
+    """Return the key without its suffix for a step."""
     return key.removesuffix(PER_STEP) if is_per_step(key) else key
 
 
@@ -187,7 +187,7 @@ def find_measure(key: object) -> Measure:
 
 
 def near_match(word: object, known: object) -> str:
-    """What to add to a message: "; did you mean ...?", or which there are."""
+    """Return the end of an error message: "; did you mean ...?", or the known words."""
     words = [str(each) for each in known]  # type: ignore[attr-defined]
     near = get_close_matches(str(word)[:100].lower(), words, n=1)
     return f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(words)}"

@@ -1,4 +1,4 @@
-"""Where the host waits for the GPU, or would wait if there were one.
+"""Calls in which the host waits for the GPU, or would wait if there were one.
 
 Note [Waits]: what counts is a call of the runtime in which the host waits for GPU work:
 
@@ -46,12 +46,12 @@ READING_OPERATORS = frozenset(
         "aten::repeat_interleave",
     }
 )
-"""Those of `host_sync_in_loop` (cpp/traceap/detect/rules/host_sync_in_loop.cpp)."""
+"""Operators of `host_sync_in_loop` (cpp/traceap/detect/rules/host_sync_in_loop.cpp)."""
 _OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam",
                "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam")  # fmt: skip
-"""Of torch: those whose step reads nothing on the host but counters that are there anyway."""
+"""Optimizers of torch whose step reads nothing on the host but counters that are there anyway."""
 _CALLS_TO_SYNC = 6
-"""As in cpp/traceap/detect/queries/host_queries.cpp."""
+"""The same limit as in cpp/traceap/detect/queries/host_queries.cpp."""
 _WOULD_BE = (
     "there is no GPU in the trace: counted are operators that need a value on the host "
     "(.item(), nonzero, boolean masks, unique), each of which would wait for a GPU"
@@ -59,7 +59,7 @@ _WOULD_BE = (
 
 
 def syncs(part: RankTrace) -> Found:
-    """See Note [Waits] and Note [Waits without a GPU]."""
+    """Return the waits of the host. See Note [Waits] and Note [Waits without a GPU]."""
     if is_without_gpu(part):
         return _would_wait(part)
     check_calls(part)
@@ -88,7 +88,7 @@ _OTHER_WORK = (ApiClass.COPY, ApiClass.ASYNC_COPY, ApiClass.MEMSET)
 
 
 def _blocking_copies(part: RankTrace) -> Array:
-    """Calls of copies that block by themselves."""
+    """Call of copies that block by themselves."""
     tree = part.tree
     blocking = calls_of(part, (ApiClass.COPY,))
     gpu = tree.gpu_rows

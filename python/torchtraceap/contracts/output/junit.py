@@ -11,7 +11,7 @@ from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, Key
 __all__ = ["junit_text"]
 
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write."""
+"""Characters that XML 1.0 cannot represent."""
 
 
 def junit_text(result: CheckResult) -> str:

@@ -1,4 +1,4 @@
-"""What every format says of a result, in text that is harmless wherever it is shown."""
+"""Texts about a result that all formats share, harmless wherever they are shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def plain(text: str, limit: int = _LONGEST) -> str:
 
 
 def headline(result: CheckResult) -> str:
-    """How many limits hold."""
+    """Return the numbers of limits that failed, passed or were inconclusive."""
     counts = {
         "failed": len(result.failed),
         "passed": sum(each.status == "passed" for each in result.results),
@@ -34,7 +34,7 @@ def headline(result: CheckResult) -> str:
 
 
 def verdict(result: CheckResult) -> str:
-    """In a word."""
+    """Return the result in one word."""
     if not result.passed:
         return "failed"
     return "inconclusive" if len(result.inconclusive) == len(result.results) else "passed"
@@ -55,12 +55,12 @@ def shown_measured(result: KeyResult) -> str:
 
 
 def frame_text(frame: Frame) -> str:
-    """Where in the program."""
+    """Return the place in the program as text."""
     return plain(str(frame), _NAME)
 
 
 def details(result: KeyResult) -> Iterator[tuple[str, str]]:
-    """What stands below the sentence of a result: a word and a text each."""
+    """Yield what stands below the sentence of a result: pairs of a word and a text."""
     if result.first_event is not None:
         of_rank = "" if result.rank is None else f" of rank {result.rank}"
         event = result.first_event

@@ -1,4 +1,4 @@
-"""What to tell a person about each anti-pattern: reason, signs, fix, code, check, link.
+"""Texts about each anti-pattern for a person: reason, signs, fix, code, check, link.
 
 `kb.yaml` is the source. What is read at run time is `kb.json`, made from it by
 `python -m torchtraceap.core.knowledge`: reading it takes 0.1 ms, while importing PyYAML alone takes
@@ -25,14 +25,14 @@ _PLACEHOLDER = re.compile(r"\{([\w -]+)(?::([^|{}]+)\|([^|{}]+))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change."""
+    """A recommended change."""
 
     fix: str
     """One or two sentences."""
     code_before: str
     """A snippet that has the problem."""
     code_after: str
-    """The same snippet without it, to paste."""
+    """The same snippet after the change, to paste."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +42,28 @@ class KnowledgeEntry:
     type: str
     """Stable snake_case name, as in the JSON of `diagnose`."""
     name: str
-    """What is checked, in the words of a list."""
+    """Name in a list of checks."""
     name_host: str
-    """The same for a run that computes on the host; empty where `name` is true of both."""
+    """Name for a run that computes on the host; empty if `name` fits both."""
     title: str
     """A few words, as a heading."""
     title_host: str
-    """The same for a run that computes on the host; empty where `title` is true of both."""
+    """Title for a run that computes on the host; empty if `title` fits both."""
     why: str
     """One sentence with placeholders: `{fact}`, or `{fact:gap|gaps}` with its noun; `[[...]]` is
     left out if a fact in it is missing."""
     why_host: str
-    """The same for a run that computes on the host; empty where `why` is true of both."""
+    """Text of `why` for a run that computes on the host; empty if `why` fits both."""
     because: str
-    """Why that costs time: the mechanism, true of every trace with the finding. No numbers."""
+    """Mechanism by which it costs time, true of every trace with the finding. No numbers."""
     because_host: str
-    """The same for a run that computes on the host; empty where `because` is true of both."""
+    """Mechanism for a run that computes on the host; empty if `because` fits both."""
     signs: tuple[str, ...]
-    """What in a trace speaks for it."""
+    """Signs of it in a trace."""
     non_signs: tuple[str, ...]
-    """What looks like it and is not."""
+    """Patterns that look like it and are not."""
     advice: Advice
-    """Where nothing of the trace speaks against it."""
+    """Advice if nothing in the trace speaks against it."""
     instead: tuple[tuple[frozenset[str], Advice], ...]
     """Advice for traces to which all of these words apply."""
     doc_url: str
@@ -71,16 +71,16 @@ class KnowledgeEntry:
     audit: str
     """The sentence for a trace in which the rule found nothing."""
     gate: str
-    """What a performance contract for it would assert."""
+    """Assertion of a performance contract for it."""
     verify: str
-    """What a second recording shows if the change worked, with commands, types and keys of
+    """Check of a second recording that shows if the change worked, with commands, types and keys of
     contracts in backticks. The recordings are `before.json.gz` and `after.json.gz`, of several
     ranks `after/`. The gate of `diagnose` is left out, as it is the same for all."""
     verify_host: str
-    """The same for a run that computes on the host; empty where `verify` is true of both."""
+    """Check for a run that computes on the host; empty if `verify` fits both."""
 
     def name_text(self, *, on_host: bool = False) -> str:
-        """What is checked, in a run that computes on the host if `on_host`."""
+        """Return the name of the check, for a run that computes on the host if `on_host`."""
         return (on_host and self.name_host) or self.name
 
     def title_text(self, *, on_host: bool = False) -> str:
@@ -88,11 +88,11 @@ class KnowledgeEntry:
         return (on_host and self.title_host) or self.title
 
     def because_text(self, *, on_host: bool = False) -> str:
-        """Why it costs time, in a run that computes on the host if `on_host`."""
+        """Return why it costs time, in a run that computes on the host if `on_host`."""
         return (on_host and self.because_host) or self.because
 
     def verify_text(self, *, on_host: bool = False) -> str:
-        """What shows that a change worked, in a run that computes on the host if `on_host`."""
+        """Return the check of a change, for a run that computes on the host if `on_host`."""
         return (on_host and self.verify_host) or self.verify
 
     def why_text(
@@ -135,7 +135,7 @@ class KnowledgeEntry:
 
 
 def _advice(fields: Mapping[str, Any], default: Advice | None = None) -> Advice:
-    """Without code of its own that of the default."""
+    """Parse advice; without code of its own it has that of the default."""
     code = fields.get("code")
     if code is None and default is not None:
         return Advice(fields["fix"], default.code_before, default.code_after)

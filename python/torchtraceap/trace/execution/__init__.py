@@ -44,7 +44,7 @@ _HOWS = {
 
 
 def load_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
-    """Reads an execution trace, JSON or gzip, schemas 1.0.1 to 1.1.x (Chakra).
+    """Read an execution trace, JSON or gzip, schemas 1.0.1 to 1.1.x (Chakra).
 
     Raises:
         MissingFileError: There is no such file.
@@ -59,7 +59,7 @@ class ExecutionTrace(Shown):
     def __init__(self, path: Path, file: NodeFile) -> None:
         self.path = str(path)
         self.schema = file.schema
-        """As the file says, such as "1.1.1-chakra.0.0.4"."""
+        """Schema that the file names, such as "1.1.1-chakra.0.0.4"."""
         self.pid = file.pid
         """-1 if absent."""
         self._nodes = file.nodes
@@ -79,7 +79,7 @@ class ExecutionTrace(Shown):
         )
 
     def link(self, trace: Ranks, rank: int | None = None) -> LinkedExecution:
-        """Matches the nodes with the events of a Kineto trace of the same run.
+        """Match the nodes with the events of a Kineto trace of the same run.
 
         Args:
             trace: The Kineto trace.
@@ -98,7 +98,7 @@ class LinkedExecution(Shown):
     rows: dict[int, int]
     """Row of the event table by node."""
     matches: ColumnTable
-    """By thread: nodes, how many of them are events of the Kineto trace."""
+    """Number of nodes of each thread, and how many of them are events of the Kineto trace."""
     gpu_dependencies: ColumnTable
     """One row per pair of GPU events of which one needs the other's end."""
 

@@ -26,9 +26,11 @@ from torchtraceap.trace.execution.reader import Access, Node
 __all__ = ["KINDS", "MAX_DEPENDENCIES", "MAX_VISITS", "Dependency", "find_dependencies"]
 
 MAX_DEPENDENCIES = 1 << 22
-"""Of one execution trace: calls that all touch the same bytes may need each other, all pairs."""
+"""Most dependencies of one execution trace: calls that all touch the same bytes may depend on each
+other in all pairs."""
 MAX_VISITS = 1 << 26
-"""Of ranges of bytes, by all accesses: a storage in pieces may be read whole by every call."""
+"""Most visits of byte ranges by all accesses: a storage in pieces may be read as a whole by every
+call."""
 
 KINDS = ("read_after_write", "write_after_read", "write_after_write")
 _RAW, _WAR, _WAW = range(3)
@@ -63,7 +65,7 @@ _OPERATOR_SCOPES = (0, 1)  # RecordScope::FUNCTION, BACKWARD_FUNCTION
 
 @dataclass(slots=True)
 class _Effect:
-    """What a call reads and writes; `fresh` are storages that it makes."""
+    """The storages that a call reads, writes and, in `fresh`, makes."""
 
     reads: list[Access]
     writes: list[Access]
@@ -131,7 +133,7 @@ class _Tracker:
         return list(self._found.values())
 
     def _enter(self, node: Node) -> None:
-        """Notes who made the inputs, before anything below the call can change them."""
+        """Note who made the inputs, before anything below the call can change them."""
         chain = [node]
         while (above := self._nodes.get(chain[-1].parent)) and above.node not in self._entered:
             chain.append(above)
@@ -146,7 +148,7 @@ class _Tracker:
                 ]
 
     def _exit(self, node: Node) -> None:
-        """Ends a call, and those above it that this was the last call of."""
+        """End a call, and those above it that this was the last call of."""
         current: Node | None = node
         while current is not None:
             self._account(current)
@@ -244,7 +246,7 @@ class _Tracker:
 
 
 class _Calls:
-    """What lies in what: places of calls in the order in which a walk down the tree meets them."""
+    """Nesting of calls, by their places in the order of a walk down the tree."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         known = {node.node for node in nodes}
@@ -269,12 +271,13 @@ class _Calls:
                 self.in_collectives.update(child.node for child in children)
 
     def is_inside(self, call: int, other: int) -> bool:
-        """Is a call another one, or somewhere below it?"""
+        """Return True if a call is another one, or somewhere below it."""
         return self._place[other] <= self._place[call] < self._end[other]
 
 
 def _below_operators(nodes: Sequence[Node], by_id: Mapping[int, Node]) -> dict[int, bool]:
-    """Whether a node or one above it has tensors, so that what is touched below it matters."""
+    """Return by node whether it or a node above it has tensors, so that accesses below
+    it matter."""
     wants: dict[int, bool] = {}
     for node in nodes:
         chain = [node]
@@ -340,7 +343,7 @@ def _argument_texts(schema: str) -> list[str]:
 
 
 class _Visits:
-    """How often a range was looked at. See MAX_VISITS."""
+    """The number of times that a range was looked at. See MAX_VISITS."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -354,7 +357,8 @@ class _Visits:
 
 
 _Readers = tuple[int, int, "_Readers"] | None
-"""When and which call read a range, and who did before it since it was written."""
+"""Calls that read a range since it was written, as a linked list of time, call and
+earlier readers."""
 
 
 @dataclass(slots=True)
@@ -380,12 +384,12 @@ class _Storage:
         """Keys of those found through it."""
 
     def writers(self, access: Access) -> list[int]:
-        """By time."""
+        """Return the writers of an access, by time."""
         hits = {(r.written, r.writer) for r in self._meeting(access) if r.written}
         return list(dict.fromkeys(writer for _, writer in sorted(hits)))
 
     def readers(self, access: Access) -> list[int]:
-        """By time of the first."""
+        """Return the readers of an access, by the time of the first."""
         hits: set[tuple[int, int]] = set()
         for r in self._meeting(access):
             readers = r.readers
@@ -432,7 +436,7 @@ class _Storage:
         return first, last
 
     def _cut(self, access: Access) -> tuple[int, int]:
-        """The same for ranges that were cut where the access begins and ends."""
+        """Return the places of the ranges, cut at the ends of the access."""
         first, last = self._span(access)
         if first < last and self._ranges[first].start < access.start:
             self._split(first, access.start)

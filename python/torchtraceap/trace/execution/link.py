@@ -1,4 +1,4 @@
-"""Which row of a Kineto trace each node of an execution trace is, and what follows for the GPU."""
+"""Match the nodes of an execution trace with rows of a Kineto trace, and find their GPU events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_AHEAD = 64
 _CONFIRM = 2
 _THREAD_NODE = "[pytorch|profiler|execution_"
 MAX_PAIRED_THREADS = 256
-"""Of each trace, those with the most calls: every one is compared with every one."""
+"""Most threads of each trace to compare, those with the most calls: all pairs are compared."""
 MAX_EVENTS_BELOW = 1 << 26
 """GPU events of all calls that depend on each other; those of a call count for all above it."""
 
@@ -128,7 +128,8 @@ def _align(a: Sequence[str], b: Sequence[str]) -> Iterable[tuple[int, int]]:
 
 
 def _next_agreement(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """How many to skip of each so that the next two names agree: as few as can be, of b first."""
+    """Return how many names to skip of each list so that the next two agree: as few as possible, of
+    b first."""
     if min(len(a), len(b)) < _LOOK_AHEAD + _CONFIRM:
         return _agreement_at_end(a, b)
     places: dict[tuple[str, ...], int] = {}
@@ -143,7 +144,8 @@ def _next_agreement(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
 
 
 def _agreement_at_end(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """The same where one list is about to end, with which agreement may end too."""
+    """Return how many names to skip if one list is about to end, with which the
+    agreement may end."""
     for skipped in range(1, _LOOK_AHEAD):
         for skip_a in range(skipped + 1):
             skip_b = skipped - skip_a

@@ -1,4 +1,4 @@
-"""Reading a PyTorch execution trace: its nodes, checked.
+"""Read the nodes of a PyTorch execution trace and check them.
 
 Two layouts of a node exist: `parent`, `inputs`, `rf_id`, ... beside each other (schemas up to
 1.0.x), and Chakra's `ctrl_deps`, `inputs.values` and a list `attrs` (from 1.0.2-chakra on).
@@ -18,7 +18,7 @@ from torchtraceap.trace.execution.text import DamageError, Text, open_text
 __all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Arguments", "Node", "NodeFile", "read_nodes"]
 
 MAX_ENTRIES = 1 << 22
-"""In the list of nodes; long trainings record a hundred thousand."""
+"""Most entries of the list of nodes; long trainings record a hundred thousand."""
 MAX_TENSORS = 1 << 23
 """Arguments of all nodes that are tensors."""
 _MAX_DEPTH = 16
@@ -34,7 +34,7 @@ class Access:
     start: int
     end: int
     argument: int
-    """Its place among the arguments."""
+    """Place among the arguments."""
     device: str
 
     @property
@@ -50,7 +50,7 @@ class Arguments:
     """Tensors are lists of ids; plain values as they are, None as "<None>"."""
     shapes: tuple[Any, ...]
     types: tuple[Any, ...]
-    """Such as "Tensor(float)", "GenericList[Tensor(float)]", "Int"."""
+    """Types such as "Tensor(float)", "GenericList[Tensor(float)]", "Int"."""
     strides: tuple[Any, ...] = ()
     """Empty before schema 1.1."""
 
@@ -70,27 +70,27 @@ class Node:
     forward_thread: int
     sequence: int
     scope: int
-    """Of RecordFunction: 0 operator, 1 backward node, 7 annotation."""
+    """Scope of RecordFunction: 0 operator, 1 backward node, 7 annotation."""
     schema: str
     inputs: tuple[Access, ...]
     outputs: tuple[Access, ...]
     arguments: Arguments | None = None
-    """None unless asked for."""
+    """None unless they were requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """What a file holds."""
+    """The content of a file."""
 
     schema: str
     pid: int
     nodes: tuple[Node, ...]
-    """By id, that is, in the order in which the calls began."""
+    """Nodes by id, that is, in the order in which the calls began."""
     notes: tuple[str, ...]
 
 
 def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
-    """Reads a file, JSON or gzip.
+    """Read a file, JSON or gzip.
 
     Args:
         path: The file.
@@ -132,12 +132,12 @@ class _Reader:
         self._tensors = self._bad = self._repeated = 0
         self.by_id: dict[int, Node] = {}
         self.members: dict[str, Any] = {}
-        """Of the file beside its nodes: schema, pid."""
+        """Members of the file beside its nodes: schema, pid."""
         self.entries = 0
         self.has_list = False
 
     def read(self, text: Text) -> DamageError | None:
-        """Reads on to the end, or to what is damaged."""
+        """Read on to the end, or to what is damaged."""
         try:
             self._read_document(text)
         except DamageError as damage:
@@ -329,7 +329,7 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _check_cycles(nodes: Mapping[int, Node], path: Path) -> None:
-    """Raises ParseError if some nodes are each other's ancestors."""
+    """Raise ParseError if some nodes are each other's ancestors."""
     checked: set[int] = set()
     for start in nodes:
         chain: list[int] = []

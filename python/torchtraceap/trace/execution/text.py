@@ -17,9 +17,9 @@ from torchtraceap.errors import MissingFileError, ParseError
 __all__ = ["MAX_BYTES", "MAX_VALUE_CHARACTERS", "DamageError", "Text", "open_text"]
 
 MAX_BYTES = 4 << 30
-"""Of a file, decompressed."""
+"""Most decompressed bytes of a file."""
 MAX_VALUE_CHARACTERS = 16 << 20
-"""Of one value: a node, or what stands beside the nodes."""
+"""Most characters of one value: a node, or a member beside the nodes."""
 _PART_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\r\n]*")
 _LONGEST_WORD = 16  # above an escape and -Infinity
@@ -60,21 +60,21 @@ class Text:
         self._text, self._place, self._ended = "", 0, False
 
     def skip(self, character: str) -> bool:
-        """Goes behind a character if it is next but for spaces."""
+        """Go behind a character if it is next but for spaces."""
         if self._next() != character:
             return False
         self._place += 1
         return True
 
     def key(self) -> str:
-        """Reads the key of a member, with its colon."""
+        """Read the key of a member, with its colon."""
         key = self.value()
         if not isinstance(key, str) or not self.skip(":"):
             raise DamageError("expected a key")
         return key
 
     def value(self) -> Any:
-        """Reads the next value."""
+        """Read the next value."""
         self._next()
         while True:
             try:
@@ -97,13 +97,13 @@ class Text:
             raise DamageError("text behind the end")
 
     def head(self, characters: int) -> str:
-        """What the text begins with; nothing is read past it."""
+        """Return the beginning of the text; nothing is read past it."""
         while len(self._text) < characters and self._read_on():
             pass
         return self._text[:characters]
 
     def find(self, word: str) -> bool:
-        """Goes behind the next occurrence of a word; to the end if there is none."""
+        """Go behind the next occurrence of a word; to the end if there is none."""
         while (place := self._text.find(word, self._place)) < 0:
             self._place = max(self._place, len(self._text) - len(word) + 1)
             if not self._read_on():
@@ -137,7 +137,7 @@ class Text:
         return len(self._text) - self._place > length
 
     def _read_on(self) -> bool:
-        """Drops what is read, and takes another part of the file; false at its end."""
+        """Drop what is read, and takes another part of the file; false at its end."""
         if self._ended:
             return False
         part = self._stream.read(_PART_BYTES)
