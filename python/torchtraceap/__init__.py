@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap import errors
 from torchtraceap._version import __version__
-from torchtraceap.core.rendering import find_renderers
+from torchtraceap.core.rendering import add_renderer_finder
 
 if TYPE_CHECKING:
     from torchtraceap import datasets
@@ -181,7 +181,7 @@ def _register_renderers() -> None:
     register()
 
 
-find_renderers(_register_renderers)
+add_renderer_finder(_register_renderers)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from torchtraceap.contracts import Contract, read_contracts
 from torchtraceap.contracts.file import parse_contracts
 from torchtraceap.contracts.measures import MEASURES
 from torchtraceap.contracts.result import CheckResult, KeyResult
-from torchtraceap.contracts.update import Update, updated
+from torchtraceap.contracts.update import Update, update_contract
 from torchtraceap.errors import MissingFileError, OptionError
 
 WHOLE = """\
@@ -175,7 +175,7 @@ def measured(device: str = "cpu", **values: Any) -> CheckResult:
 
 def update(text: str, result: CheckResult, name: str | None = None, **more: Any) -> Update:
     file = parse_contracts(text, "c.yaml")
-    return updated(file, result, "larger batch", name=name, today="2026-12-01", **more)
+    return update_contract(file, result, "larger batch", name=name, today="2026-12-01", **more)
 
 
 def test_update_moves_limits_in_their_places() -> None:
@@ -243,9 +243,9 @@ def test_update_needs_a_reason_and_keeps_any() -> None:
     file = parse_contracts(WHOLE, "c.yaml")
     result = measured(syncs=("failed", 2))
     with pytest.raises(OptionError, match="reason"):
-        updated(file, result, " ")
+        update_contract(file, result, " ")
     for reason in (*HOSTILE, "a: b # c", "- x", "{", "'\"\n\n---\n", "%", "&a *b"):
-        found = updated(file, result, reason, today="2026-12-01")
+        found = update_contract(file, result, reason, today="2026-12-01")
         kept = yaml.safe_load(found.file.text)["history"][-1]["reason"]
         assert kept == " ".join(reason.split())
 

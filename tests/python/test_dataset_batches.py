@@ -75,12 +75,12 @@ def test_a_seed_gives_the_order_whatever_the_workers(generated: Path) -> None:
 
 
 def test_what_does_not_fit_together_is_refused(samples: list[Sample], generated: Path) -> None:
-    from torchtraceap.datasets.batches import collated
+    from torchtraceap.datasets.batches import collate
 
     other = load_samples(generated, windows=100)
     with pytest.raises(SchemaError, match="the same number of windows"):
-        collated([samples[0], other[0]])
+        collate([samples[0], other[0]])
     with pytest.raises(SchemaError, match="have events, or none"):
-        collated([samples[0], replace(samples[1], tokens=None)])
+        collate([samples[0], replace(samples[1], tokens=None)])
     with pytest.raises(OptionError, match="batches of 0 traces"):
         ttap.datasets.loader(ttap.datasets.load(generated), batch=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchtraceap.core.dtypes import DTYPES, dtype_named, dtype_numbered
+from torchtraceap.core.dtypes import DTYPES, dtype_of_code, parse_dtype
 
 CPP_TABLE = Path(__file__).parents[2] / "cpp/traceap/table/dtypes.cpp"
 
@@ -30,14 +30,14 @@ CPP_TABLE = Path(__file__).parents[2] / "cpp/traceap/table/dtypes.cpp"
     ],
 )
 def test_names_that_traces_write(written: str, name: str, size: int) -> None:
-    dtype = dtype_named(written)
+    dtype = parse_dtype(written)
     assert dtype is not None
     assert (dtype.name, dtype.size) == (name, size)
 
 
 @pytest.mark.parametrize("written", ["", "Tensor", "std::vector<float>", "Scalar", "float3"])
 def test_what_is_no_type_of_elements(written: str) -> None:
-    assert dtype_named(written) is None
+    assert parse_dtype(written) is None
 
 
 def test_sizes_and_numbers_are_those_of_torch() -> None:
@@ -47,15 +47,15 @@ def test_sizes_and_numbers_are_those_of_torch() -> None:
     for dtype in here:
         assert getattr(torch, dtype.name).itemsize == dtype.size, dtype
         assert dtype.number is not None
-        assert dtype_numbered(dtype.number) is dtype
-    assert dtype_numbered(99) is None
+        assert dtype_of_code(dtype.number) is dtype
+    assert dtype_of_code(99) is None
 
 
 def test_names_in_cxx_and_c10_are_read_back() -> None:
     for dtype in DTYPES:
-        assert dtype_named(dtype.cxx_name) is dtype
-        assert dtype_named(dtype.c10_name) is dtype
-    bf16 = dtype_named("bf16")
+        assert parse_dtype(dtype.cxx_name) is dtype
+        assert parse_dtype(dtype.c10_name) is dtype
+    bf16 = parse_dtype("bf16")
     assert bf16 is not None
     assert (bf16.cxx_name, bf16.c10_name) == ("c10::BFloat16", "BFloat16")
 
@@ -64,6 +64,6 @@ def test_the_core_has_the_same_types() -> None:
     rows = re.findall(r'\{"([^"]+)", "([^"]+)", (\d+)\}', CPP_TABLE.read_text("utf-8"))
     assert len(rows) > 25
     for spelling, name, size in rows:
-        dtype = dtype_named(spelling)
+        dtype = parse_dtype(spelling)
         assert dtype is not None, spelling
         assert (dtype.name, dtype.size) == (name, int(size)), spelling

@@ -219,24 +219,24 @@ def test_sums_are_those_of_whole_numbers_in_64_bits(numbers: list[int]) -> None:
     exact = stop(sum(numbers))
     assert sums.total(values) == exact
     assert sums.totals(values[None, :], 1).tolist() == [exact]
-    assert sums.running(values).tolist() == [stop(n) for n in accumulate(numbers)]
+    assert sums.cumulative(values).tolist() == [stop(n) for n in accumulate(numbers)]
     half = len(numbers) // 2
     starts = np.array([0, half] if half else [0])
     parts = [numbers[:half], numbers[half:]] if half else [numbers]
-    assert sums.of_groups(values, starts).tolist() == [stop(sum(part)) for part in parts]
+    assert sums.sum_groups(values, starts).tolist() == [stop(sum(part)) for part in parts]
     index = np.arange(len(numbers)) % 3
     by_index = [stop(sum(numbers[i::3])) for i in range(3)]
-    assert sums.by_index(index, values, 3).tolist() == by_index
+    assert sums.sum_by_index(index, values, 3).tolist() == by_index
     twice = [stop(a + b) for a, b in zip(numbers, reversed(numbers), strict=True)]
-    assert sums.added(values, values[::-1]).tolist() == twice
+    assert sums.add(values, values[::-1]).tolist() == twice
     masked = np.ma.array(values, mask=index == 0)
     assert sums.total(masked) == stop(sum(n for i, n in enumerate(numbers) if i % 3))
 
 
 def test_floats_beyond_64_bits_stop_there() -> None:
     given = np.array([0.4, -0.6, np.nan, 1e300, -1e300, np.inf])
-    assert sums.rounded(given).tolist()[:3] == [0, -1, 0]
-    assert [n > 2**62 for n in sums.rounded(given).tolist()[3:]] == [True, False, True]
+    assert sums.round_to_int(given).tolist()[:3] == [0, -1, 0]
+    assert [n > 2**62 for n in sums.round_to_int(given).tolist()[3:]] == [True, False, True]
 
 
 # ------------------------------------------------------------------------------ times below zero

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
 from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
@@ -23,7 +23,7 @@ GPU = "A100 SXM 40GB"
 
 def loaded(loading: Loading, size: int = 38_535_168) -> LoweredStep:
     """Nothing but the loop around a step with one input of so many floats."""
-    dtype = dtype_named("float32")
+    dtype = parse_dtype("float32")
     assert dtype is not None
     tensor = TensorInfo((size,), (1,), dtype, 1)
     capture, device = Capture((), inputs=(tensor,)), device_named(GPU)

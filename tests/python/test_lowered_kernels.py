@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Phase, TensorInfo
 from torchtraceap.lab.prediction.lowering import (
     LaunchingOp,
@@ -39,7 +39,7 @@ OLD = Libraries(torch=(2, 6))
 
 
 def tensor(*shape: int, dtype: str = "bfloat16", strides: tuple[int, ...] = ()) -> TensorInfo:
-    found = dtype_named(dtype)
+    found = parse_dtype(dtype)
     assert found is not None
     if not strides:
         step, steps = 1, []

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.lowering.recurrent import Recurrent, recurrent_time
 from torchtraceap.ops.devices import device_named
 from torchtraceap.ops.durations import gemm_ns
 
 H100 = device_named("H100-SXM")
-_FP32, _FP16, _BF16 = (dtype_named(each) for each in ("fp32", "fp16", "bf16"))
+_FP32, _FP16, _BF16 = (parse_dtype(each) for each in ("fp32", "fp16", "bf16"))
 assert _FP32 is not None and _FP16 is not None and _BF16 is not None
 LSTM = Recurrent(2, 100, 32, 256, 512, False, 1, 1, False, _FP32, False)
 

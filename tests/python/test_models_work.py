@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.ops import durations
 from torchtraceap.ops.models import OpCall, Tensor, UnknownWorkError, Work, register, work_of
 from torchtraceap.ops.models import registry as registry_module
@@ -331,13 +331,13 @@ def test_products_move_their_operands_and_scale_with_the_depth(m: int, n: int, k
 @given(st.lists(st.integers(0, 8), max_size=4), st.sampled_from(["add", "mul", "maximum"]))
 def test_elementwise_work_is_that_of_the_result(shape: list[int], name: str) -> None:
     work = call(f"aten::{name}", f32(*shape), f32(*shape))
-    elements = Tensor(tuple(shape), dtype_named("float") or pytest.fail("no fp32")).elements
+    elements = Tensor(tuple(shape), parse_dtype("float") or pytest.fail("no fp32")).elements
     assert (work.flops, work.bytes) == (elements, 12 * elements)
 
 
 @given(st.permutations(["bool", "int64", "fp16", "bf16", "fp32", "fp64"]))
 def test_promotion_does_not_depend_on_the_order(labels: list[str]) -> None:
-    types = [dtype for label in labels if (dtype := dtype_named(label)) is not None]
+    types = [dtype for label in labels if (dtype := parse_dtype(label)) is not None]
     for first, second in pairwise(types):
         assert promote([first, second]) == promote([second, first])
     assert promote(types).label == "fp64"

@@ -18,7 +18,7 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.diagnosis.verdict import parts_over_time, time_parts
 from torchtraceap.record.step_plan import StepPlan
 from torchtraceap.report import notebook
@@ -86,7 +86,7 @@ def test_every_public_result_shows_itself(classes: dict[str, list[type]]) -> Non
     while fresh := (wanted & classes.keys()) - seen:
         seen |= fresh
         for kind in (kind for name in fresh for kind in classes[name]):
-            wanted |= answers_of(kind) if issubclass(kind, Shown) else set()
+            wanted |= answers_of(kind) if issubclass(kind, Renderable) else set()
             if dataclasses.is_dataclass(kind):
                 wanted |= {
                     name for field in dataclasses.fields(kind) for name in names_in(field.type)

@@ -116,10 +116,10 @@ def _print(result: CheckResult, options: Options) -> None:
 
 
 def _update(file: ContractFile, contract: Contract, result: CheckResult, options: Options) -> None:
-    from torchtraceap.contracts.update import updated
+    from torchtraceap.contracts.update import update_contract
     from torchtraceap.core.writing import write_text
 
-    update = updated(file, result, options.reason, name=options.name, limits=contract)
+    update = update_contract(file, result, options.reason, name=options.name, limits=contract)
     for left in update.left:
         note(left)
     if not update.changes:

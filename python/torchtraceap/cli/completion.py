@@ -92,7 +92,7 @@ def _zsh(words: _Words) -> str:
         "_torchtraceap() {",
         "  local -a commands",
         "  commands=(",
-        *(f"    {_quoted(f'{name}:{one.summary}')}" for name, (one, _) in words.items()),
+        *(f"    {_quote(f'{name}:{one.summary}')}" for name, (one, _) in words.items()),
         "  )",
         "  if (( CURRENT == 2 )); then",
         "    _describe -t commands command commands",
@@ -106,7 +106,7 @@ def _zsh(words: _Words) -> str:
     for name, (_, options) in words.items():
         lines.append(f"    {name})")
         lines.append("      _arguments \\")
-        lines += [f"        {_quoted(_zsh_option(option))} \\" for option in options]
+        lines += [f"        {_quote(_zsh_option(option))} \\" for option in options]
         files = f"*:shell:({' '.join(_SHELLS)})" if name == "completion" else "*:file:_files"
         lines.append(f"        '{files}' ;;")
     lines += ["    *) _files ;;", "  esac", "}"]
@@ -126,26 +126,26 @@ def _fish(words: _Words) -> str:
     start = "complete -c torchtraceap"
     lines = ["# fish completion for torchtraceap"]
     for name, (one, _) in words.items():
-        lines.append(f"{start} -n __fish_use_subcommand -a {name} -d {_fish_quoted(one.summary)}")
-    shells = _fish_quoted(" ".join(_SHELLS))
+        lines.append(f"{start} -n __fish_use_subcommand -a {name} -d {_quote_fish(one.summary)}")
+    shells = _quote_fish(" ".join(_SHELLS))
     lines.append(f"{start} -n '__fish_seen_subcommand_from completion' -f -a {shells}")
     for name, (_, options) in words.items():
         for option in options:
             parts = [f"{start} -n '__fish_seen_subcommand_from {name}'", f"-l {option.flag[2:]}"]
             if option.choices:
-                parts.append(f"-x -a {_fish_quoted(' '.join(option.choices))}")
+                parts.append(f"-x -a {_quote_fish(' '.join(option.choices))}")
             elif option.takes_value:
                 parts.append("-r")
-            lines.append(" ".join([*parts, f"-d {_fish_quoted(option.help)}"]))
+            lines.append(" ".join([*parts, f"-d {_quote_fish(option.help)}"]))
     return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote text for a POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _fish_quoted(text: str) -> str:
+def _quote_fish(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 

@@ -217,7 +217,7 @@ def _question(options: Options) -> _Question:
         question = _COLLECTIVE
     if question is None:
         raise UsageError(f"{unknown_word(options.what, _QUESTIONS)} ({', '.join(_QUESTIONS)})")
-    given = set(_given(options))
+    given = set(_given_options(options))
     missing = [name for name in ("device", *question.needed) if name not in given]
     if missing:
         raise UsageError(f"estimate {options.what} needs {_flags(missing)}")
@@ -237,7 +237,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z]", "", name.lower())
 
 
-def _given(options: Options) -> dict[str, Any]:
+def _given_options(options: Options) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(options).items()
@@ -258,7 +258,7 @@ def _estimate(options: Options) -> int:
     except UnknownDurationError as reason:
         raise UsageError(f"no estimate: {reason}") from None
     if options.calibrate:
-        found = _calibrated(question, options, found)
+        found = _calibrate(question, options, found)
     from torchtraceap.ops.durations.estimate import the_device
 
     device = the_device(options.device).name
@@ -271,7 +271,7 @@ def _estimate(options: Options) -> int:
     return FINE
 
 
-def _calibrated(question: _Question, options: Options, plain: Estimate) -> Estimate:
+def _calibrate(question: _Question, options: Options, plain: Estimate) -> Estimate:
     from torchtraceap.cli.input import load
     from torchtraceap.ops.durations import calibrate
 
@@ -288,7 +288,7 @@ def _document(options: Options, device: str, found: Estimate) -> str:
 
     asked = {
         name: value
-        for name, value in _given(options).items()
+        for name, value in _given_options(options).items()
         if name not in ("what", "json", "no_color")
     }
     document = {

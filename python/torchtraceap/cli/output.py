@@ -82,7 +82,7 @@ def note(text: str) -> None:
         sys.stderr.write(f"torchtraceap: {replace_controls(text)}\n")
 
 
-def _colour_wanted(no_color: bool) -> bool:
+def _color_wanted(no_color: bool) -> bool:
     if no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty()
@@ -95,7 +95,7 @@ def _width() -> int:
 def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
     from torchtraceap.report import terminal
 
-    if not _colour_wanted(no_color):
+    if not _color_wanted(no_color):
         given = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = _width() if given else terminal.DEFAULT_WIDTH
         return print_text(terminal.render_text(diagnosis, width=width))
@@ -108,7 +108,7 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
 def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
     from torchtraceap.report.tables import render_table
 
-    colour = _colour_wanted(no_color)
+    colour = _color_wanted(no_color)
     width = _width() if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
     _write_plain("\n\n".join(render_table(table, bold=colour, width=width) for table in tables))
 
@@ -129,13 +129,13 @@ def write_html(diagnosis: Diagnosis, path: str) -> None:
 def check_output(path: str, inputs: Sequence[str]) -> None:
     """Say early, and in one sentence, that a file cannot or must not be written."""
     from torchtraceap.core.writing import check_target
-    from torchtraceap.trace.files import files_read, looks_like_trace_name
+    from torchtraceap.trace.files import list_trace_files, looks_like_trace_name
 
-    read = files_read(inputs)
+    read = list_trace_files(inputs)
     check_target(path, read)
     folder = Path(path).resolve().parent
     for given in filter(os.path.isdir, inputs if looks_like_trace_name(path) else ()):
-        folders = {Path(given).resolve(), *(f.resolve().parent for f in files_read([given]))}
+        folders = {Path(given).resolve(), *(f.resolve().parent for f in list_trace_files([given]))}
         if folder in folders:
             raise UsageError(
                 f"{path}: would be read as one more rank of {given} next time; write it elsewhere"

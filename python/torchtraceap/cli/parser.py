@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from torchtraceap.cli.stdin import standard_input
+from torchtraceap.cli.stdin import stdin_path
 from torchtraceap.core.records import dataclass
 
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -202,7 +202,7 @@ def add_no_color(parser: Parser) -> None:
 
 def trace_path(text: str) -> str:
     """A path as it is given; `-` is what comes through standard input."""
-    return standard_input() if text == "-" else text
+    return stdin_path() if text == "-" else text
 
 
 def count(text: str) -> int:

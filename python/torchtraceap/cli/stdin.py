@@ -10,7 +10,7 @@ import sys
 STANDARD_INPUT = "/dev/stdin"
 
 
-def standard_input() -> str:
+def stdin_path() -> str:
     """The path of what comes through standard input, which can be read more than once: a pipe is
     written into a file without a name first, which takes its place.
 

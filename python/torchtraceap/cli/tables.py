@@ -186,7 +186,7 @@ def _column_name(text: str, table: ColumnTable) -> str:
     raise UsageError(f"{unknown_word(name, table.columns)} (columns: {choices})")
 
 
-def _arranged(table: ColumnTable, options: Options) -> ColumnTable:
+def _arrange(table: ColumnTable, options: Options) -> ColumnTable:
     """The rows in the order of `--sort`, with the columns of `--columns`."""
     if options.sort is not None:
         name, _, direction = options.sort.partition(":")
@@ -203,7 +203,7 @@ def _arranged(table: ColumnTable, options: Options) -> ColumnTable:
 
 
 def give_table(table: ColumnTable, options: Options) -> int:
-    table = _arranged(table, options)
+    table = _arrange(table, options)
     kept = table if options.limit is None else table.take(slice(0, options.limit))
     if options.csv:
         kept.to_csv(options.csv, spreadsheet=options.spreadsheet)

@@ -24,7 +24,7 @@ from torchtraceap._core import NO_ROW, EventKind
 from torchtraceap.core.records import dataclass
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["CallLines", "Place", "shown_file"]
+__all__ = ["CallLines", "Place", "relative_path"]
 
 _FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
@@ -83,7 +83,7 @@ class CallLines:
             if table.kind[around] == EventKind.PYTHON_FUNCTION:
                 found = _FRAME.fullmatch(table.name_of(around))
                 if found is not None:
-                    file = _resolved(found["file"])
+                    file = _resolve_path(found["file"])
                     if not _is_library(file):
                         return self._place(part, around, below, found, file)
                     innermost = innermost or (around, below, found, file)
@@ -98,16 +98,16 @@ class CallLines:
         start, function = int(found["line"]), found["function"]
         line = self._line_of(part, below)
         if line is not None:
-            return Place(shown_file(file), line, function, exact=True)
+            return Place(relative_path(file), line, function, exact=True)
         first, last = self._around(part, frame, below, start)
         lines = _lines_between(file, function, first, last, part.table.name_of(below))
         exact = len(lines) == 1
-        return Place(shown_file(file), lines[0] if exact else first, function, exact=exact)
+        return Place(relative_path(file), lines[0] if exact else first, function, exact=exact)
 
     def _around(self, part: RankTrace, frame: int, below: int, start: int) -> tuple[int, int]:
         """The lines of the calls of a frame before and behind a row; where it begins, and 0 for its
         end, where there are none."""
-        calls = [row for row in _called(part, frame) if row != below]
+        calls = [row for row in _called_rows(part, frame) if row != below]
         before = [line for row in calls if row < below and (line := self._line_of(part, row))]
         behind = [line for row in calls if row > below and (line := self._line_of(part, row))]
         return before[-1] if before else start, behind[0] if behind else 0
@@ -117,9 +117,9 @@ class CallLines:
         table = part.table
         if table.kind[row] != EventKind.PYTHON_FUNCTION:
             return None
-        return self._known(part).get(int(table.ts_ns[row]))
+        return self._known_lines(part).get(int(table.ts_ns[row]))
 
-    def _known(self, part: RankTrace) -> dict[int, int]:
+    def _known_lines(self, part: RankTrace) -> dict[int, int]:
         if self._lines is None:
             base = int(dict(part.table.metadata).get("baseTimeNanoseconds", "0"))
             self._lines = {} if self._profiler is None else dict(_lines(self._profiler, base))
@@ -152,7 +152,7 @@ def _chain(part: RankTrace, row: int) -> Iterator[int]:
         row = int(parent[row])
 
 
-def _called(part: RankTrace, frame: int) -> list[int]:
+def _called_rows(part: RankTrace, frame: int) -> list[int]:
     """Return the rows that a frame calls itself, in order; operators and ranges may lie between."""
     import numpy as np
 
@@ -169,7 +169,7 @@ def _called(part: RankTrace, frame: int) -> list[int]:
 # ------------------------------------------------------------------------------ files
 
 
-def _resolved(name: str) -> str:
+def _resolve_path(name: str) -> str:
     """The profiler takes a folder of `sys.path` off the front of a file's name."""
     if Path(name).is_absolute():
         return name
@@ -180,7 +180,7 @@ def _resolved(name: str) -> str:
     return name
 
 
-def shown_file(file: str) -> str:
+def relative_path(file: str) -> str:
     """A path, relative to the working directory where it is below it."""
     path = Path(file)
     here = Path.cwd()

@@ -20,8 +20,8 @@ from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.devices import CPU, is_same_device, trace_device
 from torchtraceap.contracts.frames import frame_of
 from torchtraceap.contracts.launches import launching_row
-from torchtraceap.contracts.limits import OTHER, Limit, shown_value
-from torchtraceap.contracts.measures.measurement import RankMeasured, measure_rank
+from torchtraceap.contracts.limits import OTHER, Limit, format_value
+from torchtraceap.contracts.measures.measurement import RankMeasurement, measure_rank
 from torchtraceap.contracts.measures.vocabulary import MEASURES, is_per_step
 from torchtraceap.contracts.result import (
     FAILED,
@@ -33,11 +33,11 @@ from torchtraceap.contracts.result import (
 )
 from torchtraceap.contracts.savings import fixes_of, prices
 from torchtraceap.contracts.wording import (
-    allowed,
-    beyond_by,
-    counted_words,
-    scope_words,
-    won_words,
+    describe_count,
+    describe_excess,
+    describe_headroom,
+    describe_limit,
+    describe_scope,
 )
 from torchtraceap.core.records import dataclass
 from torchtraceap.tables.detection import detect, judge
@@ -55,14 +55,14 @@ def check(
         trace: One or several ranks.
         contract: Its limits, with the device that times were recorded on.
         price: Replay the run with fixes of what fails, and say what they would save.
-        one_step: Where no step is marked or inferred, the whole trace is one.
+        one_step: Take the whole trace as one step if no step is marked or inferred.
     """
     device = trace_device(trace)
     results = [
-        _of_key(trace, contract, key, limit, device, one_step) for key, limit in contract.limits
+        _check_key(trace, contract, key, limit, device, one_step) for key, limit in contract.limits
     ]
     if price:
-        results = _priced(trace, results)
+        results = _add_prices(trace, results)
     return CheckResult(
         passed=all(each.status != FAILED for each in results),
         results=tuple(results),
@@ -73,7 +73,7 @@ def check(
     )
 
 
-def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
+def _add_prices(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
     """Return results with what fixes of the failed limits would save."""
     wanted = {
         each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
@@ -95,26 +95,28 @@ def _priced(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
     ]
 
 
-def _of_key(
+def _check_key(
     trace: Ranks, contract: Contract, key: str, limit: Limit, device: str | None, one_step: bool
 ) -> KeyResult:
     kind = MEASURES[key].kind
-    made = _Maker(key, limit, contract.line(key), kind)
+    made = _ResultMaker(key, limit, contract.line(key), kind)
     if key == "findings":
-        return _of_findings(trace, limit, made)
+        return _check_findings(trace, limit, made)
     if kind in ("share", "time"):
         if reason := _other_device(contract, device, key):
             return made(INCONCLUSIVE, None, reason)
         limit = limit.widened(contract.tolerance)
-    judged = [_judge(measure_rank(part, key, one_step=one_step), limit) for part in trace.ranks]
+    judged = [
+        _judge_rank(measure_rank(part, key, one_step=one_step), limit) for part in trace.ranks
+    ]
     several = len(trace.ranks) > 1
     if failed := [each for each in judged if each.status == FAILED]:
-        return _told(max(failed, key=lambda each: each.beyond), made, limit, several)
+        return _make_result(max(failed, key=lambda each: each.beyond), made, limit, several)
     unknown = next((each for each in judged if each.status == INCONCLUSIVE), None)
     if unknown is not None:
         of_rank = f"rank {unknown.of.part.rank}: " if several else ""
         return made(INCONCLUSIVE, None, f"{of_rank}{unknown.of.reason}")
-    return _told(max(judged, key=lambda each: each.used), made, limit, several)
+    return _make_result(max(judged, key=lambda each: each.used), made, limit, several)
 
 
 def _other_device(contract: Contract, device: str | None, key: str) -> str:
@@ -135,7 +137,7 @@ def _other_device(contract: Contract, device: str | None, key: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _ResultMaker:
     """Makes results of one key."""
 
     key: str
@@ -160,11 +162,11 @@ class _Maker:
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _RankVerdict:
     """A limit against what one rank holds."""
 
     status: str
-    of: RankMeasured
+    of: RankMeasurement
     value: float = 0
     """The number that decides: the worst step's, or of one kind of collective."""
     limit: Limit | None = None
@@ -199,9 +201,9 @@ def beyond_share(limit: Limit, value: float) -> float:
     return 0.0
 
 
-def _judge(of: RankMeasured, limit: Limit) -> _Judged:
+def _judge_rank(of: RankMeasurement, limit: Limit) -> _RankVerdict:
     if not of.known:
-        return _Judged(INCONCLUSIVE, of)
+        return _RankVerdict(INCONCLUSIVE, of)
     if not isinstance(of.value, dict):
         return _judge_number(of, limit, [*of.by_step], of.value, "")
     judged = [
@@ -225,44 +227,46 @@ def _number_of(numbers: dict[str, int], name: str, limit: Limit) -> int:
 
 
 def _judge_number(
-    of: RankMeasured, limit: Limit, by_step: list[Any], total: float, name: str
-) -> _Judged:
+    of: RankMeasurement, limit: Limit, by_step: list[Any], total: float, name: str
+) -> _RankVerdict:
     if not is_per_step(of.key):
         status = PASSED if limit.holds(total) else FAILED
-        return _Judged(status, of, total, limit, name)
+        return _RankVerdict(status, of, total, limit, name)
     beyond = [place for place, value in enumerate(by_step) if not limit.holds(value)]
     if not beyond:
         worst = max(by_step) if limit.high < math.inf else min(by_step)
-        return _Judged(PASSED, of, worst, limit, name)
+        return _RankVerdict(PASSED, of, worst, limit, name)
     worst = max((by_step[place] for place in beyond), key=lambda v: beyond_share(limit, v))
     first = beyond[0]
-    return _Judged(FAILED, of, worst, limit, name, first, len(beyond), by_step[first])
+    return _RankVerdict(FAILED, of, worst, limit, name, first, len(beyond), by_step[first])
 
 
 # ------------------------------------------------------------------------------- telling it
 
 
-def _told(judged: _Judged, made: _Maker, whole: Limit, several: bool) -> KeyResult:
+def _make_result(
+    judged: _RankVerdict, made: _ResultMaker, whole: Limit, several: bool
+) -> KeyResult:
     of, limit = judged.of, judged.limit or whole
     part = of.part
     measured = of.value if isinstance(of.value, dict) else judged.value
     step_name = _step_name(judged)
-    scope = scope_words(of, judged.step, step_name)
-    words = counted_words(of.key, judged.value if judged.step is None else judged.first_value,
+    scope = describe_scope(of, judged.step, step_name)
+    words = describe_count(of.key, judged.value if judged.step is None else judged.first_value,
                           judged.name)  # fmt: skip
     rank = f" on rank {part.rank}" if several else ""
-    sentence = f"{words} {scope}{rank}, {allowed(limit, of.key)}"
+    sentence = f"{words} {scope}{rank}, {describe_limit(limit, of.key)}"
     note = f"; {of.note}" if of.note else ""
     more: dict[str, Any] = {"rank": part.rank, "note": of.note}
     if judged.status == PASSED:
-        won = won_words(limit, judged.value, of.key)
+        won = describe_headroom(limit, judged.value, of.key)
         return made(PASSED, measured, f"{sentence}{note}", won=won, **more)
     first = judged.value if judged.step is None else judged.first_value
-    sentence += f": {beyond_by(limit, first, of.key)}"
+    sentence += f": {describe_excess(limit, first, of.key)}"
     if judged.steps_beyond > 1:
         sentence += f"; {judged.steps_beyond} steps break it"
         if judged.value != first:
-            sentence += f", the worst with {shown_value(judged.value, made.kind)}"
+            sentence += f", the worst with {format_value(judged.value, made.kind)}"
     row = _first_row(judged, limit, whole)
     event = None if row is None else _event(part, row)
     sentence += _launching_operator(judged, limit)
@@ -277,14 +281,14 @@ def _told(judged: _Judged, made: _Maker, whole: Limit, several: bool) -> KeyResu
     )
 
 
-def _step_name(judged: _Judged) -> str | None:
+def _step_name(judged: _RankVerdict) -> str | None:
     places = judged.of.step_places
     if judged.step is None or not places:
         return None
     return judged.of.part.tree.steps[places[judged.step]].name
 
 
-def _first_row(judged: _Judged, limit: Limit, whole: Limit) -> int | None:
+def _first_row(judged: _RankVerdict, limit: Limit, whole: Limit) -> int | None:
     """The event with which the rank (the step) goes beyond a limit; None where too little is
     there."""
     of = judged.of
@@ -306,7 +310,7 @@ def _first_row(judged: _Judged, limit: Limit, whole: Limit) -> int | None:
     return found.row_beyond(limit.high, at_it=limit.high_open)
 
 
-def _launching_operator(judged: _Judged, limit: Limit) -> str:
+def _launching_operator(judged: _RankVerdict, limit: Limit) -> str:
     """Name the operator that would launch the first kernel beyond a limit on a machine without a
     GPU."""
     launched = judged.of.predicted
@@ -323,7 +327,7 @@ def _event(part: RankTrace, row: int) -> FirstEvent:
 # -------------------------------------------------------------------------------- findings
 
 
-def _of_findings(trace: Ranks, limit: Limit, made: _Maker) -> KeyResult:
+def _check_findings(trace: Ranks, limit: Limit, made: _ResultMaker) -> KeyResult:
     found = detect(trace)
     wanted = [name for name in limit.types or found if name in found]
     verdicts = {name: judge(found[name]) for name in wanted}

@@ -41,7 +41,7 @@ class Contract:
         """A contract from limits as a test or a file says them.
 
         Args:
-            limits: By key of the vocabulary; None for no limit.
+            limits: Limits by key of the vocabulary; None for no limit.
             more: Other fields: name, device, when, reason, tolerance, file, lines.
 
         Raises:

@@ -144,7 +144,7 @@ class _Reader:
         try:
             node = self._yaml.compose(text, Loader=safe_loader())
         except self._yaml.YAMLError as error:
-            raise self._of_yaml(text, error) from None
+            raise self._yaml_error(text, error) from None
         except RecursionError:
             raise ContractError(f"{self._path}:1: is nested too deeply") from None
         if node is None:
@@ -155,7 +155,7 @@ class _Reader:
         found: yaml.MappingNode = node
         return found
 
-    def _of_yaml(self, text: str, error: yaml.YAMLError) -> ContractError:
+    def _yaml_error(self, text: str, error: yaml.YAMLError) -> ContractError:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         problem = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
         line = mark.line if mark is not None else 0

@@ -25,8 +25,8 @@ def launching_row(part: RankTrace, operators: Sequence[str], place: int) -> int 
 
     Args:
         part: Recorded without a GPU.
-        operators: Of each kernel of a step, in order.
-        place: Of the kernel.
+        operators: The operator of each kernel of a step, in order.
+        place: The place of the kernel in that order.
     """
     if not 0 <= place < len(operators):
         return None

@@ -22,7 +22,7 @@ from torchtraceap.core.formatting import format_bytes, format_count, format_ns, 
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 
-__all__ = ["NO_FINDINGS", "OTHER", "Limit", "shown_value"]
+__all__ = ["NO_FINDINGS", "OTHER", "Limit", "format_value"]
 
 OTHER = "other"
 """Key of the collectives that are not named."""
@@ -74,16 +74,16 @@ class Limit:
 
         Args:
             value: A number, a text, a dict by kind of collective, or a list of findings.
-            kind: Of the measure.
+            kind: The kind of the measure.
 
         Raises:
             OptionError: It makes no sense for such a measure.
         """
         if kind == "findings":
-            return _of_findings(value)
+            return _parse_findings(value)
         if kind == "counts by name" and isinstance(value, Mapping):
-            return _of_names(value)
-        return _of_number(value, "count" if kind == "counts by name" else kind)
+            return _parse_names(value)
+        return _parse_number(value, "count" if kind == "counts by name" else kind)
 
     @property
     def is_exact(self) -> bool:
@@ -138,15 +138,15 @@ class Limit:
         up = self.high < math.inf
         is_open = self.high_open or self.low_open
         sign = ("<" if up else ">") + ("" if is_open else "=")
-        return f"{sign}{self._written(value, up=up, beyond=is_open)}"
+        return f"{sign}{self._write_value(value, up=up, beyond=is_open)}"
 
     def _moved_range(self, value: float) -> str:
         if self.holds(value):
             return self.text
         low, high = min(value, self.low), max(value, self.high)
-        return f"{self._written(low, up=False)}..{self._written(high, up=True)}"
+        return f"{self._write_value(low, up=False)}..{self._write_value(high, up=True)}"
 
-    def _written(self, value: float, *, up: bool, beyond: bool = False) -> str:
+    def _write_value(self, value: float, *, up: bool, beyond: bool = False) -> str:
         """A number in the unit of the limit, rounded so that it bounds the value; `beyond` it."""
         if self.kind == "count" or (self.kind == "bytes" and not self.unit):
             return str(int(value) + (0 if not beyond else 1 if up else -1))
@@ -176,21 +176,21 @@ def _scale_of(unit: str, kind: str) -> tuple[Decimal, int]:
 # ------------------------------------------------------------------------------------ parsing
 
 
-def _of_findings(value: Any) -> Limit:
+def _parse_findings(value: Any) -> Limit:
     if value == NO_FINDINGS or (isinstance(value, str) and value == "any"):
         return Limit("findings", "none present")
     types = [value] if isinstance(value, str) else value
     if not isinstance(types, Sequence) or not all(isinstance(each, str) for each in types):
         raise OptionError(
             f"findings takes a list of types that must not be present, or {NO_FINDINGS!r}, "
-            f"not {_shown(value)}"
+            f"not {_short_repr(value)}"
         )
     if not types:
         raise OptionError(f"findings names no type; {NO_FINDINGS!r} forbids every one")
     known = _finding_types()
     for each in types:
         if each not in known:
-            raise OptionError(f"{_shown(each)} is no type of finding{near_match(each, known)}")
+            raise OptionError(f"{_short_repr(each)} is no type of finding{near_match(each, known)}")
     listed = tuple(dict.fromkeys(types))
     return Limit("findings", f"without {', '.join(listed)}", types=listed)
 
@@ -201,34 +201,37 @@ def _finding_types() -> tuple[str, ...]:
     return tuple(load_knowledge())
 
 
-def _of_names(value: Mapping[Any, Any]) -> Limit:
+def _parse_names(value: Mapping[Any, Any]) -> Limit:
     if not value:
         raise OptionError("collectives names no kind; 0 allows none at all")
     known = (*COLLECTIVES, OTHER)
     limits = []
     for name, each in value.items():
         if name not in known:
-            raise OptionError(f"{_shown(name)} is no kind of collective{near_match(name, known)}")
+            raise OptionError(
+                f"{_short_repr(name)} is no kind of collective{near_match(name, known)}"
+            )
         if each is None:
             continue
-        limits.append((str(name), _of_number(each, "count")))
+        limits.append((str(name), _parse_number(each, "count")))
     text = ", ".join(f"{name} {limit.text}" for name, limit in limits)
     return Limit("counts by name", text, by_name=tuple(limits))
 
 
-def _of_number(value: Any, kind: str) -> Limit:
+def _parse_number(value: Any, kind: str) -> Limit:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise OptionError(f"{_shown(value)} is no limit; write {_EXAMPLES[kind]}")
+        raise OptionError(f"{_short_repr(value)} is no limit; write {_EXAMPLES[kind]}")
     if isinstance(value, str):
-        return _of_text(value, kind)
+        return _parse_text(value, kind)
     if not math.isfinite(value) or value < 0 or value > _MOST:
-        raise OptionError(f"{_shown(value)} is no limit: a number from 0 is needed")
+        raise OptionError(f"{_short_repr(value)} is no limit: a number from 0 is needed")
     if kind in ("share", "time"):
         raise OptionError(
-            f"a {kind} is never exactly {_shown(value)}; write a bound, such as {_EXAMPLES[kind]}"
+            f"a {kind} is never exactly {_short_repr(value)}; write a bound, such as "
+            f"{_EXAMPLES[kind]}"
         )
     if value != int(value):
-        raise OptionError(f"{_shown(value)} is no number of {_NOUNS[kind]}")
+        raise OptionError(f"{_short_repr(value)} is no number of {_NOUNS[kind]}")
     number = int(value)
     return Limit(kind, f"=={number}", number, number)
 
@@ -236,24 +239,25 @@ def _of_number(value: Any, kind: str) -> Limit:
 _NOUNS = {"count": "events", "bytes": "bytes"}
 
 
-def _of_text(text: str, kind: str) -> Limit:
+def _parse_text(text: str, kind: str) -> Limit:
     if len(text) > _LONGEST:
-        raise OptionError(f"{_shown(text)} is no limit; write {_EXAMPLES[kind]}")
+        raise OptionError(f"{_short_repr(text)} is no limit; write {_EXAMPLES[kind]}")
     if found := _RANGE.fullmatch(text):
         low_text, low_unit, high_text, high_unit = found.groups()
         low = _number(low_text, low_unit or high_unit, kind, text)
         high = _number(high_text, high_unit, kind, text)
         if low > high:
-            raise OptionError(f"{_shown(text)} is no limit: its ends are in the wrong order")
+            raise OptionError(f"{_short_repr(text)} is no limit: its ends are in the wrong order")
         return Limit(kind, text.strip(), low, high, unit=high_unit)
     found = _BOUND.fullmatch(text)
     if not found:
-        raise OptionError(f"{_shown(text)} is no limit; write {_EXAMPLES[kind]}")
+        raise OptionError(f"{_short_repr(text)} is no limit; write {_EXAMPLES[kind]}")
     sign = _SAME.get(found[1], found[1])
     number = _number(found[2], found[3], kind, text)
     if sign == "==" and kind in ("share", "time"):
         raise OptionError(
-            f"a {kind} is never exactly {_shown(text)}; write a bound, such as {_EXAMPLES[kind]}"
+            f"a {kind} is never exactly {_short_repr(text)}; write a bound, such as "
+            f"{_EXAMPLES[kind]}"
         )
     written = f"{sign}{text.strip().lstrip('<>=≤≥').strip()}"
     low = -math.inf if sign in ("<", "<=") else number
@@ -267,37 +271,37 @@ def _number(digits: str, unit: str, kind: str, text: str) -> float:
     scale = _scale(unit, kind, number, text)
     value = number * scale
     if value > _MOST:
-        raise OptionError(f"{_shown(text)} is no limit: more than any trace holds")
+        raise OptionError(f"{_short_repr(text)} is no limit: more than any trace holds")
     if kind == "count" and value != int(value):
-        raise OptionError(f"{_shown(text)} is no limit: events are counted in whole numbers")
+        raise OptionError(f"{_short_repr(text)} is no limit: events are counted in whole numbers")
     return int(value) if value == int(value) else float(value)
 
 
 def _scale(unit: str, kind: str, number: Decimal, text: str) -> Decimal:
     if kind == "count":
         if unit:
-            raise OptionError(f"{_shown(text)} is no limit: a count has no unit")
+            raise OptionError(f"{_short_repr(text)} is no limit: a count has no unit")
         return Decimal(1)
     if kind == "share":
         if unit not in ("", "%"):
-            raise OptionError(f"{_shown(text)} is no limit: a share is a percentage")
+            raise OptionError(f"{_short_repr(text)} is no limit: a share is a percentage")
         scale = Decimal("0.01") if unit else Decimal(1)
         if number * scale > 1:
             more = "" if unit else "; write % behind a percentage"
-            raise OptionError(f"{_shown(text)} is no limit: a share is at most 100 %{more}")
+            raise OptionError(f"{_short_repr(text)} is no limit: a share is at most 100 %{more}")
         return scale
     units = _SIZES if kind == "bytes" else _TIMES
     found = units.get(unit.lower())
     if found is None:
         needed = ", ".join(each for each in units if each)
-        raise OptionError(f"{_shown(text)} is no limit: a {_ONE[kind]} has one of {needed}")
+        raise OptionError(f"{_short_repr(text)} is no limit: a {_ONE[kind]} has one of {needed}")
     return Decimal(found)
 
 
 _ONE = {"bytes": "size", "time": "time"}
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -305,12 +309,12 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------------------------------ writing
 
 
-def shown_value(value: Any, kind: str) -> str:
+def format_value(value: Any, kind: str) -> str:
     """A measured value for a person.
 
     Args:
         value: In the unit of the measure; None where it is not known.
-        kind: Of the measure.
+        kind: The kind of the measure.
     """
     if value is None:
         return "not known"

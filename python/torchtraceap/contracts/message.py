@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchtraceap.contracts.call_lines import Place
-from torchtraceap.contracts.limits import shown_value
+from torchtraceap.contracts.limits import format_value
 from torchtraceap.contracts.result import CheckResult, KeyResult
 from torchtraceap.core.formatting import format_ns
 
-__all__ = ["broken_message", "shown_limit"]
+__all__ = ["broken_message", "limit_text"]
 
 _WIDTH = 100
 _WIDEST_SOURCE = 90
@@ -26,12 +26,12 @@ def broken_message(
 
     Args:
         result: The check.
-        places: By key, where the first event beyond the limit came from.
-        path: Of the trace; None where it was not kept.
+        places: By key, the place from which the first event beyond the limit came.
+        path: The file of the trace; None if it was not kept.
         frames: Why there are no Python frames; empty where there are.
     """
     lines = _lines(result, places, path, frames)
-    return "\n".join(part for line in lines for part in _wrapped(line))
+    return "\n".join(part for line in lines for part in _wrap(line))
 
 
 def _lines(
@@ -40,7 +40,7 @@ def _lines(
     failed, unknown = result.failed, result.inconclusive
     of = f" in {result.name}" if result.name else ""
     if failed:
-        yield f"{'; '.join(map(_in_short, failed))}{of}"
+        yield f"{'; '.join(map(_short_lines, failed))}{of}"
     else:
         yield f"could not be checked: {', '.join(each.key for each in unknown)}{of}"
     for each in failed:
@@ -50,7 +50,7 @@ def _lines(
         yield ""
         yield "  could not be checked:"
         for each in unknown:
-            yield f"    {each.key} {shown_limit(each.limit)}: {each.reason}"
+            yield f"    {each.key} {limit_text(each.limit)}: {each.reason}"
     notes = dict.fromkeys(each.note for each in failed if each.note)
     tail = [*notes, *([frames] if frames and failed else [])]
     tail += [f"{_TRACE}{path}"] if path is not None else []
@@ -59,7 +59,7 @@ def _lines(
         yield from (f"  {line}" for line in tail)
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap(line: str) -> list[str]:
     """A line in several, but for what begins with a place or names a file: it is to be copied."""
     indent = " " * (len(line) - len(line.lstrip()))
     wide = textwrap.wrap(line, _WIDTH, subsequent_indent=indent + "  ", break_long_words=False,
@@ -67,17 +67,17 @@ def _wrapped(line: str) -> list[str]:
     return [line] if line.lstrip().startswith(_WHOLE) else wide or [""]
 
 
-def _in_short(each: KeyResult) -> str:
+def _short_lines(each: KeyResult) -> str:
     """Enough for the line that a test runner has for a failure."""
     if isinstance(each.measured, (list, tuple)):
         return f"{each.key}: {', '.join(each.measured)}"
-    return f"{each.key}: {shown_value(each.measured, each.kind)}, limit {shown_limit(each.limit)}"
+    return f"{each.key}: {format_value(each.measured, each.kind)}, limit {limit_text(each.limit)}"
 
 
 def _failed_lines(each: KeyResult, place: Place | None) -> Iterator[str]:
     yield f"  {each.key}: {each.reason.removesuffix(f'; {each.note}')}"
     if each.first_event is not None:
-        yield f"    {_FIRST}{each.first_event.name}{_at(each, place)}"
+        yield f"    {_FIRST}{each.first_event.name}{_at_place(each, place)}"
         if place is not None and place.source:
             yield f"        {place.source[:_WIDEST_SOURCE]}"
     if each.price_ns is not None:
@@ -87,13 +87,13 @@ def _failed_lines(each: KeyResult, place: Place | None) -> Iterator[str]:
         yield f"    price not known: {each.price_note}"
 
 
-def _at(each: KeyResult, place: Place | None) -> str:
+def _at_place(each: KeyResult, place: Place | None) -> str:
     if place is not None:
         return f" {'at' if place.exact else 'near'} {place.text}"
     return f" in {each.frame}" if each.frame is not None else ""
 
 
-def shown_limit(limit: Any) -> str:
+def limit_text(limit: Any) -> str:
     """A limit as a person writes it."""
     if isinstance(limit, Mapping):
         return ", ".join(f"{name} {each}" for name, each in limit.items())

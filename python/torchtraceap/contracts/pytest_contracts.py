@@ -81,7 +81,7 @@ class TestContracts:
         label = name or ("with" if self._blocks == 1 else f"with {self._blocks}")
         label = f"{self._item.nodeid}::{label}"
         given = self._given_contract(source, name, limits)
-        return self._recorded(given, label, warmup, path, is_marked=True)
+        return self._make_contract(given, label, warmup, path, is_marked=True)
 
     def step(self) -> None:
         """Tell that an iteration has ended, in the contract that records.
@@ -101,7 +101,7 @@ class TestContracts:
         __tracebackhide__ = True
         self._own, self._blocks = None, 0
         try:
-            found = self._of_markers(marks)
+            found = self._marker_contract(marks)
             if found is None:
                 yield
                 return
@@ -155,7 +155,7 @@ class TestContracts:
         expected = self._item.get_closest_marker("xfail") is not None
         return self._item.config.option.contracts_update and not expected
 
-    def _of_markers(self, marks: Sequence[pytest.Mark]) -> RecordedContract | None:
+    def _marker_contract(self, marks: Sequence[pytest.Mark]) -> RecordedContract | None:
         options: dict[str, Any] = {}
         limits: dict[str, Any] = {}
         source = None
@@ -167,7 +167,7 @@ class TestContracts:
             limits |= {key: value for key, value in mark.kwargs.items() if key not in _OPTIONS}
         given = self._given_contract(source, options.get("name", ""), limits)
         warmup = options.get("warmup", 0)
-        return self._recorded(given, self._item.nodeid, warmup, None, is_marked=bool(marks))
+        return self._make_contract(given, self._item.nodeid, warmup, None, is_marked=bool(marks))
 
     def _given_contract(
         self, source: PathLike | Contract | None, name: str, limits: Mapping[str, Any]
@@ -181,14 +181,18 @@ class TestContracts:
             file = read_contracts(
                 beside if beside.exists() else self._item.config.rootpath / source
             )
-            source = file.contract(name) if name else _found(file, self._item.nodeid) or file.base
+            source = (
+                file.contract(name)
+                if name
+                else _find_contract(file, self._item.nodeid) or file.base
+            )
         return source.merged(own)
 
-    def _recorded(
+    def _make_contract(
         self, given: Contract, label: str, warmup: int, path: PathLike | None, *, is_marked: bool
     ) -> RecordedContract | None:
         config = self._item.config
-        written = _written(config, label, is_marked=is_marked)
+        written = _file_contract(config, label, is_marked=is_marked)
         if written is None and not is_marked:
             return None
         is_new = not len(given) and written is None
@@ -199,7 +203,7 @@ class TestContracts:
                     "--contracts-update, which writes what is measured"
                 )
             given = Contract.parse(dict.fromkeys(_DEFAULT_KEYS, 0))
-        recorded = _Recorded(
+        recorded = _TestContract(
             replace(given if written is None else given.merged(written), name=label),
             name=label,
             warmup=warmup,
@@ -220,7 +224,7 @@ class TestContracts:
         return recorded
 
 
-class _Recorded(RecordedContract):
+class _TestContract(RecordedContract):
     """A contract that its test can end a step of without holding it."""
 
     of_test: TestContracts
@@ -268,18 +272,18 @@ def _read_file(config: pytest.Config) -> ContractFile | None:
     return config.stash[_file]
 
 
-def _written(config: pytest.Config, label: str, *, is_marked: bool) -> Contract | None:
+def _file_contract(config: pytest.Config, label: str, *, is_marked: bool) -> Contract | None:
     """Return the contract that the file has for a test. See Note [Limits of a test]."""
     file = _read_file(config)
     if file is None:
         return None
-    found = _found(file, label)
+    found = _find_contract(file, label)
     if found is None and is_marked and len(file.base):
         found = file.base
     return found
 
 
-def _found(file: ContractFile, label: str) -> Contract | None:
+def _find_contract(file: ContractFile, label: str) -> Contract | None:
     plain, bracket, _ = label.partition("[")
     of_all, own = file.find(plain) if bracket else None, file.find(label)
     return own if of_all is None else of_all if own is None else of_all.merged(own)
@@ -303,8 +307,8 @@ def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[l
     """Write what was asked for, and says what the contracts of a run came to.
 
     Args:
-        config: Of the run.
-        reported: From `TestContracts.taken`.
+        config: The configuration of the run.
+        reported: The results of `TestContracts.taken`.
 
     Returns:
         Lines for the terminal, and whether every file could be written.
@@ -390,7 +394,7 @@ def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
     if total:
         yield f"{_number(total, 'key')} could not be checked:"
     for (key, reason), names in tests.items():
-        yield f"  {key}: {reason} ({_listed(names)})"
+        yield f"  {key}: {reason} ({_list_some(names)})"
 
 
 def _replaced_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
@@ -416,7 +420,7 @@ def _won_lines(_: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
 def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
     """Limits that a file has, those that tests have themselves and that don't hold, and those of
     tests without any."""
-    from torchtraceap.contracts.update import updated
+    from torchtraceap.contracts.update import update_contract
     from torchtraceap.core.writing import write_text
 
     path = _path(config)
@@ -434,7 +438,7 @@ def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
         name = report.result.name
         device = (file.find(name) or file.base).device
         limits = Contract.parse({each.key: each.limit for each in wanted}, device=device)
-        update = updated(
+        update = update_contract(
             file,
             replace(report.result, results=wanted),
             config.option.contracts_reason,
@@ -486,7 +490,7 @@ def _number(value: int, noun: str) -> str:
     return f"{value} {noun}{'' if value == 1 else 's'}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_some(names: Sequence[str]) -> str:
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     return ", ".join([*names[:_MOST_NAMED], *more])
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torchtraceap.contracts.measures.vocabulary import MEASURES, base_of
 from torchtraceap.contracts.recorder import Recorder
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.record import RecordingError
 
@@ -59,13 +59,13 @@ class ContractBroken(AssertionError):  # noqa: N818 - it says what has happened
         self.path = path
 
     def __reduce__(self) -> Any:
-        return _broken, (str(self), self.result, self.path)
+        return _make_broken, (str(self), self.result, self.path)
 
 
 ContractBroken.__module__ = "torchtraceap"
 
 
-def _broken(message: str, result: CheckResult, path: Path | None) -> ContractBroken:
+def _make_broken(message: str, result: CheckResult, path: Path | None) -> ContractBroken:
     """Make the exception, for processes that send it to each other."""
     return ContractBroken(message, result, path)
 
@@ -74,7 +74,7 @@ class ContractWarning(UserWarning):
     """A limit doesn't hold, where that is to be no error."""
 
 
-class RecordedContract(Shown):
+class RecordedContract(Renderable):
     """Limits on a block of code; made by `contract`, used once in a `with` statement, or as a
     decorator."""
 
@@ -167,19 +167,19 @@ class RecordedContract(Shown):
             @functools.wraps(function)
             async def wrapped(*args: Any, **kwargs: Any) -> Any:
                 __tracebackhide__ = True
-                with self._again(name):
+                with self._copy(name):
                     return await function(*args, **kwargs)
         else:
 
             @functools.wraps(function)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
                 __tracebackhide__ = True
-                with self._again(name):
+                with self._copy(name):
                     return function(*args, **kwargs)
 
         return wrapped
 
-    def _again(self, name: str) -> RecordedContract:
+    def _copy(self, name: str) -> RecordedContract:
         return RecordedContract(
             self.contract,
             name=self.name or name,
@@ -208,8 +208,8 @@ class RecordedContract(Shown):
             result, places = _with_places(result, trace.rank(None), CallLines(profiler))
             is_broken = bool(result.failed or (self._strict and result.inconclusive))
             if self._path is not None or (is_broken and self._keep):
-                self.path = self._kept(file, recorder)
-        self.result = _renamed(result, self.name, self.path)
+                self.path = self._keep_trace(file, recorder)
+        self.result = _with_names(result, self.name, self.path)
         if is_broken:
             self.message = self._message(places)
 
@@ -217,7 +217,7 @@ class RecordedContract(Shown):
     def _file_name(self) -> str:
         return re.sub(r"[^\w.-]+", "_", self.name).strip("_")[-120:] or _UNNAMED
 
-    def _kept(self, file: Path, recorder: Recorder) -> Path:
+    def _keep_trace(self, file: Path, recorder: Recorder) -> Path:
         """Bring the trace to where it is wanted: never over a file that has been named, but over
         that of the same contract from the last time."""
         from torchtraceap.core.writing import first_free, replacing, staging
@@ -239,12 +239,12 @@ class RecordedContract(Shown):
             return first_free(packed, names.candidates())
 
     def _message(self, places: Mapping[str, Place]) -> str:
-        from torchtraceap.contracts.call_lines import shown_file
+        from torchtraceap.contracts.call_lines import relative_path
         from torchtraceap.contracts.message import broken_message
 
         assert self.result is not None
         frames = "" if self._has_frames else _NO_FRAMES
-        path = None if self.path is None else shown_file(str(self.path.absolute()))
+        path = None if self.path is None else relative_path(str(self.path.absolute()))
         return broken_message(self.result, places, path=path, frames=frames)
 
 
@@ -288,8 +288,8 @@ def contract(
         path: Keep the trace here, in a file that ends in `.json` or `.json.gz`, or a folder; a file
             that exists is not overwritten. Unless given, the trace of a broken contract is kept
             in the folder `ttap_traces`.
-        strict: What could not be checked counts as broken.
-        limits: By key (docs/contracts.md).
+        strict: Treat what could not be checked as broken.
+        limits: Limits by key (docs/contracts.md).
 
     Returns:
         The contract, to be used in a `with` statement or as a decorator; `result` and `path` tell
@@ -358,7 +358,7 @@ def _with_places(
     return replace(result, results=tuple(results)), places
 
 
-def _renamed(result: CheckResult, name: str, path: Path | None) -> CheckResult:
+def _with_names(result: CheckResult, name: str, path: Path | None) -> CheckResult:
     """The check with the name of the contract here, and of the trace that was kept."""
     from dataclasses import replace
 

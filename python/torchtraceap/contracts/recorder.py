@@ -81,7 +81,7 @@ class Recorder:
         self._torch = import_torch()
         claim_profiler(self._torch, _OWNER)
         try:
-            self._profiler = self._made(with_stack, with_memory)
+            self._profiler = self._make_profiler(with_stack, with_memory)
             with _quiet():
                 self._profiler.start()
         except BaseException:
@@ -146,7 +146,7 @@ class Recorder:
         """Write what `stop` gave; a file that is there is never overwritten.
 
         Args:
-            profiler: From `stop`; it can be written once.
+            profiler: The result of `stop`; it can be written once.
             path: Ends in `.json` or `.json.gz`. Of several ranks all but the first get theirs in
                 the name.
 
@@ -156,12 +156,12 @@ class Recorder:
         """
         names = TraceNames(path, rank=self.rank, run="")
         rest = f"{_STEP_MARK}{self._steps}" if self.steps else None
-        written = export_trace(_Marked(profiler, rest), names)
+        written = export_trace(_MarkedProfiler(profiler, rest), names)
         if written is None:
             raise RecordingError("nothing was recorded: no operation of torch ran in the block")
         return written
 
-    def _made(self, with_stack: bool, with_memory: bool) -> Any:
+    def _make_profiler(self, with_stack: bool, with_memory: bool) -> Any:
         actions = self._torch.profiler.ProfilerAction
 
         def action(step: int) -> Any:
@@ -183,7 +183,7 @@ class Recorder:
             )
 
 
-class _Marked:
+class _MarkedProfiler:
     """A profiler whose file calls the open range behind the last step otherwise. See Note [Marked
     steps]."""
 

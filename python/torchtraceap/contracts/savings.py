@@ -84,13 +84,13 @@ def prices(trace: Ranks, wanted: dict[str, tuple[str, ...]]) -> dict[str, Price]
     if not edits:
         return dict.fromkeys(wanted, Price(None, _NO_FIX))
     try:
-        saved = _saved(trace, edits)
+        saved = _saving_of(trace, edits)
     except TraceError as error:
         return dict.fromkeys(wanted, Price(None, f"the run can't be replayed: {error}"))
     return {key: _best([saved[edit] for edit in each]) for key, each in wanted.items()}
 
 
-def _saved(trace: Ranks, edits: list[str]) -> dict[str, Price]:
+def _saving_of(trace: Ranks, edits: list[str]) -> dict[str, Price]:
     from torchtraceap.simulation.simulate import simulate
 
     with progress_stage("replaying the run with fixes"):

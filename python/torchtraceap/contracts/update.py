@@ -1,4 +1,4 @@
-"""`updated`: a contract file with limits moved to what was measured, and the reason for it.
+"""`update_contract`: a contract file with limits moved to what was measured, and the reason for it.
 
 Note [Form]: a limit keeps its form: an upper bound stays one, in its unit, and of a range only the
 end moves that does not hold. Comments and order of the file stay: the texts of values are replaced
@@ -27,7 +27,7 @@ from torchtraceap.errors import OptionError
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Change", "Update", "updated"]
+__all__ = ["Change", "Update", "update_contract"]
 
 _VARYING = ("share", "time")
 
@@ -57,7 +57,7 @@ class Update:
     """Keys of limits that fail and can't be moved, with the reason."""
 
 
-def updated(
+def update_contract(
     file: ContractFile,
     result: CheckResult,
     reason: str,
@@ -71,7 +71,7 @@ def updated(
 
     Args:
         file: As it was read; `parse_contracts("{}", path)`-like files may be new and empty.
-        result: Of a check of that contract.
+        result: The result of a check of that contract.
         reason: Why the limits move: a person's words, which the history keeps.
         name: Of the contract in the file; None for that of the whole file. One that is not there
             is added.
@@ -109,14 +109,14 @@ def _changes(
                 left.append(f"findings: {each.reason}; change it by hand")
                 continue
         else:
-            after = _moved(limit, each)
+            after = _new_value(limit, each)
         before = None if is_new else limit.to_json()
         if after is not None and after != before:
             changes.append(Change(each.key, before, after, name))
     return changes, left
 
 
-def _moved(limit: Limit, result: KeyResult) -> Any:
+def _new_value(limit: Limit, result: KeyResult) -> Any:
     """Return the new value of a limit, None if it stays; see Note [Times move less]."""
     if result.kind in _VARYING and result.status != FAILED and not result.won:
         return None
@@ -163,13 +163,13 @@ def _text(
     """Return the new text of the file; see Note [Form]."""
     values = {each.key: each.after for each in changes} | ({"device": device} if device else {})
     anew = _written_anew(file.text, name, values, history)
-    in_place = _in_place(file.text, name, values, history)
-    if in_place is not None and _loaded(in_place) == _loaded(anew):
+    in_place = _replace_in_place(file.text, name, values, history)
+    if in_place is not None and _load_node(in_place) == _load_node(anew):
         return in_place
     return anew
 
 
-def _loaded(text: str) -> Any:
+def _load_node(text: str) -> Any:
     import yaml
 
     try:
@@ -183,7 +183,7 @@ def _written_anew(
 ) -> str:
     import yaml
 
-    whole = _loaded(text) or {}
+    whole = _load_node(text) or {}
     if name is None:
         whole |= values
     else:
@@ -193,7 +193,7 @@ def _written_anew(
     return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=10**6)
 
 
-def _in_place(
+def _replace_in_place(
     text: str, name: str | None, values: dict[str, Any], history: list[dict[str, Any]]
 ) -> str | None:
     """Return the text with values replaced in place; None if the file has no place for them."""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 
-from torchtraceap.contracts.limits import Limit, shown_value
-from torchtraceap.contracts.measures.measurement import RankMeasured
+from torchtraceap.contracts.limits import Limit, format_value
+from torchtraceap.contracts.measures.measurement import RankMeasurement
 from torchtraceap.contracts.measures.vocabulary import MEASURES, base_of, is_per_step
 from torchtraceap.core.formatting import format_bytes, format_count, format_ns
 
-__all__ = ["allowed", "beyond_by", "counted_words", "scope_words", "won_words"]
+__all__ = [
+    "describe_count",
+    "describe_excess",
+    "describe_headroom",
+    "describe_limit",
+    "describe_scope",
+]
 
 _NOUNS = {
     "launches": ("launch", "launches"),
@@ -37,17 +43,17 @@ _WON = 0.9
 """Part of a bound below which a value is reported as a win."""
 
 
-def counted_words(key: str, value: float, name: str = "") -> str:
+def describe_count(key: str, value: float, name: str = "") -> str:
     """The value with what it is a number of; `name` is of a kind of collective."""
     base, kind = base_of(key), MEASURES[key].kind
     if base in _DONE:
-        return f"{shown_value(value, kind)} {_DONE[base]}"
+        return f"{format_value(value, kind)} {_DONE[base]}"
     if name:
         return f"{format_count(int(value))} {name}"
     return f"{format_count(int(value))} {_NOUNS[base][value != 1]}"
 
 
-def scope_words(of: RankMeasured, step: int | None, step_name: str | None) -> str:
+def describe_scope(of: RankMeasurement, step: int | None, step_name: str | None) -> str:
     """Say which time the value is of."""
     kind, part = MEASURES[of.key].kind, of.part
     if kind == "time":
@@ -65,10 +71,10 @@ def scope_words(of: RankMeasured, step: int | None, step_name: str | None) -> st
     return "of the profiled time" if kind == "share" else "in the profiled time"
 
 
-def allowed(limit: Limit, key: str) -> str:
+def describe_limit(limit: Limit, key: str) -> str:
     """Say what a limit allows."""
     kind = MEASURES[key].kind
-    low, high = shown_bound(limit.low, kind), shown_bound(limit.high, kind)
+    low, high = format_bound(limit.low, kind), format_bound(limit.high, kind)
     if limit.is_exact:
         return f"and the contract says exactly {high}"
     if limit.low > -math.inf and limit.high < math.inf:
@@ -78,16 +84,16 @@ def allowed(limit: Limit, key: str) -> str:
     return f"and the contract says {'more than' if limit.low_open else 'at least'} {low}"
 
 
-def shown_bound(value: float, kind: str) -> str:
+def format_bound(value: float, kind: str) -> str:
     """A bound, without more digits than it was written with."""
     if not math.isfinite(value):
         return ""
     if kind == "share":
         return f"{100 * value:.6g} %"
-    return format_bytes(value) if kind == "bytes" else shown_value(value, kind)
+    return format_bytes(value) if kind == "bytes" else format_value(value, kind)
 
 
-def beyond_by(limit: Limit, value: float, key: str) -> str:
+def describe_excess(limit: Limit, value: float, key: str) -> str:
     """Say by how much a value lies outside of bounds."""
     kind = MEASURES[key].kind
     above = limit.is_above(value)
@@ -109,12 +115,12 @@ def _size(size: float) -> str:
     return f"{int(size)} bytes" if size < 1024 else format_bytes(size)
 
 
-def won_words(limit: Limit, value: float, key: str) -> str:
+def describe_headroom(limit: Limit, value: float, key: str) -> str:
     """Say how far a limit that holds could be tightened; empty if it is tight."""
     kind = MEASURES[key].kind
     if limit.is_exact or limit.high == math.inf or value > _WON * limit.high:
         return ""
     return (
-        f"{shown_value(value, kind)} where {shown_bound(limit.high, kind)} "
+        f"{format_value(value, kind)} where {format_bound(limit.high, kind)} "
         f"{'is' if kind != 'count' else 'are'} allowed: the limit can be tightened"
     )

@@ -32,21 +32,21 @@ __all__ = [
 Codes = npt.NDArray[np.uint8]
 
 
-def _those(holds: Callable[[ApiClass], bool]) -> Codes:
+def _api_classes(holds: Callable[[ApiClass], bool]) -> Codes:
     return np.array([api for api in ApiClass if holds(api)], dtype=np.uint8)
 
 
 API_KINDS = (EventKind.RUNTIME, EventKind.DRIVER)
 """Kinds of runtime and driver calls, the only rows whose `tree.api` is not NONE."""
-SYNCHRONISATIONS = _those(is_synchronisation)
+SYNCHRONISATIONS = _api_classes(is_synchronisation)
 """The host waits until GPU work is done."""
-COPY_CALLS = _those(is_copy_call)
+COPY_CALLS = _api_classes(is_copy_call)
 """Calls that copy memory, those that wait for the copy and those that need not."""
-ALLOCATOR_CALLS = _those(is_allocator_call)
+ALLOCATOR_CALLS = _api_classes(is_allocator_call)
 """Device or pinned memory is taken, mapped or given back."""
-MEMORY_RETURNS = _those(gives_memory_back)
+MEMORY_RETURNS = _api_classes(gives_memory_back)
 """Allocator calls that give memory back."""
-HOST_MEMORY_CALLS = _those(is_host_memory_call)
+HOST_MEMORY_CALLS = _api_classes(is_host_memory_call)
 """Allocator calls for pinned memory of the host."""
 LAUNCHES = np.array(
     [

@@ -69,11 +69,11 @@ class JsonCodes(TextCodes):
 
     def to_list(self) -> list[Any]:
         column = self.compact()
-        values = [*(_parsed(text) for text in column.texts), None]
+        values = [*(_parse_json(text) for text in column.texts), None]
         return [values[code] for code in column.codes.tolist()]
 
 
-def _parsed(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """The value; a trace may hold anything, so text that is no JSON stays text, and so does what
     is nested too deep for a value of a row of a document."""
     try:

@@ -19,8 +19,8 @@ __all__ = [
     "INT32",
     "INT64",
     "DType",
-    "dtype_named",
-    "dtype_numbered",
+    "dtype_of_code",
+    "parse_dtype",
 ]
 
 
@@ -148,7 +148,7 @@ _OTHER_FLOAT4 = DType("float4", "fp4", 1, 2)
 _NAMESPACES = re.compile(r"\b(?:c10|at|std|torch)(?:::|\.)")
 
 
-def dtype_named(name: str) -> DType | None:
+def parse_dtype(name: str) -> DType | None:
     """The type that a trace calls `name` (`c10::BFloat16`, `long int`, `torch.float32`, `Half`)."""
     plain = _NAMESPACES.sub("", name).strip().lower()
     found = _BY_NAME.get(plain)
@@ -159,6 +159,6 @@ def dtype_named(name: str) -> DType | None:
     return found
 
 
-def dtype_numbered(number: int) -> DType | None:
+def dtype_of_code(number: int) -> DType | None:
     """The type with that c10::ScalarType."""
     return _BY_NUMBER.get(number)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EMPTY", "covered_before", "covered_ns", "overlapped", "union"]
+__all__ = ["EMPTY", "covered_before", "covered_ns", "overlaps", "union"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -29,7 +29,7 @@ def union(sets: Sequence[Int64Array]) -> Int64Array:
     return np.stack((intervals[first, 0], reach[last]), axis=1)
 
 
-def overlapped(intervals: Int64Array) -> Int64Array:
+def overlaps(intervals: Int64Array) -> Int64Array:
     """Return the set of times at which two or more intervals, `[n, 2]` in any order, overlap. O(n
     log n)."""
     intervals = intervals[intervals[:, 1] > intervals[:, 0]]
@@ -46,7 +46,7 @@ def covered_before(intervals: Int64Array, times_ns: Int64Array) -> Int64Array:
 
     Args:
         intervals: Sorted and disjoint, `[n, 2]`.
-        times_ns: Of any shape, in any order.
+        times_ns: Times of any shape, in any order.
 
     Returns:
         int64 in the shape of the times.

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 __all__ = [
-    "Shown",
+    "Renderable",
     "add_renderer",
+    "add_renderer_finder",
     "find_renderer",
-    "find_renderers",
-    "imported_later",
+    "lazy_renderer",
     "render",
-    "shown",
+    "renderable",
 ]
 
 _RENDERERS: dict[tuple[str, str], Callable[[Any], Any]] = {}
@@ -25,7 +25,7 @@ _FINDERS: list[Callable[[], None]] = []
 _Kind = TypeVar("_Kind", bound=type)
 
 
-class Shown:
+class Renderable:
     """A result that shows itself: `print` gives text, a notebook HTML."""
 
     __slots__ = ()
@@ -37,15 +37,15 @@ class Shown:
         return render(self, "html")
 
 
-def shown(kind: _Kind) -> _Kind:
-    """Make a class show itself as `Shown` does, where it cannot be derived from that: named tuples
-    and classes of the core."""
+def renderable(kind: _Kind) -> _Kind:
+    """Make a class show itself as `Renderable` does, for classes that cannot be derived from that:
+    named tuples and classes of the core."""
     for name in ("__str__", "_repr_html_"):
-        setattr(kind, name, getattr(Shown, name))
+        setattr(kind, name, getattr(Renderable, name))
     return kind
 
 
-def find_renderers(finder: Callable[[], None]) -> None:
+def add_renderer_finder(finder: Callable[[], None]) -> None:
     """`finder` adds renderers; it is called once, before something is drawn."""
     _FINDERS.append(finder)
 
@@ -87,7 +87,7 @@ def find_renderer(kind: type, way: str) -> Callable[[Any], Any] | None:
     return None
 
 
-def imported_later(module: str, function: str) -> Callable[[Any], Any]:
+def lazy_renderer(module: str, function: str) -> Callable[[Any], Any]:
     """A renderer whose module is imported when something is drawn."""
 
     def draw(result: Any) -> Any:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from torchtraceap import _core
 from torchtraceap.core.formatting import format_fact
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
-from torchtraceap.core.sums import clamped
+from torchtraceap.core.rendering import Renderable
+from torchtraceap.core.sums import clamp
 
 __all__ = [
     "PAPER_TYPES",
@@ -50,7 +50,7 @@ PAPER_TYPES = tuple(rule.type for rule in _core.rules() if rule.paper)
 """The eight anti-patterns of the paper, in the order in which every table shows them."""
 
 
-class Result(Shown):
+class Result(Renderable):
     """A frozen dataclass that knows its JSON and shows itself."""
 
     __slots__ = ()
@@ -100,7 +100,7 @@ class Timeline(Result):
 
     def __add__(self, other: Timeline) -> Timeline:
         pairs = zip(self.values(), other.values(), strict=True)
-        return Timeline(*(clamped(a + b) for a, b in pairs))
+        return Timeline(*(clamp(a + b) for a, b in pairs))
 
     def values(self) -> tuple[int, ...]:
         """The eight numbers in field order."""

@@ -14,12 +14,12 @@ from torchtraceap.core.aliases import Array
 
 __all__ = [
     "MOST",
-    "added",
-    "by_index",
-    "clamped",
-    "of_groups",
-    "rounded",
-    "running",
+    "add",
+    "clamp",
+    "cumulative",
+    "round_to_int",
+    "sum_by_index",
+    "sum_groups",
     "total",
     "totals",
 ]
@@ -36,20 +36,20 @@ def total(values: Array) -> int:
     # Asked in this order, so that NumPy loads its masked arrays only where there are any.
     if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
         values = values.compressed()
-    return int(_stopped(values, np.sum)) if values.size else 0
+    return int(_saturating(values, np.sum)) if values.size else 0
 
 
 def totals(values: Array, axis: int) -> Array:
     """Sums along an axis."""
-    return _stopped(values, lambda part: part.sum(axis=axis))
+    return _saturating(values, lambda part: part.sum(axis=axis))
 
 
-def of_groups(values: Array, starts: Array) -> Array:
+def sum_groups(values: Array, starts: Array) -> Array:
     """Sums of consecutive values, as `np.add.reduceat`."""
-    return _stopped(values, lambda part: np.add.reduceat(part, starts))
+    return _saturating(values, lambda part: np.add.reduceat(part, starts))
 
 
-def by_index(index: Array, values: Array, length: int) -> Array:
+def sum_by_index(index: Array, values: Array, length: int) -> Array:
     """Sum of the values with each index from 0 to `length`, int64 `[length]`."""
 
     def add(part: Array) -> Array:
@@ -57,32 +57,32 @@ def by_index(index: Array, values: Array, length: int) -> Array:
         np.add.at(sums, index, part)
         return sums
 
-    return _stopped(values.astype(np.int64, copy=False), add)
+    return _saturating(values.astype(np.int64, copy=False), add)
 
 
-def running(values: Array) -> Array:
+def cumulative(values: Array) -> Array:
     """Sums of the values up to each."""
-    return _stopped(values, np.cumsum)
+    return _saturating(values, np.cumsum)
 
 
-def added(a: Array, b: Array | int) -> Array:
+def add(a: Array, b: Array | int) -> Array:
     """Element by element, int64."""
-    return _stopped(np.stack(np.broadcast_arrays(a, b)), lambda part: part.sum(axis=0))
+    return _saturating(np.stack(np.broadcast_arrays(a, b)), lambda part: part.sum(axis=0))
 
 
-def rounded(values: Array) -> Array:
+def round_to_int(values: Array) -> Array:
     """Floats as whole numbers, int64; NaN is 0."""
     inside = np.clip(np.rint(values), -_LARGEST_FLOAT, _LARGEST_FLOAT)
     whole: Array = np.nan_to_num(inside).astype(np.int64)
     return whole
 
 
-def clamped(value: int) -> int:
+def clamp(value: int) -> int:
     """One of Python's integers in 64 bits."""
     return max(_LEAST, min(value, MOST))
 
 
-def _stopped(values: Array, add: Callable[[Array], Array]) -> Array:
+def _saturating(values: Array, add: Callable[[Array], Array]) -> Array:
     """Return the result of `add`, which sums some of the values in some way; exact if it fits 64
     bits."""
     if values.dtype.kind == "f" or _fits(values):

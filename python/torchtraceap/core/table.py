@@ -28,7 +28,7 @@ from torchtraceap.core.columns import (
     spreadsheet_cell,
     unique_texts,
 )
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.writing import replacing, replacing_stream
 from torchtraceap.errors import MissingColumnError, MissingDependencyError
 
@@ -44,7 +44,7 @@ MadeColumn = Column | Callable[[], Column]
 """A column, or what makes it when it is first asked for."""
 
 
-class ColumnTable(Shown):
+class ColumnTable(Renderable):
     """Columns of equal length by name, and what is to be said beside them: `len` is the number of
     rows, iteration gives the names of the columns, `print` shows the first rows.
 
@@ -156,7 +156,7 @@ class ColumnTable(Shown):
 
         Args:
             name: The column.
-            descending: By default numbers fall and texts rise.
+            descending: The order; by default numbers fall and texts rise.
 
         Raises:
             MissingColumnError: There is no such column.
@@ -238,7 +238,7 @@ class ColumnTable(Shown):
         Raises:
             OutputError: The file can't be written.
         """
-        table = self._for_spreadsheets() if spreadsheet else self
+        table = self._escape_for_spreadsheets() if spreadsheet else self
         columns = [table.column(name) for name in table]
         texts = (column.texts for column in columns if isinstance(column, TextCodes))
         quoting = csv_quoting(chain(table, *texts))
@@ -257,7 +257,7 @@ class ColumnTable(Shown):
                     zip(*(_csv_cells(column, rows) for column in columns), strict=True)
                 )
 
-    def _for_spreadsheets(self) -> ColumnTable:
+    def _escape_for_spreadsheets(self) -> ColumnTable:
         columns: dict[str, MadeColumn] = {}
         for name in self._columns:
             column = self.column(name)

@@ -28,7 +28,7 @@ def map_on_threads(
 
     Args:
         function: Whatever it shares between items has to bear several threads.
-        items: What to call it with.
+        items: The arguments of the calls.
         threads: At most so many at the same time; 0 for the number of cores.
 
     Raises:

@@ -47,7 +47,7 @@ def check_target(path: PathLike, inputs: Iterable[PathLike] = ()) -> None:
     """Say before the work begins what would keep a file from being written.
 
     Args:
-        path: Where a file is to be written; `-` is standard output.
+        path: The file to write; `-` is standard output.
         inputs: Files that are read: the target may be none of them, under whatever name.
 
     Raises:
@@ -85,7 +85,7 @@ def replacing(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iterator[Pa
     descriptor such as `/dev/stdout`, and `-` for standard output) gets the bytes at the end.
 
     Args:
-        path: Where the file is to be.
+        path: The file to write; `-` is standard output.
         inputs: Files that are read; none of them may be the target.
 
     Yields:
@@ -125,9 +125,9 @@ def claim_folder(folder: Path, place: Path, settings: str, others: str) -> None:
 
     Args:
         folder: New, empty, or claimed before.
-        place: Of the file in it that states the settings.
-        settings: What the file says.
-        others: What is said of a folder that was claimed with other settings.
+        place: The file in the folder that states the settings.
+        settings: The text of that file.
+        others: The message about a folder that was claimed with other settings.
 
     Raises:
         OptionError: It was, or something else is in it.
@@ -171,7 +171,7 @@ def write_paths(
     leaves some old and some new ones, each whole.
 
     Args:
-        folder: Where the files are to be; it is made if there is none.
+        folder: The folder of the files; it is made if there is none.
         files: The path of each inside the folder, and what writes it to a path of that name.
         inputs: Files that are read; none of them may be replaced.
 
@@ -185,12 +185,12 @@ def write_paths(
     target, inputs = Path(folder), list(inputs)
     with contextlib.ExitStack() as open_until_done:
         open_until_done.enter_context(naming(folder))
-        open_until_done.enter_context(_made(target))
+        open_until_done.enter_context(_make_folders(target))
         grown = open_until_done.enter_context(staging(target))
         places = []
         for name, write in files:
             place, staged = target / name, grown / name
-            open_until_done.enter_context(_made(place.parent))
+            open_until_done.enter_context(_make_folders(place.parent))
             check_target(place, inputs)
             staged.parent.mkdir(parents=True, exist_ok=True)
             with naming(place, staged):
@@ -230,7 +230,7 @@ def first_free(staged: Path, places: Iterable[Path]) -> Path:
         OutputError: It can't be put there.
     """
     with naming(staged):
-        _to_disk(staged, os.O_RDWR)
+        _flush_to_disk(staged, os.O_RDWR)
     for place in places:
         with naming(place):
             try:
@@ -252,8 +252,8 @@ def naming(path: PathLike, staged: Path | None = None) -> Iterator[None]:
     """Errors of writing name the target, never the place where its file grows.
 
     Args:
-        path: What is being written.
-        staged: Where it grows: the core's messages begin with it.
+        path: The file to write; `-` is standard output.
+        staged: The place where the file grows: the core's messages begin with it.
 
     Raises:
         OutputError: For an `OSError` in the block; a pipe without a reader passes as it is.
@@ -340,10 +340,10 @@ def _settle(staged: Path, target: Path | int) -> None:
         return
     if found is not None:
         _take_after(staged, found)
-    _to_disk(staged, os.O_RDWR)
+    _flush_to_disk(staged, os.O_RDWR)
     os.replace(staged, target)
     with contextlib.suppress(OSError):  # the file is whole; some file systems sync no folders
-        _to_disk(target.parent, os.O_RDONLY)
+        _flush_to_disk(target.parent, os.O_RDONLY)
 
 
 def _copy(staged: Path, stream: BinaryIO) -> None:
@@ -361,7 +361,7 @@ def _take_after(staged: Path, found: os.stat_result) -> None:
     os.chmod(staged, stat.S_IMODE(found.st_mode))
 
 
-def _to_disk(path: Path, mode: int) -> None:
+def _flush_to_disk(path: Path, mode: int) -> None:
     """A name that outlives a crash may not point to bytes that don't."""
     descriptor = os.open(path, mode)
     try:
@@ -371,7 +371,7 @@ def _to_disk(path: Path, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def _make_folders(folder: Path) -> Iterator[None]:
     """Make a folder with those above it, and takes away again after an error what it made."""
     missing = []
     place = folder

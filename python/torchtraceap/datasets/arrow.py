@@ -20,7 +20,16 @@ from typing import Any
 from torchtraceap.datasets.labels import TYPES
 from torchtraceap.errors import MissingDependencyError, MissingFileError, SchemaError
 
-__all__ = ["FORMAT", "TABLES", "arrow", "file_of", "name_hash", "read_rows", "schemas", "write_to"]
+__all__ = [
+    "FORMAT",
+    "TABLES",
+    "file_of",
+    "import_pyarrow",
+    "name_hash",
+    "read_rows",
+    "schemas",
+    "write_to",
+]
 
 FORMAT = 1
 """Version of the tables, in their metadata."""
@@ -31,7 +40,7 @@ _PLAIN = frozenset({"start_ns", "dur_ns", "launch_start_ns", "launch_dur_ns", "c
 """Columns of values that seldom repeat: stored as differences of neighbours."""
 
 
-def arrow() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
     """The modules `pyarrow` and `pyarrow.parquet`.
 
     Raises:
@@ -56,7 +65,7 @@ def name_hash(name: str) -> int:
 @cache
 def schemas() -> dict[str, Any]:
     """An Arrow schema for each table; docs/datasets.md says what the columns are."""
-    pa, _ = arrow()
+    pa, _ = import_pyarrow()
     texts, interval = pa.list_(pa.string()), pa.struct(
         [("type", pa.string()), ("start_ns", pa.int64()), ("end_ns", pa.int64())]
     )  # fmt: skip
@@ -115,7 +124,7 @@ def file_of(folder: Path, table: str, shard: str) -> Path:
 
 def write_to(stream: Any, table: str, groups: Sequence[Any]) -> None:
     """Write Arrow tables as one Parquet file, each as a row group."""
-    _, parquet = arrow()
+    _, parquet = import_pyarrow()
     schema = schemas()[table]
     plain = [field.name for field in schema if field.name in _PLAIN]
     every = [field.name for field in schema]
@@ -150,7 +159,7 @@ def opened(path: Path, table: str) -> Any:
     Raises:
         MissingFileError, SchemaError: See `read_rows`.
     """
-    pa, parquet = arrow()
+    pa, parquet = import_pyarrow()
     try:
         file = parquet.ParquetFile(path)
     except FileNotFoundError:

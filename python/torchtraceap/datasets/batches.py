@@ -15,7 +15,7 @@ from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.tables.windows.tokens import Tokens
 
-__all__ = ["Batch", "EventBatch", "WindowDataset", "collated", "load", "loader"]
+__all__ = ["Batch", "EventBatch", "WindowDataset", "collate", "load", "loader"]
 
 _COLUMNS = ("kind", "class_code", "flags", "start_ns", "dur_ns", "position", "delay_code",
             "duration_code", "stream", "stream_role", "bytes", "grid_blocks", "queue_depth",
@@ -96,9 +96,9 @@ def loader(
     """Batches of traces.
 
     Args:
-        dataset: What `load` gave.
+        dataset: The result of `load`.
         batch: Traces of a batch; the last one may have fewer.
-        shuffle: In an order that is drawn for each epoch.
+        shuffle: Draw a new order for each epoch.
         seed: The same gives the same orders, however many workers there are.
         workers: Processes that put batches together; 0: none.
 
@@ -112,12 +112,12 @@ def loader(
         batch_size=batch,
         shuffle=shuffle,
         num_workers=workers,
-        collate_fn=collated,
+        collate_fn=collate,
         generator=torch.Generator().manual_seed(seed),
     )
 
 
-def collated(samples: Sequence[Sample]) -> Batch:
+def collate(samples: Sequence[Sample]) -> Batch:
     """One batch of samples that have the same number of windows.
 
     Raises:
@@ -130,31 +130,31 @@ def collated(samples: Sequence[Sample]) -> Batch:
         raise SchemaError("either all traces of a batch have events, or none")
     return Batch(
         ids=tuple(sample.id for sample in samples),
-        values=_stacked(samples, "values"),
-        zscores=_stacked(samples, "zscores"),
-        evidence=_stacked(samples, "evidence"),
-        cost=_stacked(samples, "cost"),
-        positive=_stacked(samples, "positive"),
-        ignore=_stacked(samples, "ignore"),
+        values=_stack(samples, "values"),
+        zscores=_stack(samples, "zscores"),
+        evidence=_stack(samples, "evidence"),
+        cost=_stack(samples, "cost"),
+        positive=_stack(samples, "positive"),
+        ignore=_stack(samples, "ignore"),
         label=torch.tensor([sample.label for sample in samples]),
         events=_events(events) if events else None,
     )
 
 
-def _stacked(samples: Sequence[Sample], name: str) -> Tensor:
+def _stack(samples: Sequence[Sample], name: str) -> Tensor:
     return torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]))
 
 
 def _events(found: Sequence[Tokens]) -> EventBatch:
     lengths = [np.diff(tokens.offsets.astype(np.int64)) for tokens in found]
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
-    columns = {name: _joined([getattr(tokens, name) for tokens in found]) for name in _COLUMNS}
+    columns = {name: _join([getattr(tokens, name) for tokens in found]) for name in _COLUMNS}
     number: dict[str, int] = {}
     for tokens in found:
         for name in tokens.names:
             number.setdefault(name, len(number))
     for column in _NAMES:
-        columns[column] = _joined(
+        columns[column] = _join(
             [_numbers(tokens, number)[getattr(tokens, column)] for tokens in found]
         )
     return EventBatch(torch.from_numpy(offsets), columns, tuple(number))
@@ -165,6 +165,6 @@ def _numbers(tokens: Tokens, number: Mapping[str, int]) -> Array:
     return np.array([number[name] for name in tokens.names], dtype=np.int64)
 
 
-def _joined(arrays: Sequence[Array]) -> Tensor:
+def _join(arrays: Sequence[Array]) -> Tensor:
     joined = np.concatenate(arrays)
     return torch.from_numpy(joined if joined.dtype.kind == "f" else joined.astype(np.int64))

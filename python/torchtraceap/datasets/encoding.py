@@ -19,14 +19,14 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
 from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.arrow import arrow, name_hash, schemas
+from torchtraceap.datasets.arrow import import_pyarrow, name_hash, schemas
 from torchtraceap.datasets.labels import GRIDS, TYPES, costs_of, window_costs, window_labels
 from torchtraceap.errors import SchemaError
 from torchtraceap.tables.windows.windows import build_windows
 from torchtraceap.trace.event_table import Texts, Values, event_table
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["Rows", "decoded", "encoded", "label_of"]
+__all__ = ["Rows", "decode_trace", "encode_trace", "label_of"]
 
 Label = dict[str, Any]
 
@@ -44,7 +44,7 @@ _SIZES = {"grid": "grid", "block": "block"}
 _COLUMNS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
 """Members of events that have columns of their own."""
 _NARROW = frozenset({"device"})
-_LIFTED = re.compile(
+_PREDICTED_BASE = re.compile(
     r"(?P<task>\w+): (?P<family>\w+), .*batch (?P<batch>\d+), .*?, (?P<mode>training|inference), "
     r"(?P<dtype>\w+) on "
 )
@@ -65,12 +65,12 @@ class Rows:
     """Name and class by hash."""
 
 
-def encoded(part: RankTrace, label: Label) -> Rows:
+def encode_trace(part: RankTrace, label: Label) -> Rows:
     """The rows of a trace.
 
     Args:
         part: The trace.
-        label: As `generate` writes it; `costs` may hold intervals of several types.
+        label: The label as `generate` writes it; `costs` may hold intervals of several types.
 
     Raises:
         SchemaError: A type that no fault has, or more tracks than a trace can have.
@@ -132,14 +132,14 @@ def _event_rows(
     kind: str,
 ) -> Any:
     """An Arrow table of some rows of an event table."""
-    pa, _ = arrow()
+    pa, _ = import_pyarrow()
     table, is_gpu = part.table, kind == "gpu_events"
     flags = table.flags[rows]
     columns: dict[str, Any] = {
         "trace": [trace] * len(rows),
         "phase": [chr(code) for code in table.phase[rows].tolist()],
-        "start_ns": _masked(table.ts_ns[rows] - origin_ns, (flags & _core.HAS_TIME) != 0),
-        "dur_ns": _masked(table.dur_ns[rows], (flags & _core.HAS_DURATION) != 0),
+        "start_ns": _mask(table.ts_ns[rows] - origin_ns, (flags & _core.HAS_TIME) != 0),
+        "dur_ns": _mask(table.dur_ns[rows], (flags & _core.HAS_DURATION) != 0),
         "name": names.hashes(rows),
         "kind": [EventKind(code).name.lower() for code in table.kind[rows].tolist()],
         "category": [events[row].get("cat") for row in rows.tolist()],
@@ -162,7 +162,7 @@ def _array(pa: Any, values: Any, type_: Any) -> Any:
     return pa.array(values, type=type_)
 
 
-def _masked(values: Array, known: Array) -> Any:
+def _mask(values: Array, known: Array) -> Any:
     return np.ma.MaskedArray(values, mask=~known)
 
 
@@ -228,9 +228,9 @@ def _launches(part: RankTrace, rows: Array, origin_ns: int, names: _Names) -> di
     calls = np.where(launched, launch, 0)
     roles = [stream.role for stream in tree.streams]
     return {
-        "op_name": _masked(op_name, in_op),
-        "launch_start_ns": _masked(table.ts_ns[calls] - origin_ns, launched),
-        "launch_dur_ns": _masked(table.dur_ns[calls], launched),
+        "op_name": _mask(op_name, in_op),
+        "launch_start_ns": _mask(table.ts_ns[calls] - origin_ns, launched),
+        "launch_dur_ns": _mask(table.dur_ns[calls], launched),
         "stream_role": [_role(roles, code) for code in tree.stream_of[rows].tolist()],
     }
 
@@ -240,7 +240,7 @@ def _role(roles: Sequence[str], code: int) -> str | None:
 
 
 def _windows(part: RankTrace, label: Label, origin_ns: int) -> Any:
-    pa, _ = arrow()
+    pa, _ = import_pyarrow()
     columns: dict[str, list[Any]] = {name: [] for name in schemas()["windows"].names}
     for count in GRIDS:
         bounds_ns = build_windows(part, count=count).bounds_ns
@@ -267,7 +267,7 @@ def _trace_row(
 ) -> dict[str, Any]:
     table, tree = part.table, part.tree
     base = label["source"]["base"]
-    said = _said(label)
+    said = _base_facts(label)
     start_ns, end_ns = tree.profiled
     costs = [
         {"type": name, "start_ns": begin - origin_ns, "end_ns": end - origin_ns}
@@ -300,10 +300,10 @@ def _trace_row(
     }
 
 
-def _said(label: Label) -> dict[str, Any]:
+def _base_facts(label: Label) -> dict[str, Any]:
     """Return the name of a predicted base, or what was noted when a trace was collected."""
     source = label["source"]
-    lifted = _LIFTED.match(source["base"]) if source["kind"].startswith("lifted") else None
+    lifted = _PREDICTED_BASE.match(source["base"]) if source["kind"].startswith("lifted") else None
     if lifted:
         return {**lifted.groupdict(), "virtual": True}
     noted = label.get("collected")
@@ -348,30 +348,30 @@ def label_of(row: Mapping[str, Any]) -> Label:
 # ------------------------------------------------------------------------------ back
 
 
-def decoded(
+def decode_trace(
     row: Mapping[str, Any], gpu: Any, host: Any, names: Mapping[int, str], path: str = ""
 ) -> _core.EventTable:
     """The event table of a trace.
 
     Args:
-        row: Of `traces`.
+        row: The row of `traces`.
         gpu: Its rows of `gpu_events`, an Arrow table.
         host: Its rows of `host_events`.
-        names: By hash.
+        names: Names by hash.
         path: Stands for the file in messages.
 
     Raises:
         SchemaError: The rows do not belong together.
     """
     both = [_Part(gpu, _GPU | _RATES | _SIZES, {}), _Part(host, _HOST, {"id": "flow_id"})]
-    tracks, track = row["tracks"], _joined(both, "track")[0]
+    tracks, track = row["tracks"], _join(both, "track")[0]
     if len(track) and not 0 <= track.min() <= track.max() < len(tracks):
         raise SchemaError(f"{path}: an event is beyond the {len(tracks)} tracks of the trace")
-    starts, timed = _joined(both, "start_ns")
+    starts, timed = _join(both, "start_ns")
     return event_table(
-        _named(_joined(both, "name")[0], names, path),
+        _name_column(_join(both, "name")[0], names, path),
         np.where(timed, starts + row["origin_ns"], 0),
-        _joined(both, "dur_ns")[0],
+        _join(both, "dur_ns")[0],
         category=_texts([part.texts("category") for part in both]),
         pid=[tracks[code]["pid"] for code in track.tolist()],
         tid=[tracks[code]["tid"] for code in track.tolist()],
@@ -408,18 +408,18 @@ class _Part:
         """A masked array of numbers, or a list of sizes; of nothing where there is no column."""
         if name is None:
             rows = len(self.rows)
-            return _masked(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool))
+            return _mask(np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=bool))
         if name in _SIZES.values():
             return self.rows.column(name).to_pylist()
-        return _masked(*self.numbers(name))
+        return _mask(*self.numbers(name))
 
 
-def _joined(parts: Iterable[_Part], name: str) -> tuple[Array, Array]:
+def _join(parts: Iterable[_Part], name: str) -> tuple[Array, Array]:
     found = [part.numbers(name) for part in parts]
     return np.concatenate([v for v, _ in found]), np.concatenate([k for _, k in found])
 
 
-def _named(hashes: Array, names: Mapping[int, str], path: str) -> Texts:
+def _name_column(hashes: Array, names: Mapping[int, str], path: str) -> Texts:
     unique, codes = np.unique(hashes, return_inverse=True)
     try:
         return Texts(codes, [names[number] for number in unique.tolist()])
@@ -442,8 +442,8 @@ def _values(parts: Sequence[tuple[_Part, Mapping[str, str]]], rest: str) -> dict
     found: dict[str, Values] = {
         key: _numbers([part.column(columns.get(key)) for part, columns in parts]) for key in keys
     }
-    for key, texts in _left(_texts([part.texts(rest) for part, _ in parts])).items():
-        found[key] = _either(found[key], texts) if key in found else texts
+    for key, texts in _remaining_members(_texts([part.texts(rest) for part, _ in parts])).items():
+        found[key] = _merge_texts(found[key], texts) if key in found else texts
     return found
 
 
@@ -451,33 +451,33 @@ def _numbers(cells: Sequence[Any]) -> Any:
     """Return the cells of both parts: numbers, or sizes as JSON."""
     if not any(isinstance(cell, list) for cell in cells):
         values = np.concatenate([cell.data for cell in cells])
-        return _masked(values, ~np.concatenate([np.ma.getmaskarray(cell) for cell in cells]))
-    return _coded([_json(value) for cell in cells for value in _listed(cell)])
+        return _mask(values, ~np.concatenate([np.ma.getmaskarray(cell) for cell in cells]))
+    return _encode_json([_json(value) for cell in cells for value in _to_list(cell)])
 
 
-def _left(rests: Texts) -> dict[str, Texts]:
+def _remaining_members(rests: Texts) -> dict[str, Texts]:
     """Columns of objects, by key."""
     objects = [json.loads(text) for text in rests.texts]
     found: dict[str, Texts] = {}
     for key in dict.fromkeys(key for each in objects for key in each):
-        column = _coded([json.dumps(each[key]) if key in each else None for each in objects])
+        column = _encode_json([json.dumps(each[key]) if key in each else None for each in objects])
         codes = np.append(column.codes, -1)[rests.codes]
         found[key] = Texts(codes, column.texts, is_json=True)
     return found
 
 
-def _either(numbers: Any, texts: Texts) -> Texts:
+def _merge_texts(numbers: Any, texts: Texts) -> Texts:
     """Values of a key that only some events have as a number."""
     if isinstance(numbers, Texts):
         cells = [numbers.texts[code] if code >= 0 else None for code in numbers.codes.tolist()]
     else:
-        cells = [_json(value) for value in _listed(numbers)]
+        cells = [_json(value) for value in _to_list(numbers)]
     for place in np.flatnonzero(texts.codes >= 0).tolist():
         cells[place] = texts.texts[texts.codes[place]]
-    return _coded(cells)
+    return _encode_json(cells)
 
 
-def _listed(cell: Any) -> list[Any]:
+def _to_list(cell: Any) -> list[Any]:
     """Return a column as a list, with None for masked values."""
     values: list[Any] = cell if isinstance(cell, list) else cell.tolist()
     return values
@@ -487,7 +487,7 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def _coded(cells: Sequence[str | None]) -> Texts:
+def _encode_json(cells: Sequence[str | None]) -> Texts:
     """Few different texts of JSON."""
     number: dict[str | None, int] = {None: -1}
     for cell in cells:

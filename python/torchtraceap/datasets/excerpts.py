@@ -1,4 +1,4 @@
-"""`excerpted`: what a profiler would have recorded of a run that was on for a shorter time.
+"""`cut_excerpts`: what a profiler would have recorded of a run that was on for a shorter time.
 
 Note [Excerpts]: recordings may be as short as one kernel, and generated ones are steps long. What
 learns from those alone takes a short recording for a fault (docs/scorers.md). An excerpt holds 1 to
@@ -21,7 +21,7 @@ from torchtraceap.datasets.runs import Run
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace
 
-__all__ = ["excerpted"]
+__all__ = ["cut_excerpts"]
 
 _LAUNCHES = (0, 3)
 """Exponents of ten."""
@@ -32,16 +32,16 @@ _AT_FAULT = 0.7
 _TRIES = 20
 
 
-def excerpted(run: Run) -> Run:
+def cut_excerpts(run: Run) -> Run:
     """An excerpt of a run, always the same; its ids end in "/excerpt". See Note [Excerpts].
 
     A run of which no part has GPU events on all ranks stays whole.
     """
     labels = tuple({**label, "id": f"{label['id']}/excerpt"} for label in run.labels)
-    return replace(run, labels=labels, load=lambda: _cut(run))
+    return replace(run, labels=labels, load=lambda: _cut_excerpt(run))
 
 
-def _cut(run: Run) -> Trace:
+def _cut_excerpt(run: Run) -> Trace:
     whole = run.load()
     draw = np.random.default_rng(zlib.crc32(run.name.encode()))
     place = int(draw.integers(len(whole.ranks)))

@@ -11,8 +11,8 @@ from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.datasets.arrow import FORMAT, arrow, file_of, opened, read_rows
-from torchtraceap.datasets.encoding import decoded, label_of
+from torchtraceap.datasets.arrow import FORMAT, file_of, import_pyarrow, opened, read_rows
+from torchtraceap.datasets.encoding import decode_trace, label_of
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.trace.ranks import RankTrace
 
@@ -42,7 +42,7 @@ class DataSet:
     """Traces and their labels; docs/datasets.md has the columns of the tables.
 
     Args:
-        folder: Of the data set.
+        folder: The folder of the data set.
 
     Raises:
         MissingFileError: There is no such folder.
@@ -52,7 +52,7 @@ class DataSet:
 
     def __init__(self, folder: PathLike) -> None:
         self.path = Path(folder)
-        arrow()
+        import_pyarrow()
         if not self.path.is_dir():
             raise MissingFileError(f"{self.path}: no such folder")
         if not is_dataset(self.path):
@@ -122,7 +122,7 @@ class DataSet:
         """
         entry = self.entry(trace)
         gpu, host = (self._group(table, entry) for table in ("gpu_events", "host_events"))
-        return decoded(entry.row, gpu, host, self._names(entry.shard), f"{self.path}:{trace}")
+        return decode_trace(entry.row, gpu, host, self._names(entry.shard), f"{self.path}:{trace}")
 
     def rank(self, trace: str) -> RankTrace:
         """A trace, to be analysed."""
@@ -133,7 +133,7 @@ class DataSet:
         return self._group("windows", self.entry(trace))
 
     def _group(self, table: str, entry: Entry) -> Any:
-        pa, _ = arrow()
+        pa, _ = import_pyarrow()
         path = file_of(self.path, table, entry.shard)
         with opened(path, table) as file:
             if entry.place >= file.num_row_groups:

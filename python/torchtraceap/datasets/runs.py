@@ -57,18 +57,18 @@ def labelled_runs(dataset: PathLike) -> list[Run]:
 
 
 def _dataset_runs(dataset: DataSet) -> Iterator[Run]:
-    for name, of_run in _by_run(dataset.labels()):
+    for name, of_run in _group_by_run(dataset.labels()):
         rows = [dataset.entry(label["id"]).row for label in of_run]
         size = sum(row["gpu_event_count"] + row["host_event_count"] for row in rows)
         ids = [label["id"] for label in of_run]
-        yield Run(name, of_run, size, partial(_decoded, dataset, ids))
+        yield Run(name, of_run, size, partial(_decode, dataset, ids))
 
 
-def _decoded(dataset: DataSet, ids: list[str]) -> Trace:
+def _decode(dataset: DataSet, ids: list[str]) -> Trace:
     return Trace([dataset.rank(trace) for trace in ids])
 
 
-def _by_run(labels: Iterable[Label]) -> Iterator[tuple[str, tuple[Label, ...]]]:
+def _group_by_run(labels: Iterable[Label]) -> Iterator[tuple[str, tuple[Label, ...]]]:
     """Labels of each run, by rank."""
     ordered = sorted(labels, key=lambda label: (label["run"], label["rank"] or 0))
     for name, group in groupby(ordered, key=lambda label: str(label["run"])):
@@ -76,7 +76,7 @@ def _by_run(labels: Iterable[Label]) -> Iterator[tuple[str, tuple[Label, ...]]]:
 
 
 def _generated_runs(folder: Path) -> Iterator[Run]:
-    for name, of_run in _by_run(_generated_labels(folder / LABELS)):
+    for name, of_run in _group_by_run(_generated_labels(folder / LABELS)):
         paths = [folder / f"{label['id']}.json.gz" for label in of_run]
         for path in paths:
             if not path.exists():

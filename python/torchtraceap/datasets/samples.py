@@ -25,7 +25,7 @@ from torchtraceap.core.intervals import EMPTY
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.threads import map_on_threads
 from torchtraceap.core.writing import replacing_stream
-from torchtraceap.datasets.excerpts import excerpted
+from torchtraceap.datasets.excerpts import cut_excerpts
 from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, window_labels
 from torchtraceap.datasets.runs import Run, labelled_runs
 from torchtraceap.datasets.types import CPU_SPLIT, TYPES
@@ -102,9 +102,9 @@ def load_samples(
     Args:
         dataset: A folder that `dataset build` or `generate` made.
         splits: Only traces of these; None: all but those that were collected on a CPU.
-        windows: How many there are in a trace.
+        windows: The number of windows of a trace.
         tokens: With the events of the windows, at most so many of each; 0: without.
-        excerpts: A short excerpt of each run (`excerpted`) instead of all of it.
+        excerpts: A short excerpt of each run (`cut_excerpts`) instead of all of it.
         jobs: Traces that are computed at the same time.
         between: One window less, each from the middle of one to the middle of the next.
         gpu_only: Tokens of events of the GPU alone, each in the window of its start.
@@ -125,7 +125,7 @@ def load_samples(
     wanted = None if splits is None else set(splits)
     runs = [run for run in labelled_runs(dataset) if _is_wanted(run.labels[0]["split"], wanted)]
     if excerpts:
-        runs = [excerpted(run) for run in runs]
+        runs = [cut_excerpts(run) for run in runs]
     place = Path(dataset) / _CACHE
     grid = _Grid(windows, between)
     with progress_stage(f"windows of {len(runs)} runs"):
@@ -206,7 +206,9 @@ def window_arrays(trace: Ranks, count: int) -> list[dict[str, Array]]:
 
 def _on_grid(trace: Ranks, grid: _Grid) -> list[dict[str, Array]]:
     evidence = _evidence(trace)
-    return [_of_rank(part, grid, found) for part, found in zip(trace.ranks, evidence, strict=True)]
+    return [
+        _rank_sample(part, grid, found) for part, found in zip(trace.ranks, evidence, strict=True)
+    ]
 
 
 def _tokens(run: Run, grid: _Grid, cap: int, gpu_only: bool) -> list[dict[str, Array]]:
@@ -220,7 +222,7 @@ def _tokens(run: Run, grid: _Grid, cap: int, gpu_only: bool) -> list[dict[str, A
     ]
 
 
-def _of_rank(part: RankTrace, grid: _Grid, found: dict[str, Array]) -> dict[str, Array]:
+def _rank_sample(part: RankTrace, grid: _Grid, found: dict[str, Array]) -> dict[str, Array]:
     windows = grid.of(part)
     bounds_ns = np.array(windows.bounds_ns, dtype=np.int64)
     block = _core.build_features(part.table, part.tree, windows)
@@ -262,14 +264,14 @@ def _once(
     path: Path, ranks: int, compute: Callable[[], list[dict[str, Array]]]
 ) -> list[dict[str, Array]]:
     """Arrays of each rank, from a file that an earlier call wrote where there is one."""
-    kept = _kept(path, ranks)
+    kept = _load_stored(path, ranks)
     if kept is None:
         kept = compute()
         _keep(path, kept)
     return kept
 
 
-def _kept(path: Path, ranks: int) -> list[dict[str, Array]] | None:
+def _load_stored(path: Path, ranks: int) -> list[dict[str, Array]] | None:
     """Return what an earlier call stored, None if it is absent or incomplete."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.writing import write_files
-from torchtraceap.datasets.arrow import TABLES, arrow, schemas, write_to
-from torchtraceap.datasets.encoding import Rows, encoded
+from torchtraceap.datasets.arrow import TABLES, import_pyarrow, schemas, write_to
+from torchtraceap.datasets.encoding import Rows, encode_trace
 from torchtraceap.errors import SchemaError
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.trace.ranks import RankTrace
@@ -23,7 +23,7 @@ def write_shard(
     """Write the files of a shard, which appear together.
 
     Args:
-        folder: Of the data set.
+        folder: The folder of the data set.
         shard: The files' name.
         traces: Labels and traces.
 
@@ -31,7 +31,7 @@ def write_shard(
         OutputError: They can't be written.
         SchemaError: A label has a type that no fault has.
     """
-    rows = [encoded(part, label) for label, part in traces]
+    rows = [encode_trace(part, label) for label, part in traces]
     # Traces come last: who finds them finds the rest too.
     tables = [*TABLES[1:], TABLES[0]]
     files = [
@@ -52,7 +52,7 @@ def _write(table: str, groups: list[Any], stream: Any) -> None:
 
 def _groups(table: str, rows: list[Rows]) -> list[Any]:
     """An Arrow table for each row group."""
-    pa, _ = arrow()
+    pa, _ = import_pyarrow()
     if table == "traces":
         return [pa.Table.from_pylist([each.trace for each in rows], schema=schemas()[table])]
     if table == "names":

@@ -43,7 +43,7 @@ def statistics(dataset: DataSet) -> dict[str, Any]:
                 "faulty": sum(row["label"] for row in of),
                 "families": sorted({row["family"] for row in of if row["family"]}),
             }
-            for split, of in _by(every, "split").items()
+            for split, of in _group_by(every, "split").items()
         },
         "tasks": _counts(rows, "task"),
         "sources": _counts(rows, "source"),
@@ -59,20 +59,20 @@ def statistics(dataset: DataSet) -> dict[str, Any]:
                 "forms": _counts(of, "form"),
                 "cost_share": _quantiles([_share(row) for row in of]),
             }
-            for name, of in sorted(_by(faulty, "type").items())
+            for name, of in sorted(_group_by(faulty, "type").items())
         },
         "decoys": _counts([row for row in rows if row["decoy"]], "form"),
         "pair_slowdown": _quantiles([1 + row["severity"] for row in faulty if row["twin"]]),
         "length_ms": _quantiles([row["length_ns"] * 1e-6 for row in rows]),
         "kernels": {
             task: _quantiles([row["gpu_event_count"] for row in of])
-            for task, of in _by(rows, "task").items()
+            for task, of in _group_by(rows, "task").items()
         },
         "gpu_events_per_window": _events_per_window(dataset, {row["id"] for row in rows}),
     }
 
 
-def _by(rows: Iterable[Row], key: str) -> dict[str, list[Row]]:
+def _group_by(rows: Iterable[Row], key: str) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(_word(row[key]), []).append(row)

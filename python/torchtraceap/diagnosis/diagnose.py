@@ -40,7 +40,7 @@ from torchtraceap.core.results import (
     Saving,
     StepTime,
 )
-from torchtraceap.core.sums import clamped, total
+from torchtraceap.core.sums import clamp, total
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.diagnosis.scoring import label_of, load_scorer
 from torchtraceap.diagnosis.verdict import (
@@ -78,7 +78,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     """
     check_count("windows", windows)
     judge_of_windows = load_scorer(scorer)
-    profiled_ns = clamped(sum(rank.profiled_ns for rank in trace.ranks))
+    profiled_ns = clamp(sum(rank.profiled_ns for rank in trace.ranks))
     with progress_stage("looking for anti-patterns"):
         by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
@@ -124,7 +124,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
 def _waiting_ns(straggler: PerRank) -> int:
     """By the ranks that were compared with no other one."""
     facts = (found.facts.get("waiting") for _, found in straggler if found.verdict == "unknown")
-    return clamped(sum(int(Fact(*typed).value) for typed in facts if typed is not None))
+    return clamp(sum(int(Fact(*typed).value) for typed in facts if typed is not None))
 
 
 def _outlook(trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]) -> Outlook | None:
@@ -197,7 +197,7 @@ def _rank_key(finding: Finding, steps: int, ranks: int) -> tuple[float, int, str
 
 def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -> Finding:
     paying = [(rank, found) for rank, found in known(parts) if found.cost_ns > 0]
-    cost_ns = clamped(sum(found.cost_ns for _, found in paying))
+    cost_ns = clamp(sum(found.cost_ns for _, found in paying))
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
     of_rank, leading = max(paying, key=lambda part: part[1].cost_ns, default=parts[0])
     entry = load_knowledge()[name]
@@ -212,7 +212,7 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
         doc_url=entry.doc_url,
         cost_ns=cost_ns,
         cost_share=share,
-        unclaimed_cost_ns=clamped(sum(found.unclaimed_cost_ns for _, found in paying)),
+        unclaimed_cost_ns=clamp(sum(found.unclaimed_cost_ns for _, found in paying)),
         intervals=np.concatenate([EMPTY, *(found.intervals for _, found in paying)]),
         interval_ranks=tuple(
             chain.from_iterable([rank.rank] * len(found.intervals) for rank, found in paying)

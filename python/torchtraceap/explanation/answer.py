@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.explanation.language_model import AnswerError
 from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.verdict import Cited, Verdict
+from torchtraceap.explanation.verdict import Citation, Verdict
 
 try:
     from pydantic import (
@@ -102,12 +102,15 @@ def json_schema(pack: Pack) -> dict[str, Any]:
     schema = VerdictAnswer.model_json_schema()
     found: dict[str, Any] = _strict(schema, schema.get("$defs", {}))
     types = [*pack.allowed, "none"]
-    for place in (found["properties"]["labels"]["items"], *_named(found, "primary", "fix")):
+    for place in (
+        found["properties"]["labels"]["items"],
+        *_properties_named(found, "primary", "fix"),
+    ):
         place["enum"] = types
     return found
 
 
-def _named(schema: Mapping[str, Any], *names: str) -> Iterator[dict[str, Any]]:
+def _properties_named(schema: Mapping[str, Any], *names: str) -> Iterator[dict[str, Any]]:
     return (schema["properties"][name] for name in names)
 
 
@@ -144,14 +147,14 @@ def read_answer(text: str, pack: Pack) -> VerdictAnswer:
 
 
 def to_verdict(answer: VerdictAnswer) -> Verdict:
-    """Return the answer as a verdict, without "none" among the labels and with a number of windows."""
+    """Return the answer as a verdict, with "none" removed from the labels."""
     window = answer.suggested_window
     return Verdict(
         verdict=answer.verdict,
         labels=tuple(dict.fromkeys(name for name in answer.labels if name != "none")),
         primary=answer.primary,
         confidence=answer.confidence,
-        evidence=tuple(Cited(e.row, e.metric, e.value, e.why) for e in answer.evidence),
+        evidence=tuple(Citation(e.row, e.metric, e.value, e.why) for e in answer.evidence),
         what=answer.what,
         why=answer.why,
         fix=answer.fix,

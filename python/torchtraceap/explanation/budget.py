@@ -5,16 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 
-from torchtraceap.explanation.language_model import estimated_tokens
+from torchtraceap.explanation.language_model import estimate_tokens
 from torchtraceap.explanation.pack import Pack, PackRow, PackTable
 from torchtraceap.explanation.pack_text import pack_text
 
-__all__ = ["MOST_TOKENS", "budgeted"]
+__all__ = ["MOST_TOKENS", "fit_to_budget"]
 
 MOST_TOKENS = 2500
 
 
-def budgeted(pack: Pack) -> Pack:
+def fit_to_budget(pack: Pack) -> Pack:
     """The pack with as many lines as the budget has room for.
 
     Lines of tables are dropped in the order of their costs, the least first, with events that they
@@ -23,17 +23,17 @@ def budgeted(pack: Pack) -> Pack:
     """
     if _fits(pack):
         return pack
-    order = _by_cost(pack)
+    order = _order_by_cost(pack)
     numbers = range(1, len(order) + len(pack.metrics) + 1)
     place = bisect_left(numbers, True, key=lambda number: _fits(_without(pack, order, number)))
     return _without(pack, order, numbers[min(place, len(numbers) - 1)]) if numbers else pack
 
 
 def _fits(pack: Pack) -> bool:
-    return estimated_tokens(len(pack_text(pack))) <= MOST_TOKENS
+    return estimate_tokens(len(pack_text(pack))) <= MOST_TOKENS
 
 
-def _by_cost(pack: Pack) -> list[str]:
+def _order_by_cost(pack: Pack) -> list[str]:
     """Keys of lines and then of events that no line shows; of equal ones the last first."""
     lines = [(line.cost_ns, line.key) for table in pack.tables for line in table.lines]
     shown = _shown_rows(pack.tables)

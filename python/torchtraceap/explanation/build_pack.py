@@ -41,14 +41,16 @@ _COUNTS = ("launch_count", "kernel_count", "copy_count", "collective_count", "al
 _RATES = ("queue_depth_mean",)
 _MICROSECONDS = ("kernel_median_us", "launch_delay_p50_us")
 """Features that a pack shows (docs/features.md), by how they are written."""
-_SPOKEN = frozenset(("busy_share", *(name for name in _SHARES if name.startswith("idle_"))))
+_OFFLINE_FEATURES = frozenset(
+    ("busy_share", *(name for name in _SHARES if name.startswith("idle_")))
+)
 
 
 def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -> Pack:
     """The evidence of a segment.
 
     Args:
-        diagnosis: Of the trace.
+        diagnosis: The trace's diagnosis.
         segment: A part of its profiled time.
         tables: With GPU work, gaps and neighbours, and with all features of its windows, which a
             language model reads; the offline judge needs none of them.
@@ -61,18 +63,18 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
     likely = (segment.type, *(name for name, _ in types))
     named = tuple(dict.fromkeys(name for name in likely if name != NONE))
     return Pack(
-        about=_about(diagnosis, place),
+        about=_describe_recording(diagnosis, place),
         start_ns=segment.start_ns,
         end_ns=segment.end_ns,
         metrics=(
-            *_of_segment(segment, rank),
-            *_of_windows(trace, segment, place, whole=tables),
-            *_of_finding(diagnosis, segment, place),
+            *_segment_metrics(segment, rank),
+            *_window_metrics(trace, segment, place, whole=tables),
+            *_finding_metrics(diagnosis, segment, place),
         ),
         tables=_tables(trace, segment, place, rows) if tables else (),
         rows=tuple(rows),
         types=types,
-        allowed=_allowed(diagnosis),
+        allowed=_allowed_types(diagnosis),
         knowledge=named,
         rules=tuple((name, rule_says(diagnosis, name)) for name in named),
         window_count=segment.grid,
@@ -103,14 +105,14 @@ def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
     return places[0] if len(places) == 1 else max(places, key=weight)
 
 
-def _allowed(diagnosis: Diagnosis) -> tuple[str, ...]:
+def _allowed_types(diagnosis: Diagnosis) -> tuple[str, ...]:
     """The paper's types, and further ones that the rules do not exclude: the same for all segments
     of a trace, so that the prompt's beginning is."""
     further = (name for name in load_knowledge() if rule_says(diagnosis, name) != "absent")
     return tuple(dict.fromkeys((*PAPER_TYPES, *further)))
 
 
-def _about(diagnosis: Diagnosis, place: int) -> str:
+def _describe_recording(diagnosis: Diagnosis, place: int) -> str:
     """Describe the recording in this package's own words, devices by the names of its
     device table."""
     trace = diagnosis.trace
@@ -127,7 +129,7 @@ def _about(diagnosis: Diagnosis, place: int) -> str:
 # ---------------------------------------------------------------------------------- metrics
 
 
-def _of_segment(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
+def _segment_metrics(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
     length_ns = segment.end_ns - segment.start_ns
     idle_ns = idle_inside(rank, segment.start_ns, segment.end_ns)
     yield Metric.of_ns("segment.length", length_ns)
@@ -142,12 +144,12 @@ def _of_segment(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
         yield Metric.of_share(f"type.{name}", likely)
 
 
-def _of_windows(trace: Ranks, segment: Segment, place: int, *, whole: bool) -> Iterator[Metric]:
+def _window_metrics(trace: Ranks, segment: Segment, place: int, *, whole: bool) -> Iterator[Metric]:
     """Features in the segment, their medians over the trace, and percentile ranks; not `whole`:
     those that offline texts speak of."""
     columns = window_features(trace, segment.grid, place)
-    for name, make, values in _shown(columns):
-        if not (whole or name in _SPOKEN):
+    for name, make, values in _shown_features(columns):
+        if not (whole or name in _OFFLINE_FEATURES):
             continue
         value = float(values[segment.first : segment.last + 1].mean())
         middle = float(median(values))
@@ -158,7 +160,7 @@ def _of_windows(trace: Ranks, segment: Segment, place: int, *, whole: bool) -> I
         yield Metric.of_share(f"window.{name}.rank", percentile_rank(values, value))
 
 
-def _shown(
+def _shown_features(
     columns: Mapping[str, Array],
 ) -> Iterator[tuple[str, Callable[[str, float], Metric], Array]]:
     """Names, how each is written, and values of windows."""
@@ -188,7 +190,7 @@ def window_features(trace: Ranks, grid: int, place: int) -> Mapping[str, Array]:
     return found
 
 
-def _of_finding(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[Metric]:
+def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[Metric]:
     finding = segment.finding
     if finding is None:
         return
@@ -199,7 +201,7 @@ def _of_finding(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[
     yield Metric.of_ns("finding.cost_here", inside_ns)
     yield Metric.of_share("finding.confidence", finding.confidence)
     if len(diagnosis.trace.ranks) > 1:
-        yield from _of_paying_rank(diagnosis, finding)
+        yield from _costliest_rank_metrics(diagnosis, finding)
     if finding.saving:
         for end in ("low", "best", "high"):
             yield Metric.of_ns(f"finding.saving.{end}", getattr(finding.saving, f"{end}_ns"))
@@ -211,7 +213,7 @@ def _of_finding(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[
         yield Metric.of_ns("step.measured", diagnosis.step.measured_ns)
 
 
-def _of_paying_rank(diagnosis: Diagnosis, finding: Finding) -> Iterator[Metric]:
+def _costliest_rank_metrics(diagnosis: Diagnosis, finding: Finding) -> Iterator[Metric]:
     """Yield the metrics of the rank on which the finding costs most, whose facts are the
     finding's."""
     costs = {

@@ -76,9 +76,9 @@ class Cache:
         """Keep an answer.
 
         Args:
-            key: By `question_key`.
+            key: The result of `question_key`.
             reply: Complete.
-            tokens: Of the prompt and of the answer.
+            tokens: Tokens of the prompt and of the answer.
         """
         calls = [[call.id, call.name, call.arguments] for call in reply.calls]
         text = json.dumps({"text": reply.text, "finish": reply.finish, "calls": calls})
@@ -102,13 +102,13 @@ class Cache:
 
     def _read(self, query: str, values: Sequence[Any]) -> _Row | None:
         readable = self._reads and self._path.exists()
-        return self._careful(query, values) if readable else None
+        return self._run_query(query, values) if readable else None
 
     def _write(self, query: str, values: Sequence[Any]) -> None:
         if self._writes:
-            self._careful(query, values)
+            self._run_query(query, values)
 
-    def _done(self, query: str, values: Sequence[Any]) -> _Row | None:
+    def _run_query_once(self, query: str, values: Sequence[Any]) -> _Row | None:
         """Run a query and return its first row; a cache that writes creates the file if it is
         absent."""
         uri = self._path.absolute().as_uri()
@@ -121,18 +121,18 @@ class Cache:
                 row: _Row | None = file.execute(query, values).fetchone()
             return row
 
-    def _careful(self, query: str, values: Sequence[Any]) -> _Row | None:
+    def _run_query(self, query: str, values: Sequence[Any]) -> _Row | None:
         """Run a query; return its row, or None after noting a problem. See Note [Trouble]."""
         found = _identity(self._path)
         try:
-            return self._done(query, values)
+            return self._run_query_once(query, values)
         except (OSError, sqlite3.Error) as error:
             if not _is_damage(error) or not self._writes:
                 self._give_up(error)
                 return None
         try:
             self._put_aside(found)
-            return self._done(query, values)
+            return self._run_query_once(query, values)
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
             return None

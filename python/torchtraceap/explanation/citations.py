@@ -11,18 +11,18 @@ from torchtraceap.explanation.pack_text import plain_text, short_name
 from torchtraceap.explanation.verdict import GRIDS, VERDICTS, Verdict
 from torchtraceap.ops.kernel_names import canonical_name
 
-__all__ = ["check", "cited"]
+__all__ = ["check_verdict", "find_citations"]
 
 _NAME = re.compile(r"[A-Za-z_#<(\[]")
 _PART_OF_ABOUT = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*")
 
 
-def check(verdict: Verdict, pack: Pack) -> list[str]:
+def check_verdict(verdict: Verdict, pack: Pack) -> list[str]:
     """Return the faults of a verdict as sentences for its author; the list is empty if it holds."""
     return [*_choices(verdict, pack), *_evidence(verdict, pack), *_texts(verdict, pack)]
 
 
-def cited(verdict: Verdict, pack: Pack) -> tuple[PackRow | Metric, ...]:
+def find_citations(verdict: Verdict, pack: Pack) -> tuple[PackRow | Metric, ...]:
     """The events and metrics of the pack that a verdict cites, in order and without repeats."""
     metrics, rows = pack.every_metric(), pack.every_row()
     found: dict[PackRow | Metric, None] = {}
@@ -71,7 +71,7 @@ def _evidence(verdict: Verdict, pack: Pack) -> Iterator[str]:
 
 def _texts(verdict: Verdict, pack: Pack) -> Iterator[str]:
     """Numbers of prose that no evidence gives."""
-    metrics = [each for each in cited(verdict, pack) if isinstance(each, Metric)]
+    metrics = [each for each in find_citations(verdict, pack) if isinstance(each, Metric)]
     names = _names(pack)
     for title in ("what", "why"):
         for quantity in quantities_in(getattr(verdict, title), names):

@@ -25,7 +25,7 @@ from torchtraceap.explanation.completions import (
 from torchtraceap.explanation.dialects import Dialect, Question
 from torchtraceap.explanation.explanation import Usage
 from torchtraceap.explanation.failures import Failure, Secrets, failure_of_event
-from torchtraceap.explanation.language_model import Message, ModelError, Reply, estimated_tokens
+from torchtraceap.explanation.language_model import Message, ModelError, Reply, estimate_tokens
 from torchtraceap.explanation.prices import Price, read_prices
 from torchtraceap.explanation.sdk import FailedError, Sdk
 from torchtraceap.explanation.settings import ModelSettings
@@ -49,7 +49,7 @@ class Client:
     """A `model.LanguageModel`. Connects when it is first asked; not for several threads at once.
 
     Args:
-        settings: Which model, and the limits.
+        settings: The model and the limits.
         progress: Told, while an answer comes, how many characters of it there are.
 
     Raises:
@@ -98,10 +98,10 @@ class Client:
 
         Args:
             requests: The messages of each.
-            schema: Of the answers.
+            schema: The schema of the answers.
         """
         asked = [Question(tuple(messages), schema, "") for messages in requests]
-        prompt = sum(estimated_tokens(len(_prompt(question))) for question in asked)
+        prompt = sum(estimate_tokens(len(_prompt(question))) for question in asked)
         completion = len(asked) * self._settings.max_answer_tokens
         cost = self._price.cost_usd(prompt, completion) if self._price else None
         return Estimate(len(asked), prompt, completion, cost)
@@ -117,8 +117,8 @@ class Client:
         if (known := self._cache.reply(key)) is not None:
             return known
         prompt = _prompt(question)
-        self._check_caps(estimated_tokens(len(prompt)))
-        answer = self._answered(question, Secrets(self._settings.key, prompt))
+        self._check_caps(estimate_tokens(len(prompt)))
+        answer = self._complete(question, Secrets(self._settings.key, prompt))
         reply = answer.reply()
         tokens = self._count(answer, prompt)
         if reply.finish in ("stop", "tool_calls"):
@@ -126,7 +126,7 @@ class Client:
         self._check_spent()
         return reply
 
-    def _answered(self, question: Question, secrets: Secrets) -> Completion:
+    def _complete(self, question: Question, secrets: Secrets) -> Completion:
         """Ask in one dialect after the other, until the server takes one."""
         first = dialect = self._dialect or self._cache.dialect() or Dialect()
         while True:
@@ -180,7 +180,7 @@ class Client:
         if tokens is None:
             said = f"{self.name}: the server counts no tokens; they are estimated by characters"
             self._problems[said] = None
-            tokens = estimated_tokens(len(prompt)), estimated_tokens(answer.length)
+            tokens = estimate_tokens(len(prompt)), estimate_tokens(answer.length)
         self._add(tokens)
         return tokens
 
@@ -188,7 +188,7 @@ class Client:
         """A request without an answer: its tokens count if a part of the answer had come."""
         come = answer.length > 0
         self._add(
-            (estimated_tokens(len(prompt)), estimated_tokens(answer.length)) if come else (0, 0)
+            (estimate_tokens(len(prompt)), estimate_tokens(answer.length)) if come else (0, 0)
         )
 
     def _add(self, tokens: tuple[int, int]) -> None:
@@ -207,23 +207,23 @@ class Client:
         """Raise where one more request could go beyond a cap."""
         settings, answer_tokens = self._settings, self._settings.max_answer_tokens
         if self._calls >= settings.max_calls:
-            raise self._cap(f"{settings.max_calls} calls")
+            raise self._cap_error(f"{settings.max_calls} calls")
         used = self._prompt_tokens + self._completion_tokens
         if used + prompt_tokens + answer_tokens > settings.max_tokens:
-            raise self._cap(f"{settings.max_tokens} tokens")
+            raise self._cap_error(f"{settings.max_tokens} tokens")
         cost = self._cost_usd(prompt_tokens, answer_tokens)
         if settings.max_usd is not None and cost is not None and cost > settings.max_usd:
-            raise self._cap(f"{settings.max_usd:g} US dollars")
+            raise self._cap_error(f"{settings.max_usd:g} US dollars")
 
     def _check_spent(self) -> None:
         """Raise where the last answer went beyond a cap."""
         settings, cost = self._settings, self._cost_usd()
         if self._prompt_tokens + self._completion_tokens > settings.max_tokens:
-            raise self._cap(f"{settings.max_tokens} tokens")
+            raise self._cap_error(f"{settings.max_tokens} tokens")
         if settings.max_usd is not None and cost is not None and cost > settings.max_usd:
-            raise self._cap(f"{settings.max_usd:g} US dollars")
+            raise self._cap_error(f"{settings.max_usd:g} US dollars")
 
-    def _cap(self, cap: str) -> ModelError:
+    def _cap_error(self, cap: str) -> ModelError:
         used = self.usage()
         cost = "" if used.cost_usd is None else f", {used.cost_usd:.4f} US dollars"
         return ModelError(

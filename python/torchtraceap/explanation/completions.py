@@ -53,10 +53,10 @@ class Completion:
 
     def reply(self) -> Reply:
         if self.refusals or self.reason == "content_filter":
-            return Reply(_joined(self.refusals or self.texts), "refusal")
+            return Reply(_join_text(self.refusals or self.texts), "refusal")
         calls = tuple(call.made(place) for place, call in sorted(self.calls.items()))
         ends = "length" if self.reason == "length" else "tool_calls" if calls else "stop"
-        return Reply(_joined(self.texts), ends, calls)
+        return Reply(_join_text(self.texts), ends, calls)
 
     def take(self, document: Any) -> None:
         """A part of the answer, or all of it."""
@@ -117,10 +117,10 @@ class _Call:
 
     def made(self, place: int) -> ToolCall:
         named = self.id or f"call_{place}"
-        return ToolCall(_joined([named]), _joined([self.name]), _joined(self.arguments))
+        return ToolCall(_join_text([named]), _join_text([self.name]), _join_text(self.arguments))
 
 
-def _joined(parts: Iterable[str]) -> str:
+def _join_text(parts: Iterable[str]) -> str:
     """One text; halves of characters that JSON let through are joined or replaced."""
     return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

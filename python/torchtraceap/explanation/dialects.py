@@ -104,7 +104,7 @@ class Dialect:
         """The next to try; None where a refusal is not one of the form.
 
         Args:
-            status: Of HTTP. Servers by llama-cpp-python answer 500 where others answer 400.
+            status: The HTTP status. Servers by llama-cpp-python answer 500 where others answer 400.
             told: The body of the answer.
             sent: The request that was refused.
         """

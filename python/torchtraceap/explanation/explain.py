@@ -1,4 +1,4 @@
-"""`explained`: segments, a pack and a verdict for each, doubts scored again, and the result.
+"""Build an explanation: segments, a pack and a verdict for each, and doubts scored again.
 
 Note [Whose word counts]: what a segment is called is the judge's verdict. A rule's proof is not
 taken back by a language model: the segment stays, with what the model says of it, and `problems`
@@ -23,11 +23,11 @@ from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import TraceError
 from torchtraceap.explanation.build_pack import build_pack
-from torchtraceap.explanation.citations import check, cited
+from torchtraceap.explanation.citations import check_verdict, find_citations
 from torchtraceap.explanation.explanation import Change, ExplainedSegment, Explanation, Round
 from torchtraceap.explanation.language_model import AnswerError, ModelError, RefusalError
 from torchtraceap.explanation.offline_judge import OfflineJudge
-from torchtraceap.explanation.rescore import Doubt, settle
+from torchtraceap.explanation.rescore import Doubt, resolve_doubts
 from torchtraceap.explanation.segments import NONE, Segment, find_segments
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchtraceap.explanation.pack import Pack
     from torchtraceap.explanation.verdict import Verdict
 
-__all__ = ["DOUBT", "Judge", "Judged", "Judging", "explained", "judged"]
+__all__ = ["DOUBT", "Judge", "JudgedSegment", "Judgments", "build_explanation", "judge_segments"]
 
 DOUBT = 0.6
 """Confidence from which a "misclassified" verdict has its segment scored again."""
@@ -66,7 +66,7 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedSegment:
     """A segment with its verdict."""
 
     segment: Segment
@@ -76,7 +76,7 @@ class Judged:
     """"offline" or "llm"."""
 
 
-class _Bench:
+class _SegmentJudge:
     """Judges segments of one diagnosis, by the offline judge where the other one fails."""
 
     def __init__(self, diagnosis: Diagnosis, judge: Judge | None) -> None:
@@ -86,33 +86,33 @@ class _Bench:
         self.problems: list[str] = []
         self._is_gone = False
 
-    def judged(self, segment: Segment, *, settled: bool = False) -> Judged:
+    def judge_segment(self, segment: Segment, *, settled: bool = False) -> JudgedSegment:
         if self.judge is not self.offline and not self._is_gone:
             try:
-                return self._by_model(segment, settled)
+                return self._judge_by_model(segment, settled)
             except TraceError as error:
-                self._failed(segment, error)
+                self._note_failure(segment, error)
         pack = build_pack(self.diagnosis, segment, tables=False)
         verdict = self.offline.judge(segment, pack, settled=settled)
-        wrong = check(verdict, pack)
+        wrong = check_verdict(verdict, pack)
         if wrong:
-            raise AssertionError(f"{self._named(segment)}: {wrong}")
-        return Judged(segment, pack, verdict, "offline")
+            raise AssertionError(f"{self._segment_name(segment)}: {wrong}")
+        return JudgedSegment(segment, pack, verdict, "offline")
 
-    def _by_model(self, segment: Segment, settled: bool) -> Judged:
+    def _judge_by_model(self, segment: Segment, settled: bool) -> JudgedSegment:
         pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
         verdict = self.judge.judge(segment, pack, settled=settled)
         self._compare(segment, verdict)
-        return Judged(segment, pack, verdict, "llm")
+        return JudgedSegment(segment, pack, verdict, "llm")
 
-    def _failed(self, segment: Segment, error: TraceError) -> None:
+    def _note_failure(self, segment: Segment, error: TraceError) -> None:
         """A server that can't be asked, or a cap that is reached, is not tried again."""
         answered = isinstance(error, (AnswerError, RefusalError))
         self._is_gone = isinstance(error, ModelError) and not answered
         which = "this part and those behind it are" if self._is_gone else "this part is"
-        self.problems.append(f"{self._named(segment)}: {error}; {which} judged offline")
+        self.problems.append(f"{self._segment_name(segment)}: {error}; {which} judged offline")
 
-    def doubt(self, judged: Judged) -> Doubt:
+    def doubt(self, judged: JudgedSegment) -> Doubt:
         """Return the doubt about a judged segment; see Note [Doubt]."""
         drops = self.judge.asked_by == "model"
         return Doubt(judged.segment, judged.verdict.suggested_windows, drops=drops)
@@ -122,55 +122,55 @@ class _Bench:
         found = segment.finding.type if segment.finding else None
         if found and verdict.primary != found:
             said = f"the rules prove {found}, the model says {verdict.primary}"
-            self.problems.append(f"{self._named(segment)}: {said}")
+            self.problems.append(f"{self._segment_name(segment)}: {said}")
 
-    def _named(self, segment: Segment) -> str:
+    def _segment_name(self, segment: Segment) -> str:
         """Return a name of the segment such as "part at 12.3 ms (cpu_bound)"."""
         begin_ns = self.diagnosis.windows.bounds_ns[0]
         return f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class Judgments:
     """The verdicts on the segments of a diagnosis."""
 
-    first: tuple[Judged, ...]
+    first: tuple[JudgedSegment, ...]
     """Every segment as it was found."""
     doubts: dict[int, Doubt]
     """Votes of other grids on the doubted segments, by place in `first`."""
-    final: dict[int, Judged]
+    final: dict[int, JudgedSegment]
     """Remaining segments with their last verdicts, by place in `first`."""
     rounds: tuple[Round, ...]
     problems: tuple[str, ...]
 
 
-def judged(diagnosis: Diagnosis, judge: Judge | None = None) -> Judging:
+def judge_segments(diagnosis: Diagnosis, judge: Judge | None = None) -> Judgments:
     """Segments with their verdicts; `judge` None: offline."""
-    bench = _Bench(diagnosis, judge)
+    bench = _SegmentJudge(diagnosis, judge)
     segments = find_segments(diagnosis)
     rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
     with progress_stage("judging segments"):
-        first = tuple(bench.judged(segment) for segment in segments)
+        first = tuple(bench.judge_segment(segment) for segment in segments)
     doubts = {place: bench.doubt(each) for place, each in enumerate(first) if _is_doubted(each)}
     others = len(first) - len(doubts)
     with progress_stage("scoring again what is in doubt"):
-        rounds += settle(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
+        rounds += resolve_doubts(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
     final = {}
     for place, each in enumerate(first):
         if place not in doubts:
             final[place] = each
         elif not doubts[place].gone:
-            final[place] = bench.judged(doubts[place].typed(diagnosis), settled=True)
-    return Judging(first, doubts, final, tuple(rounds), tuple(bench.problems))
+            final[place] = bench.judge_segment(doubts[place].typed(diagnosis), settled=True)
+    return Judgments(first, doubts, final, tuple(rounds), tuple(bench.problems))
 
 
-def _is_doubted(judged: Judged) -> bool:
+def _is_doubted(judged: JudgedSegment) -> bool:
     verdict = judged.verdict
     sure = verdict.verdict == "misclassified" and verdict.confidence >= DOUBT
     return sure or verdict.suggested_windows is not None
 
 
-def explained(
+def build_explanation(
     diagnosis: Diagnosis,
     judge: Judge | None = None,
     *,
@@ -180,40 +180,40 @@ def explained(
     """The explanation of a diagnosis.
 
     Args:
-        diagnosis: What is explained.
+        diagnosis: The diagnosis to explain.
         judge: Who names segments; None: offline.
         model: Name of the language model behind the judge.
         answer: To a question.
     """
-    judging = judged(diagnosis, judge)
+    judging = judge_segments(diagnosis, judge)
     found = tuple(judging.final.values())
     return Explanation(
         source=_source(found, judge),
         model=model,
         answer=answer,
-        segments=tuple(_explained(diagnosis, each) for each in found),
+        segments=tuple(_explain_segment(diagnosis, each) for each in found),
         rounds=judging.rounds,
         usage=None,
-        problems=(*judging.problems, *_not_judged(diagnosis)),
+        problems=(*judging.problems, *_unchecked_types(diagnosis)),
         begin_ns=diagnosis.windows.bounds_ns[0],
     )
 
 
-def _source(found: Sequence[Judged], judge: Judge | None) -> str:
+def _source(found: Sequence[JudgedSegment], judge: Judge | None) -> str:
     if judge is None:
         return "offline"
     by_model = not found or any(each.source == "llm" for each in found)
     return "llm" if by_model else "offline_fallback"
 
 
-def _not_judged(diagnosis: Diagnosis) -> list[str]:
+def _unchecked_types(diagnosis: Diagnosis) -> list[str]:
     return [
         f"{name} could not be checked: the trace lacks {', '.join(signals)}"
         for name, signals in diagnosis.abstained.items()
     ]
 
 
-def _explained(diagnosis: Diagnosis, judged: Judged) -> ExplainedSegment:
+def _explain_segment(diagnosis: Diagnosis, judged: JudgedSegment) -> ExplainedSegment:
     segment, verdict = judged.segment, judged.verdict
     return ExplainedSegment(
         start_ns=segment.start_ns,
@@ -224,12 +224,12 @@ def _explained(diagnosis: Diagnosis, judged: Judged) -> ExplainedSegment:
         why=verdict.why,
         change=_change(judged),
         verify=_verify(diagnosis, verdict),
-        citations=cited(verdict, judged.pack),
+        citations=find_citations(verdict, judged.pack),
         source=judged.source,
     )
 
 
-def _change(judged: Judged) -> Change:
+def _change(judged: JudgedSegment) -> Change:
     """Advice as it fits the trace, where the finding has it."""
     fix = judged.verdict.fix
     if fix == NONE:

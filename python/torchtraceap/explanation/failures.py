@@ -61,7 +61,7 @@ def failure_of(error: Exception, settings: ModelSettings, secrets: Secrets) -> F
     import openai
 
     if isinstance(error, openai.APIStatusError):
-        return _of_status(error.status_code, error.body, settings, secrets)
+        return _status_failure(error.status_code, error.body, settings, secrets)
     if isinstance(error, openai.APITimeoutError):
         return Failure(f"its server was silent for {settings.timeout_s:g} s")
     if isinstance(error, openai.APIConnectionError):
@@ -69,14 +69,14 @@ def failure_of(error: Exception, settings: ModelSettings, secrets: Secrets) -> F
     return Failure(f"its server can't be asked ({type(error).__name__})")
 
 
-def _of_status(status: int, body: Any, settings: ModelSettings, secrets: Secrets) -> Failure:
-    told = _dumped(body)
+def _status_failure(status: int, body: Any, settings: ModelSettings, secrets: Secrets) -> Failure:
+    told = _dump(body)
     said = secrets.excerpt(_message(body) or told)
     tail = f": {said}" if said and status not in (401, 403) else ""
-    return Failure(f"{_words(status, settings)} (HTTP {status}){tail}", status, told)
+    return Failure(f"{_status_sentence(status, settings)} (HTTP {status}){tail}", status, told)
 
 
-def _words(status: int, settings: ModelSettings) -> str:
+def _status_sentence(status: int, settings: ModelSettings) -> str:
     if 300 <= status < 400:
         return "its server sends requests elsewhere: give the base URL where they end"
     if status in (401, 403):
@@ -91,7 +91,7 @@ def _words(status: int, settings: ModelSettings) -> str:
 
 def failure_of_event(error: Any, secrets: Secrets) -> Failure:
     """Return the failure for an error that stands in place of an answer."""
-    said = secrets.excerpt(_message(error) or _dumped(error))
+    said = secrets.excerpt(_message(error) or _dump(error))
     return Failure(f"its server fails{f': {said}' if said else ''}")
 
 
@@ -109,7 +109,7 @@ def _messages(body: Any) -> Iterator[str]:
                 yield body[name]
 
 
-def _dumped(body: Any) -> str:
+def _dump(body: Any) -> str:
     try:
         return json.dumps(body)[:_MOST_TOLD]
     except (TypeError, ValueError, RecursionError):

@@ -18,7 +18,7 @@ __all__ = [
     "RefusalError",
     "Reply",
     "ToolCall",
-    "estimated_tokens",
+    "estimate_tokens",
 ]
 
 _CHARACTERS_PER_TOKEN = 3.5
@@ -27,7 +27,7 @@ Message = dict[str, Any]
 """A message of Chat Completions: "role" and "content", with "tool_calls" or "tool_call_id"."""
 
 
-def estimated_tokens(characters: int) -> int:
+def estimate_tokens(characters: int) -> int:
     """Return an estimate of the tokens in a text of so many characters of English and numbers."""
     return math.ceil(characters / _CHARACTERS_PER_TOKEN)
 

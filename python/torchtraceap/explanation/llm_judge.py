@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchtraceap.explanation.answer import json_schema, read_answer, to_verdict
-from torchtraceap.explanation.budget import budgeted
-from torchtraceap.explanation.citations import check
+from torchtraceap.explanation.budget import fit_to_budget
+from torchtraceap.explanation.citations import check_verdict
 from torchtraceap.explanation.language_model import AnswerError, LanguageModel, RefusalError, Reply
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.pack_text import plain_text, short_name
 from torchtraceap.explanation.prompt import messages, repair_messages
 from torchtraceap.explanation.redaction import Redaction, redact
 from torchtraceap.explanation.segments import Segment
-from torchtraceap.explanation.verdict import Cited, Verdict
+from torchtraceap.explanation.verdict import Citation, Verdict
 
 __all__ = ["ModelJudge"]
 
@@ -32,7 +32,7 @@ class ModelJudge:
     def __init__(self, model: LanguageModel, *, redaction: bool = True) -> None:
         """
         Args:
-            model: Whom to ask.
+            model: The model to ask.
             redaction: Show placeholders for names that are not known to be public.
         """
         self._model = model
@@ -40,7 +40,7 @@ class ModelJudge:
 
     def shown(self, pack: Pack) -> Pack:
         """Return the part of a pack that the model is shown."""
-        return budgeted(redact(pack, self._redaction) if self._redaction else pack)
+        return fit_to_budget(redact(pack, self._redaction) if self._redaction else pack)
 
     def judge(self, segment: Segment, pack: Pack, *, settled: bool) -> Verdict:
         """A verdict from the pack alone; see `verdict_on`."""
@@ -64,14 +64,14 @@ class ModelJudge:
             repeated = plain_text(reply.text[:_MOST_REPEATED])
             again = repair_messages(asked, repeated, str(error))
             verdict = _verdict(self._model.answer(again, schema, _TITLE), shown)
-        return self._restored(verdict)
+        return self._restore(verdict)
 
-    def _restored(self, verdict: Verdict) -> Verdict:
+    def _restore(self, verdict: Verdict) -> Verdict:
         def text(said: str) -> str:
             restored = self._redaction.restore(said, short_name) if self._redaction else said
             return plain_text(restored)
 
-        def evidence(item: Cited) -> Cited:
+        def evidence(item: Citation) -> Citation:
             return replace(item, why=text(item.why))
 
         return replace(
@@ -89,7 +89,7 @@ def _verdict(reply: Reply, pack: Pack) -> Verdict:
     if reply.finish == "length":
         raise AnswerError("The answer was cut: it is too long. Write less.")
     verdict = to_verdict(read_answer(reply.text, pack))
-    problems = check(verdict, pack)
+    problems = check_verdict(verdict, pack)
     if problems:
         raise AnswerError("; ".join(problems[:_MOST_PROBLEMS]))
     return verdict

@@ -12,8 +12,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import MissingDependencyError, TraceError
-from torchtraceap.explanation.tool_results import cleaned, encoded
-from torchtraceap.explanation.tools import ToolAnswer, Toolbox, offered
+from torchtraceap.explanation.tool_results import clean_name, to_compact_json
+from torchtraceap.explanation.tools import ToolAnswer, Toolbox, available_tools
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -36,7 +36,7 @@ def serve(paths: Sequence[str], baseline: str | None, load: Load) -> None:
     """Serve the tools over standard input and output until the client leaves.
 
     Args:
-        paths: Of the trace.
+        paths: The files of the trace.
         baseline: Path of a trace to compare it with, if there is one.
         load: Reads a trace; called at the first call of a tool.
 
@@ -63,7 +63,7 @@ class _Loaded:
     """The toolbox, once somebody calls a tool."""
 
     def __init__(self, paths: Sequence[str], baseline: str | None, load: Load) -> None:
-        self.tools = offered(has_baseline=baseline is not None)
+        self.tools = available_tools(has_baseline=baseline is not None)
         self._paths, self._baseline, self._load = paths, baseline, load
         self._lock = Lock()
         self._box: Toolbox | None = None
@@ -73,7 +73,7 @@ class _Loaded:
         try:
             box = self._toolbox()
         except (TraceError, OSError, MemoryError) as error:
-            text = cleaned(str(error) or type(error).__name__, 1_000)
+            text = clean_name(str(error) or type(error).__name__, 1_000)
             return ToolAnswer(True, {"error": f"the trace can't be read: {text}"})
         return box.call(name, arguments)
 
@@ -113,7 +113,7 @@ def _server(loaded: _Loaded) -> Server[Any]:
         given = params.arguments or {}
         answer = await anyio.to_thread.run_sync(loaded.call, params.name, given)
         return types.CallToolResult(
-            content=[types.TextContent(type="text", text=encoded(answer.value))],
+            content=[types.TextContent(type="text", text=to_compact_json(answer.value))],
             structured_content=answer.value,
             is_error=answer.is_error,
         )

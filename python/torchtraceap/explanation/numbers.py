@@ -137,7 +137,7 @@ def quantities_in(text: str, names: Iterable[str] = ()) -> list[Quantity]:
 
     Args:
         text: Prose.
-        names: What is a name there and no quantity, digits and all, such as those of kernels.
+        names: Names in the text, which are no quantities, digits and all, such as those of kernels.
     """
     for name in sorted(filter(None, names), key=len, reverse=True):
         text = text.replace(name, " ")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.formatting import format_count, format_ns, format_share
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.explanation.retrieval import Bm25, nearest_entries, words_of
+from torchtraceap.explanation.retrieval import Bm25, nearest_entries, search_words
 from torchtraceap.explanation.segments import finding_of, rule_says
-from torchtraceap.explanation.tool_results import cleaned
+from torchtraceap.explanation.tool_results import clean_name
 from torchtraceap.explanation.tools import Tool, Toolbox
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def answer_offline(diagnosis: Diagnosis, question: str) -> str:
     """Answer a question with what is nearest to its words; no model is asked.
 
     Args:
-        diagnosis: Of the trace.
-        question: What is asked.
+        diagnosis: The trace's diagnosis.
+        question: The question.
 
     Returns:
         Plain text of at most `MOST_ANSWER` characters. Its first sentence says what it is not.
@@ -65,14 +65,14 @@ def _entries_near(diagnosis: Diagnosis, question: str) -> Iterator[str]:
     for name in nearest_entries([question], _MOST_FOUND, least=LEAST_ENTRY_SCORE):
         finding = finding_of(diagnosis, name)
         if finding is not None:
-            yield from _of_finding(finding)
+            yield from _describe_finding(finding)
         else:
             absent = rule_says(diagnosis, name) == "absent"
             said = "was looked for and not found" if absent else "could not be checked"
             yield f"- {load_knowledge()[name].title} ({name}): {said} in this trace."
 
 
-def _of_finding(finding: Finding) -> Iterator[str]:
+def _describe_finding(finding: Finding) -> Iterator[str]:
     cost = f"{format_ns(finding.cost_ns)}, {format_share(finding.cost_share)}"
     yield f"- {finding.title} ({finding.type}): it costs {cost} of the profiled time."
     saving = finding.saving
@@ -123,7 +123,7 @@ def _row_of(box: Toolbox, tool: str, key: str, name: str) -> Mapping[str, Any] |
     """Return the row that a tool has for exactly this name, or None."""
     answer = box.call(tool, {"by": key, "contains": name[:200], "limit": 50})
     rows = answer.value.get("table", {}).get("rows", ())
-    return next((row for row in rows if row[key] == cleaned(name)), None)
+    return next((row for row in rows if row[key] == clean_name(name)), None)
 
 
 # ------------------------------------------------------------------------- tools
@@ -132,14 +132,14 @@ def _row_of(box: Toolbox, tool: str, key: str, name: str) -> Mapping[str, Any] |
 def _tool_near(box: Toolbox, question: str) -> Iterator[str]:
     """Yield the result of the tool whose description is nearest to the question."""
     tools = [tool for tool in box.tools if tool.name in _ALONE]
-    index = Bm25(words_of(f"{tool.name} {tool.description}") for tool in tools)
-    scores = index.scores(words_of(question))
+    index = Bm25(search_words(f"{tool.name} {tool.description}") for tool in tools)
+    scores = index.scores(search_words(question))
     best = max(range(len(tools)), key=scores.__getitem__)
     if scores[best] >= LEAST_TOOL_SCORE:
-        yield from _told(box, tools[best])
+        yield from _describe_row(box, tools[best])
 
 
-def _told(box: Toolbox, tool: Tool) -> Iterator[str]:
+def _describe_row(box: Toolbox, tool: Tool) -> Iterator[str]:
     answer = box.call(tool.name, {})
     if not answer.is_error:
         lines = [*_lines(answer.value)]
@@ -155,7 +155,7 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
     for key, inner in value.items():
         if not isinstance(inner, Mapping) or "text" in inner:
             continue
-        head = "" if key == "table" else f"{_words(key)}: "
+        head = "" if key == "table" else f"{_spaced(key)}: "
         if "rows" in inner:
             yield from (f"{head}{_spoken(row)}" for row in inner["rows"][:_MOST_FOUND])
         else:
@@ -165,7 +165,7 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
 def _spoken(row: Mapping[str, Any]) -> str:
     """Names first, then what each quantity is."""
     names = [str(row[key]) for key in ("name", "canonical", "title", "cause") if key in row]
-    said = [f"{_words(key)} {text}" for key, value in row.items() if (text := _figure(value))]
+    said = [f"{_spaced(key)} {text}" for key, value in row.items() if (text := _figure(value))]
     return ": ".join(filter(None, [*names[:1], ", ".join(said)]))
 
 
@@ -178,5 +178,5 @@ def _figure(value: object) -> str:
     return ""
 
 
-def _words(key: str) -> str:
+def _spaced(key: str) -> str:
     return key.replace("_", " ")

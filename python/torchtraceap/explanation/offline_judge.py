@@ -14,7 +14,7 @@ from torchtraceap.core.knowledge import KnowledgeEntry, load_knowledge
 from torchtraceap.explanation.numbers import Metric, numbers_in
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import NONE
-from torchtraceap.explanation.verdict import Cited, Verdict
+from torchtraceap.explanation.verdict import Citation, Verdict
 from torchtraceap.report.view import IDLE_LABELS
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class OfflineJudge:
         name is doubted until it has been scored again."""
         on_host = self._diagnosis.computes_on == "host"
         if segment.finding is not None:
-            return _found(_Text(pack), segment, on_host)
-        return _unproved(_Text(pack), segment, on_host, settled)
+            return _finding_verdict(_Text(pack), segment, on_host)
+        return _scorer_verdict(_Text(pack), segment, on_host, settled)
 
 
 class _Text:
@@ -51,7 +51,7 @@ class _Text:
     def __init__(self, pack: Pack) -> None:
         self._metrics = pack.every_metric()
         self._cited: dict[str, Metric] = {}
-        self._rows = [Cited(row=row.key, metric=None, value=None) for row in pack.rows]
+        self._rows = [Citation(row=row.key, metric=None, value=None) for row in pack.rows]
 
     def has(self, name: str) -> bool:
         return name in self._metrics
@@ -65,12 +65,12 @@ class _Text:
         self._cited[name] = metric
         return metric.text
 
-    def evidence(self) -> tuple[Cited, ...]:
-        cited = (Cited(None, metric.name, metric.value) for metric in self._cited.values())
+    def evidence(self) -> tuple[Citation, ...]:
+        cited = (Citation(None, metric.name, metric.value) for metric in self._cited.values())
         return (*self._rows, *cited)
 
 
-def _found(text: _Text, segment: Segment, on_host: bool) -> Verdict:
+def _finding_verdict(text: _Text, segment: Segment, on_host: bool) -> Verdict:
     """A rule found it."""
     finding = segment.finding
     assert finding is not None
@@ -80,8 +80,8 @@ def _found(text: _Text, segment: Segment, on_host: bool) -> Verdict:
         labels=(finding.type,),
         primary=finding.type,
         confidence=finding.confidence,
-        what=f"{_sentence(text, segment, entry, on_host)} {_place(text, on_host)}",
-        why=f"{entry.because_text(on_host=on_host)} {_saving(text, segment)}".strip(),
+        what=f"{_sentence(text, segment, entry, on_host)} {_place_sentence(text, on_host)}",
+        why=f"{entry.because_text(on_host=on_host)} {_saving_sentence(text, segment)}".strip(),
         evidence=text.evidence(),
         fix=finding.type,
         suggested_windows=None,
@@ -110,7 +110,7 @@ def _has_digits(text: str) -> bool:
     return any(letter.isdigit() for letter in text) or bool(numbers_in(text))
 
 
-def _place(text: _Text, on_host: bool) -> str:
+def _place_sentence(text: _Text, on_host: bool) -> str:
     """Say how much of the cost lies in the segment, and what the GPU does there."""
     length, cost = text.say("segment.length"), text.say("finding.cost_here")
     here = f"{cost} of that lie in this part of {length}"
@@ -118,10 +118,10 @@ def _place(text: _Text, on_host: bool) -> str:
         here = f"On rank {text.say('segment.rank')} it costs {cost} in this part of {length}"
     if on_host or not text.has("segment.idle"):
         return f"{here}."
-    return f"{here}, in which the GPU idles for {text.say('segment.idle')}{_usual(text)}."
+    return f"{here}, in which the GPU idles for {text.say('segment.idle')}{_busy_clause(text)}."
 
 
-def _usual(text: _Text) -> str:
+def _busy_clause(text: _Text) -> str:
     """Say how busy the GPU is there and in the median window of the trace."""
     name = "window.busy_share"
     if not text.has(f"{name}.median"):
@@ -131,7 +131,7 @@ def _usual(text: _Text) -> str:
     )
 
 
-def _saving(text: _Text, segment: Segment) -> str:
+def _saving_sentence(text: _Text, segment: Segment) -> str:
     assert segment.finding is not None
     saving = segment.finding.saving
     if saving is None or not saving.high_ns:
@@ -149,7 +149,7 @@ def _saving(text: _Text, segment: Segment) -> str:
 # ---------------------------------------------------------------------- what no rule proves
 
 
-def _unproved(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Verdict:
+def _scorer_verdict(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Verdict:
     """Return the verdict on a segment that only the scorer flags. See Note [What offline texts
     claim]."""
     likely = dict(segment.types).get(segment.type, 0.0)
@@ -160,15 +160,15 @@ def _unproved(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Ve
         labels=(name,) if name != NONE else (),
         primary=name,
         confidence=1.0 if doubted else likely if name != NONE else segment.score,
-        what=_flagged(text, segment, name),
-        why=_idle(text, name, on_host),
+        what=_scorer_sentence(text, segment, name),
+        why=_idle_sentence(text, name, on_host),
         evidence=text.evidence(),
         fix=name,
         suggested_windows=None,
     )
 
 
-def _flagged(text: _Text, segment: Segment, name: str) -> str:
+def _scorer_sentence(text: _Text, segment: Segment, name: str) -> str:
     score, length = text.say("segment.score"), text.say("segment.length")
     said = f"The scorer gives this part of {length} a chance of {score} to hold lost time"
     if name == NONE:
@@ -181,7 +181,7 @@ def _flagged(text: _Text, segment: Segment, name: str) -> str:
     )
 
 
-def _idle(text: _Text, name: str, on_host: bool) -> str:
+def _idle_sentence(text: _Text, name: str, on_host: bool) -> str:
     """Say why that type costs time, and what is known of the GPU's idle time."""
     because = load_knowledge()[name].because_text(on_host=on_host) if name != NONE else ""
     if not text.has("segment.idle"):

@@ -30,7 +30,7 @@ def build_tables(
     """Yield the tables of one rank.
 
     Args:
-        rank: Which one.
+        rank: The rank.
         segment: A part of its profiled time.
         windows: Features of all windows of the segment's grid.
         rows: Events of the pack; those that the tables show join them.

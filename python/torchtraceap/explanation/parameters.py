@@ -75,7 +75,7 @@ class Integer:
         if isinstance(value, float) and value.is_integer():  # 10.0 is an integer of JSON Schema
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not _within(value, self):
-            raise _unexpected(self, f"a whole number from {self.low} to {self.high}", value)
+            raise _unexpected_value(self, f"a whole number from {self.low} to {self.high}", value)
         return value
 
 
@@ -97,7 +97,7 @@ class Number:
     def read(self, value: object) -> float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not _within(value, self):  # NaN is within no bounds
-            raise _unexpected(self, f"a number from {self.low:g} to {self.high:g}", value)
+            raise _unexpected_value(self, f"a number from {self.low:g} to {self.high:g}", value)
         return float(value)  # type: ignore[arg-type]
 
 
@@ -120,7 +120,7 @@ class Choice:
         same = (choice for choice in self.choices if _same(choice, value))
         found = next(same, None)
         if found is None:
-            raise _unexpected(self, f"one of {', '.join(map(str, self.choices))}", value)
+            raise _unexpected_value(self, f"one of {', '.join(map(str, self.choices))}", value)
         return found
 
 
@@ -139,7 +139,7 @@ class Text:
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or len(value) > MOST_CHARACTERS:
-            raise _unexpected(self, f"a text of at most {MOST_CHARACTERS} characters", value)
+            raise _unexpected_value(self, f"a text of at most {MOST_CHARACTERS} characters", value)
         return value
 
 
@@ -161,10 +161,10 @@ class Texts:
     def read(self, value: object) -> tuple[str, ...]:
         expected = f"a list of 1 to {self.most} texts of at most {MOST_CHARACTERS} characters"
         if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= self.most:
-            raise _unexpected(self, expected, value)
+            raise _unexpected_value(self, expected, value)
         for text in value:
             if not isinstance(text, str) or len(text) > MOST_CHARACTERS:
-                raise _unexpected(self, expected, text)
+                raise _unexpected_value(self, expected, text)
         return tuple(value)
 
 
@@ -185,12 +185,12 @@ def read_arguments(parameters: Sequence[Parameter], given: object) -> Json:
         OptionError: Something else was given; the text says what was expected.
     """
     if not isinstance(given, Mapping):
-        raise OptionError(f"the arguments are a JSON object, not {_shown(given)}")
+        raise OptionError(f"the arguments are a JSON object, not {_describe_value(given)}")
     known = {parameter.name: parameter for parameter in parameters}
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         there = ", ".join(known) or "none"
-        raise OptionError(f"there is no argument {_shown(unknown)}; there are: {there}")
+        raise OptionError(f"there is no argument {_describe_value(unknown)}; there are: {there}")
     return {name: _read(parameter, given.get(name)) for name, parameter in known.items()}
 
 
@@ -215,11 +215,11 @@ def _same(choice: str | int, value: object) -> bool:
     return choice == value and isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
-def _unexpected(parameter: Parameter, expected: str, value: object) -> OptionError:
-    return OptionError(f"{parameter.name}: expected {expected}, not {_shown(value)}")
+def _unexpected_value(parameter: Parameter, expected: str, value: object) -> OptionError:
+    return OptionError(f"{parameter.name}: expected {expected}, not {_describe_value(value)}")
 
 
-def _shown(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Describe an argument that was sent, cut; of large ones only the kind."""
     if isinstance(value, str):
         return ascii(value if len(value) <= _MOST_SHOWN else value[:_MOST_SHOWN] + "...")

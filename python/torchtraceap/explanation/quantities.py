@@ -16,11 +16,19 @@ from typing import Any
 from torchtraceap.core.formatting import format_bytes, format_ns, format_share
 from torchtraceap.explanation.numbers import numbers_in
 
-__all__ = ["ASKED", "Grounds", "Own", "of_bytes", "of_ns", "of_share", "shaped"]
+__all__ = [
+    "CALLER_CHOICE",
+    "Grounds",
+    "Own",
+    "share_quantity",
+    "size_quantity",
+    "time_quantity",
+    "to_quantities",
+]
 
 Json = dict[str, Any]
 
-ASKED = "asked"
+CALLER_CHOICE = "asked"
 """Member of a result that repeats what the caller chose: no ground for an answer."""
 PROSE = frozenset({"advice", "notes", "note", "text", "code"})
 """Members that hold sentences; other texts are names."""
@@ -32,24 +40,24 @@ class Own(str):
     __slots__ = ()
 
 
-def of_ns(ns: float) -> Json:
+def time_quantity(ns: float) -> Json:
     """A time, rounded to whole nanoseconds."""
     return {"ns": round(ns), "text": Own(format_ns(round(ns)))}
 
 
-def of_bytes(size: float) -> Json:
+def size_quantity(size: float) -> Json:
     return {"bytes": round(size), "text": Own(format_bytes(size))}
 
 
-def of_share(share: float) -> Json:
+def share_quantity(share: float) -> Json:
     """A fraction, with six digits."""
     return {"share": round(share, 6), "text": Own(format_share(share))}
 
 
-_MAKERS = {"_ns": of_ns, "_bytes": of_bytes, "_share": of_share}
+_MAKERS = {"_ns": time_quantity, "_bytes": size_quantity, "_share": share_quantity}
 
 
-def shaped(record: Mapping[str, Any]) -> Json:
+def to_quantities(record: Mapping[str, Any]) -> Json:
     """A row of a table with quantities in place of its numbers: "sum_ns" becomes "sum". What is
     absent is left out."""
     found: Json = {}
@@ -154,7 +162,7 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Texts and numbers with the member that holds them."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            if name != ASKED:
+            if name != CALLER_CHOICE:
                 yield from _leaves(inner, name)
     elif isinstance(value, (list, tuple)):
         for inner in value:

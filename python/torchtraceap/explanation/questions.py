@@ -22,11 +22,11 @@ from torchtraceap.explanation.language_model import (
     ToolCall,
 )
 from torchtraceap.explanation.quantities import Grounds, Own
-from torchtraceap.explanation.tool_results import encoded
+from torchtraceap.explanation.tool_results import to_compact_json
 from torchtraceap.explanation.tools import Tool, ToolAnswer, Toolbox
 from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["Answered", "Asked", "Redaction", "ask"]
+__all__ = ["QuestionAnswer", "Redaction", "ToolUse", "ask"]
 
 Json = dict[str, Any]
 
@@ -68,7 +68,7 @@ class Redaction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked(Result):
+class ToolUse(Result):
     """One call of a tool by the model."""
 
     tool: str
@@ -78,23 +78,23 @@ class Asked(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered(Result):
+class QuestionAnswer(Result):
     """The answer to a question."""
 
     answer: str | None
     """Plain text; None where there is none that may be shown, and `problems` says why."""
-    calls: tuple[Asked, ...]
+    calls: tuple[ToolUse, ...]
     problems: tuple[str, ...]
 
 
 def ask(
     trace: Ranks | Toolbox, question: str, model: LanguageModel, redaction: Redaction | None = None
-) -> Answered:
+) -> QuestionAnswer:
     """Let a model answer a question with the tools.
 
     Args:
         trace: The trace, or its tools where they also have a baseline or a diagnosis.
-        question: What is asked; cut to `MOST_QUESTION` characters, and sent as it is.
+        question: The question, cut to `MOST_QUESTION` characters, and sent as it is.
         model: Who answers.
         redaction: Hides names of results from the model; None sends them as they are.
     """
@@ -109,26 +109,26 @@ class _Conversation:
         self, box: Toolbox, question: str, model: LanguageModel, redaction: Redaction | None
     ) -> None:
         self._box, self._model, self._redaction = box, model, redaction
-        self._tools = [_described(tool) for tool in box.tools]
+        self._tools = [_tool_definition(tool) for tool in box.tools]
         self._messages: list[Message] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": question},
         ]
         self._grounds = Grounds()
         self._grounds.add_text(question)
-        self._calls: list[Asked] = []
+        self._calls: list[ToolUse] = []
         self._problems: list[str] = []
         self._size = 0
 
-    def answered(self) -> Answered:
+    def answered(self) -> QuestionAnswer:
         try:
-            answer = self._checked(self._talk())
+            answer = self._check_answer(self._talk())
         except ModelError as error:
             self._problems.append(str(error))
             answer = None
         if answer is not None and self._redaction:
             answer = self._redaction.restore(answer)
-        return Answered(answer, tuple(self._calls), tuple(self._problems))
+        return QuestionAnswer(answer, tuple(self._calls), tuple(self._problems))
 
     # --------------------------------------------------------------------- rounds
 
@@ -155,7 +155,7 @@ class _Conversation:
         if len(kept) < len(reply.calls):
             more = len(reply.calls) - len(kept)
             self._problems.append(f"{more} calls beyond the limit were left out")
-        calls = [_as_sent(call, place) for place, call in enumerate(kept, len(self._calls))]
+        calls = [_assistant_call(call, place) for place, call in enumerate(kept, len(self._calls))]
         self._messages.append(
             {"role": "assistant", "content": reply.text[:MOST_ANSWER] or None, "tool_calls": calls}
         )
@@ -168,11 +168,13 @@ class _Conversation:
         answer = self._answer_of(call)
         value = answer.value
         if self._redaction:
-            value = _redacted(value, self._redaction)
+            value = _redact_names(value, self._redaction)
         if not answer.is_error:  # errors repeat what the model sent
             self._grounds.add_result(value)
-        self._calls.append(Asked(call.name[:100], call.arguments[:MOST_ARGUMENTS], answer.is_error))
-        content = encoded(value)
+        self._calls.append(
+            ToolUse(call.name[:100], call.arguments[:MOST_ARGUMENTS], answer.is_error)
+        )
+        content = to_compact_json(value)
         self._size += len(content)
         return content
 
@@ -183,7 +185,7 @@ class _Conversation:
         if arguments is None:
             return ToolAnswer(True, {"error": "the arguments are no JSON object"})
         if self._redaction:
-            arguments = _restored(arguments, self._redaction)
+            arguments = _restore_names(arguments, self._redaction)
         return self._box.call(call.name, arguments)
 
     # --------------------------------------------------------------------- the answer
@@ -193,7 +195,7 @@ class _Conversation:
         if reply.finish == "refusal":
             self._problems.append("the model refused to answer")
             return None
-        text = _plain(reply.text)
+        text = _clean_answer(reply.text)
         if not text:
             self._problems.append("the model gave no answer")
             return None
@@ -201,30 +203,30 @@ class _Conversation:
             self._problems.append("the answer was cut")
         return text if len(text) <= MOST_ANSWER else text[: MOST_ANSWER - 1] + "…"
 
-    def _checked(self, answer: str | None) -> str | None:
+    def _check_answer(self, answer: str | None) -> str | None:
         """The answer if all of its numbers are known, else what the model makes of it once more."""
         unknown = self._grounds.unknown_in(answer or "")
         if answer is None or not unknown:
             return answer
         self._messages += [
             {"role": "assistant", "content": answer},
-            {"role": "user", "content": _REPAIR.format(numbers=_few(unknown))},
+            {"role": "user", "content": _REPAIR.format(numbers=_list_some(unknown))},
         ]
         repaired = self._text_of(self._model.converse(self._messages, ()))
         unknown = self._grounds.unknown_in(repaired or "")
         if unknown:
-            self._problems.append(f"refused: no tool gave these numbers: {_few(unknown)}")
+            self._problems.append(f"refused: no tool gave these numbers: {_list_some(unknown)}")
             return None
         return repaired
 
 
-def _described(tool: Tool) -> Json:
+def _tool_definition(tool: Tool) -> Json:
     """Return a tool in the form of Chat Completions."""
     about = {"name": tool.name, "description": tool.description, "parameters": tool.schema()}
     return {"type": "function", "function": about}
 
 
-def _as_sent(call: ToolCall, place: int) -> Json:
+def _assistant_call(call: ToolCall, place: int) -> Json:
     """A call as the next request repeats it: with arguments that a server can read."""
     given = call.arguments or "{}"
     fits = len(given) <= MOST_ARGUMENTS and _object(given) is not None
@@ -241,35 +243,35 @@ def _object(text: str) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-def _redacted(value: Any, redaction: Redaction) -> Any:
+def _redact_names(value: Any, redaction: Redaction) -> Any:
     """Return a value with every text redacted that is not this package's own."""
     if isinstance(value, str):
         return value if isinstance(value, Own) else redaction.shown(value)
     if isinstance(value, list):
-        return [_redacted(entry, redaction) for entry in value]
+        return [_redact_names(entry, redaction) for entry in value]
     if isinstance(value, Mapping):
-        return {key: _redacted(entry, redaction) for key, entry in value.items()}
+        return {key: _redact_names(entry, redaction) for key, entry in value.items()}
     return value
 
 
-def _restored(value: Any, redaction: Redaction) -> Any:
+def _restore_names(value: Any, redaction: Redaction) -> Any:
     """Arguments with the names that the model knows by what stands for them."""
     if isinstance(value, str):
         return redaction.restore(value)
     if isinstance(value, list):
-        return [_restored(entry, redaction) for entry in value]
+        return [_restore_names(entry, redaction) for entry in value]
     if isinstance(value, Mapping):
-        return {key: _restored(entry, redaction) for key, entry in value.items()}
+        return {key: _restore_names(entry, redaction) for key, entry in value.items()}
     return value
 
 
-def _plain(text: str) -> str:
+def _clean_answer(text: str) -> str:
     """Return text without control characters and escape sequences, line breaks kept."""
     shown = _ESCAPE.sub("", text[: 4 * MOST_ANSWER])
     kept = (c if c.isprintable() or c == "\n" else " " for c in shown)
     return "".join(kept).strip()
 
 
-def _few(numbers: Sequence[str]) -> str:
+def _list_some(numbers: Sequence[str]) -> str:
     more = ", ..." if len(numbers) > _MOST_NAMED else ""
     return ", ".join(numbers[:_MOST_NAMED]) + more

@@ -45,7 +45,7 @@ class Redaction:
 
         Args:
             text: Prose.
-            written: How a name is written there.
+            written: Function that writes a name as the text does.
         """
 
         def name_of(match: re.Match[str]) -> str:

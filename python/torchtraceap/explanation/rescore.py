@@ -27,7 +27,7 @@ from torchtraceap.explanation.segments import (
 )
 from torchtraceap.explanation.verdict import GRIDS
 
-__all__ = ["MOST_ROUNDS", "Doubt", "other_grids", "settle"]
+__all__ = ["MOST_ROUNDS", "Doubt", "other_grids", "resolve_doubts"]
 
 MOST_ROUNDS = 2
 _ENOUGH = 2
@@ -42,7 +42,7 @@ class Doubt:
     ) -> None:
         """
         Args:
-            segment: Which one.
+            segment: The doubted segment.
             suggested: A grid that the judge would like to see.
             drops: It goes if grids do not flag it; one that a rule proves stays all the same.
         """
@@ -102,15 +102,15 @@ def other_grids(grid: int, suggested: int | None = None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in order if each != grid))[:MOST_ROUNDS]
 
 
-def settle(
+def resolve_doubts(
     diagnosis: Diagnosis, doubts: Sequence[Doubt], asked_by: str, others: int
 ) -> list[Round]:
     """Ask other grids about each segment until two agree.
 
     Args:
-        diagnosis: Of the trace.
-        doubts: Are changed.
-        asked_by: As the rounds say.
+        diagnosis: The trace's diagnosis.
+        doubts: The doubts, which this changes.
+        asked_by: The value of `Round.asked_by`.
         others: Segments that nobody doubts.
     """
     rounds = []

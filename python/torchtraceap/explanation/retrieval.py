@@ -21,7 +21,7 @@ from functools import cache
 
 from torchtraceap.core.knowledge import KnowledgeEntry, load_knowledge
 
-__all__ = ["Bm25", "nearest_entries", "words_of"]
+__all__ = ["Bm25", "nearest_entries", "search_words"]
 
 K1 = 1.2
 B = 0.75
@@ -41,7 +41,7 @@ _COMMON = frozenset(
 """Words that say nothing of what is asked."""
 
 
-def words_of(text: str) -> list[str]:
+def search_words(text: str) -> list[str]:
     """The words of a text in small letters, without common ones and without the s of a plural;
     of `snake_case` the whole and its parts."""
     found: list[str] = []
@@ -97,7 +97,7 @@ def nearest_entries(words: Iterable[str], count: int, *, least: float = 0.0) -> 
             than half of the best score.
     """
     types, index = _entries()
-    scores = index.scores([word for text in words for word in words_of(text)])
+    scores = index.scores([word for text in words for word in search_words(text)])
     order = sorted(range(len(types)), key=lambda place: -scores[place])
     enough = max(least, HALF * max(scores))
     return [types[place] for place in order[:count] if scores[place] and scores[place] >= enough]
@@ -106,7 +106,7 @@ def nearest_entries(words: Iterable[str], count: int, *, least: float = 0.0) -> 
 @cache
 def _entries() -> tuple[tuple[str, ...], Bm25]:
     knowledge = load_knowledge()
-    return tuple(knowledge), Bm25(words_of(_text(entry)) for entry in knowledge.values())
+    return tuple(knowledge), Bm25(search_words(_text(entry)) for entry in knowledge.values())
 
 
 def _text(entry: KnowledgeEntry) -> str:

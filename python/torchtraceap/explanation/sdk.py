@@ -52,7 +52,7 @@ class Sdk:
 
         Args:
             body: The request.
-            secrets: What no sentence about a failure may repeat.
+            secrets: Texts that no message about a failure may repeat.
 
         Raises:
             MissingDependencyError: The SDK is not installed.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchtraceap.explanation.build_pack import build_pack
-from torchtraceap.explanation.explain import explained
+from torchtraceap.explanation.explain import build_explanation
 from torchtraceap.explanation.explanation import DryRun, Explanation, Response
 from torchtraceap.explanation.segments import find_segments
 
@@ -34,7 +34,7 @@ def explain(
     """Explain the suspicious parts of a trace: what happens, why it costs, and what to change.
 
     Args:
-        diagnosis: Of the trace.
+        diagnosis: The trace's diagnosis.
         question: To be answered beside it.
         settings: A language model that judges and answers; None: offline.
         redacted: Names of the trace are hidden from the model.
@@ -45,16 +45,16 @@ def explain(
     """
     if settings is None:
         told = answer(diagnosis, question).text if question else None
-        return explained(diagnosis, answer=told)
+        return build_explanation(diagnosis, answer=told)
     from torchtraceap.explanation.client import Client
     from torchtraceap.explanation.llm_judge import ModelJudge
 
     with closing(Client(settings, progress)) as client:
         judge = ModelJudge(client, redaction=redacted)
-        found = explained(diagnosis, judge, model=settings.model)
+        found = build_explanation(diagnosis, judge, model=settings.model)
         told, problems = None, found.problems
         if question:
-            answered = _answered(diagnosis, question, client, redacted)
+            answered = _answer_by_model(diagnosis, question, client, redacted)
             told, problems = answered.text, (*problems, *answered.problems)
         problems = (*client.problems, *problems)
         return replace(found, answer=told, usage=client.usage(), problems=problems)
@@ -75,11 +75,13 @@ def answer(
     from torchtraceap.explanation.client import Client
 
     with closing(Client(settings)) as client:
-        found = _answered(diagnosis, question, client, redacted)
+        found = _answer_by_model(diagnosis, question, client, redacted)
         return replace(found, problems=(*client.problems, *found.problems))
 
 
-def _answered(diagnosis: Diagnosis, question: str, client: Client, redacted: bool) -> Response:
+def _answer_by_model(
+    diagnosis: Diagnosis, question: str, client: Client, redacted: bool
+) -> Response:
     """Answer a question by the model, or offline if it has no answer that holds."""
     from torchtraceap.explanation.questions import ask
     from torchtraceap.explanation.redaction import Redaction

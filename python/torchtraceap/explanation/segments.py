@@ -89,10 +89,10 @@ class Segment:
 def find_segments(diagnosis: Diagnosis) -> list[Segment]:
     """Return at most `MOST_SEGMENTS` segments, the most important first. See Note [Which
     segments]."""
-    dearest = (_where_dearest(diagnosis, finding) for finding in diagnosis.findings)
+    dearest = (_costliest_segment(diagnosis, finding) for finding in diagnosis.findings)
     located = [segment for segment in dearest if segment]
-    flagged = [each for each in _flagged(diagnosis) if not any(map(each.lies_in, located))]
-    return _chosen(diagnosis, [*located, *flagged])
+    flagged = [each for each in _flagged_segments(diagnosis) if not any(map(each.lies_in, located))]
+    return _choose_segments(diagnosis, [*located, *flagged])
 
 
 def rule_says(diagnosis: Diagnosis, name: str) -> str:
@@ -129,10 +129,10 @@ def likely_name(
     """Return the name of a part of the trace; see Note [Names].
 
     Args:
-        diagnosis: Of the trace.
-        types: As `Segment.types`.
-        start_ns: Of the part.
-        end_ns: Of the part.
+        diagnosis: The trace's diagnosis.
+        types: Types with scores, as in `Segment.types`.
+        start_ns: The start of the part.
+        end_ns: The end of the part.
     """
     bounds_ns = np.array([start_ns, end_ns], dtype=np.int64)
     covering = {each.type for each in diagnosis.findings if _covers(diagnosis, each, bounds_ns)[0]}
@@ -164,7 +164,7 @@ def _share(
     return share
 
 
-def _flagged(diagnosis: Diagnosis) -> Iterator[Segment]:
+def _flagged_segments(diagnosis: Diagnosis) -> Iterator[Segment]:
     """Run of flagged windows of one name."""
     for name, first, last in runs_of(_names(diagnosis)):
         if name:
@@ -186,7 +186,7 @@ def _names(diagnosis: Diagnosis) -> list[str]:
     return names
 
 
-def _where_dearest(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
+def _costliest_segment(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
     """The run of windows in which a finding costs most; None if it costs nothing in any."""
     bounds_ns = np.asarray(diagnosis.windows.bounds_ns, dtype=np.int64)
     share = _share(diagnosis, finding, bounds_ns)
@@ -257,7 +257,7 @@ def idle_inside(rank: RankTrace, start_ns: int, end_ns: int) -> int:
     return int(covered_ns(spans, np.array([start_ns, end_ns], dtype=np.int64))[0])
 
 
-def _chosen(diagnosis: Diagnosis, segments: Sequence[Segment]) -> list[Segment]:
+def _choose_segments(diagnosis: Diagnosis, segments: Sequence[Segment]) -> list[Segment]:
     places = {finding.type: place for place, finding in enumerate(diagnosis.findings)}
     dearest: dict[str, Segment] = {}
     for segment in segments:

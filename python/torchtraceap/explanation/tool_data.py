@@ -20,7 +20,7 @@ class ToolData:
     Args:
         trace: The trace.
         baseline: One to compare it with, if there is one.
-        diagnosis: Of the trace, where it is known already.
+        diagnosis: The trace's diagnosis, if it is known already.
     """
 
     def __init__(

@@ -20,7 +20,14 @@ from torchtraceap.core.columns import TextCodes
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import percentile_rank
 from torchtraceap.errors import OptionError
-from torchtraceap.explanation.quantities import ASKED, Own, of_bytes, of_ns, of_share, shaped
+from torchtraceap.explanation.quantities import (
+    CALLER_CHOICE,
+    Own,
+    share_quantity,
+    size_quantity,
+    time_quantity,
+    to_quantities,
+)
 from torchtraceap.explanation.tool_data import ToolData
 from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.simulate import simulate as simulated
@@ -40,16 +47,16 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_BYTES",
     "MOST_ROWS",
-    "cleaned",
+    "clean_name",
     "diagnosis",
     "diff",
-    "encoded",
-    "fitted",
+    "fit_result",
     "kernels",
     "ops",
     "simulate",
     "step",
     "summary",
+    "to_compact_json",
     "window",
 ]
 
@@ -63,26 +70,26 @@ MOST_NAME = 120
 MOST_NOTES, MOST_NOTE = 3, 300
 MOST_CODE = 1_200
 _IDLE = "idle_"
-_OWN = frozenset({"class", "edit", "family", "part", "significance", "status", "type"})
+_OWN_COLUMNS = frozenset({"class", "edit", "family", "part", "significance", "status", "type"})
 """Columns whose texts are words of this package."""
 
 
 # ------------------------------------------------------------------------- texts and sizes
 
 
-def cleaned(text: str, most: int = MOST_NAME) -> str:
+def clean_name(text: str, most: int = MOST_NAME) -> str:
     """One line of what can be shown, cut; what is no UTF-8 is a question mark."""
     kept = text[: 4 * most].encode("utf-8", "replace").decode("utf-8")
     line = " ".join("".join(c if c.isprintable() else " " for c in kept).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def encoded(value: object) -> str:
+def to_compact_json(value: object) -> str:
     """JSON without spaces."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
-def fitted(result: Json) -> Json:
+def fit_result(result: Json) -> Json:
     """The result, its largest lists cut until it is small enough.
 
     Raises:
@@ -101,11 +108,11 @@ def fitted(result: Json) -> Json:
 
 
 def _size(value: object) -> int:
-    return len(encoded(value).encode())
+    return len(to_compact_json(value).encode())
 
 
-def _listed(rows: Iterable[Any], left_out: int = 0) -> Json:
-    """A list that says how much of it there is; `fitted` cuts such lists alone."""
+def _row_list(rows: Iterable[Any], left_out: int = 0) -> Json:
+    """A list that says how much of it there is; `fit_result` cuts such lists alone."""
     found = list(rows)
     kept = found[:MOST_ROWS]
     more = left_out + len(found) - len(kept)
@@ -127,23 +134,25 @@ def _rows(table: ColumnTable, columns: Sequence[str], limit: int) -> Json:
     """The first rows of a table, in some of its columns, as quantities."""
     chosen = table.select([name for name in columns if name in table])
     records = chosen.take(slice(0, limit)).records()
-    return _listed(map(_row, records), max(0, table.num_rows - limit))
+    return _row_list(map(_row, records), max(0, table.num_rows - limit))
 
 
 def _row(record: Mapping[str, Any]) -> Json:
     """Return a record as quantities, with names cleaned."""
-    shown = shaped(record)
+    shown = to_quantities(record)
     return {
-        key: (Own(value) if key in _OWN else cleaned(value)) if isinstance(value, str) else value
+        key: (Own(value) if key in _OWN_COLUMNS else clean_name(value))
+        if isinstance(value, str)
+        else value
         for key, value in shown.items()
     }
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
-    return [cleaned(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
+    return [clean_name(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
 
 
-def _where(table: ColumnTable, name: str, text: str | None) -> ColumnTable:
+def _filter_by_name(table: ColumnTable, name: str, text: str | None) -> ColumnTable:
     """Rows whose name holds a text, in any case."""
     column = table.column(name)
     if not text or not isinstance(column, TextCodes):
@@ -162,9 +171,9 @@ def summary(box: ToolData, given: Json) -> Json:
     return {
         "files": len(found.files),
         "ranks": len(found.ranks),
-        "devices": _listed(
+        "devices": _row_list(
             _row({"name": device.name, "rank": device.rank, "streams": device.streams})
-            | {"busy": of_ns(device.timeline.busy_ns)}
+            | {"busy": time_quantity(device.timeline.busy_ns)}
             for device in found.devices
         ),
         "events": _row(
@@ -179,8 +188,8 @@ def summary(box: ToolData, given: Json) -> Json:
         "step_time": _step_time(found.step) if found.step else None,
         "steps": len(found.steps),
         "steps_inferred": found.steps_inferred,
-        "diagnostics": _listed(
-            {"notes": cleaned(entry.message, MOST_NOTE), "count": entry.count}
+        "diagnostics": _row_list(
+            {"notes": clean_name(entry.message, MOST_NOTE), "count": entry.count}
             for entry in found.diagnostics
         ),
     }
@@ -190,7 +199,7 @@ def _step_time(step: StepTime) -> Json:
     """`left_out` is what lists call rows that they do not show."""
     times = step.to_dict()
     not_counted = times.pop("left_out")
-    return shaped({**times, "not_counted": not_counted})
+    return to_quantities({**times, "not_counted": not_counted})
 
 
 def _timeline(timeline: Timeline) -> Json:
@@ -201,7 +210,7 @@ def _timeline(timeline: Timeline) -> Json:
         for name, ns in times.items()
         if name != "span_ns"
     }
-    return {"times": shaped(times), "shares_of_span": shaped(shares)}
+    return {"times": to_quantities(times), "shares_of_span": to_quantities(shares)}
 
 
 def diagnosis(box: ToolData, given: Json) -> Json:
@@ -212,14 +221,16 @@ def diagnosis(box: ToolData, given: Json) -> Json:
     kept = found.findings[: given["limit"]]
     idle = sorted(found.idle_ns.items(), key=lambda cause: -cause[1])
     return {
-        "profiled": of_ns(found.profiled_ns),
-        "gpu_busy": of_share(found.busy_share),
+        "profiled": time_quantity(found.profiled_ns),
+        "gpu_busy": share_quantity(found.busy_share),
         "bound_by": Own(found.bound_by) if found.bound_by else None,
-        "findings": _listed(map(_finding, kept), len(found.findings) - len(kept)),
-        "idle": _listed({"cause": Own(name), "time": of_ns(ns)} for name, ns in idle if ns),
-        "plan": _listed(
+        "findings": _row_list(map(_finding, kept), len(found.findings) - len(kept)),
+        "idle": _row_list(
+            {"cause": Own(name), "time": time_quantity(ns)} for name, ns in idle if ns
+        ),
+        "plan": _row_list(
             _row({"type": fix.type, "edit": fix.edit, "gain_ns": fix.gain_ns})
-            | {"step_after": of_ns(fix.total_ns_after)}
+            | {"step_after": time_quantity(fix.total_ns_after)}
             for fix in found.plan
         ),
         "not_checked": [Own(name) for name in found.abstained],
@@ -235,8 +246,8 @@ def _finding(finding: Finding) -> Json:
     shown: Json = {
         "type": Own(finding.type),
         "title": Own(finding.title),
-        "cost": of_ns(finding.cost_ns),
-        "cost_of_profiled": of_share(finding.cost_share),
+        "cost": time_quantity(finding.cost_ns),
+        "cost_of_profiled": share_quantity(finding.cost_share),
         "confidence": round(finding.confidence, 2),
         "advice": Own(finding.fix),
         "facts": {Own(name): _fact(fact.kind, fact.value) for name, fact in finding.facts.items()},
@@ -244,9 +255,9 @@ def _finding(finding: Finding) -> Json:
     if finding.saving:
         saving = finding.saving
         shown["saving"] = {
-            "best": of_ns(saving.best_ns),
-            "low": of_ns(saving.low_ns),
-            "high": of_ns(saving.high_ns),
+            "best": time_quantity(saving.best_ns),
+            "low": time_quantity(saving.low_ns),
+            "high": time_quantity(saving.high_ns),
             "of": Own("a step" if saving.per_step else "the profiled time"),
             "method": Own(saving.method),
             "edit": Own(saving.edit),
@@ -256,8 +267,8 @@ def _finding(finding: Finding) -> Json:
 
 def _fact(kind: str, value: float | str) -> Any:
     if isinstance(value, str):
-        return cleaned(value)
-    makers = {"duration_ns": of_ns, "bytes": of_bytes, "share": of_share}
+        return clean_name(value)
+    makers = {"duration_ns": time_quantity, "bytes": size_quantity, "share": share_quantity}
     return makers[kind](value) if kind in makers else value
 
 
@@ -269,7 +280,7 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
     if finding is None:
         missing = found.abstained.get(name, ())
         verdict = _verdicts(found).get(name, "unknown")
-        lacks = [cleaned(signal) for signal in missing]
+        lacks = [clean_name(signal) for signal in missing]
         return {**about, "verdict": Own(verdict), "missing_signals": lacks}
     events = [_event(found, event) for event in finding.evidence[:limit]]
     return {
@@ -277,7 +288,7 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
         "verdict": Own("present"),
         **_finding(finding),
         "code": Own(finding.code[:MOST_CODE]),
-        "evidence": _listed(events, finding.evidence_count - len(events)),
+        "evidence": _row_list(events, finding.evidence_count - len(events)),
     }
 
 
@@ -312,7 +323,7 @@ def kernels(box: ToolData, given: Json) -> Json:
 
 def _table(table: ColumnTable, name: str, columns: Sequence[str], given: Json) -> Json:
     """Rows whose name holds what is wanted, in the order that is wanted."""
-    kept = _where(table, name, given["contains"]).sort(given["sort"], descending=True)
+    kept = _filter_by_name(table, name, given["contains"]).sort(given["sort"], descending=True)
     return {"table": _rows(kept, columns, given["limit"]), "notes": _notes(table.notes)}
 
 
@@ -327,7 +338,7 @@ def diff(box: ToolData, given: Json) -> Json:
     )  # fmt: skip
     facts = {name: value for name, value in table.facts.items() if name.endswith("_ns")}
     return {
-        **shaped(facts),
+        **to_quantities(facts),
         "table": _rows(table, columns, given["limit"]),
         "notes": _notes(table.notes),
     }
@@ -340,25 +351,28 @@ def simulate(box: ToolData, given: Json) -> Json:
     found = simulated(box.trace, list(given["edits"]))
     return {
         "of": Own("a step" if found.run.per_step else "the whole trace"),
-        "measured": of_ns(found.measured_ns),
-        "replayed_without_edits": of_ns(found.replayed_ns),
-        "noise": None if found.noise_ns is None else of_ns(found.noise_ns),
+        "measured": time_quantity(found.measured_ns),
+        "replayed_without_edits": time_quantity(found.replayed_ns),
+        "noise": None if found.noise_ns is None else time_quantity(found.noise_ns),
         "supports_prediction": found.trust.supports_prediction,
-        "edits": _listed(_outcome(found, outcome) for outcome in found.edits),
+        "edits": _row_list(_outcome(found, outcome) for outcome in found.edits),
         "notes": _notes(found.notes),
     }
 
 
 def _outcome(found: Simulation, outcome: EditOutcome) -> Json:
-    shown: Json = {"edit": Own(cleaned(outcome.edit)), "note": cleaned(outcome.note, MOST_NOTE)}
+    shown: Json = {
+        "edit": Own(clean_name(outcome.edit)),
+        "note": clean_name(outcome.note, MOST_NOTE),
+    }
     if outcome.predicted_ns is None:
         return {**shown, "applies": False}
     times = {"predicted": outcome.predicted_ns, "low": outcome.low_ns, "high": outcome.high_ns}
     return {
         **shown,
         "applies": True,
-        **{name: of_ns(ns) for name, ns in times.items() if ns is not None},
-        "saves": of_ns(found.measured_ns - outcome.predicted_ns),
+        **{name: time_quantity(ns) for name, ns in times.items() if ns is not None},
+        "saves": time_quantity(found.measured_ns - outcome.predicted_ns),
     }
 
 
@@ -374,11 +388,11 @@ def window(box: ToolData, given: Json) -> Json:
     features = _core.build_features(part.table, part.tree, alone)
     values = dict(zip(features.names, features.values[0].tolist(), strict=True))
     start_ns = bounds[0] - part.tree.profiled[0]
-    shown = {"start": of_ns(start_ns)} if place is not None else {}
+    shown = {"start": time_quantity(start_ns)} if place is not None else {}
     return {
         **asked,
         **shown,
-        "length": of_ns(bounds[1] - bounds[0]),
+        "length": time_quantity(bounds[1] - bounds[0]),
         "windows": given["count"],
         "features": _features(windows, values, comparable=place is not None),
         "gpu_events": _events_in(part, alone, bounds, given["limit"]),
@@ -406,7 +420,7 @@ def _window_bounds(
     if not first < last:
         length = (end_ns - start_ns) / 1e6
         raise OptionError(f"a range begins before it ends, within the {length:.3f} ms of the trace")
-    return None, {ASKED: {"start_ms": begin, "end_ms": end}}, (first, last)
+    return None, {CALLER_CHOICE: {"start_ms": begin, "end_ms": end}}, (first, last)
 
 
 def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: bool) -> Json:
@@ -421,13 +435,13 @@ def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: 
             every = windows[name]
             row |= {
                 "median": _feature(name, float(np.median(every))),
-                "percentile_rank": of_share(percentile_rank(every, value)),
+                "percentile_rank": share_quantity(percentile_rank(every, value)),
             }
         rows.append(row)
-    return _listed(sorted(rows, key=_unusual, reverse=True))
+    return _row_list(sorted(rows, key=_unusualness, reverse=True))
 
 
-def _unusual(row: Json) -> float:
+def _unusualness(row: Json) -> float:
     return abs(row["percentile_rank"]["share"] - 0.5) if "percentile_rank" in row else -1.0
 
 
@@ -435,11 +449,11 @@ def _feature(name: str, value: float) -> Any:
     """Return a feature in the unit that docs/features.md gives it, logarithms as the
     value itself."""
     if name.endswith("_log2"):
-        return of_bytes(2.0**value - 1.0)
+        return size_quantity(2.0**value - 1.0)
     if name.endswith("_us"):
-        return of_ns(1000.0 * value)
+        return time_quantity(1000.0 * value)
     if name.endswith(("_share", "_ratio")):
-        return of_share(value)
+        return share_quantity(value)
     return round(value, 3)
 
 
@@ -452,22 +466,22 @@ def _events_in(
     events = events.where(np.isin(events.rows, rows))
     names = events.canonical
     groups = Groups(names.codes.astype(np.int64))
-    within = _clipped(events, bounds)
+    within = _clip_times(events, bounds)
     times, longest = groups.sum(within), groups.maximum(within)
     order = np.argsort(-times, kind="stable")
     shown = [
         {
-            "name": cleaned(names.texts[names.codes[groups.first[group]]]),
+            "name": clean_name(names.texts[names.codes[groups.first[group]]]),
             "count": int(groups.count[group]),
-            "time": of_ns(int(times[group])),
-            "longest": of_ns(int(longest[group])),
+            "time": time_quantity(int(times[group])),
+            "longest": time_quantity(int(longest[group])),
         }
         for group in order[:limit].tolist()
     ]
-    return _listed(shown, len(groups) - len(shown))
+    return _row_list(shown, len(groups) - len(shown))
 
 
-def _clipped(events: GpuEvents, bounds: tuple[int, int]) -> Array:
+def _clip_times(events: GpuEvents, bounds: tuple[int, int]) -> Array:
     """int64: time of each event within the bounds, ns."""
     late = np.maximum(bounds[0] - events.start_ns, 0)
     left = bounds[1] - np.maximum(events.start_ns, bounds[0])
@@ -517,17 +531,17 @@ def _one_step(table: ColumnTable, place: int) -> Json:
              "exposed_communication_ns", "exposed_memcpy_ns")  # fmt: skip
     median_ns = table.facts["jitter"].get("median_ns")
     return {
-        "name": cleaned(record["name"] or ""),
-        **shaped({name: record[name] for name in times}),
-        **shaped({"median_step_ns": median_ns}),
+        "name": clean_name(record["name"] or ""),
+        **to_quantities({name: record[name] for name in times}),
+        **to_quantities({"median_step_ns": median_ns}),
         "whole": record["whole"],
         "outlier": record["outlier"],
-        "idle_by_cause": _listed(
-            {"cause": Own(name.removeprefix(_IDLE).removesuffix("_ns")), "time": of_ns(ns)}
+        "idle_by_cause": _row_list(
+            {"cause": Own(name.removeprefix(_IDLE).removesuffix("_ns")), "time": time_quantity(ns)}
             for name, ns in sorted(causes.items(), key=lambda cause: -cause[1])
         ),
-        "longer_than_usual": _listed(
-            {"name": cleaned(more["name"]), "by": of_ns(more["delta_ns"])}
+        "longer_than_usual": _row_list(
+            {"name": clean_name(more["name"]), "by": time_quantity(more["delta_ns"])}
             for more in record["differs"] or ()
         ),
         "notes": _notes(table.notes),

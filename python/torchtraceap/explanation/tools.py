@@ -27,14 +27,14 @@ from torchtraceap.explanation.parameters import (
     schema_of,
 )
 from torchtraceap.explanation.tool_data import ToolData
-from torchtraceap.explanation.tool_results import MOST_ROWS, cleaned, fitted
+from torchtraceap.explanation.tool_results import MOST_ROWS, clean_name, fit_result
 from torchtraceap.simulation.registry import edit_names
 from torchtraceap.tables.compare.diff import VIEWS
 
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Tool", "ToolAnswer", "Toolbox", "offered"]
+__all__ = ["Tool", "ToolAnswer", "Toolbox", "available_tools"]
 
 Json = dict[str, Any]
 
@@ -77,19 +77,19 @@ class Toolbox(ToolData):
     Args:
         trace: The trace.
         baseline: One to compare it with, if there is one.
-        diagnosis: Of the trace, where it is known already.
+        diagnosis: The trace's diagnosis, if it is known already.
     """
 
     @property
     def tools(self) -> tuple[Tool, ...]:
         """Tools that may be called."""
-        return offered(has_baseline=self.baseline is not None)
+        return available_tools(has_baseline=self.baseline is not None)
 
     def call(self, name: str, arguments: object) -> ToolAnswer:
         """Call a tool. Whatever goes wrong is in the answer.
 
         Args:
-            name: Of the tool.
+            name: The name of the tool.
             arguments: An object with its arguments; anything else is an error.
         """
         tool = next((tool for tool in self.tools if tool.name == name), None)
@@ -99,7 +99,7 @@ class Toolbox(ToolData):
         try:
             given = read_arguments(tool.parameters, arguments)
             with self._lock:  # a client may call several at once
-                return ToolAnswer(False, fitted(tool.run(self, given)))
+                return ToolAnswer(False, fit_result(tool.run(self, given)))
         except TraceError as error:
             return _error(str(error))
         except Exception as error:  # a defect of ours must not end a conversation
@@ -107,10 +107,10 @@ class Toolbox(ToolData):
 
 
 def _error(text: str) -> ToolAnswer:
-    return ToolAnswer(True, {"error": cleaned(text, _MOST_ERROR)})
+    return ToolAnswer(True, {"error": clean_name(text, _MOST_ERROR)})
 
 
-def offered(*, has_baseline: bool) -> tuple[Tool, ...]:
+def available_tools(*, has_baseline: bool) -> tuple[Tool, ...]:
     """The tools that there are; those that compare only where there is something to compare."""
     return tuple(tool for tool in TOOLS if has_baseline or not tool.needs_baseline)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 
-__all__ = ["GRIDS", "VERDICTS", "Cited", "Verdict"]
+__all__ = ["GRIDS", "VERDICTS", "Citation", "Verdict"]
 
 VERDICTS = ("anti_pattern", "benign", "misclassified", "insufficient_evidence")
 """`misclassified`: the windows should not have been flagged, or are of another type than scored."""
@@ -14,7 +14,7 @@ GRIDS = (50, 100, 200)
 
 
 @dataclass(frozen=True, slots=True)
-class Cited(Result):
+class Citation(Result):
     """An event, or a metric with its value, on which a verdict rests."""
 
     row: str | None
@@ -36,7 +36,7 @@ class Verdict(Result):
     primary: str
     """The one that costs most, or "none"."""
     confidence: float
-    evidence: tuple[Cited, ...]
+    evidence: tuple[Citation, ...]
     what: str
     """Description of what happens in the segment; every number in it is cited."""
     why: str

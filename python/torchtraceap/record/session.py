@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.record.active import claim_profiler, release_profiler
 from torchtraceap.record.diagnosis import analyse, show
@@ -42,7 +42,7 @@ MEASURED_BY_RANKS = 3
 """Steps after which rank 0 chooses for all: they have to choose after the same step."""
 
 
-class Recording(Shown):
+class Recording(Renderable):
     """A recording of a training loop; made by `profile`, used once, in a `with` statement.
 
     The block is recorded from its first line on. If `step()` is never called, that is the result.

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.record.diagnosis import analyse, show
 from torchtraceap.record.export import TraceNames, export_trace
 from torchtraceap.record.notices import report_problem
@@ -23,7 +23,7 @@ __all__ = ["TraceHandler", "on_trace_ready"]
 _HANDLERS = itertools.count(1)
 
 
-class TraceHandler(Shown):
+class TraceHandler(Renderable):
     """Callable for the `on_trace_ready` argument of `torch.profiler.profile`.
 
     Whatever goes wrong in here is logged and warned of; the training run goes on.

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.writing import naming
 from torchtraceap.errors import OptionError
 from torchtraceap.record.integrations.logging import Sinks
@@ -61,7 +61,7 @@ _WATCHES = itertools.count(1)
 """Counted alike on all ranks."""
 
 
-class Watch(Shown):
+class Watch(Renderable):
     """A watched training; made by `watch`, used in a `with` statement or by `start` and `stop`.
 
     Attributes that tell what came of it are those of rank 0: the others record for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchtraceap.core.rendering import add_renderer, imported_later
+from torchtraceap.core.rendering import add_renderer, lazy_renderer
 
 __all__ = ["register"]
 
@@ -29,4 +29,4 @@ _RENDERERS = (
 def register() -> None:
     """Lets results show themselves; what draws them is imported when one is asked for."""
     for kind, way, module, function in _RENDERERS:
-        add_renderer(kind, way, imported_later(f"torchtraceap.report.{module}", function))
+        add_renderer(kind, way, lazy_renderer(f"torchtraceap.report.{module}", function))

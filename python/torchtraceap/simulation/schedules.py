@@ -29,7 +29,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import added
+from torchtraceap.core.sums import add
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 
@@ -150,10 +150,10 @@ class Schedules:
             self._behind_dependencies_ns(change, recorded, last, happens),
             self._behind_work_ns(recorded, before),
         )
-        times = np.where(happens, added(np.where(happens, last, 0), by_ns), recorded)
+        times = np.where(happens, add(np.where(happens, last, 0), by_ns), recorded)
         times = self._with_calls(times, change)
         running_ns = before[self._launched_points]
-        running_ns = np.where(running_ns == _NEVER, running_ns, added(running_ns, by_ns))
+        running_ns = np.where(running_ns == _NEVER, running_ns, add(running_ns, by_ns))
         running = RunningWork(*self._launched, np.maximum(running_ns, self._begins(times)))
         return Schedule(times, running, change, words)
 
@@ -228,9 +228,9 @@ class Schedules:
         cost_ns = np.concatenate([cost_ns[kept], more_ns[open_]])
         enters = ~happens[source] & happens[destination]
         at, to = source[enters], destination[enters]
-        reached = added(recorded[at], cost_ns[enters])
+        reached = add(recorded[at], cost_ns[enters])
         firsts = self._firsts[happens[self._firsts]]
-        late = np.concatenate([added(reached, -last[to]), added(recorded[firsts], -last[firsts])])
+        late = np.concatenate([add(reached, -last[to]), add(recorded[firsts], -last[firsts])])
         return int(late.max(initial=-_MOST))
 
     # ------------------------------------------------------------------------- lengths
@@ -276,6 +276,6 @@ def _between(one_ns: Array, other_ns: Array, part: int) -> Array:
     """int64: keeps every order that holds in both."""
     if part in (0, _PARTS):
         return other_ns if part else one_ns
-    way_ns = added(other_ns, -one_ns)
+    way_ns = add(other_ns, -one_ns)
     near = np.clip(way_ns, -_FAR_NS, _FAR_NS) * part // _PARTS
-    return added(one_ns, np.where(np.abs(way_ns) <= _FAR_NS, near, way_ns // _PARTS * part))
+    return add(one_ns, np.where(np.abs(way_ns) <= _FAR_NS, near, way_ns // _PARTS * part))

@@ -39,7 +39,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.order import median
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import Result, Trust
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
@@ -158,7 +158,7 @@ def _listed() -> str:
     return ", ".join(edit_names())
 
 
-class Simulation(Shown):
+class Simulation(Renderable):
     """A run, what it took, and what it would take. Times are those of a step, in ns."""
 
     def __init__(

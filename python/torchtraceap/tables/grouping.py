@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.sums import MOST, of_groups
+from torchtraceap.core.sums import MOST, sum_groups
 
 __all__ = ["Groups", "order_by", "rows_by_key"]
 
@@ -42,7 +42,7 @@ class Groups:
         """Exact for integers, up to the ends of 64 bits."""
         if not len(self):
             return np.zeros(0, dtype=values.dtype)
-        return of_groups(values[self._sorted], self._starts)
+        return sum_groups(values[self._sorted], self._starts)
 
     def minimum(self, values: Array) -> Array:
         return self._reduce(np.minimum, values)

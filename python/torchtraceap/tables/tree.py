@@ -12,7 +12,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns, one_line
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.sums import total
 from torchtraceap.errors import OptionError
 from torchtraceap.trace.ranks import RankTrace
@@ -29,7 +29,7 @@ class _Filter:
     kernels: bool
 
 
-class TreeView(Shown):
+class TreeView(Renderable):
     """Reads the tree of one rank; rows are those of `trace.events(rank)`."""
 
     __slots__ = ("_gpu", "_rank", "_streams")

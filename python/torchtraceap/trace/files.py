@@ -18,7 +18,7 @@ __all__ = [
     "assign_ranks",
     "check_one_run",
     "expand_paths",
-    "files_read",
+    "list_trace_files",
     "looks_like_trace_name",
     "natural_key",
 ]
@@ -65,7 +65,7 @@ def expand_paths(
     return list(dict.fromkeys(files)), bool(folders)
 
 
-def files_read(given: Iterable[PathLike]) -> list[Path]:
+def list_trace_files(given: Iterable[PathLike]) -> list[Path]:
     """The files that paths stand for, as far as there are any."""
     files = []
     for path in given:

@@ -89,7 +89,7 @@ def _read_all(
 ) -> tuple[list[_Read], list[Diagnostic]]:
     at_once = min(threads or core_count(), len(files))
     each = max(1, (threads or core_count()) // at_once)
-    reports = _shared(progress, files) if progress else [None] * len(files)
+    reports = _share_progress(progress, files) if progress else [None] * len(files)
 
     def read(index: int) -> list[_Read] | ParseError:
         path = files[index]
@@ -114,7 +114,7 @@ def _read_all(
     return tables, [Diagnostic("skipped_file", len(failures), None, message)]
 
 
-def _shared(progress: Progress, files: Sequence[Path]) -> list[Progress]:
+def _share_progress(progress: Progress, files: Sequence[Path]) -> list[Progress]:
     """A report for each file, which adds up what was read of all."""
     total = sum(os.stat(path).st_size for path in files)
     done = [0] * len(files)

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from torchtraceap import _core
 from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import Diagnostic, Timeline, TraceFile
 from torchtraceap.errors import OptionError
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
 
 
-class RankTrace(Shown):
+class RankTrace(Renderable):
     """One rank: its event table, and its tree once something asks for it."""
 
     __slots__ = ("cached", "path", "rank", "table", "world_size")
@@ -127,7 +127,7 @@ def from_core_timeline(core: _core.Timeline) -> Timeline:
     )
 
 
-class Ranks(Shown):
+class Ranks(Renderable):
     """One or several ranks of a job, without the views that `torchtraceap.Trace` has of them."""
 
     def __init__(self, ranks: Iterable[RankTrace], diagnostics: Iterable[Diagnostic] = ()) -> None:

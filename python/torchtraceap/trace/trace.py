@@ -76,7 +76,7 @@ class Trace(Ranks):
             question: To be answered beside it.
             model: A language model that judges and answers (docs/llm.md); None: offline.
             redacted: Names of the trace are hidden from the model.
-            diagnosis: What is explained; None: it is made.
+            diagnosis: The diagnosis to use; None makes it.
         """
         from torchtraceap.explanation.second_stage import explain
 
@@ -94,10 +94,10 @@ class Trace(Ranks):
         """The answer to a question about the trace, from numbers of the trace.
 
         Args:
-            question: In any words.
+            question: The question in any words.
             model: A language model that may call read-only tools; None: what the words lead to.
             redacted: Names of the trace are hidden from the model.
-            diagnosis: Of the trace; None: it is made.
+            diagnosis: The diagnosis to use; None makes it.
         """
         from torchtraceap.explanation.second_stage import answer
 
@@ -108,7 +108,7 @@ class Trace(Ranks):
         type.
 
         Args:
-            windows: How many.
+            windows: The number of windows.
             scorer: Who scores them (docs/scorers.md); the default one for None.
         """
         from torchtraceap.diagnosis.scoring import load_scorer
@@ -135,7 +135,7 @@ class Trace(Ranks):
         """Every interval in which the GPU idles, with its cause and the host event behind it.
 
         Args:
-            rank: Which rank.
+            rank: The rank.
             profiled: Over the profiled time; by default from the first to the last GPU event,
                 which makes the causes sum to the timeline's `idle_ns`.
         """
@@ -387,8 +387,8 @@ class Trace(Ranks):
         """The chain of work that the longest idle interval of a range waits for.
 
         Args:
-            start_ns: Where the range begins, in the clock of the rank.
-            end_ns: Where it ends; by default it is an instant.
+            start_ns: The start of the range, in the clock of the rank.
+            end_ns: The end of the range; by default it is an instant.
             rank: Whose GPU idles.
         """
         from torchtraceap.simulation.idle_chain import build_idle_chain
@@ -419,7 +419,7 @@ class Trace(Ranks):
 
         Args:
             path: Ends in `.json`, `.json.gz` or, with the package `perfetto`, `.pftrace`.
-            rank: Which of several ranks.
+            rank: The rank.
         """
         from torchtraceap.report.annotate import annotate
 
@@ -444,8 +444,8 @@ class Trace(Ranks):
         Args:
             row: The call's row, or
             op: a name such as "aten::mm": its longest call.
-            rank: Which rank.
-            device: Where to run it.
+            rank: The rank.
+            device: The device to run it on.
         """
         from torchtraceap.compat.replay import replay
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.explanation.answer import VerdictAnswer, json_schema, read_answer, to_verdict
-from torchtraceap.explanation.citations import check, cited
+from torchtraceap.explanation.citations import check_verdict, find_citations
 from torchtraceap.explanation.language_model import AnswerError, ModelError
-from torchtraceap.explanation.verdict import GRIDS, VERDICTS, Cited
+from torchtraceap.explanation.verdict import GRIDS, VERDICTS, Citation
 
 from .packs_by_hand import any_text, good_answer, make_pack
 
@@ -29,7 +29,7 @@ STRICT_KEYWORDS = {
 def test_it_becomes_a_verdict() -> None:
     verdict = to_verdict(read_answer(GOOD, PACK))
     assert verdict.labels == ("single_process_data_loading",)
-    assert verdict.evidence[1] == Cited(None, "segment.idle", 6.54, "idle")
+    assert verdict.evidence[1] == Citation(None, "segment.idle", 6.54, "idle")
     assert verdict.suggested_windows is None
     again = to_verdict(read_answer(json.dumps(good_answer(suggested_window="200")), PACK))
     assert again.suggested_windows == 200
@@ -186,10 +186,10 @@ def _judged(text: str) -> str:
     except AnswerError as error:
         str(error).encode("utf-8")
         return "refused"
-    problems = check(verdict, PACK)
+    problems = check_verdict(verdict, PACK)
     for problem in problems:
         problem.encode("utf-8")
-    cited(verdict, PACK)
+    find_citations(verdict, PACK)
     return "wrong" if problems else "holds"
 
 

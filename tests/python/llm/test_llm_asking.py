@@ -12,7 +12,12 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.explanation.explanation import Usage
 from torchtraceap.explanation.language_model import Message, ModelError, Reply, ToolCall
-from torchtraceap.explanation.quantities import Grounds, of_bytes, of_ns, of_share
+from torchtraceap.explanation.quantities import (
+    Grounds,
+    share_quantity,
+    size_quantity,
+    time_quantity,
+)
 from torchtraceap.explanation.questions import (
     MOST_ANSWER,
     MOST_CALLS,
@@ -289,12 +294,12 @@ def grounds() -> Grounds:
     found.add_result(
         {
             "rows": [
-                {"name": "gemm_128x64_tn", "time": of_ns(80_756_499), "count": 1234},
-                {"name": "void f<float, 512>(int)", "size": of_bytes(3 * 2**20)},
+                {"name": "gemm_128x64_tn", "time": time_quantity(80_756_499), "count": 1234},
+                {"name": "void f<float, 512>(int)", "size": size_quantity(3 * 2**20)},
             ],
-            "part": of_share(0.33583),
-            "tiny": of_share(0.0002),
-            "less": of_ns(-50_145_000),
+            "part": share_quantity(0.33583),
+            "tiny": share_quantity(0.0002),
+            "less": time_quantity(-50_145_000),
             "notes": ["6 fetches of 69.8 ms move to 4 processes"],
             "asked": {"start_ms": 777},
         }

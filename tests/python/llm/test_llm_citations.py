@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.explanation.answer import VerdictAnswer, to_verdict
-from torchtraceap.explanation.citations import check, cited
+from torchtraceap.explanation.citations import check_verdict, find_citations
 from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.verdict import VERDICTS, Cited, Verdict
+from torchtraceap.explanation.verdict import VERDICTS, Citation, Verdict
 
 from .packs_by_hand import any_text, good_answer, make_pack, packs
 
@@ -20,47 +20,47 @@ PACK = make_pack()
 GOOD = to_verdict(VerdictAnswer.model_validate(good_answer(), context={"allowed": PACK.allowed}))
 
 
-def with_evidence(*evidence: Cited, what: str = "", why: str = "") -> Verdict:
+def with_evidence(*evidence: Citation, what: str = "", why: str = "") -> Verdict:
     return replace(GOOD, evidence=evidence, what=what, why=why)
 
 
-def metric(name: str, value: float | None) -> Cited:
-    return Cited(None, name, value)
+def metric(name: str, value: float | None) -> Citation:
+    return Citation(None, name, value)
 
 
 def test_a_good_verdict_holds() -> None:
-    assert check(GOOD, PACK) == []
+    assert check_verdict(GOOD, PACK) == []
 
 
 def test_what_is_cited_is_given_in_order_and_once() -> None:
     again = replace(GOOD, evidence=(*GOOD.evidence, *GOOD.evidence))
-    names = [getattr(each, "key", None) or each.name for each in cited(again, PACK)]
+    names = [getattr(each, "key", None) or each.name for each in find_citations(again, PACK)]
     assert names == ["r1", "segment.idle", "fact.fetches"]
 
 
 @pytest.mark.parametrize(
     ("evidence", "said"),
     [
-        (Cited("r9", None, None), "no row 'r9'"),
-        (Cited("g1", None, None), "no row 'g1'"),
+        (Citation("r9", None, None), "no row 'r9'"),
+        (Citation("g1", None, None), "no row 'g1'"),
         (metric("segment.idle_ms", 6.54), "no metric 'segment.idle_ms'"),
         (metric("segment.idle", 6.5), "the value of segment.idle is 6.54"),
         (metric("segment.idle", 6540000), "the value of segment.idle is 6.54"),
         (metric("segment.idle", None), "the value of segment.idle is 6.54"),
         (metric("segment.idle", float("nan")), "the value of segment.idle is 6.54"),
         (metric("fact.fetches", 10**400), "the value of fact.fetches is 12"),
-        (Cited("r1", None, 3.0), "without the name of its metric"),
-        (Cited(None, None, None), "cites neither a row nor a metric"),
-        (Cited(None, None, 6.54), "cites neither a row nor a metric"),
+        (Citation("r1", None, 3.0), "without the name of its metric"),
+        (Citation(None, None, None), "cites neither a row nor a metric"),
+        (Citation(None, None, 6.54), "cites neither a row nor a metric"),
     ],
 )
-def test_evidence_that_is_not_there_is_named(evidence: Cited, said: str) -> None:
-    assert any(said in problem for problem in check(with_evidence(evidence), PACK))
+def test_evidence_that_is_not_there_is_named(evidence: Citation, said: str) -> None:
+    assert any(said in problem for problem in check_verdict(with_evidence(evidence), PACK))
 
 
 def test_noise_of_floats_is_no_other_value() -> None:
-    assert check(with_evidence(metric("segment.idle", 6.54 + 1e-12)), PACK) == []
-    assert check(with_evidence(metric("g1.total", 1.0)), PACK) == []
+    assert check_verdict(with_evidence(metric("segment.idle", 6.54 + 1e-12)), PACK) == []
+    assert check_verdict(with_evidence(metric("g1.total", 1.0)), PACK) == []
 
 
 @pytest.mark.parametrize(
@@ -82,26 +82,26 @@ def test_noise_of_floats_is_no_other_value() -> None:
 def test_numbers_of_prose_are_cited(text: str, holds: bool) -> None:
     evidence = (metric("segment.idle", 6.54), metric("window.launch_count", 1234))
     for verdict in (with_evidence(*evidence, what=text), with_evidence(*evidence, why=text)):
-        assert (check(verdict, PACK) == []) == holds
+        assert (check_verdict(verdict, PACK) == []) == holds
 
 
 def test_a_metric_of_the_pack_that_is_not_cited_makes_no_number_true() -> None:
     verdict = with_evidence(metric("segment.idle", 6.54), what="12 fetches")
-    assert "what says 12" in check(verdict, PACK)[0]
+    assert "what says 12" in check_verdict(verdict, PACK)[0]
 
 
 def test_names_may_hold_digits() -> None:
     pack = make_pack(names=("name_17", "ampere_sgemm_128x64_tn", "two_stage"))
     evidence = metric("segment.idle", 6.54)
     for text in ("name_17 waits", "ampere_sgemm_128x64_tn runs", "two_stage runs"):
-        assert check(with_evidence(evidence, what=text), pack) == []
-    assert check(with_evidence(evidence, what="name_18 waits"), pack)
+        assert check_verdict(with_evidence(evidence, what=text), pack) == []
+    assert check_verdict(with_evidence(evidence, what="name_18 waits"), pack)
 
 
 def test_an_event_that_is_called_like_a_number_makes_none_true() -> None:
     pack = make_pack(names=("47 ms", "47", "-47", ".47"))
     for text in ("It idles for 47 ms.", "-47", "0.47"):
-        assert check(with_evidence(metric("segment.idle", 6.54), what=text), pack)
+        assert check_verdict(with_evidence(metric("segment.idle", 6.54), what=text), pack)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_an_event_that_is_called_like_a_number_makes_none_true() -> None:
     ],
 )
 def test_choices_are_among_those_there_are(changes: dict[str, object], said: str) -> None:
-    assert any(said in problem for problem in check(replace(GOOD, **changes), PACK))
+    assert any(said in problem for problem in check_verdict(replace(GOOD, **changes), PACK))
 
 
 verdicts = st.builds(
@@ -129,7 +129,7 @@ verdicts = st.builds(
     confidence=st.floats(),
     evidence=st.lists(
         st.builds(
-            Cited,
+            Citation,
             row=st.none() | st.sampled_from(["r1", "r2"]) | any_text,
             metric=st.none() | st.sampled_from(["segment.idle", "g1.count"]) | any_text,
             value=st.none() | st.floats() | st.integers() | st.just(6.54),
@@ -145,8 +145,8 @@ verdicts = st.builds(
 
 @given(verdicts, packs())
 def test_a_verdict_without_problems_cites_what_is_there(verdict: Verdict, pack: Pack) -> None:
-    problems = check(verdict, pack)
-    found = cited(verdict, pack)
+    problems = check_verdict(verdict, pack)
+    found = find_citations(verdict, pack)
     assert all(each in (*pack.rows, *pack.every_metric().values()) for each in found)
     for problem in problems:
         problem.encode("ascii")

@@ -16,14 +16,14 @@ import torchtraceap as ttap
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation import explain as explaining
-from torchtraceap.explanation.citations import check
-from torchtraceap.explanation.explain import code_diff, explained, judged
+from torchtraceap.explanation.citations import check_verdict
+from torchtraceap.explanation.explain import build_explanation, code_diff, judge_segments
 from torchtraceap.explanation.explanation import Explanation
 from torchtraceap.explanation.language_model import ModelError, RefusalError
 from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import Segment
-from torchtraceap.explanation.verdict import Cited, Verdict
+from torchtraceap.explanation.verdict import Citation, Verdict
 from torchtraceap.trace.trace import Trace
 
 from .test_llm_segments import with_windows
@@ -100,8 +100,8 @@ def test_each_type_has_text_that_holds(diagnosis: Diagnosis) -> None:
     for name, entry in load_knowledge().items():
         other = replace(finding, type=name, facts={}, fix=entry.advice.fix)
         known = replace(diagnosis, findings=(other,), verdicts={name: "present"})
-        for found in judged(known).first:
-            assert check(found.verdict, found.pack) == []
+        for found in judge_segments(known).first:
+            assert check_verdict(found.verdict, found.pack) == []
             assert not re.search(r"\{|\[\[", found.verdict.what + found.verdict.why)
 
 
@@ -132,7 +132,7 @@ def verdict(kind: str = "anti_pattern", primary: str = "cpu_bound", **more: Any)
         "labels": () if primary == "none" else (primary,),
         "primary": primary,
         "confidence": 0.9,
-        "evidence": (Cited("r1", None, None),),
+        "evidence": (Citation("r1", None, None),),
         "what": "It waits.",
         "why": "Nothing is queued.",
         "fix": primary,
@@ -142,7 +142,7 @@ def verdict(kind: str = "anti_pattern", primary: str = "cpu_bound", **more: Any)
 
 
 def test_a_judge_names_segments(diagnosis: Diagnosis) -> None:
-    found = explained(diagnosis, Scripted(verdict()), model="m")
+    found = build_explanation(diagnosis, Scripted(verdict()), model="m")
     assert (found.source, found.model) == ("llm", "m")
     assert {segment.type for segment in found.segments} == {"cpu_bound"}
     assert found.segments[0].change.text == load_knowledge()["cpu_bound"].advice.fix
@@ -151,19 +151,19 @@ def test_a_judge_names_segments(diagnosis: Diagnosis) -> None:
 
 def test_falls_back_to_the_rules(diagnosis: Diagnosis) -> None:
     broken = Scripted(ModelError("the server is gone"))
-    found = explained(diagnosis, broken, model="m")
+    found = build_explanation(diagnosis, broken, model="m")
     assert found.source == "offline_fallback"
     assert found.problems == (
         "part at 0 ns (single_process_data_loading): the server is gone; this part and those "
         "behind it are judged offline",
     )
     assert len(broken.asked) == 1  # nobody waits for it ten times
-    assert found.segments == explained(diagnosis).segments
+    assert found.segments == build_explanation(diagnosis).segments
     assert {segment.source for segment in found.segments} == {"offline"}
 
 
 def test_some_segments_by_the_model(diagnosis: Diagnosis) -> None:
-    found = explained(diagnosis, Scripted(RefusalError("it refuses"), verdict()), model="m")
+    found = build_explanation(diagnosis, Scripted(RefusalError("it refuses"), verdict()), model="m")
     assert found.source == "llm"
     assert [segment.source for segment in found.segments][:2] == ["offline", "llm"]
     assert "it refuses; this part is judged offline" in found.problems[0]
@@ -173,11 +173,11 @@ def test_doubt_is_scored_again(diagnosis: Diagnosis) -> None:
     assert max(diagnosis.windows.scores[12:15]) < 0.1
     known = with_windows(diagnosis, graph_break={13: 0.9})
     known = replace(known, findings=(), plan=(), lead=None)
-    found = judged(known)
+    found = judge_segments(known)
     assert [(r.grid, r.asked_by) for r in found.rounds][:2] == [(100, "start"), (200, "rule")]
     assert len(found.first) == len(found.final) == found.rounds[-1].segments == 1
     # A model drops what the real scorer, asked again, does not flag: it was flagged by hand.
-    by_model = judged(known, Scripted(verdict("misclassified", "none")))
+    by_model = judge_segments(known, Scripted(verdict("misclassified", "none")))
     assert [doubt.gone for doubt in by_model.doubts.values()] == [True]
     assert by_model.final == {}
     assert by_model.rounds[-1].changed
@@ -186,17 +186,19 @@ def test_doubt_is_scored_again(diagnosis: Diagnosis) -> None:
 def test_a_model_may_doubt_but_rules_keep_what_they_prove(diagnosis: Diagnosis) -> None:
     unsure = verdict("misclassified", "none", confidence=0.5)
     sure = verdict("misclassified", "none", confidence=0.7)
-    kept = explained(diagnosis, Scripted(unsure), model="m")
+    kept = build_explanation(diagnosis, Scripted(unsure), model="m")
     assert [r.asked_by for r in kept.rounds] == ["start"]
     doubted = Scripted(sure)
-    found = explained(diagnosis, doubted, model="m")
+    found = build_explanation(diagnosis, doubted, model="m")
     assert [r.asked_by for r in found.rounds][1:] in (["model"], ["model", "model"])
     assert len(found.segments) == len(kept.segments)  # all of them have a finding
     assert any(settled for _, settled in doubted.asked)
 
 
 def test_a_suggested_grid_is_asked(diagnosis: Diagnosis) -> None:
-    found = explained(diagnosis, Scripted(verdict(suggested_windows=50), verdict()), model="m")
+    found = build_explanation(
+        diagnosis, Scripted(verdict(suggested_windows=50), verdict()), model="m"
+    )
     assert [r.grid for r in found.rounds][:2] == [100, 50]
 
 
@@ -205,7 +207,7 @@ def test_the_offline_judge_is_checked_too(
 ) -> None:
     monkeypatch.setattr(OfflineJudge, "judge", lambda *_, **__: verdict(what="It takes 47 ms."))
     with pytest.raises(AssertionError, match="47"):
-        explained(diagnosis)
+        build_explanation(diagnosis)
 
 
 # ------------------------------------------------------------------------------------- texts
@@ -222,7 +224,7 @@ def test_a_diff_keeps_what_stays() -> None:
 
 
 def test_shown_to_a_person(diagnosis: Diagnosis) -> None:
-    found = explained(diagnosis)
+    found = build_explanation(diagnosis)
     text = str(found)
     assert text.count("The training process loads its own data") == 1
     assert "num_workers" in text and "Explained by the rules" in text
@@ -236,7 +238,7 @@ def hostile(found: Explanation, text: str) -> Explanation:
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "\x1b[2Jgone", "\u202eevil"])
 def test_texts_do_no_harm(diagnosis: Diagnosis, text: str) -> None:
-    found = hostile(explained(diagnosis), text)
+    found = hostile(build_explanation(diagnosis), text)
     page, shown = found._repr_html_(), str(found)
     assert "<script>" not in page
     assert not {"\x1b", "\u202e"} & {*page, *shown}
@@ -244,6 +246,6 @@ def test_texts_do_no_harm(diagnosis: Diagnosis, text: str) -> None:
 
 def test_problems_name_what_could_not_be_judged(diagnosis: Diagnosis) -> None:
     known = replace(diagnosis, abstained={"straggler": ("other ranks",)})
-    assert explaining.explained(known).problems == (
+    assert explaining.build_explanation(known).problems == (
         "straggler could not be checked: the trace lacks other ranks",
     )

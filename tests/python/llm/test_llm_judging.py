@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import assume, given
 
-from torchtraceap.explanation.citations import check
+from torchtraceap.explanation.citations import check_verdict
 from torchtraceap.explanation.language_model import AnswerError, ModelError, Reply
 from torchtraceap.explanation.llm_judge import ModelJudge
 from torchtraceap.explanation.pack import Pack
@@ -20,7 +20,7 @@ def test_a_good_answer_is_the_verdict() -> None:
     model = ScriptedModel(good_answer())
     verdict = ModelJudge(model).verdict_on(make_pack())
     assert verdict.primary == "single_process_data_loading"
-    assert check(verdict, make_pack()) == []
+    assert check_verdict(verdict, make_pack()) == []
     assert len(model.asked) == 1
 
 
@@ -32,7 +32,7 @@ def test_the_model_sees_placeholders_and_the_verdict_names() -> None:
     assert SECRET not in json.dumps(model.asked)
     assert "fraud" not in json.dumps(model.asked)
     assert verdict.what == f"{SECRET} runs while the GPU idles for 6.54 ms."
-    assert check(verdict, pack) == []
+    assert check_verdict(verdict, pack) == []
 
 
 def test_names_are_shown_where_the_user_wants_it() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.results import PAPER_TYPES
-from torchtraceap.explanation.budget import MOST_TOKENS, budgeted
-from torchtraceap.explanation.language_model import estimated_tokens
+from torchtraceap.explanation.budget import MOST_TOKENS, fit_to_budget
+from torchtraceap.explanation.language_model import estimate_tokens
 from torchtraceap.explanation.numbers import Metric
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.pack_text import pack_text, plain_text, short_name
@@ -132,12 +132,12 @@ def test_a_repair_turn_repeats_question_and_answer() -> None:
 
 def test_a_small_pack_is_left_alone() -> None:
     pack = make_pack()
-    assert budgeted(pack) is pack
+    assert fit_to_budget(pack) is pack
 
 
 def test_lines_that_cost_least_are_dropped_first() -> None:
     pack = make_pack(("acme " * 15,), lines=120)
-    kept = budgeted(pack)
+    kept = fit_to_budget(pack)
     costs = [line.cost_ns for line in kept.tables[0].lines]
     dropped = 120 - len(costs)
     assert 0 < dropped < 120
@@ -145,7 +145,7 @@ def test_lines_that_cost_least_are_dropped_first() -> None:
     assert kept.dropped == dropped
     assert kept.metrics == pack.metrics and kept.rows == pack.rows
     assert f"left out, as they cost least: {dropped} lines" in pack_text(kept)
-    assert estimated_tokens(len(pack_text(kept))) <= MOST_TOKENS
+    assert estimate_tokens(len(pack_text(kept))) <= MOST_TOKENS
     one_more = 1 + len(pack_text(kept)) + len(pack_text(make_pack(("acme " * 15,), lines=1)))
     assert one_more / 3.5 > MOST_TOKENS * 0.9  # and no line more than had to be
 
@@ -154,16 +154,16 @@ def test_events_go_with_the_lines_that_alone_show_them() -> None:
     pack = make_pack(("acme " * 15,), ("a", "b"), lines=120)
     table = pack.tables[0]
     lines = tuple(replace(line, row="r2") if line.key == "g1" else line for line in table.lines)
-    kept = budgeted(replace(pack, tables=(replace(table, lines=lines),)))
+    kept = fit_to_budget(replace(pack, tables=(replace(table, lines=lines),)))
     assert [row.key for row in kept.rows] == ["r1"]
 
 
 def test_the_budget_holds_without_lines() -> None:
-    kept = budgeted(make_pack(more_metrics=3000))
-    assert estimated_tokens(len(pack_text(kept))) <= MOST_TOKENS
+    kept = fit_to_budget(make_pack(more_metrics=3000))
+    assert estimate_tokens(len(pack_text(kept))) <= MOST_TOKENS
     assert [metric.name for metric in kept.metrics][:2] == ["segment.length", "segment.idle"]
 
 
 @given(packs())
 def test_the_budget_holds_for_any_names(pack: Pack) -> None:
-    assert estimated_tokens(len(pack_text(budgeted(pack)))) <= MOST_TOKENS
+    assert estimate_tokens(len(pack_text(fit_to_budget(pack)))) <= MOST_TOKENS

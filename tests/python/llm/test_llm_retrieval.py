@@ -17,7 +17,7 @@ import torchtraceap as ttap
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.explanation.offline_answer import MOST_ANSWER, NOTHING, OFFLINE, answer_offline
 from torchtraceap.explanation.quantities import Grounds
-from torchtraceap.explanation.retrieval import Bm25, nearest_entries, words_of
+from torchtraceap.explanation.retrieval import Bm25, nearest_entries, search_words
 from torchtraceap.explanation.tools import Toolbox
 
 
@@ -42,9 +42,9 @@ def test_an_index_of_nothing_has_no_scores() -> None:
 
 
 def test_words_have_no_plural_and_names_their_parts() -> None:
-    assert words_of("The GPUs of cpu_bound runs") == ["gpu", "cpu_bound", "cpu", "bound", "run"]
-    assert words_of("aten::mm") == ["aten", "mm"]
-    assert words_of("busy loss this") == ["busy", "loss"]
+    assert search_words("The GPUs of cpu_bound runs") == ["gpu", "cpu_bound", "cpu", "bound", "run"]
+    assert search_words("aten::mm") == ["aten", "mm"]
+    assert search_words("busy loss this") == ["busy", "loss"]
 
 
 @pytest.mark.parametrize("name", load_knowledge())

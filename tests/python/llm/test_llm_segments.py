@@ -13,7 +13,7 @@ from torchtraceap.core.results import Windows
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation import rescore as redetection
 from torchtraceap.explanation.explanation import Round
-from torchtraceap.explanation.rescore import Doubt, other_grids, settle
+from torchtraceap.explanation.rescore import Doubt, other_grids, resolve_doubts
 from torchtraceap.explanation.segments import (
     FLAGGED,
     MOST_SEGMENTS,
@@ -195,7 +195,7 @@ def settled(
 
     monkeypatch.setattr(redetection, "windows_of", windows_of)
     doubt = Doubt(doubted(), drops=drops)
-    return doubt, settle(diagnosis, [doubt], "rule", others=3)
+    return doubt, resolve_doubts(diagnosis, [doubt], "rule", others=3)
 
 
 def test_two_grids_that_agree_are_enough(

@@ -20,11 +20,11 @@ from torchtraceap.explanation.parameters import MOST_CHARACTERS
 from torchtraceap.explanation.tool_results import (
     MOST_BYTES,
     MOST_ROWS,
-    cleaned,
-    encoded,
+    clean_name,
     step_numbers,
+    to_compact_json,
 )
-from torchtraceap.explanation.tools import TOOLS, Toolbox, offered
+from torchtraceap.explanation.tools import TOOLS, Toolbox, available_tools
 
 Json = dict[str, Any]
 
@@ -117,7 +117,7 @@ def test_categories_of_operators_are_those_of_the_table(box: Toolbox, trace: tta
 def test_kernels_are_those_of_the_table(box: Toolbox, trace: ttap.Trace, by: str) -> None:
     table = trace.kernels(by=by).sort("count", descending=True)
     rows = called(box, "kernels", by=by, sort="count", limit=4)["table"]["rows"]
-    assert [row[by] for row in rows] == [cleaned(name) for name in table[by][:4]]
+    assert [row[by] for row in rows] == [clean_name(name) for name in table[by][:4]]
     assert [row["sum"]["ns"] for row in rows] == table["sum_ns"][:4].tolist()
     assert [row["count"] for row in rows] == table["count"][:4].tolist()
 
@@ -215,8 +215,8 @@ def test_edits_are_simulated_as_on_the_command_line(box: Toolbox, trace: ttap.Tr
 
 
 def test_comparing_is_offered_only_with_a_baseline(trace: ttap.Trace) -> None:
-    assert "diff" not in {tool.name for tool in offered(has_baseline=False)}
-    assert "diff" in {tool.name for tool in offered(has_baseline=True)}
+    assert "diff" not in {tool.name for tool in available_tools(has_baseline=False)}
+    assert "diff" in {tool.name for tool in available_tools(has_baseline=True)}
     assert "there is no tool" in refused(Toolbox(trace), "diff", {})
 
 
@@ -305,8 +305,8 @@ def test_no_arguments_raise_or_give_too_much(small: Toolbox, tool: str) -> None:
     @given(_arguments(meant))
     def check(arguments: Any) -> None:
         answer = small.call(tool, arguments)
-        assert len(encoded(answer.value).encode()) <= MOST_BYTES
-        json.loads(encoded(answer.value))
+        assert len(to_compact_json(answer.value).encode()) <= MOST_BYTES
+        json.loads(to_compact_json(answer.value))
         assert "internal error" not in str(answer.value.get("error", ""))
 
     check()
@@ -363,7 +363,7 @@ def test_results_of_a_trace_with_many_names_are_small(
 ) -> None:
     answer = many.call(tool, arguments)
     assert not answer.is_error, answer.value
-    assert len(encoded(answer.value).encode()) <= MOST_BYTES
+    assert len(to_compact_json(answer.value).encode()) <= MOST_BYTES
 
 
 def test_what_is_left_out_is_counted(many: Toolbox) -> None:
@@ -382,7 +382,7 @@ def test_names_are_lines_that_can_be_shown(tmp_path: Path) -> None:
     for tool in ("ops", "kernels"):
         (row,) = called(box, tool)["table"]["rows"]
         assert all(text.isprintable() for text in row.values() if isinstance(text, str))
-        encoded(row).encode("utf-8")
+        to_compact_json(row).encode("utf-8")
 
 
 def test_an_empty_trace_is_no_error(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from torchtraceap.compat.replay.script import render_script
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_texts
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
@@ -52,7 +52,7 @@ _COPIES = frozenset({"aten::copy_", "aten::to", "aten::_to_copy"})
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayResult(Shown):
+class ReplayResult(Renderable):
     """An operator of a trace, run again."""
 
     op: str

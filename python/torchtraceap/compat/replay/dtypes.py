@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torchtraceap.core.dtypes import DTYPES, dtype_named
+from torchtraceap.core.dtypes import DTYPES, parse_dtype
 
 __all__ = [
     "DTYPE_NUMBERS",
@@ -43,7 +43,7 @@ _KERNEL_TYPES = (
 
 def dtype_of_cpp_name(text: str) -> str | None:
     """The name in torch of a C++ type as traces write it; None if no tensor of it can be filled."""
-    dtype = dtype_named(text)
+    dtype = parse_dtype(text)
     return dtype.name if dtype in _FILLED else None
 
 

@@ -20,7 +20,7 @@ from torchtraceap import _core
 from torchtraceap.compat.tracelens.categories import is_communication
 from torchtraceap.compat.tracelens.launchers import to_us
 from torchtraceap.compat.tracelens.sheets import Sheet, as_lists
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["collective_sheets", "collectives_of", "summary_long"]
@@ -180,7 +180,7 @@ def _plain(text: str, key: str) -> Any:
 
 
 def _megabytes(count: Any, dtype: Any) -> float | None:
-    known = dtype_named(dtype) if dtype in _ELEMENT_TYPES else None
+    known = parse_dtype(dtype) if dtype in _ELEMENT_TYPES else None
     return count * known.size / 2**20 if isinstance(count, int) and known else None
 
 

@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.measures.measurement import Measured, counts, measure
+    from torchtraceap.contracts.measures.measurement import Measurement, counts, measure
     from torchtraceap.contracts.measures.vocabulary import MEASURES, Measure
 
-__all__ = ["MEASURES", "Measure", "Measured", "counts", "measure"]
+__all__ = ["MEASURES", "Measure", "Measurement", "counts", "measure"]
 
 _MODULES = {
     "MEASURES": "vocabulary",

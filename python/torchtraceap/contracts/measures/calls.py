@@ -6,7 +6,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.contracts.measures.events import (
-    Found,
+    CountedEvents,
     UnknownMeasureError,
     has_runtime_calls,
     is_without_gpu,
@@ -38,28 +38,28 @@ def check_calls(part: RankTrace) -> None:
         raise UnknownMeasureError(NO_CALLS)
 
 
-def launches(part: RankTrace) -> Found:
+def launches(part: RankTrace) -> CountedEvents:
     """Call that launch kernels or graphs, also those whose kernels were not recorded."""
     check_calls(part)
-    return Found.of_rows(part, calls_of(part, KERNEL_LAUNCHES))
+    return CountedEvents.of_rows(part, calls_of(part, KERNEL_LAUNCHES))
 
 
-def allocator_calls(part: RankTrace) -> Found:
+def allocator_calls(part: RankTrace) -> CountedEvents:
     """Call that take memory from the driver, or give it back."""
     check_calls(part)
-    return Found.of_rows(part, calls_of(part, ALLOCATOR_CALLS))
+    return CountedEvents.of_rows(part, calls_of(part, ALLOCATOR_CALLS))
 
 
-def operators(part: RankTrace) -> Found:
+def operators(part: RankTrace) -> CountedEvents:
     """All calls of operators."""
     rows = np.flatnonzero((part.table.kind == EventKind.CPU_OP) & part.table.complete)
     if not len(rows):
         raise UnknownMeasureError("the trace has no operators; record it with ProfilerActivity.CPU")
-    return Found.of_rows(part, rows)
+    return CountedEvents.of_rows(part, rows)
 
 
-def recompiles(part: RankTrace) -> Found:
+def recompiles(part: RankTrace) -> CountedEvents:
     """Return what was compiled again."""
     operators(part)
     rows = part.cached("recompiled", lambda: _core.recompiled_rows(part.table, part.tree))
-    return Found.of_rows(part, rows)
+    return CountedEvents.of_rows(part, rows)

@@ -12,7 +12,7 @@ import re
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.contracts.measures.events import Found, UnknownMeasureError, host_times
+from torchtraceap.contracts.measures.events import CountedEvents, UnknownMeasureError, host_times
 from torchtraceap.contracts.measures.vocabulary import COLLECTIVES
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import EventKind
@@ -40,7 +40,7 @@ _KINDS = {
 _NO_COLLECTIVES = frozenset({"wait", "init", "end", "coalesced"})
 
 
-def collectives(part: RankTrace) -> Found:
+def collectives(part: RankTrace) -> CountedEvents:
     """Each collective of the rank."""
     core = _core_of(part)
     kinds, rows = core.kind, core.row.astype(np.int64)
@@ -49,10 +49,10 @@ def collectives(part: RankTrace) -> Found:
     names = _core.collective_kind_names()
     known = [_CORE_KINDS.get(name, name) for name in names]
     places = np.array([COLLECTIVES.index(name) for name in known], dtype=np.int64)
-    return _ordered(part, rows, np.ones(len(rows), dtype=np.int64), places[kinds])
+    return _in_time_order(part, rows, np.ones(len(rows), dtype=np.int64), places[kinds])
 
 
-def collective_bytes(part: RankTrace) -> Found:
+def collective_bytes(part: RankTrace) -> CountedEvents:
     """Bytes of the whole message of each: what an all-gather has gathered, what a reduce-scatter is
     given, else the larger of input and output."""
     core = _core_of(part)
@@ -62,13 +62,13 @@ def collective_bytes(part: RankTrace) -> Found:
             raise UnknownMeasureError(
                 "collectives are recorded on the host alone, whose sizes are not read"
             )
-        return Found.of_rows(part, rows)
+        return CountedEvents.of_rows(part, rows)
     names = _core.collective_kind_names()
     is_barrier = core.kind == names.index("barrier")
     sizes = np.where(is_barrier, 0, core.bytes)
     if (unsized := int((sizes == _core.NO_ID).sum())) > 0:
         raise UnknownMeasureError(f"the sizes of {unsized} collectives are not recorded")
-    return _ordered(part, rows, sizes, None)
+    return _in_time_order(part, rows, sizes, None)
 
 
 def _core_of(part: RankTrace) -> _core.RankCollectives:
@@ -77,13 +77,15 @@ def _core_of(part: RankTrace) -> _core.RankCollectives:
     )
 
 
-def _ordered(part: RankTrace, rows: Array, amounts: Array, kinds: Array | None) -> Found:
+def _in_time_order(
+    part: RankTrace, rows: Array, amounts: Array, kinds: Array | None
+) -> CountedEvents:
     order = np.argsort(host_times(part, rows), kind="stable")
     of_kinds = None if kinds is None else kinds[order]
-    return Found(part, rows[order], amounts[order].astype(np.int64), COLLECTIVES, of_kinds)
+    return CountedEvents(part, rows[order], amounts[order].astype(np.int64), COLLECTIVES, of_kinds)
 
 
-def _from_calls(part: RankTrace) -> Found:
+def _from_calls(part: RankTrace) -> CountedEvents:
     table = part.table
     operators = np.flatnonzero(table.complete & (table.kind == EventKind.CPU_OP))
     strings = table.strings
@@ -102,10 +104,10 @@ def _from_calls(part: RankTrace) -> Found:
         # A trace of a GPU alone shows them as kernels; one that shows nothing is of no use.
         if not len(operators) and not len(part.tree.gpu_rows):
             raise UnknownMeasureError("the trace has neither GPU events nor operators")
-        return Found.of_rows(part, np.zeros(0, dtype=np.int64))
+        return CountedEvents.of_rows(part, np.zeros(0, dtype=np.int64))
     rows = rows[kept]
     ones = np.ones(len(rows), dtype=np.int64)
-    return Found(part, rows, ones, COLLECTIVES, places, note=_BY_CALLS)
+    return CountedEvents(part, rows, ones, COLLECTIVES, places, note=_BY_CALLS)
 
 
 def _place(strings: list[str], name: str) -> int:
@@ -122,7 +124,7 @@ def _kind_of(text: str) -> str | None:
 
 
 def _kind_of_operator(name: str) -> str | None:
-    """Return the kind of an operator such as "c10d::allreduce_" or "_c10d_functional::all_reduce"."""
+    """Return the kind of an operator such as "c10d::allreduce_"; None for all others."""
     space, _, operator = name.partition("::")
     if space not in ("c10d", "_c10d_functional", "c10d_functional"):
         return None

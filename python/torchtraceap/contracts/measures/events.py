@@ -1,4 +1,4 @@
-"""`Found`: the events of a rank that a measure counts, and what they sum to in all and by step."""
+"""The events of a rank that a measure counts, with their sums in all and by step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import by_index, running, total
+from torchtraceap.core.sums import cumulative, sum_by_index, total
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.steps.iterations import counted_steps
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["Found", "UnknownMeasureError", "has_runtime_calls", "is_without_gpu"]
+__all__ = ["CountedEvents", "UnknownMeasureError", "has_runtime_calls", "is_without_gpu"]
 
 
 class UnknownMeasureError(OptionError):
@@ -32,7 +32,7 @@ def is_without_gpu(part: RankTrace) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class CountedEvents:
     """Events of one rank that are counted, in order of time."""
 
     part: RankTrace
@@ -50,30 +50,30 @@ class Found:
     """Note on what the count rests on."""
 
     @classmethod
-    def of_rows(cls, part: RankTrace, rows: Array, note: str = "") -> Found:
+    def of_rows(cls, part: RankTrace, rows: Array, note: str = "") -> CountedEvents:
         """Each row counts once."""
         rows = np.sort(rows.astype(np.int64))
         return cls(part, rows, np.ones(len(rows), dtype=np.int64), note=note)
 
-    def where(self, mask: Array) -> Found:
+    def where(self, mask: Array) -> CountedEvents:
         """Some of them."""
         kinds = None if self.kinds is None else self.kinds[mask]
         rows, amounts = self.rows[mask], self.amounts[mask]
-        return Found(self.part, rows, amounts, self.names, kinds, self.is_level, self.note)
+        return CountedEvents(self.part, rows, amounts, self.names, kinds, self.is_level, self.note)
 
-    def of_kind(self, name: str) -> Found:
+    def of_kind(self, name: str) -> CountedEvents:
         """Return the events of one kind."""
         assert self.kinds is not None
         place = self.names.index(name) if name in self.names else -1
         return self.where(self.kinds == place)
 
-    def without_kind(self, name: str) -> Found:
+    def without_kind(self, name: str) -> CountedEvents:
         """Return the events of other kinds."""
         assert self.kinds is not None
         place = self.names.index(name) if name in self.names else -1
         return self.where(self.kinds != place)
 
-    def inside(self) -> Found:
+    def inside(self) -> CountedEvents:
         """Return the events inside the profiled time, GPU events by their launch; all if there are
         no steps."""
         tree = self.part.tree
@@ -83,7 +83,7 @@ class Found:
         times = host_times(self.part, self.rows)
         return self.where((times >= start_ns) & (times < end_ns))
 
-    def of_step(self, step: int) -> Found:
+    def of_step(self, step: int) -> CountedEvents:
         """Return the events of one step, by its place among all."""
         return self.where(self.part.tree.step[self.rows] == step)
 
@@ -99,14 +99,14 @@ class Found:
         steps = self.part.tree.step[self.rows]
         known = steps != _core.NO_ROW
         if not self.is_level:
-            return by_index(steps[known], self.amounts[known], count)
+            return sum_by_index(steps[known], self.amounts[known], count)
         most = np.zeros(count, dtype=np.int64)
         np.maximum.at(most, steps[known], self.amounts[known])
         return most
 
     def row_beyond(self, most: float, *, at_it: bool = False) -> int | None:
         """The event with which the sum (the level) first exceeds a limit, or reaches it."""
-        levels = self.amounts if self.is_level else running(self.amounts)
+        levels = self.amounts if self.is_level else cumulative(self.amounts)
         beyond = np.flatnonzero(levels >= most if at_it else levels > most)
         return int(self.rows[beyond[0]]) if len(beyond) else None
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.contracts.measures.calls import operators
-from torchtraceap.contracts.measures.events import Found
+from torchtraceap.contracts.measures.events import CountedEvents
 from torchtraceap.core.codes import EventKind
 from torchtraceap.trace.ranks import RankTrace
 
@@ -26,11 +26,11 @@ _NUMBER = re.compile(r"Torch-Compiled Region.*?: (?P<frame>.*)/[0-9]", re.DOTALL
 _DYNAMO = ("TorchDynamo", "Pregraph", "AOTDispatcher")
 
 
-def graph_breaks(part: RankTrace) -> Found:
+def graph_breaks(part: RankTrace) -> CountedEvents:
     """Rows of the regions, or resume frames, with which compiled code goes on."""
     operators(part)
     rows = part.cached("graph breaks", lambda: _Breaks(part).rows())
-    return Found.of_rows(part, np.array(rows, dtype=np.int64))
+    return CountedEvents.of_rows(part, np.array(rows, dtype=np.int64))
 
 
 def _is_region(name: str) -> bool:
@@ -59,10 +59,10 @@ class _Breaks:
         self._names = part.table.name
         self._kind = part.table.kind
         self._parent = part.tree.parent
-        self._region = self._named(_is_region)
-        self._resume = self._named(_is_resume)
+        self._region = self._rows_named(_is_region)
+        self._resume = self._rows_named(_is_resume)
 
-    def _named(self, holds: Callable[[str], bool]) -> frozenset[int]:
+    def _rows_named(self, holds: Callable[[str], bool]) -> frozenset[int]:
         return frozenset(i for i, text in enumerate(self._strings) if holds(text))
 
     def rows(self) -> list[int]:

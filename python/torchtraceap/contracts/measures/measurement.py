@@ -1,7 +1,7 @@
-"""`measure`: one key of the vocabulary on a trace; `counts`: every exact count that it knows.
+"""Measure one key of the vocabulary on a trace, or all exact counts that it knows.
 
-What is asked of one rank is `RankMeasured`; a trace gives the value of its worst rank (Note [Keys]
-in vocabulary.py). Everything is found once and kept with the rank.
+`RankMeasurement` holds the values of one rank; a trace has those of its worst rank (Note [Keys] in
+vocabulary.py). Everything is computed once and cached with the rank.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torchtraceap.contracts.measures.calls import allocator_calls, launches, ope
 from torchtraceap.contracts.measures.collectives import collective_bytes, collectives
 from torchtraceap.contracts.measures.copies import copied_bytes, d2h_bytes, h2d_bytes
 from torchtraceap.contracts.measures.events import (
-    Found,
+    CountedEvents,
     UnknownMeasureError,
     counted_places,
     is_without_gpu,
 )
 from torchtraceap.contracts.measures.graph_breaks import graph_breaks
 from torchtraceap.contracts.measures.memory import peak_allocated_bytes
-from torchtraceap.contracts.measures.shares import NO_STEPS, TIMED, Timed
+from torchtraceap.contracts.measures.shares import NO_STEPS, TIMED, ShareOrTime
 from torchtraceap.contracts.measures.vocabulary import (
     MEASURES,
     PER_STEP,
@@ -38,9 +38,9 @@ from torchtraceap.trace.ranks import Ranks, RankTrace
 if TYPE_CHECKING:
     from torchtraceap.contracts.measures.predicted import PredictedLaunches
 
-__all__ = ["Measured", "RankMeasured", "counts", "measure", "measure_rank"]
+__all__ = ["Measurement", "RankMeasurement", "counts", "measure", "measure_rank"]
 
-_COUNTED: dict[str, Callable[[RankTrace], Found]] = {
+_COUNTERS: dict[str, Callable[[RankTrace], CountedEvents]] = {
     "launches": launches,
     "syncs": syncs,
     "h2d_bytes": h2d_bytes,
@@ -58,7 +58,7 @@ _NO_EVENTS: Callable[[], list[tuple[int | None, int]]] = list
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurement:
     """The measurement of one key over a trace."""
 
     key: str
@@ -87,7 +87,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class RankMeasured:
+class RankMeasurement:
     """The measurement of one key on one rank."""
 
     key: str
@@ -97,9 +97,9 @@ class RankMeasured:
     """Values of the counted steps, in their order."""
     step_places: tuple[int, ...] = ()
     """Places of the counted steps among all."""
-    found: Found | None = None
+    found: CountedEvents | None = None
     """The events of the profiled time, for counts and sizes."""
-    timed: Timed | None = None
+    timed: ShareOrTime | None = None
     predicted: PredictedLaunches | None = None
     note: str = ""
     reason: str = ""
@@ -117,13 +117,13 @@ class RankMeasured:
         return [] if row is None else [(self.part.rank, row)]
 
 
-def measure(trace: Ranks, key: str, *, one_step: bool = False) -> Measured:
+def measure(trace: Ranks, key: str, *, one_step: bool = False) -> Measurement:
     """One key, measured on every rank; the value of the worst.
 
     Args:
         trace: One or several ranks.
-        key: Of `MEASURES`.
-        one_step: Where no step is marked or inferred, the whole trace is one.
+        key: A key of `MEASURES`.
+        one_step: Take the whole trace as one step if no step is marked or inferred.
 
     Raises:
         OptionError: There is no such key.
@@ -134,37 +134,39 @@ def measure(trace: Ranks, key: str, *, one_step: bool = False) -> Measured:
     by_rank = [measure_rank(part, key, one_step=one_step) for part in trace.ranks]
     unknown = next((each for each in by_rank if not each.known), None)
     if unknown is not None:
-        return Measured(key, None, known=False, reason=unknown.reason, rank=unknown.part.rank)
+        return Measurement(key, None, known=False, reason=unknown.reason, rank=unknown.part.rank)
     worst = _worst(key, by_rank)
-    return Measured(key, worst.value, worst.by_step, worst.events, worst.note, rank=worst.part.rank)
+    return Measurement(
+        key, worst.value, worst.by_step, worst.events, worst.note, rank=worst.part.rank
+    )
 
 
-def measure_rank(part: RankTrace, key: str, *, one_step: bool = False) -> RankMeasured:
+def measure_rank(part: RankTrace, key: str, *, one_step: bool = False) -> RankMeasurement:
     """One key on one rank; `findings` are of the whole trace and no key of a rank."""
     try:
         if key in TIMED:
-            return _timed(part, key)
+            return _measure_time(part, key)
         if base_of(key) == "launches" and is_without_gpu(part):
-            return _predicted(part, key, one_step)
-        return _counted(part, key, one_step)
+            return _predict_launches(part, key, one_step)
+        return _measure_count(part, key, one_step)
     except UnknownMeasureError as error:
-        return RankMeasured(key, part, reason=str(error))
+        return RankMeasurement(key, part, reason=str(error))
 
 
-def _timed(part: RankTrace, key: str) -> RankMeasured:
+def _measure_time(part: RankTrace, key: str) -> RankMeasurement:
     timed = TIMED[key](part)
     value: Any = timed.value
     if MEASURES[key].kind == "time":
         value = round(timed.value)
-    return RankMeasured(key, part, value, timed.by_step, timed=timed)
+    return RankMeasurement(key, part, value, timed.by_step, timed=timed)
 
 
-def _counted(part: RankTrace, key: str, one_step: bool) -> RankMeasured:
+def _measure_count(part: RankTrace, key: str, one_step: bool) -> RankMeasurement:
     found = _found(part, base_of(key)).inside()
     places = tuple(counted_places(part)) if part.tree.steps else ()
-    of_all = partial(RankMeasured, key, part, found=found, note=found.note)
+    of_all = partial(RankMeasurement, key, part, found=found, note=found.note)
     if found.kinds is not None or base_of(key) == "collectives":
-        return _by_name(found, places, key, one_step, of_all)
+        return _measure_kinds(found, places, key, one_step, of_all)
     sums = found.by_step()
     by_step = tuple(int(sums[place]) for place in places)
     if not is_per_step(key):
@@ -175,13 +177,13 @@ def _counted(part: RankTrace, key: str, one_step: bool) -> RankMeasured:
     return of_all(max(by_step), by_step, places)
 
 
-def _by_name(
-    found: Found,
+def _measure_kinds(
+    found: CountedEvents,
     places: Sequence[int],
     key: str,
     one_step: bool,
-    of_all: Callable[..., RankMeasured],
-) -> RankMeasured:
+    of_all: Callable[..., RankMeasurement],
+) -> RankMeasurement:
     """Count by kind: of the whole, or the worst step of each kind."""
     kinds = [] if found.kinds is None else sorted({int(kind) for kind in found.kinds})
     names = [found.names[kind] for kind in kinds]
@@ -204,11 +206,11 @@ def _check_one_step(one_step: bool) -> None:
         raise UnknownMeasureError(NO_STEPS)
 
 
-def _found(part: RankTrace, base: str) -> Found:
-    return _COUNTED[base](part)
+def _found(part: RankTrace, base: str) -> CountedEvents:
+    return _COUNTERS[base](part)
 
 
-def _predicted(part: RankTrace, key: str, one_step: bool) -> RankMeasured:
+def _predict_launches(part: RankTrace, key: str, one_step: bool) -> RankMeasurement:
     from torchtraceap.contracts.measures.predicted import predicted_launches
 
     launched = predicted_launches(part)
@@ -222,10 +224,10 @@ def _predicted(part: RankTrace, key: str, one_step: bool) -> RankMeasured:
         _check_one_step(one_step)
     value = launched.count if is_per_step(key) else launched.count * max(1, steps)
     by_step = (launched.count,) if is_per_step(key) else ()
-    return RankMeasured(key, part, value, by_step, predicted=launched, note=launched.note)
+    return RankMeasurement(key, part, value, by_step, predicted=launched, note=launched.note)
 
 
-def _worst(key: str, by_rank: Sequence[RankMeasured]) -> RankMeasured:
+def _worst(key: str, by_rank: Sequence[RankMeasurement]) -> RankMeasurement:
     """The rank with the largest value; of what should be large the smallest."""
     if isinstance(by_rank[0].value, dict):
         return max(by_rank, key=lambda each: sum(each.value.values()))
@@ -233,7 +235,7 @@ def _worst(key: str, by_rank: Sequence[RankMeasured]) -> RankMeasured:
     return choose(by_rank, key=lambda each: each.value)
 
 
-def _findings(trace: Ranks) -> Measured:
+def _findings(trace: Ranks) -> Measurement:
     """Types that are present, by name."""
     from torchtraceap.tables.detection import detect, judge
 
@@ -241,7 +243,7 @@ def _findings(trace: Ranks) -> Measured:
     present = sorted(name for name, verdict in verdicts.items() if verdict == "present")
     unknown = sorted(name for name, verdict in verdicts.items() if verdict == "unknown")
     note = f"not told by this trace: {', '.join(unknown)}" if unknown else ""
-    return Measured("findings", present, note=note)
+    return Measurement("findings", present, note=note)
 
 
 def counts(trace: Ranks, *, per_step: bool = False) -> dict[str, int]:
@@ -251,7 +253,7 @@ def counts(trace: Ranks, *, per_step: bool = False) -> dict[str, int]:
 
     Args:
         trace: One or several ranks; counts are those of the worst rank.
-        per_step: Of the worst counted step where there are steps, instead of the profiled time.
+        per_step: Measure the worst counted step, if there are steps, instead of the profiled time.
     """
     found: dict[str, int] = {}
     for key, each in MEASURES.items():

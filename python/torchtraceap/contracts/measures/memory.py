@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchtraceap.contracts.measures.events import Found, UnknownMeasureError
+from torchtraceap.contracts.measures.events import CountedEvents, UnknownMeasureError
 from torchtraceap.tables.gpu.memory import MemoryEvents
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["peak_allocated_bytes"]
 
 
-def peak_allocated_bytes(part: RankTrace) -> Found:
+def peak_allocated_bytes(part: RankTrace) -> CountedEvents:
     """Return the bytes allocated on one device after each change; on the host if no other device
     has events."""
     events = MemoryEvents(part)
@@ -31,4 +31,4 @@ def peak_allocated_bytes(part: RankTrace) -> Found:
     rows = events.rows[chosen].astype(np.int64)
     held = np.ma.getdata(events.allocated)[chosen].astype(np.int64)
     note = "of the host's memory, as no other device has events" if is_host.all() else ""
-    return Found(part, rows, held, is_level=True, note=note)
+    return CountedEvents(part, rows, held, is_level=True, note=note)

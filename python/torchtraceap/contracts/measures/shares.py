@@ -15,14 +15,14 @@ from torchtraceap.core.results import Timeline
 from torchtraceap.tables.steps.iterations import counted_spans, counted_steps, iterations_of
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["NO_STEPS", "TIMED", "Timed"]
+__all__ = ["NO_STEPS", "TIMED", "ShareOrTime"]
 
 NO_STEPS = "the trace has no steps; call profiler.step() at the end of each iteration"
 _NO_GPU = "no GPU event is recorded; record with ProfilerActivity.CUDA, on a machine with a GPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class ShareOrTime:
     """A share or a time of one rank."""
 
     value: float
@@ -32,7 +32,7 @@ class Timed:
     """The event that shows most of it, found when it is asked for."""
 
 
-def _profiled(part: RankTrace) -> Timeline:
+def _profiled_timeline(part: RankTrace) -> Timeline:
     if not len(part.tree.gpu_rows):
         raise UnknownMeasureError(_NO_GPU)
     timeline = part.profiled_timeline()
@@ -41,43 +41,43 @@ def _profiled(part: RankTrace) -> Timeline:
     return timeline
 
 
-def _gpu_idle(part: RankTrace) -> Timed:
-    timeline = _profiled(part)
-    return Timed(timeline.share(timeline.idle_ns), (), lambda: _longest_idle(part))
+def _gpu_idle(part: RankTrace) -> ShareOrTime:
+    timeline = _profiled_timeline(part)
+    return ShareOrTime(timeline.share(timeline.idle_ns), (), lambda: _longest_idle(part))
 
 
-def _gpu_busy(part: RankTrace) -> Timed:
-    timeline = _profiled(part)
-    return Timed(timeline.share(timeline.busy_ns), (), lambda: _longest_idle(part))
+def _gpu_busy(part: RankTrace) -> ShareOrTime:
+    timeline = _profiled_timeline(part)
+    return ShareOrTime(timeline.share(timeline.busy_ns), (), lambda: _longest_idle(part))
 
 
-def _exposed_communication(part: RankTrace) -> Timed:
-    timeline = _profiled(part)
+def _exposed_communication(part: RankTrace) -> ShareOrTime:
+    timeline = _profiled_timeline(part)
     share = timeline.share(timeline.exposed_communication_ns)
     kind = _core.GpuClass.COMMUNICATION
-    return Timed(share, (), lambda: _most_exposed(part, kind))
+    return ShareOrTime(share, (), lambda: _most_exposed(part, kind))
 
 
-def _exposed_memcpy(part: RankTrace) -> Timed:
-    timeline = _profiled(part)
+def _exposed_memcpy(part: RankTrace) -> ShareOrTime:
+    timeline = _profiled_timeline(part)
     share = timeline.share(timeline.exposed_memcpy_ns)
-    return Timed(share, (), lambda: _most_exposed(part, _core.GpuClass.MEMCPY))
+    return ShareOrTime(share, (), lambda: _most_exposed(part, _core.GpuClass.MEMCPY))
 
 
-def _step_time(part: RankTrace) -> Timed:
+def _step_time(part: RankTrace) -> ShareOrTime:
     _check_steps(part)
     iterations = iterations_of(part)
     lengths = iterations.length_ns[iterations.counted]
-    return Timed(median(lengths), tuple(lengths.tolist()), lambda: _step_row(part, lengths))
+    return ShareOrTime(median(lengths), tuple(lengths.tolist()), lambda: _step_row(part, lengths))
 
 
-def _gpu_time_per_step(part: RankTrace) -> Timed:
+def _gpu_time_per_step(part: RankTrace) -> ShareOrTime:
     _check_steps(part)
-    _profiled(part)
+    _profiled_timeline(part)
     bounds = [(int(start), int(end)) for start, end in counted_spans(part)]
     lines = _core.timelines(part.table, part.tree, bounds)
     busy = np.array([line.busy_ns for line in lines], dtype=np.int64)
-    return Timed(median(busy), tuple(busy.tolist()), lambda: _longest_event(part))
+    return ShareOrTime(median(busy), tuple(busy.tolist()), lambda: _longest_event(part))
 
 
 def _check_steps(part: RankTrace) -> None:
@@ -125,7 +125,7 @@ def _step_row(part: RankTrace, lengths: Array) -> int | None:
     return part.tree.steps[place].row
 
 
-TIMED: dict[str, Callable[[RankTrace], Timed]] = {
+TIMED: dict[str, Callable[[RankTrace], ShareOrTime]] = {
     "gpu_idle": _gpu_idle,
     "gpu_busy": _gpu_busy,
     "exposed_communication": _exposed_communication,

@@ -24,7 +24,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.contracts.measures.calls import KERNEL_LAUNCHES, calls_of, check_calls, operators
-from torchtraceap.contracts.measures.events import Found, is_without_gpu
+from torchtraceap.contracts.measures.events import CountedEvents, is_without_gpu
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import SYNCHRONISATIONS, ApiClass, EventKind
 from torchtraceap.trace.ranks import RankTrace
@@ -58,7 +58,7 @@ _WOULD_BE = (
 )
 
 
-def syncs(part: RankTrace) -> Found:
+def syncs(part: RankTrace) -> CountedEvents:
     """Return the waits of the host. See Note [Waits] and Note [Waits without a GPU]."""
     if is_without_gpu(part):
         return _would_wait(part)
@@ -67,7 +67,7 @@ def syncs(part: RankTrace) -> Found:
     waits = waits[~_is_profilers(part, waits)]
     copies = _blocking_copies(part)
     note = f"{len(copies)} of them are copies that block" if len(copies) else ""
-    return Found.of_rows(part, np.concatenate([waits, copies]), note)
+    return CountedEvents.of_rows(part, np.concatenate([waits, copies]), note)
 
 
 def _is_profilers(part: RankTrace, waits: Array) -> Array:
@@ -123,7 +123,7 @@ def _is_synchronised(part: RankTrace, rows: Array) -> Array:
     return found
 
 
-def _would_wait(part: RankTrace) -> Found:
+def _would_wait(part: RankTrace) -> CountedEvents:
     operators(part)
     table, tree = part.table, part.tree
     strings = table.strings
@@ -132,7 +132,7 @@ def _would_wait(part: RankTrace) -> Found:
     is_operator = (table.kind == EventKind.CPU_OP) & table.complete
     rows = np.flatnonzero(is_operator & reads[table.name])
     if not len(rows):
-        return Found.of_rows(part, rows, _WOULD_BE)
+        return CountedEvents.of_rows(part, rows, _WOULD_BE)
     marked = reads[table.name] & is_operator
     marked |= on_host[table.name] & (tree.host_position != _core.NO_ROW)
     around = _core.innermost_marked(table, tree, marked)
@@ -140,7 +140,7 @@ def _would_wait(part: RankTrace) -> Found:
     above = around[np.where(parents == _core.NO_ROW, 0, parents)]
     above[parents == _core.NO_ROW] = _core.NO_ROW
     rows = rows[_is_own(part, rows, above, on_host)]
-    return Found.of_rows(part, rows[~_is_seed(part, rows)], _WOULD_BE)
+    return CountedEvents.of_rows(part, rows[~_is_seed(part, rows)], _WOULD_BE)
 
 
 def _is_seed(part: RankTrace, rows: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchtraceap.contracts.output.plain import details, plain, uri_path
+from torchtraceap.contracts.output.plain import details, plain_line, uri_path
 from torchtraceap.contracts.result import CheckResult, KeyResult
 
 __all__ = ["annotation_lines"]
@@ -22,7 +22,7 @@ def annotation_lines(result: CheckResult) -> list[str]:
 
 def _line(result: KeyResult, file: str | None, level: str) -> str:
     said = result.won if level == "notice" else result.reason
-    lines = [plain(said)]
+    lines = [plain_line(said)]
     if level == "error":
         lines += [f"{word}: {text}" for word, text in details(result)]
     properties = {"title": f"contract: {result.key}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from torchtraceap.contracts.output.plain import details, plain
+from torchtraceap.contracts.output.plain import details, plain_line
 from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, KeyResult
 
 __all__ = ["junit_text"]
@@ -47,13 +47,15 @@ def _add_case(suite: ElementTree.Element, result: KeyResult, name: str, file: st
     reason = _xml(result.reason)
     if result.status == FAILED:
         failure = ElementTree.SubElement(case, "failure", {"message": reason, "type": result.key})
-        failure.text = _xml("\n".join([plain(result.reason), *([below] if below else [])]), False)
+        failure.text = _xml(
+            "\n".join([plain_line(result.reason), *([below] if below else [])]), False
+        )
     elif result.status == INCONCLUSIVE:
         ElementTree.SubElement(case, "skipped", {"message": reason})
     else:
         said = ElementTree.SubElement(case, "system-out")
-        said.text = _xml("\n".join([plain(result.reason), *([below] if below else [])]), False)
+        said.text = _xml("\n".join([plain_line(result.reason), *([below] if below else [])]), False)
 
 
 def _xml(text: str, as_one_line: bool = True) -> str:
-    return _NOT_XML.sub("\ufffd", plain(text) if as_one_line else text)
+    return _NOT_XML.sub("\ufffd", plain_line(text) if as_one_line else text)

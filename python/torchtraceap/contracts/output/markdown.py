@@ -6,10 +6,10 @@ import re
 
 from torchtraceap.contracts.output.plain import (
     details,
+    format_limit,
+    format_measured,
     headline,
-    plain,
-    shown_limit,
-    shown_measured,
+    plain_line,
     verdict,
 )
 from torchtraceap.contracts.result import FAILED, CheckResult, KeyResult
@@ -48,7 +48,7 @@ def markdown_text(result: CheckResult) -> str:
 
 
 def _row(result: KeyResult) -> str:
-    limit, measured = _code(shown_limit(result)), _text(shown_measured(result))
+    limit, measured = _code(format_limit(result)), _text(format_measured(result))
     return f"| {_SIGNS[result.status]} | `{_code(result.key)}` | `{limit}` | {measured} |"
 
 
@@ -63,7 +63,7 @@ def _paragraph(result: KeyResult) -> list[str]:
 
 def _text(text: str) -> str:
     """Text that nothing in it formats, links or mentions."""
-    return _SPECIAL.sub(_entity, plain(text))
+    return _SPECIAL.sub(_entity, plain_line(text))
 
 
 def _entity(found: re.Match[str]) -> str:
@@ -72,8 +72,8 @@ def _entity(found: re.Match[str]) -> str:
 
 def _code(text: str) -> str:
     """Text inside of backticks in a table."""
-    return plain(text, _CODE).replace("`", "'").replace("|", "¦") or " "
+    return plain_line(text, _CODE).replace("`", "'").replace("|", "¦") or " "
 
 
 def _mark(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.:/\[\]]", "_", plain(text, _CODE)).replace("--", "__")
+    return re.sub(r"[^A-Za-z0-9_.:/\[\]]", "_", plain_line(text, _CODE)).replace("--", "__")

@@ -6,18 +6,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchtraceap.contracts.limits import shown_value
+from torchtraceap.contracts.limits import format_value
 from torchtraceap.contracts.result import CheckResult, Frame, KeyResult
 from torchtraceap.core.formatting import format_ns, one_line
 
-__all__ = ["details", "frame_text", "headline", "plain", "shown_limit", "uri_path", "verdict"]
+__all__ = ["details", "format_limit", "frame_text", "headline", "plain_line", "uri_path", "verdict"]
 
 _LONGEST = 2000
 _SHOWS = {"share": "longest", "time": "longest", "findings": "evidence"}
 _NAME = 200
 
 
-def plain(text: str, limit: int = _LONGEST) -> str:
+def plain_line(text: str, limit: int = _LONGEST) -> str:
     """One line without control characters, and without what can't be written as UTF-8."""
     return one_line(text.encode("utf-8", "replace").decode("utf-8"), limit)
 
@@ -40,23 +40,23 @@ def verdict(result: CheckResult) -> str:
     return "inconclusive" if len(result.inconclusive) == len(result.results) else "passed"
 
 
-def shown_limit(result: KeyResult) -> str:
+def format_limit(result: KeyResult) -> str:
     """A limit for a person."""
     if isinstance(result.limit, dict):
-        return plain(", ".join(f"{name} {each}" for name, each in result.limit.items()), _NAME)
+        return plain_line(", ".join(f"{name} {each}" for name, each in result.limit.items()), _NAME)
     if isinstance(result.limit, list):
-        return plain("without " + ", ".join(map(str, result.limit)), _NAME)
-    return plain(str(result.limit), _NAME)
+        return plain_line("without " + ", ".join(map(str, result.limit)), _NAME)
+    return plain_line(str(result.limit), _NAME)
 
 
-def shown_measured(result: KeyResult) -> str:
+def format_measured(result: KeyResult) -> str:
     """A measured value for a person."""
-    return plain(shown_value(result.measured, result.kind), _NAME)
+    return plain_line(format_value(result.measured, result.kind), _NAME)
 
 
 def frame_text(frame: Frame) -> str:
     """Return the place in the program as text."""
-    return plain(str(frame), _NAME)
+    return plain_line(str(frame), _NAME)
 
 
 def details(result: KeyResult) -> Iterator[tuple[str, str]]:
@@ -65,23 +65,23 @@ def details(result: KeyResult) -> Iterator[tuple[str, str]]:
         of_rank = "" if result.rank is None else f" of rank {result.rank}"
         event = result.first_event
         word = _SHOWS.get(result.kind, "first beyond it")
-        yield word, f"{plain(event.name, _NAME)} (row {event.row}{of_rank})"
+        yield word, f"{plain_line(event.name, _NAME)} (row {event.row}{of_rank})"
     if result.frame is not None:
         yield "in", frame_text(result.frame)
     if result.price_ns is not None:
         per = " per step" if result.price_per_step else ""
         saving = f"{format_ns(result.price_ns)}{per}" if result.price_ns else "nothing"
-        yield "a fix saves", f"{saving} ({plain(result.price_note)})"
+        yield "a fix saves", f"{saving} ({plain_line(result.price_note)})"
     elif result.price_note:
-        yield "a fix saves", f"not known ({plain(result.price_note)})"
+        yield "a fix saves", f"not known ({plain_line(result.price_note)})"
     if result.won:
-        yield "won", plain(result.won)
+        yield "won", plain_line(result.won)
 
 
 def uri_path(path: str) -> str:
     """A file's path as annotations and artefacts name it: below the working folder relative to it,
     with slashes."""
-    text = plain(path, 4 * _NAME)
+    text = plain_line(path, 4 * _NAME)
     try:
         found = Path(os.path.abspath(text)).relative_to(Path.cwd())
     except (ValueError, OSError):

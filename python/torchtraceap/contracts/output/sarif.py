@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from torchtraceap._version import __version__
 from torchtraceap.contracts.measures.vocabulary import MEASURES
-from torchtraceap.contracts.output.plain import details, frame_text, plain, uri_path
+from torchtraceap.contracts.output.plain import details, frame_text, plain_line, uri_path
 from torchtraceap.contracts.result import CheckResult, KeyResult
 
 __all__ = ["sarif_text"]
@@ -60,7 +60,7 @@ def _rule(key: str) -> _Json:
 
 
 def _result(each: KeyResult, keys: list[str], result: CheckResult) -> _Json:
-    lines = [f"{each.key}: {plain(each.reason)}"]
+    lines = [f"{each.key}: {plain_line(each.reason)}"]
     lines += [f"{word}: {text}" for word, text in details(each)]
     found: _Json = {
         "ruleId": each.key,
@@ -68,7 +68,7 @@ def _result(each: KeyResult, keys: list[str], result: CheckResult) -> _Json:
         "level": "error",
         "message": {"text": "\n".join(lines)},
         "locations": _locations(each, result),
-        "partialFingerprints": {"torchtraceap/v1": plain(f"{result.name}:{each.key}")},
+        "partialFingerprints": {"torchtraceap/v1": plain_line(f"{result.name}:{each.key}")},
     }
     frame = each.frame
     if frame is not None and frame.kind == "python" and frame.file:
@@ -88,7 +88,7 @@ def _locations(each: KeyResult, result: CheckResult) -> list[_Json]:
 def _notification(each: KeyResult, keys: list[str], result: CheckResult) -> _Json:
     return {
         "level": "note",
-        "message": {"text": f"{each.key} is inconclusive: {plain(each.reason)}"},
+        "message": {"text": f"{each.key} is inconclusive: {plain_line(each.reason)}"},
         "associatedRule": {"id": each.key, "index": keys.index(each.key)},
         "locations": _locations(each, result),
     }

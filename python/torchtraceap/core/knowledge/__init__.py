@@ -128,7 +128,7 @@ class KnowledgeEntry:
         """The first advice that fits.
 
         Args:
-            circumstances: What holds of the trace, in the words of `analysis.circumstances`.
+            circumstances: Circumstances that hold of the trace, see `tables.circumstances`.
         """
         fitting = (advice for words, advice in self.instead if words <= circumstances)
         return next(fitting, self.advice)

@@ -15,7 +15,7 @@ from typing import Any
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder
-from torchtraceap.datasets.arrow import FORMAT, arrow
+from torchtraceap.datasets.arrow import FORMAT, import_pyarrow
 from torchtraceap.datasets.reader import ABOUT
 from torchtraceap.datasets.shards import is_written, write_shard
 from torchtraceap.errors import MissingFileError, OptionError
@@ -62,7 +62,7 @@ def build(
         OptionError: A number that makes no sense, or a folder with something else in it.
         OutputError: It can't be written.
     """
-    arrow()
+    import_pyarrow()
     if jobs < 1:
         raise OptionError(f"{jobs} processes make no sense")
     for base in bases:

@@ -20,7 +20,7 @@ from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import API_KINDS
-from torchtraceap.core.intervals import overlapped, union
+from torchtraceap.core.intervals import overlaps, union
 from torchtraceap.errors import OptionError, SchemaError
 
 __all__ = ["COSTS", "clipped", "cost_intervals", "is_marker", "marked_intervals"]
@@ -266,7 +266,7 @@ def _inside(times_ns: Array, intervals: Array) -> Array:
 
 def _meet(left: Array, right: Array) -> Array:
     """What two sets share: neither overlaps itself."""
-    return overlapped(np.concatenate([left, right]))
+    return overlaps(np.concatenate([left, right]))
 
 
 def _without(whole: Array, holes: Array) -> Array:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.intervals import EMPTY, overlapped, union
+from torchtraceap.core.intervals import EMPTY, overlaps, union
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
 from torchtraceap.errors import MissingFileError, SchemaError
@@ -106,7 +106,7 @@ class RealLabels:
     def costs_ns(self, path: str, first_ns: int) -> Array:
         """int64 `[n, 2]`, on the trace's clock: where both passes say that a fault costs time."""
         return (
-            overlapped(np.concatenate([union([of.intervals_of(ANY)]) for of in self.traces[path]]))
+            overlaps(np.concatenate([union([of.intervals_of(ANY)]) for of in self.traces[path]]))
             + first_ns
         )
 

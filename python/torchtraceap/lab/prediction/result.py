@@ -13,7 +13,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.columns import Column
-from torchtraceap.core.rendering import add_renderer, imported_later
+from torchtraceap.core.rendering import add_renderer, lazy_renderer
 from torchtraceap.core.results import Json, Result
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.core.writing import replacing, write_paths
@@ -171,5 +171,5 @@ def _shapes(shapes: tuple[Any, ...]) -> str:
 add_renderer(
     f"{__name__}.Prediction",
     "tables",
-    imported_later("torchtraceap.lab.prediction.text", "prediction_tables"),
+    lazy_renderer("torchtraceap.lab.prediction.text", "prediction_tables"),
 )

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.durations.estimate import Estimate, Estimates
 
 __all__ = [
@@ -72,7 +72,7 @@ def kernel_class(family: str, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KindTimes(Shown):
+class KindTimes(Renderable):
     """Kinds that were measured and estimated; all sequences have one entry per kind."""
 
     kinds: Sequence[Hashable]
@@ -116,7 +116,7 @@ class KindTimes(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class ClassRatio(Shown):
+class ClassRatio(Renderable):
     """Measured over estimated time of one class."""
 
     name: str
@@ -221,7 +221,7 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Shown):
+class Calibration(Renderable):
     """Ratios of a trace's measured to estimated times, to be handed to the functions that ask.
 
     Shows itself as a table of them, with the number of kinds and calls behind each.

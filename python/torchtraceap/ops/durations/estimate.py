@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown, shown
+from torchtraceap.core.rendering import Renderable, renderable
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
 from torchtraceap.ops.devices import Device, device_named, find_device
 
@@ -35,7 +35,7 @@ FloatArray = npt.NDArray[np.float64]
 # says so; where nothing was measured it is a stated guess.
 
 
-@shown
+@renderable
 class Estimate(NamedTuple):
     """A duration, how far it may be off, and where it comes from."""
 
@@ -64,7 +64,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates(Shown):
+class Estimates(Renderable):
     """Many durations at once; NaN where there is none, with the reason as its source."""
 
     ns: FloatArray
@@ -193,7 +193,7 @@ def element_bytes(dtype: str) -> int:
     Raises:
         UnknownDurationError: Another type: no model was fitted to it.
     """
-    found = dtype_named("fp32" if dtype == "tf32" else dtype)
+    found = parse_dtype("fp32" if dtype == "tf32" else dtype)
     if found is None or found.rank != 2 or found.label == "fp4":
         raise UnknownDurationError(f"no durations of {dtype} were measured")
     return found.size

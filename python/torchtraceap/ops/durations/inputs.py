@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.durations.estimate import UnknownDurationError
 
@@ -62,7 +62,7 @@ def dtype_label(dtype: object) -> str:
     name = str(dtype).strip()
     if name.lower().removeprefix("torch.") in ("tf32", "tensorfloat32"):
         return "tf32"
-    found = dtype_named(name)
+    found = parse_dtype(name)
     if found is None:
         raise UnknownDurationError(f"no type is called {name!r}")
     return found.label

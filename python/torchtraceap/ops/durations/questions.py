@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.answers import Question, answers, each
@@ -524,7 +524,7 @@ def _width(dtype: object) -> float:
         label = dtype_label(dtype)
     except UnknownDurationError:
         return 0.0
-    found = dtype_named("fp32" if label == "tf32" else label)
+    found = parse_dtype("fp32" if label == "tf32" else label)
     return (0.5 if label == "fp4" else float(found.size)) if found is not None else 0.0
 
 

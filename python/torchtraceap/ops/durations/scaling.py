@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchtraceap.core.rendering import shown
+from torchtraceap.core.rendering import renderable
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.estimate import Estimate, UnknownDurationError, the_device
 from torchtraceap.ops.durations.operators import estimate_op
@@ -21,7 +21,7 @@ _CANCELS = 0.5
 """Of the variance of either estimate: what is a kind's own."""
 
 
-@shown
+@renderable
 class Ratio(NamedTuple):
     """Time on one device over time on another, and how far it may be off."""
 

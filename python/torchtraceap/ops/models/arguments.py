@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from torchtraceap.core.dtypes import FP32, INT16, DType, dtype_named, dtype_numbered
+from torchtraceap.core.dtypes import FP32, INT16, DType, dtype_of_code, parse_dtype
 from torchtraceap.core.records import dataclass
 
 __all__ = ["Argument", "OpCall", "Tensor", "UnknownWorkError", "promote"]
@@ -207,7 +207,7 @@ class OpCall:
         if not text or text == "None":
             return None
         number = int(text) if _INTEGER.fullmatch(text) else -1
-        return dtype_numbered(number) or dtype_named(text)
+        return dtype_of_code(number) or parse_dtype(text)
 
     def _text(self, position: int) -> str | None:
         return self.argument(position).text
@@ -237,7 +237,7 @@ class OpCall:
             raise UnknownWorkError(f"the type of argument {position} is no text")
         if kind.lower() in _NOT_TENSORS or kind in _OLD_SCALARS:
             return Argument(None, None, is_none=kind == "", text=value)
-        dtype = dtype_named(kind)
+        dtype = parse_dtype(kind)
         if dtype is None:
             return Argument(None, None, is_none=False, text=value)
         tensor = Tensor(_shape(dims), dtype, _strides(_at(self._strides, position)))
@@ -294,7 +294,7 @@ def _tensor_list(dims: Any, kind: Any) -> tuple[Tensor | tuple[int, ...], ...] |
         return None
     shapes = [_shape(item) for item in dims]
     if isinstance(kind, list) and len(kind) == len(shapes):
-        types = [dtype_named(item) if isinstance(item, str) else None for item in kind]
+        types = [parse_dtype(item) if isinstance(item, str) else None for item in kind]
         return tuple(
             shape if dtype is None else Tensor(shape, dtype)
             for shape, dtype in zip(shapes, types, strict=True)
@@ -325,6 +325,6 @@ def _kernel_dtype(kernel: str) -> DType | None:
     opaque = _OPAQUE.search(kernel)
     if opaque:
         name = _BY_SIZE.get(int(opaque.group(1)))
-        return None if name is None else dtype_named(name)
+        return None if name is None else parse_dtype(name)
     found = _ELEMENT.search(kernel)
-    return dtype_named(found.group(1)) if found else None
+    return parse_dtype(found.group(1)) if found else None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt, prod
 
-from torchtraceap.core.dtypes import DType, dtype_named
+from torchtraceap.core.dtypes import DType, parse_dtype
 from torchtraceap.core.records import dataclass
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.gemm import product
@@ -40,7 +40,7 @@ def result_type(call: OpCall, position: int, default: str | None = None) -> DTyp
     """
     if not call.has_values:
         raise UnknownWorkError(_NO_OUTPUT)
-    found = call.dtype_argument(position) or (dtype_named(default) if default else None)
+    found = call.dtype_argument(position) or (parse_dtype(default) if default else None)
     if found is None:
         raise UnknownWorkError(_NO_OUTPUT)
     return found

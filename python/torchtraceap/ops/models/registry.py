@@ -11,14 +11,14 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 
 __all__ = ["Model", "Work", "model_of", "modelled", "register", "without_work", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Shown):
+class Work(Renderable):
     """What a call computes and moves, counted once for each tensor (compulsory traffic)."""
 
     flops: float | None

@@ -11,7 +11,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import one_line
-from torchtraceap.core.sums import clamped
+from torchtraceap.core.sums import clamp
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
@@ -274,7 +274,7 @@ def module_flame(table: ColumnTable, most: int) -> Chart | None:
     below = own.tolist()
     for row in range(len(below) - 1, -1, -1):  # children come after their parents
         if parents[row] >= 0:
-            below[parents[row]] = clamped(below[parents[row]] + below[row])
+            below[parents[row]] = clamp(below[parents[row]] + below[row])
     if not any(below):
         return None
     names, counts = table.to_list("name"), table.to_list("calls")

@@ -9,7 +9,7 @@ from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.order import distinct, median
-from torchtraceap.core.sums import of_groups, total
+from torchtraceap.core.sums import sum_groups, total
 from torchtraceap.ops.models import family_of
 from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.gpu_work import families_of
@@ -202,7 +202,7 @@ def _fuse(
         return 0
     lengths = view.table.dur_ns[rows]
     first = np.flatnonzero(np.diff(chain, prepend=-1))
-    sums_ns = of_groups(lengths, first)
+    sums_ns = sum_groups(lengths, first)
     longest = np.maximum.reduceat(lengths, first)
     fused_ns = longest + share * (sums_ns - longest)
     rest = np.delete(rows, first)

@@ -23,7 +23,7 @@ from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.formatting import format_share
 from torchtraceap.core.intervals import covered_ns, union
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import added, by_index, total
+from torchtraceap.core.sums import add, sum_by_index, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.compare.alignment import Comparison, Side, compare
@@ -591,11 +591,11 @@ class _Measured:
         chosen[middle_half(durations)] = True
         inside = chosen[step]
         count = max(1, int(chosen.sum()))
-        total_ns = by_index(row[inside], ns[inside], rows)
-        self.ns: Array = added(total_ns, count // 2) // count
+        total_ns = sum_by_index(row[inside], ns[inside], rows)
+        self.ns: Array = add(total_ns, count // 2) // count
         """int64 `[rows]`."""
         self.calls: Array = (
-            by_index(row[inside], side.column("count", np.int64)[inside], rows) / count
+            sum_by_index(row[inside], side.column("count", np.int64)[inside], rows) / count
         )
         """float64 `[rows]`: stretches of time per step."""
 

@@ -11,7 +11,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import ALLOCATOR_CALLS, HOST_MEMORY_CALLS, MEMORY_RETURNS
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.formatting import format_bytes, format_ns, format_share
-from torchtraceap.core.sums import clamped, rounded, running, total
+from torchtraceap.core.sums import clamp, cumulative, round_to_int, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
@@ -153,7 +153,7 @@ def _by_direction(part: RankTrace) -> View:
 
 def _whole(sums: Array, groups: Groups, known: Array) -> Masked:
     """Sums of bytes as int64, masked where no event of a group says its size."""
-    return np.ma.array(rounded(sums), mask=groups.sum(known.astype(np.int64)) == 0)
+    return np.ma.array(round_to_int(sums), mask=groups.sum(known.astype(np.int64)) == 0)
 
 
 def _mean(groups: Groups, values: Array) -> Array:
@@ -200,7 +200,7 @@ def _sizes(copies: Copies) -> list[dict[str, Any]]:
         np.where(exponent[first] == 0, 0, top // 2).tolist(),
         top.tolist(),
         groups.count[order].tolist(),
-        rounded(groups.sum(size)[order]).tolist(),
+        round_to_int(groups.sum(size)[order]).tolist(),
         groups.sum(events.duration_ns)[order].tolist(),
     )
     names = (
@@ -328,8 +328,8 @@ def _by_bandwidth(part: RankTrace) -> View:
         "end_ns": np.tile(edges[1:], len(groups)),
         "since_first_ns": np.tile(edges[:-1] - edges[0], len(groups)),
         "copies": counts.astype(np.int64),
-        "moved_bytes": rounded(moved),
-        "copying_ns": rounded(copying_ns),
+        "moved_bytes": round_to_int(moved),
+        "copying_ns": round_to_int(copying_ns),
         "bandwidth_gb_per_s": _ratio(moved, length_ns),
         "bandwidth_while_copying_gb_per_s": _ratio(moved, copying_ns),
     }
@@ -473,7 +473,7 @@ def _allocator_totals(part: RankTrace) -> dict[str, Any]:
         "allocations": int((size > 0).sum()),
         "allocated_bytes": total(size[size > 0]),
         "frees": int((size < 0).sum()),
-        "freed_bytes": clamped(-total(size[size < 0])),
+        "freed_bytes": clamp(-total(size[size < 0])),
         "peaks": events.peaks(),
     }
 
@@ -550,7 +550,7 @@ class MemoryEvents:
         groups = self.by_device()
         for group in range(len(groups)):
             members = groups.rows(group)
-            net[members] = running(net[members])
+            net[members] = cumulative(net[members])
         return net
 
     def peaks(self) -> list[dict[str, Any]]:

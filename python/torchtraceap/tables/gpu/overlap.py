@@ -7,7 +7,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column
-from torchtraceap.core.intervals import covered_before, overlapped, union
+from torchtraceap.core.intervals import covered_before, overlaps, union
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
 from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
 
@@ -62,9 +62,9 @@ def _beside_ns(events: GpuEvents) -> list[Array]:
         for code in _CLASSES:
             own = gpu_class[members] == code
             others = covered_within(union([bounds[own]]), bounds)
-            twins = covered_within(overlapped(bounds[own]), bounds)
+            twins = covered_within(overlaps(bounds[own]), bounds)
             found[code][members] = np.where(own, twins, others)
-        accompanied = covered_within(overlapped(bounds), bounds)
+        accompanied = covered_within(overlaps(bounds), bounds)
         found[_NONE][members] = bounds[:, 1] - bounds[:, 0] - accompanied
     return found
 

@@ -10,7 +10,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import added, by_index, total
+from torchtraceap.core.sums import add, sum_by_index, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.grouping import Groups, order_by
 from torchtraceap.tables.labels import check_choice, names_without_addresses, thread_names
@@ -102,7 +102,7 @@ class _Merged:
             parents = nodes.parent[here]
             groups = Groups(parents)
             above = parents[groups.first]
-            below[above] = added(below[above], groups.sum(below[here]))
+            below[above] = add(below[above], groups.sum(below[here]))
         return below
 
 
@@ -168,7 +168,7 @@ def _threads(part: RankTrace, rows: Array, first_name: int, names: list[str]) ->
 
 def _with_host_time(part: RankTrace, host: _HostStacks) -> _Merged:
     self_ns = part.costs.self_host_ns[part.tree.host_rows].astype(np.int64)
-    return _Merged(host.nodes, by_index(host.node_of, self_ns, len(host.nodes.parent)))
+    return _Merged(host.nodes, sum_by_index(host.node_of, self_ns, len(host.nodes.parent)))
 
 
 def _with_gpu_events(part: RankTrace, host: _HostStacks) -> _Merged:

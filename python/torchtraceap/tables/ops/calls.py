@@ -14,7 +14,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import by_index
+from torchtraceap.core.sums import sum_by_index
 from torchtraceap.ops.models import BATCH, Work, family_of, model_of
 from torchtraceap.ops.models.registry import work_of_texts
 from torchtraceap.tables.grouping import Groups
@@ -217,7 +217,7 @@ class GpuCalls:
         starts = table.ts_ns[self.events]
         ends = starts + table.dur_ns[self.events]
         self.gpu_ns = union_by(self.event_call, len(self.rows), starts, ends)
-        self.exclusive_ns = by_index(
+        self.exclusive_ns = sum_by_index(
             self.event_call, part.costs.exclusive_ns[self.events], len(self.rows)
         )
         self.count = np.bincount(self.event_call, minlength=len(self.rows))
@@ -248,7 +248,7 @@ def union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
     reached = np.maximum.accumulate(ends + shift)
     before = np.concatenate([[0], reached[:-1]])
     covered = np.maximum(reached - np.maximum(starts + shift, before), 0)
-    return by_index(group, covered, groups)
+    return sum_by_index(group, covered, groups)
 
 
 def _union_slowly(group: Array, groups: int, starts: Array, ends: Array) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
-from torchtraceap.core.sums import added, totals
+from torchtraceap.core.sums import add, totals
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
@@ -63,8 +63,8 @@ def build_modules(part: RankTrace) -> ColumnTable:
         "backward_gpu_ns": gpu[:, _BACKWARD],
         "recompute_gpu_ns": gpu[:, _RECOMPUTE],
         "gpu_events": tree.gpu_events[order],
-        "host_ns": added(host[:, _FORWARD], host[:, _NONE]),
-        "self_host_ns": added(own_host[:, _FORWARD], own_host[:, _NONE]),
+        "host_ns": add(host[:, _FORWARD], host[:, _NONE]),
+        "self_host_ns": add(own_host[:, _FORWARD], own_host[:, _NONE]),
         "backward_host_ns": host[:, _BACKWARD],
         "recompute_host_ns": host[:, _RECOMPUTE],
         "subtree_busy_share": gpu_ns / busy_ns if busy_ns else np.full(len(order), np.nan),

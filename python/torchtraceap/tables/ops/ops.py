@@ -227,7 +227,7 @@ def _by_category(calls: Calls) -> View:
 
     def total(codes: Array, values: Array | None = None) -> Array:
         each = np.ones(len(codes), dtype=np.int64) if values is None else values
-        return sums.by_index(codes, each, len(both.texts))
+        return sums.sum_by_index(codes, each, len(both.texts))
 
     columns: dict[str, Column] = {
         "family": TextCodes(np.arange(len(both.texts), dtype=np.int32), both.texts),

@@ -21,7 +21,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_json, encode_texts
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import by_index
+from torchtraceap.core.sums import sum_by_index
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.spec import PageView, TableSpec
@@ -130,7 +130,7 @@ def _timeline_columns(
     names = _core.step_part_names()
     for kind in range(first_idle_part(), len(names)):
         mine = pieces.kind == kind
-        columns[f"idle_{names[kind]}_ns"] = by_index(
+        columns[f"idle_{names[kind]}_ns"] = sum_by_index(
             pieces.step[mine], pieces.ns[mine], len(pieces.durations)
         )
     return columns

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.rendering import shown
+from torchtraceap.core.rendering import renderable
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.trace.ranks import RankTrace
@@ -16,7 +16,7 @@ from torchtraceap.trace.ranks import RankTrace
 __all__ = ["FeatureTable", "build_features", "build_windows", "check_count", "feature_names"]
 
 
-shown(_core.WindowSet)
+renderable(_core.WindowSet)
 
 
 class FeatureTable(ColumnTable):

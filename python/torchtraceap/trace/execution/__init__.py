@@ -20,7 +20,7 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import ParseError
 from torchtraceap.trace.execution.dependencies import (
@@ -53,7 +53,7 @@ def load_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
     return ExecutionTrace(Path(path), read_nodes(Path(path)))
 
 
-class ExecutionTrace(Shown):
+class ExecutionTrace(Renderable):
     """Nodes and tensor dependencies of one process."""
 
     def __init__(self, path: Path, file: NodeFile) -> None:
@@ -92,7 +92,7 @@ class ExecutionTrace(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class LinkedExecution(Shown):
+class LinkedExecution(Renderable):
     """An execution trace and the Kineto trace of the same run."""
 
     rows: dict[int, int]

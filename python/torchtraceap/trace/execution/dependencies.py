@@ -75,20 +75,20 @@ class _Effect:
 
 
 @dataclass(slots=True)
-class _Touched:
+class _TouchedStorages:
     """Storages that calls below a call touched, and those that they made and filled."""
 
     any: set[int] = field(default_factory=set)
     made: set[int] = field(default_factory=set)
 
-    def take(self, other: _Touched) -> None:
+    def take(self, other: _TouchedStorages) -> None:
         """All that the other holds, which is not used any more; the smaller goes into the larger,
         so that what lies deep is not moved at each level."""
-        self.any = _united(self.any, other.any)
-        self.made = _united(self.made, other.made)
+        self.any = _unite(self.any, other.any)
+        self.made = _unite(self.made, other.made)
 
 
-def _united(a: set[int], b: set[int]) -> set[int]:
+def _unite(a: set[int], b: set[int]) -> set[int]:
     large, small = (a, b) if len(a) >= len(b) else (b, a)
     large |= small
     return large
@@ -101,7 +101,7 @@ def find_dependencies(nodes: Sequence[Node]) -> list[Dependency]:
     those below it has. Linear in accesses, and in the ranges that they meet.
 
     Args:
-        nodes: By id.
+        nodes: Nodes by id.
 
     Raises:
         ParseError: There are more than MAX_DEPENDENCIES, or MAX_VISITS of ranges.
@@ -118,7 +118,7 @@ class _Tracker:
                 self._children[node.parent] += 1
         self._calls = _Calls(nodes)
         self._wants = _below_operators(nodes, self._nodes)
-        self._touched: dict[int, _Touched] = {}
+        self._touched: dict[int, _TouchedStorages] = {}
         self._producers: dict[int, list[tuple[Access, list[int]]]] = {}
         self._entered: set[int] = set()
         self._storages: dict[int, _Storage] = {}
@@ -159,7 +159,7 @@ class _Tracker:
             current = above if not self._children[above.node] else None
 
     def _account(self, node: Node) -> None:
-        touched = self._touched.pop(node.node, None) or _Touched()
+        touched = self._touched.pop(node.node, None) or _TouchedStorages()
         effect = self._effect(node)
         if effect is not None:
             producers = self._producers.pop(node.node, [])
@@ -167,10 +167,10 @@ class _Tracker:
             own |= self._writes(node, effect, touched)
             touched.any |= own
         if self._wants.get(node.parent):
-            self._touched.setdefault(node.parent, _Touched()).take(touched)
+            self._touched.setdefault(node.parent, _TouchedStorages()).take(touched)
 
     def _reads(
-        self, node: Node, producers: Iterable[tuple[Access, list[int]]], below: _Touched
+        self, node: Node, producers: Iterable[tuple[Access, list[int]]], below: _TouchedStorages
     ) -> set[int]:
         """The storages that the call itself reads."""
         own: set[int] = set()
@@ -183,7 +183,7 @@ class _Tracker:
             own.add(read.storage)
         return own
 
-    def _writes(self, node: Node, effect: _Effect, below: _Touched) -> set[int]:
+    def _writes(self, node: Node, effect: _Effect, below: _TouchedStorages) -> set[int]:
         """The storages that the call itself writes."""
         own: set[int] = set()
         made: set[int] = set()
@@ -401,7 +401,7 @@ class _Storage:
 
     def read(self, node: int, access: Access) -> None:
         self._time += 1
-        first, last = self._cut(access)
+        first, last = self._cut_ranges(access)
         covered: list[_Range] = []
         place = access.start
         for r in self._ranges[first:last]:
@@ -419,7 +419,7 @@ class _Storage:
         if access.is_empty:
             return
         self._time += 1
-        first, last = self._cut(access)
+        first, last = self._cut_ranges(access)
         self._replace(first, last, [_Range(access.start, access.end, self._time, node, None)])
 
     def _meeting(self, access: Access) -> Sequence[_Range]:
@@ -435,7 +435,7 @@ class _Storage:
         self._visits.add(1 + last - first)
         return first, last
 
-    def _cut(self, access: Access) -> tuple[int, int]:
+    def _cut_ranges(self, access: Access) -> tuple[int, int]:
         """Return the places of the ranges, cut at the ends of the access."""
         first, last = self._span(access)
         if first < last and self._ranges[first].start < access.start:

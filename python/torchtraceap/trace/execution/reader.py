@@ -193,7 +193,7 @@ class _Reader:
                 self._repeated += 1
 
     def _node(self, entry: Mapping[str, Any]) -> Node | None:
-        identity, name = _whole(entry.get("id")), entry.get("name")
+        identity, name = _parse_id(entry.get("id")), entry.get("name")
         if identity is None or not 0 <= identity < 1 << 63 or not isinstance(name, str):
             return None
         self._where = f"node {identity}, "
@@ -225,7 +225,7 @@ class _Reader:
         Raises:
             ParseError: It takes more than 64 bits.
         """
-        whole = _whole(value)
+        whole = _parse_id(value)
         if whole is None:
             return default
         if not -(1 << 63) <= whole < 1 << 63:
@@ -249,7 +249,9 @@ class _Reader:
         found: list[Access] = []
         for place, value in enumerate(values):
             what = f"{which}s[{place}]"
-            self._collect(value, _at(shapes, place), _at(strides, place), place, found, what)
+            self._collect(
+                value, _item_at(shapes, place), _item_at(strides, place), place, found, what
+            )
         self._check_bytes(found, which)
         return tuple(found)
 
@@ -272,7 +274,7 @@ class _Reader:
                 found.append(access)
             return
         for place, inner in enumerate(value):
-            inner_shape, inner_stride = _at(shape, place), _at(stride, place)
+            inner_shape, inner_stride = _item_at(shape, place), _item_at(stride, place)
             self._collect(inner, inner_shape, inner_stride, argument, found, what, depth + 1)
 
     def _check_bytes(self, found: list[Access], which: str) -> None:
@@ -298,7 +300,7 @@ def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return {str(pair.get("name")): pair.get("value") for pair in pairs}
 
 
-def _whole(value: Any) -> int | None:
+def _parse_id(value: Any) -> int | None:
     """Ids are numbers, in some versions written as texts or as a list of one."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -311,7 +313,7 @@ def _text(value: Any) -> str:
     return str(value) if isinstance(value, str | int | float) else ""
 
 
-def _at(values: Any, place: int) -> Any:
+def _item_at(values: Any, place: int) -> Any:
     return values[place] if isinstance(values, list) and place < len(values) else None
 
 

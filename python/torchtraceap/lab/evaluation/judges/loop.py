@@ -21,13 +21,13 @@ import numpy as np
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.explanation.explain import judged
+from torchtraceap.explanation.explain import judge_segments
 from torchtraceap.explanation.segments import FLAGGED, NONE
 from torchtraceap.lab.evaluation.judges.naming import Named, window_names
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Windows
-    from torchtraceap.explanation.explain import Judging
+    from torchtraceap.explanation.explain import Judgments
     from torchtraceap.explanation.segments import Segment
     from torchtraceap.lab.evaluation.judges.labelled import JudgeOf, Labelled
 
@@ -144,7 +144,7 @@ def count_loop(traces: Iterable[Labelled], judge_of: JudgeOf, name: str) -> Loop
     with progress_stage("judging labelled traces"):
         for labelled in traces:
             judge = judge_of(labelled.diagnosis)
-            tally.add(labelled, judged(labelled.diagnosis, judge), judge.asked_by)
+            tally.add(labelled, judge_segments(labelled.diagnosis, judge), judge.asked_by)
     return tally.counts(name)
 
 
@@ -159,7 +159,7 @@ class _Tally:
         self._asked, self._against = Counter[int](), Counter[int]()
         self._problems: list[str] = []
 
-    def add(self, labelled: Labelled, judging: Judging, asked_by: str) -> None:
+    def add(self, labelled: Labelled, judging: Judgments, asked_by: str) -> None:
         self._asked_by, self._windows = asked_by, labelled.diagnosis.windows.count
         self._sums.update(traces=1, segments=len(judging.first), doubted=len(judging.doubts))
         told = _told(labelled.diagnosis.windows, judging)
@@ -191,7 +191,7 @@ class _Tally:
         )
 
 
-def _told(windows: Windows, judging: Judging) -> dict[str, Named]:
+def _told(windows: Windows, judging: Judgments) -> dict[str, Named]:
     """By `WAYS`."""
     first = list(enumerate(judging.first))
     ways = {
@@ -237,7 +237,7 @@ def _windows(labelled: Labelled, named: Named) -> dict[str, int]:
     }
 
 
-def _dropped(labelled: Labelled, judging: Judging, told: Mapping[str, Named]) -> dict[str, int]:
+def _dropped(labelled: Labelled, judging: Judgments, told: Mapping[str, Named]) -> dict[str, int]:
     gone = [each.segment for place, each in enumerate(judging.first) if place not in judging.final]
     windows = told["judged"].inside & ~told["loop"].inside & ~labelled.ignore
     return {
@@ -248,7 +248,7 @@ def _dropped(labelled: Labelled, judging: Judging, told: Mapping[str, Named]) ->
     }
 
 
-def _renamed(labelled: Labelled, judging: Judging) -> dict[str, int]:
+def _renamed(labelled: Labelled, judging: Judgments) -> dict[str, int]:
     found = Counter[str]()
     for place in judging.doubts:
         if place not in judging.final:

@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 
 from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
 from torchtraceap.compat.replay.schema import match_operator
-from torchtraceap.core.dtypes import dtype_named, dtype_numbered
+from torchtraceap.core.dtypes import dtype_of_code, parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.batch_arguments import (
     CallSizes,
@@ -401,7 +401,7 @@ class _BatchChanger:
         if not _fits(call, names, changed):
             return
         number = dict(zip(names, call.values, strict=False)).get("dtype")
-        numbered = dtype_numbered(number) if isinstance(number, int) else None
+        numbered = dtype_of_code(number) if isinstance(number, int) else None
         dtype = numbered.name if numbered else ""
         of = CallSizes(
             _op_name(call),
@@ -538,7 +538,7 @@ def _slots(call: RecordedCall) -> list[_Slot]:
     for place, (dims, text) in enumerate(zip(call.dims, call.types, strict=True)):
         argument = names[place] if place < len(names) else str(place)
         strides = call.strides[place] if call.strides else None
-        dtype = dtype_named(text)
+        dtype = parse_dtype(text)
         if dtype is not None and all(isinstance(size, int) for size in dims):
             fits = strides is not None and len(strides) == len(dims)
             given = strides if fits else contiguous_strides(dims)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchtraceap.core.dtypes import FP32, DType, dtype_named
+from torchtraceap.core.dtypes import FP32, DType, parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Collective
 from torchtraceap.ops.durations import collective_kind
 from torchtraceap.trace.execution.reader import Access, Node
@@ -95,7 +95,7 @@ def _collective(node: Node, kind: str) -> Collective:
 def _dtype(node: Node) -> DType:
     texts = map(str, node.arguments.types if node.arguments else ())
     names = (name for text in texts for name in _TENSOR.findall(text))
-    return next((dtype for name in names if (dtype := dtype_named(name))), FP32)
+    return next((dtype for name in names if (dtype := parse_dtype(name))), FP32)
 
 
 def _elements(accesses: Iterable[Access], argument: int, dtype: DType) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchtraceap.core.dtypes import DType, dtype_named
+from torchtraceap.core.dtypes import DType, parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, TensorInfo, Value
 
@@ -25,7 +25,7 @@ def with_dtype(capture: Capture, dtype: str) -> Capture:
     Raises:
         OptionError: Another type.
     """
-    to = dtype_named(dtype)
+    to = parse_dtype(dtype)
     if to is None or to.name not in _CHANGED:
         raise OptionError(f"dtype {dtype!r}: one of {', '.join(_CHANGED)} is needed")
     calls = tuple(_convert_call(call, to) for call in capture.calls)

@@ -8,7 +8,7 @@ from typing import Any
 from torchtraceap.compat.replay.allowed import check_name
 from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
 from torchtraceap.compat.replay.schema import match_operator
-from torchtraceap.core.dtypes import DType, dtype_named
+from torchtraceap.core.dtypes import DType, parse_dtype
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
@@ -25,14 +25,14 @@ def recorded_inputs(call: RecordedCall) -> tuple[Value, ...]:
     Strides that were not recorded are those of a contiguous tensor. Lists of tensors carry no
     types: they are taken to have that of the first other tensor, else float32.
     """
-    first = next((found for text in call.types if (found := dtype_named(text))), None)
-    of_lists = first or dtype_named("float32")
+    first = next((found for text in call.types if (found := parse_dtype(text))), None)
+    of_lists = first or parse_dtype("float32")
     return tuple(_input(call, place, of_lists) for place in range(len(call.types)))
 
 
 def _input(call: RecordedCall, place: int, of_lists: DType | None) -> Value:
     dims, strides = call.dims[place], call.strides[place] if call.strides else None
-    dtype = dtype_named(call.types[place])
+    dtype = parse_dtype(call.types[place])
     if dtype is not None and all(isinstance(size, int) for size in dims):
         return _tensor(dims, strides, dtype)
     if of_lists is not None and dims and all(isinstance(each, tuple) for each in dims):

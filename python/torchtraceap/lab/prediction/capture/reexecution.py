@@ -23,7 +23,7 @@ from torchtraceap.compat.replay.arguments import plan_call
 from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.compat.replay.plan import CallPlan, DeviceName, Make, TorchName
 from torchtraceap.compat.replay.schema import registered_overloads, require_torch
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
 from torchtraceap.lab.prediction.capture.composite_ops import ATTENTION
 from torchtraceap.lab.prediction.capture.dispatch import recording
@@ -222,7 +222,7 @@ class Reexecutor:
 
 
 def _info(tensor: torch.Tensor) -> TensorInfo:
-    dtype = dtype_named(str(tensor.dtype))
+    dtype = parse_dtype(str(tensor.dtype))
     assert dtype is not None  # what torch makes of types that a file names
     return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
 

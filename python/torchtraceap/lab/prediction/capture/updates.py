@@ -14,7 +14,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.compat.replay.call import RecordedCall
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Call, tensors_in
 from torchtraceap.lab.prediction.capture.dispatch import recording
 from torchtraceap.lab.prediction.capture.recorder import Recorder
@@ -150,7 +150,7 @@ def _group(
 def _parameter(shape: tuple[int, ...], type_text: str) -> torch.nn.Parameter:
     import torch
 
-    dtype = dtype_named(type_text)
+    dtype = parse_dtype(type_text)
     made = torch.empty(shape, dtype=getattr(torch, dtype.name if dtype else "float32"))
     parameter = torch.nn.Parameter(made)
     parameter.grad = torch.empty_like(made)

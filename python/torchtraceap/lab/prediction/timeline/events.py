@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.lab.prediction.lowering.durations import profiled_arguments
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
@@ -363,7 +363,7 @@ def _cxx_name(of: Any) -> Any:
     """Return the profiler's C++ name of a type."""
     if isinstance(of, list):
         return [_cxx_name(each) for each in of]
-    known = dtype_named(of)
+    known = parse_dtype(of)
     return known.cxx_name if known else of
 
 

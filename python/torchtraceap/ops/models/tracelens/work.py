@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.core.records import dataclass
 
 __all__ = [
@@ -88,7 +88,7 @@ _SIZED = (
     "fp8",
     "fp4",
 )
-_BYTES_OF = {name: dtype.size for name in _SIZED if (dtype := dtype_named(name))} | {"scalar": 4}
+_BYTES_OF = {name: dtype.size for name in _SIZED if (dtype := parse_dtype(name))} | {"scalar": 4}
 _PRECISIONS = {
     "float": "fp32",
     "double": "fp64",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtraceap.core.dtypes import BOOL, DType, dtype_named
+from torchtraceap.core.dtypes import BOOL, DType, parse_dtype
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import cpp_name, opmath_name
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
@@ -28,7 +28,7 @@ class Functor:
 
 
 _FAMILIES = ("elementwise", "activation", "dropout", "loss")
-_FLOAT32 = dtype_named("float32")
+_FLOAT32 = parse_dtype("float32")
 
 _COMPARE = {"eq": "Eq", "ne": "Eq"}
 _ORDER = ("lt", "le", "gt", "ge")
