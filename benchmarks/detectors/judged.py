@@ -21,7 +21,7 @@ import numpy as np
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE, TYPES
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, likely_types, rule_says
@@ -212,7 +212,7 @@ def generated_traces(dataset: Path, splits: Sequence[str], why: str) -> Iterator
     """Of one base each group."""
     bases = {
         label["id"]: label["source"]["base"]
-        for run in labelled_runs(dataset)
+        for run in labeled_runs(dataset)
         for label in run.labels
     }
     for labelled in labelled_traces(dataset, splits, WINDOWS, asked=JUDGE, why=why):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.writing import write_text
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.trace.trace import Trace
 
 SCHEMA = "torchtraceap.scores/1"
@@ -26,7 +26,7 @@ def scored(
     scorer: Any, dataset: Path, splits: set[str], counts: list[int]
 ) -> Iterator[dict[str, Any]]:
     """An entry for each trace and number of windows; its path is the trace's id."""
-    for run in labelled_runs(dataset):
+    for run in labeled_runs(dataset):
         if run.labels[0]["split"] not in splits:
             continue
         for label, part in zip(run.labels, run.load().ranks, strict=True):

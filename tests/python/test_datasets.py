@@ -16,7 +16,7 @@ from torchtraceap import _core
 from torchtraceap.cli import main
 from torchtraceap.datasets.labels import GRIDS
 from torchtraceap.datasets.reader import DataSet
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.datasets.samples import TYPES, load_samples
 from torchtraceap.datasets.shards import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
@@ -42,7 +42,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def labelled(generated: Path) -> list[tuple[dict[str, Any], RankTrace]]:
     pairs = []
-    for run in labelled_runs(generated):
+    for run in labeled_runs(generated):
         for label, part in zip(run.labels, run.load().ranks, strict=True):
             pairs.append(({**label, "id": label["id"].replace("/", "-"), "split": "real"}, part))
     return pairs

@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.diagnosis.scoring import load_scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building.add import export
@@ -66,7 +66,7 @@ def corpus(mini: Path) -> Path:
     folder.mkdir()
     costs = {
         label["id"]: np.concatenate(list(costs_of(label).values()))
-        for run in labelled_runs(mini)
+        for run in labeled_runs(mini)
         for label in run.labels
         if label["id"] in FAULTY
     }

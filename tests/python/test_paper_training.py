@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.datasets.samples import load_samples
 from torchtraceap.diagnosis.scoring.paper import paper_tokens
 from torchtraceap.diagnosis.scoring.paper_config import PaperConfig, read_paper_weights
@@ -42,7 +42,7 @@ def test_it_learns_from_the_events_that_scoring_reads(tmp_path):
     """Of full windows too, from which events are left out."""
     data = tmp_path / "data"
     shutil.copytree(ROOT / "examples/mini_dataset", data)
-    run = next(run for run in labelled_runs(data) if run.labels[0]["split"] == "validation")
+    run = next(run for run in labeled_runs(data) if run.labels[0]["split"] == "validation")
     samples = load_samples(data, splits=["validation"], windows=20, tokens=16, gpu_only=True)
     by_id = {sample.id: sample for sample in samples}
     config = PaperConfig(cap=16)

@@ -146,7 +146,7 @@ def _is_expected(error: BaseException) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and returns the exit code."""
+    """Run the command line and return the exit code."""
     _open_closed_streams()
     gc.disable()  # a short-lived process with few cycles; saves a pass over every object
     accept_any_encoding()

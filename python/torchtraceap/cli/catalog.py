@@ -36,11 +36,11 @@ _TRACE = {
         "torchtraceap.cli.diagnose",
     ),
     "summary": Entry(
-        "what is in a trace, and how the GPU's time splits up: whole, by rank, device and step",
+        "what is in a trace, and how the GPU's time splits up by rank, device and step",
         "torchtraceap.cli.views",
     ),
     "explain": Entry(
-        "suspicious parts of a trace in words: what happens, why it costs, what to change",
+        "suspicious parts of a trace in words: what happens, why, what to change",
         "torchtraceap.cli.explain",
     ),
     "explain-idle": Entry(
@@ -68,7 +68,7 @@ _TRACE = {
         "torchtraceap.cli.exports",
     ),
     "annotate": Entry(
-        "the trace with findings, idle causes, critical path and counters as tracks for Perfetto",
+        "the trace for Perfetto, with findings, idle causes and counters as tracks",
         "torchtraceap.cli.exports",
     ),
     "convert": Entry(
@@ -76,7 +76,7 @@ _TRACE = {
         "torchtraceap.cli.views",
     ),
     "mcp": Entry(
-        "tools over a trace for language models, by the Model Context Protocol on stdio",
+        "read-only tools over a trace for language models, by MCP on stdio",
         "torchtraceap.cli.explain",
     ),
 }

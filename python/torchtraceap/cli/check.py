@@ -1,4 +1,4 @@
-"""`check`: a contract on a stored trace."""
+"""The command `check`: a contract on a stored trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`completion`: what makes a shell complete commands, options and their values.
+"""The command `completion`: scripts by which shells complete commands, options and values.
 
 The scripts are made from the parsers of all commands, so they hold what this version takes. They
 name files where nothing else fits: a path is an argument of every command.

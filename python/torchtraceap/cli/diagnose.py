@@ -1,4 +1,4 @@
-"""`diagnose` and `report`."""
+"""The commands `diagnose` and `report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`estimate`: how long a kernel, copy or collective takes, without a trace."""
+"""The command `estimate`: the time of a kernel, copy or collective, without a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`merge`, `annotate`, `sql` and `replay`: a trace carried into other tools."""
+"""The commands `merge`, `annotate`, `sql` and `replay`, which export a trace to other tools."""
 
 from __future__ import annotations
 

@@ -108,9 +108,9 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
 def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
     from torchtraceap.report.tables import render_table
 
-    colour = _color_wanted(no_color)
+    color = _color_wanted(no_color)
     width = _width() if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
-    _write_plain("\n\n".join(render_table(table, bold=colour, width=width) for table in tables))
+    _write_plain("\n\n".join(render_table(table, bold=color, width=width) for table in tables))
 
 
 def print_json(table: ColumnTable) -> None:

@@ -1,4 +1,4 @@
-"""`score`: windows of many traces, in one process."""
+"""The command `score`: windows of many traces, in one process."""
 
 from __future__ import annotations
 

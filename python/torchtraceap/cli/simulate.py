@@ -1,4 +1,5 @@
-"""`simulate` and `explain-idle`: replays of a trace, and what its idle time waits for."""
+"""The commands `simulate` and `explain-idle`: replays of a trace, and chains of work behind idle
+time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`summary`, `tree` and `convert`: the trace itself, in other forms."""
+"""The commands `summary`, `tree` and `convert`: the trace itself, in other forms."""
 
 from __future__ import annotations
 

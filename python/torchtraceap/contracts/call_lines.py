@@ -1,4 +1,4 @@
-"""`CallLines`: the line of the program that called an operator, where the recording is at hand.
+"""Find the line of the program that called an operator, while the recording is at hand.
 
 Note [Lines of calls]: in a trace a Python frame has the line where its function begins. The
 profiler knows more as long as it lives: for every call that a frame makes, the line of the frame
@@ -180,10 +180,9 @@ def _resolve_path(name: str) -> str:
     return name
 
 
-def relative_path(file: str) -> str:
-    """A path, relative to the working directory where it is below it."""
-    path = Path(file)
-    here = Path.cwd()
+def relative_path(file: str, folder: Path | None = None) -> str:
+    """Return a path relative to a folder, the working directory by default, if it lies below it."""
+    path, here = Path(file), folder or Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else file
 
 

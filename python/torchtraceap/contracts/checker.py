@@ -1,4 +1,4 @@
-"""`check`: a contract on a trace.
+"""Check a contract on a trace.
 
 Note [Statuses]: a limit passes or fails by what the trace holds. It is inconclusive where the trace
 lacks the signal, and, for shares and times, where the trace is of another device than the contract

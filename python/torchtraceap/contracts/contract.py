@@ -1,4 +1,4 @@
-"""`Contract`: limits by key, with what is known of where they were measured."""
+"""A contract: limits by key, and the circumstances under which they were measured."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.limits import Limit
 from torchtraceap.contracts.measures.vocabulary import MEASURES, near_match
 from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.formatting import short_repr
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import MissingFileError, OptionError
 
@@ -209,7 +210,7 @@ class _Reader:
                 continue
             if key not in MEASURES:
                 match = near_match(key, (*MEASURES, *others))
-                message = f"{_short(key)} is nothing that can be measured{match}"
+                message = f"{short_repr(key)} is nothing that can be measured{match}"
                 raise self.error(key_node, message)
             try:
                 found = Contract.parse({key: self.plain(value)}).limit(key)
@@ -262,7 +263,7 @@ class _Reader:
         try:
             value = loader.construct_object(node)
         except (self._yaml.YAMLError, ValueError, OverflowError):
-            raise self.error(node, f"{_short(node.value)} is no value of plain YAML") from None
+            raise self.error(node, f"{short_repr(node.value)} is no value of plain YAML") from None
         finally:
             loader.dispose()
         return value if isinstance(value, (bool, int, float, str, type(None))) else str(node.value)
@@ -279,8 +280,3 @@ def safe_loader() -> Any:
 def line_of(node: yaml.Node) -> int:
     """Return the line of a node, from 1."""
     return int(node.start_mark.line) + 1
-
-
-def _short(text: str) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -1,4 +1,4 @@
-"""`frame_of`: what of the program an event belongs to.
+"""Find the place in the program that an event belongs to.
 
 Python frames tell it where they were recorded (with_stack=True): the innermost one that is neither
 torch's own nor built in. An event of the backward pass has no frame of the program around it; there

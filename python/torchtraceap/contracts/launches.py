@@ -1,4 +1,4 @@
-"""`launching_row`: the event of an operator that would launch a kernel, in a run without a GPU.
+"""Find the operator that would launch a kernel, in a run without a GPU.
 
 What would be launched is predicted from a step that was called again
 (contracts/measures/predicted.py), so a kernel has an operator and no event. Its operator is found

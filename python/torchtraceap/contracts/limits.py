@@ -1,4 +1,4 @@
-"""`Limit`: what a measure may be, as a person writes it.
+"""Parse and write the limit of a measure in the form that a person writes.
 
 `0` is exactly that many. `"<=120"`, `"<10%"`, `"<=4 MiB"`, `">=90%"`, `"<=10 ms"`, `"==2"` and
 `"100..120"` (both ends included) are bounds. Sizes have binary or decimal units, or none for bytes;
@@ -18,7 +18,13 @@ from decimal import Decimal
 from typing import Any
 
 from torchtraceap.contracts.measures.vocabulary import COLLECTIVES, near_match
-from torchtraceap.core.formatting import format_bytes, format_count, format_ns, format_share
+from torchtraceap.core.formatting import (
+    format_bytes,
+    format_count,
+    format_ns,
+    format_share,
+    short_repr,
+)
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 
@@ -183,14 +189,14 @@ def _parse_findings(value: Any) -> Limit:
     if not isinstance(types, Sequence) or not all(isinstance(each, str) for each in types):
         raise OptionError(
             f"findings takes a list of types that must not be present, or {NO_FINDINGS!r}, "
-            f"not {_short_repr(value)}"
+            f"not {short_repr(value)}"
         )
     if not types:
         raise OptionError(f"findings names no type; {NO_FINDINGS!r} forbids every one")
     known = _finding_types()
     for each in types:
         if each not in known:
-            raise OptionError(f"{_short_repr(each)} is no type of finding{near_match(each, known)}")
+            raise OptionError(f"{short_repr(each)} is no type of finding{near_match(each, known)}")
     listed = tuple(dict.fromkeys(types))
     return Limit("findings", f"without {', '.join(listed)}", types=listed)
 
@@ -209,7 +215,7 @@ def _parse_names(value: Mapping[Any, Any]) -> Limit:
     for name, each in value.items():
         if name not in known:
             raise OptionError(
-                f"{_short_repr(name)} is no kind of collective{near_match(name, known)}"
+                f"{short_repr(name)} is no kind of collective{near_match(name, known)}"
             )
         if each is None:
             continue
@@ -220,18 +226,18 @@ def _parse_names(value: Mapping[Any, Any]) -> Limit:
 
 def _parse_number(value: Any, kind: str) -> Limit:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise OptionError(f"{_short_repr(value)} is no limit; write {_EXAMPLES[kind]}")
+        raise OptionError(f"{short_repr(value)} is no limit; write {_EXAMPLES[kind]}")
     if isinstance(value, str):
         return _parse_text(value, kind)
     if not math.isfinite(value) or value < 0 or value > _MOST:
-        raise OptionError(f"{_short_repr(value)} is no limit: a number from 0 is needed")
+        raise OptionError(f"{short_repr(value)} is no limit: a number from 0 is needed")
     if kind in ("share", "time"):
         raise OptionError(
-            f"a {kind} is never exactly {_short_repr(value)}; write a bound, such as "
+            f"a {kind} is never exactly {short_repr(value)}; write a bound, such as "
             f"{_EXAMPLES[kind]}"
         )
     if value != int(value):
-        raise OptionError(f"{_short_repr(value)} is no number of {_NOUNS[kind]}")
+        raise OptionError(f"{short_repr(value)} is no number of {_NOUNS[kind]}")
     number = int(value)
     return Limit(kind, f"=={number}", number, number)
 
@@ -241,22 +247,22 @@ _NOUNS = {"count": "events", "bytes": "bytes"}
 
 def _parse_text(text: str, kind: str) -> Limit:
     if len(text) > _LONGEST:
-        raise OptionError(f"{_short_repr(text)} is no limit; write {_EXAMPLES[kind]}")
+        raise OptionError(f"{short_repr(text)} is no limit; write {_EXAMPLES[kind]}")
     if found := _RANGE.fullmatch(text):
         low_text, low_unit, high_text, high_unit = found.groups()
         low = _number(low_text, low_unit or high_unit, kind, text)
         high = _number(high_text, high_unit, kind, text)
         if low > high:
-            raise OptionError(f"{_short_repr(text)} is no limit: its ends are in the wrong order")
+            raise OptionError(f"{short_repr(text)} is no limit: its ends are in the wrong order")
         return Limit(kind, text.strip(), low, high, unit=high_unit)
     found = _BOUND.fullmatch(text)
     if not found:
-        raise OptionError(f"{_short_repr(text)} is no limit; write {_EXAMPLES[kind]}")
+        raise OptionError(f"{short_repr(text)} is no limit; write {_EXAMPLES[kind]}")
     sign = _SAME.get(found[1], found[1])
     number = _number(found[2], found[3], kind, text)
     if sign == "==" and kind in ("share", "time"):
         raise OptionError(
-            f"a {kind} is never exactly {_short_repr(text)}; write a bound, such as "
+            f"a {kind} is never exactly {short_repr(text)}; write a bound, such as "
             f"{_EXAMPLES[kind]}"
         )
     written = f"{sign}{text.strip().lstrip('<>=≤≥').strip()}"
@@ -271,39 +277,34 @@ def _number(digits: str, unit: str, kind: str, text: str) -> float:
     scale = _scale(unit, kind, number, text)
     value = number * scale
     if value > _MOST:
-        raise OptionError(f"{_short_repr(text)} is no limit: more than any trace holds")
+        raise OptionError(f"{short_repr(text)} is no limit: more than any trace holds")
     if kind == "count" and value != int(value):
-        raise OptionError(f"{_short_repr(text)} is no limit: events are counted in whole numbers")
+        raise OptionError(f"{short_repr(text)} is no limit: events are counted in whole numbers")
     return int(value) if value == int(value) else float(value)
 
 
 def _scale(unit: str, kind: str, number: Decimal, text: str) -> Decimal:
     if kind == "count":
         if unit:
-            raise OptionError(f"{_short_repr(text)} is no limit: a count has no unit")
+            raise OptionError(f"{short_repr(text)} is no limit: a count has no unit")
         return Decimal(1)
     if kind == "share":
         if unit not in ("", "%"):
-            raise OptionError(f"{_short_repr(text)} is no limit: a share is a percentage")
+            raise OptionError(f"{short_repr(text)} is no limit: a share is a percentage")
         scale = Decimal("0.01") if unit else Decimal(1)
         if number * scale > 1:
             more = "" if unit else "; write % behind a percentage"
-            raise OptionError(f"{_short_repr(text)} is no limit: a share is at most 100 %{more}")
+            raise OptionError(f"{short_repr(text)} is no limit: a share is at most 100 %{more}")
         return scale
     units = _SIZES if kind == "bytes" else _TIMES
     found = units.get(unit.lower())
     if found is None:
         needed = ", ".join(each for each in units if each)
-        raise OptionError(f"{_short_repr(text)} is no limit: a {_ONE[kind]} has one of {needed}")
+        raise OptionError(f"{short_repr(text)} is no limit: a {_ONE[kind]} has one of {needed}")
     return Decimal(found)
 
 
 _ONE = {"bytes": "size", "time": "time"}
-
-
-def _short_repr(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # ------------------------------------------------------------------------------------ writing

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from torchtraceap.contracts.call_lines import relative_path
 from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.file import ContractFile, parse_contracts, read_contracts
 from torchtraceap.contracts.output.plain import verdict
@@ -304,7 +305,7 @@ def _folder(config: pytest.Config) -> Path:
 
 
 def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """Write what was asked for, and says what the contracts of a run came to.
+    """Write the requested files, and return what the contracts of a run came to.
 
     Args:
         config: The configuration of the run.
@@ -400,7 +401,8 @@ def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
 def _replaced_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
     found = [f"{each.result.name}: {', '.join(each.replaced)}" for each in reports if each.replaced]
     if found:
-        yield f"{_shown(config, _path(config))} takes the place of limits that tests name:"
+        path = relative_path(str(_path(config)), config.invocation_params.dir)
+        yield f"{path} takes the place of limits that tests name:"
         yield from (f"  {line}" for line in found)
 
 
@@ -449,7 +451,7 @@ def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
         file = update.file
         changes += update.changes
         left += [f"{name}: {each}" for each in update.left]
-    shown = _shown(config, path)
+    shown = relative_path(str(path), config.invocation_params.dir)
     if changes:
         write_text(path, file.text)
         yield f"{_number(len(changes), 'limit')} written to {shown}:"
@@ -493,8 +495,3 @@ def _number(value: int, noun: str) -> str:
 def _list_some(names: Sequence[str]) -> str:
     more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
     return ", ".join([*names[:_MOST_NAMED], *more])
-
-
-def _shown(config: pytest.Config, path: Path) -> str:
-    here = config.invocation_params.dir
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

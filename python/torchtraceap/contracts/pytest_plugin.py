@@ -45,7 +45,7 @@ _SWITCHES = (
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # pytest loads this wherever the package is installed, so in an older one it must load too.
 _IS_KNOWN = getattr(pytest, "version_tuple", (0,)) >= (8,)
-# Of a test that has contracts: its `contracts.testing.TestContracts`.
+# The `contracts.pytest_contracts.TestContracts` of a test that has contracts.
 _of_test: Any = pytest.StashKey[Any]() if _IS_KNOWN else None
 
 

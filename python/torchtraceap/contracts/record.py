@@ -1,4 +1,4 @@
-"""`contract`: records a block, or the calls of a function, and checks limits on what it did.
+"""Record a block, or the calls of a function, and check limits on what it did.
 
 Note [Frames or times]: with Python frames a recording says which line of the program did something,
 and the host runs several times slower. Counts and sizes are the same either way. So frames are
@@ -265,7 +265,7 @@ def contract(
     strict: bool = False,
     **limits: Any,
 ) -> RecordedContract:
-    """Record a block with the profiler of torch and checks limits on what it did.
+    """Record a block with the profiler of torch and check limits on what it did.
 
     ```python
     with ttap.contract(syncs=0, launches_per_step="<=120", warmup=1) as c:

@@ -1,4 +1,4 @@
-"""`Recorder`: one block under the profiler of torch, quietly; whatever goes wrong is an error.
+"""Record one block with the profiler of torch, without output; every failure is an error.
 
 Note [Marked steps]: the profiler marks a step from one `step()` to the next, so a range is open
 behind the last one, and nothing tells beforehand which will be the last. Its mark is renamed in

@@ -1,4 +1,4 @@
-"""`update_contract`: a contract file with limits moved to what was measured, and the reason for it.
+"""Move the limits of a contract file to what was measured, and note the reason.
 
 Note [Form]: a limit keeps its form: an upper bound stays one, in its unit, and of a range only the
 end moves that does not hold. Comments and order of the file stay: the texts of values are replaced

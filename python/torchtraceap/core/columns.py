@@ -124,7 +124,7 @@ def csv_quoting(texts: Iterable[str]) -> Literal[0, 2]:
     return csv.QUOTE_NONNUMERIC if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL
 
 
-# What begins a formula in a spreadsheet, also as East Asian keyboards write it.
+# Characters that begin a formula in a spreadsheet, also as East Asian keyboards write them.
 _FORMULA_STARTS = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 

@@ -22,8 +22,10 @@ __all__ = [
     "format_share",
     "keep_units_together",
     "one_line",
+    "plain_text",
     "pluralize",
     "replace_controls",
+    "short_repr",
 ]
 
 MAX_HEADING = 60
@@ -197,3 +199,17 @@ def replace_controls(text: str) -> str:
         return text
     hidden = [c for c in set(text) if c != "\n" and unicodedata.category(c) in _HIDDEN]
     return text.translate(dict.fromkeys(map(ord, hidden), "�")) if hidden else text
+
+
+def plain_text(text: str) -> str:
+    """Return text on one line, with blanks for control characters and invisible ones."""
+    if text.isascii() and text.isprintable():
+        return text
+    kept = (" " if unicodedata.category(c) in _HIDDEN else c for c in text)
+    return " ".join("".join(kept).split())
+
+
+def short_repr(value: object) -> str:
+    """Return the `repr` of a wrong value for an error message, cut to 80 characters."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""`distinct`, `median` and `percentile_rank` of an array.
+"""Distinct numbers, the median and percentile ranks of an array.
 
 Note [NumPy's own]: `np.unique` and `np.median` give the same, and load `numpy.ma` for it, a tenth
 of all imports of a diagnosis. `np.unique` also hashes first, which takes ten times as long for

@@ -1,4 +1,4 @@
-"""`dataclass`: the one of the standard library, made in a quarter of the time.
+"""A `dataclass` like that of the standard library, made in a quarter of the time.
 
 Note [Start-up]: a command loads some ninety frozen dataclasses, and the standard library compiles
 six methods for each: a tenth of the time of a whole diagnosis. Here `__init__` alone is compiled;

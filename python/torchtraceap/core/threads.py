@@ -52,7 +52,7 @@ def map_on_threads(
         try:
             return [future.result() for future in futures]
         except BaseException:
-            # Nobody wants the rest: neither what waits nor what the core computes for it.
+            # The rest is not needed: neither waiting calls nor what the core computes for them.
             stop.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -121,7 +121,7 @@ def write_text(path: PathLike, text: str, *, inputs: Iterable[PathLike] = ()) ->
 
 
 def claim_folder(folder: Path, place: Path, settings: str, others: str) -> None:
-    """Make a folder one of these settings, or finds that it is one: work in it can go on.
+    """Claim a folder for these settings, or check that it was: work in it can go on.
 
     Args:
         folder: New, empty, or claimed before.
@@ -372,7 +372,7 @@ def _flush_to_disk(path: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def _make_folders(folder: Path) -> Iterator[None]:
-    """Make a folder with those above it, and takes away again after an error what it made."""
+    """Make a folder with those above it, and remove them again after an error."""
     missing = []
     place = folder
     while not place.is_dir() and place != place.parent:

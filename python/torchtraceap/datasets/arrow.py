@@ -37,7 +37,7 @@ TABLES = ("traces", "gpu_events", "host_events", "windows", "names")
 _PLAIN = frozenset({"start_ns", "dur_ns", "launch_start_ns", "launch_dur_ns", "correlation",
                     "external_id", "sequence_number", "record_function_id", "event_index",
                     "flow_id", "address", "bytes_allocated"})  # fmt: skip
-"""Columns of values that seldom repeat: stored as differences of neighbours."""
+"""Columns of values that seldom repeat: stored as differences of neighbors."""
 
 
 def import_pyarrow() -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""`load` and `loader`: a data set as torch takes it, a trace at a time or in batches."""
+"""A data set for torch, a trace at a time or in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A labelled trace as rows of the tables, and the trace again from its rows.
+"""A labeled trace as rows of the tables, and the trace again from its rows.
 
 Note [Nothing is lost]: what is a column of its own is taken out of an event's `args`; the rest of
 them stays as JSON, of which a trace has few different texts. So the event table that is made of the
@@ -175,7 +175,7 @@ def _tracks(table: _core.EventTable, rows: Array) -> Array:
 def _arguments(
     events: Sequence[dict[str, Any]], numbers: Mapping[str, str], *, is_gpu: bool
 ) -> dict[str, list[Any]]:
-    """Columns of what events say beside their names and times. See Note [Nothing is lost]."""
+    """Return columns of the arguments and further members of events. See Note [Nothing is lost]."""
     takes: list[tuple[str, str, Callable[[Any], bool]]] = [
         (key, column, _is_short if column in _NARROW else _is_whole)
         for key, column in numbers.items()

@@ -1,4 +1,4 @@
-"""`cut_excerpts`: what a profiler would have recorded of a run that was on for a shorter time.
+"""Cut excerpts: a run as a profiler would have recorded it in a shorter time.
 
 Note [Excerpts]: recordings may be as short as one kernel, and generated ones are steps long. What
 learns from those alone takes a short recording for a fault (docs/scorers.md). An excerpt holds 1 to
@@ -28,7 +28,7 @@ _LAUNCHES = (0, 3)
 _MARGIN = (3, 5)
 """Exponents of ten: nanoseconds before the first launch and behind the last."""
 _AT_FAULT = 0.7
-"""Part of the excerpts that are of runs with a fault."""
+"""Probability that an excerpt of a run with a fault is taken where that costs time."""
 _TRIES = 20
 
 

@@ -1,4 +1,4 @@
-"""`DataSet`: the folder of a data set, read a trace at a time."""
+"""Read a data set from its folder, a trace at a time."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class DataSet:
         return decode_trace(entry.row, gpu, host, self._names(entry.shard), f"{self.path}:{trace}")
 
     def rank(self, trace: str) -> RankTrace:
-        """A trace, to be analysed."""
+        """Return a trace for analysis."""
         return RankTrace(self.table(trace), self.entry(trace).row["rank"])
 
     def windows(self, trace: str) -> Any:

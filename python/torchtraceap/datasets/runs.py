@@ -1,4 +1,4 @@
-"""`labelled_runs`: the runs of a folder of labelled traces, and how each is read."""
+"""The runs of a folder of labeled traces, and how to read each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchtraceap.errors import MissingFileError, SchemaError
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace
 
-__all__ = ["Run", "labelled_runs"]
+__all__ = ["Run", "labeled_runs"]
 
 Label = dict[str, Any]
 """A label as `generate` writes it (docs/generation.md)."""
@@ -39,7 +39,7 @@ class Run:
     """Reads all of them."""
 
 
-def labelled_runs(dataset: PathLike) -> list[Run]:
+def labeled_runs(dataset: PathLike) -> list[Run]:
     """The runs of a data set, or of a folder that `generate` made.
 
     Raises:

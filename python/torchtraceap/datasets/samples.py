@@ -1,4 +1,4 @@
-"""`load_samples`: labelled traces as windows with features, for what learns and what measures.
+"""Load labeled traces as windows with features, for training and evaluation.
 
 Note [Kept]: features and evidence of a trace are computed once and kept beside the data set, in
 `.cache/`, a file for each run and grid. Its name holds what they depend on: the labels and the
@@ -27,7 +27,7 @@ from torchtraceap.core.threads import map_on_threads
 from torchtraceap.core.writing import replacing_stream
 from torchtraceap.datasets.excerpts import cut_excerpts
 from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, window_labels
-from torchtraceap.datasets.runs import Run, labelled_runs
+from torchtraceap.datasets.runs import Run, labeled_runs
 from torchtraceap.datasets.types import CPU_SPLIT, TYPES
 from torchtraceap.errors import OptionError, OutputError
 from torchtraceap.tables.detection import detect, judge
@@ -78,7 +78,7 @@ class Sample:
     values: Array
     """float32 `[W, F]`: the features of docs/features.md."""
     zscores: Array
-    """float32 `[W, F]`: the same, robustly normalised in the trace."""
+    """float32 `[W, F]`: the features, robustly normalized within the trace."""
     evidence: Array
     """float32 `[W, T + 1]`: the part that findings of each type cover; the last column those of
     any type, of `TYPES` or not."""
@@ -123,7 +123,7 @@ def load_samples(
     if not 0 <= tokens <= MOST_TOKENS:
         raise OptionError(f"{tokens} tokens of a window make no sense")
     wanted = None if splits is None else set(splits)
-    runs = [run for run in labelled_runs(dataset) if _is_wanted(run.labels[0]["split"], wanted)]
+    runs = [run for run in labeled_runs(dataset) if _is_wanted(run.labels[0]["split"], wanted)]
     if excerpts:
         runs = [cut_excerpts(run) for run in runs]
     place = Path(dataset) / _CACHE

@@ -1,4 +1,4 @@
-"""`write_shard`: traces as one file of each table."""
+"""Write traces as a shard: one file of each table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`statistics`: what a data set holds, in numbers."""
+"""Statistics of a data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GRID = 100
 
 
 def statistics(dataset: DataSet) -> dict[str, Any]:
-    """Count and quantiles, as JSON has them. Types count where they cost, twins do not.
+    """Return counts and quantiles, as JSON has them. Types count where they cost, twins do not.
 
     Traces that were collected on a CPU count in `cpu_traces` and in their split alone.
     """

@@ -1,4 +1,4 @@
-"""`build_pack`: the numbers and events of a segment.
+"""Build the evidence pack of a segment: its numbers and events.
 
 Note [One rank]: figures of windows, GPU work and gaps are those of one rank, the one on which the
 segment's finding costs most there, else the one whose GPU idles longest; `about` says which. What a
@@ -52,7 +52,7 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
     Args:
         diagnosis: The trace's diagnosis.
         segment: A part of its profiled time.
-        tables: With GPU work, gaps and neighbours, and with all features of its windows, which a
+        tables: Include GPU work, gaps and neighbors, and all features of its windows, which a
             language model reads; the offline judge needs none of them.
     """
     trace = diagnosis.trace

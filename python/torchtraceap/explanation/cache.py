@@ -147,7 +147,7 @@ class Cache:
             return  # another process has done it
         aside = self._path.with_name(f"{self._path.name}.damaged")
         os.replace(self._path, aside)
-        # What is left of an interrupted change would be applied to the new file.
+        # The rest of an interrupted change would be applied to the new file.
         journal = self._path.with_name(f"{self._path.name}-journal")
         journal.unlink(missing_ok=True)
         self.problems.append(

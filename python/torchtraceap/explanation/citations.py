@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from torchtraceap.core.formatting import plain_text
 from torchtraceap.explanation.numbers import Metric, numbers_in, quantities_in
 from torchtraceap.explanation.pack import Pack, PackRow
-from torchtraceap.explanation.pack_text import plain_text, short_name
+from torchtraceap.explanation.pack_text import short_name
 from torchtraceap.explanation.verdict import GRIDS, VERDICTS, Verdict
 from torchtraceap.ops.kernel_names import canonical_name
 

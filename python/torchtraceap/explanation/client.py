@@ -1,4 +1,4 @@
-"""`Client`: a language model behind any server of Chat Completions.
+"""A client for a language model behind any server of Chat Completions.
 
 Note [Caps]: before a request it is assumed to cost as many tokens as its characters suggest, and
 the longest answer that it may have; if that could go beyond a cap, it is not sent. Afterwards what
@@ -46,7 +46,7 @@ class Estimate(Result):
 
 
 class Client:
-    """A `model.LanguageModel`. Connects when it is first asked; not for several threads at once.
+    """A `LanguageModel` that connects when it is first asked; not for several threads at once.
 
     Args:
         settings: The model and the limits.

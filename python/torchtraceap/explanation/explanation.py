@@ -1,4 +1,4 @@
-"""`Explanation`: the result, and the JSON of `torchtraceap explain`."""
+"""The result of `explain`, and the JSON of `torchtraceap explain`."""
 
 from __future__ import annotations
 

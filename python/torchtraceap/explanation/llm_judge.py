@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchtraceap.core.formatting import plain_text
 from torchtraceap.explanation.answer import json_schema, read_answer, to_verdict
 from torchtraceap.explanation.budget import fit_to_budget
 from torchtraceap.explanation.citations import check_verdict
 from torchtraceap.explanation.language_model import AnswerError, LanguageModel, RefusalError, Reply
 from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.pack_text import plain_text, short_name
+from torchtraceap.explanation.pack_text import short_name
 from torchtraceap.explanation.prompt import messages, repair_messages
 from torchtraceap.explanation.redaction import Redaction, redact
 from torchtraceap.explanation.segments import Segment

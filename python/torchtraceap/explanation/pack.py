@@ -48,7 +48,7 @@ class PackLine(Result):
 
 @dataclass(frozen=True, slots=True)
 class PackTable(Result):
-    """A part of a pack: groups of GPU events, gaps, neighbouring windows."""
+    """A part of a pack: groups of GPU events, gaps, neighboring windows."""
 
     title: str
     columns: tuple[str, ...]

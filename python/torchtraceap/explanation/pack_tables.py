@@ -1,4 +1,4 @@
-"""Tables of an evidence pack: GPU work, gaps and neighbouring windows of a segment, of one rank."""
+"""Tables of an evidence pack: GPU work, gaps and neighboring windows of a segment, of one rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_tables(
     yield PackTable("GPU work by name and stream", heads, _groups(rank, segment))
     gaps = tuple(_gaps(rank, segment, rows))
     yield PackTable("longest gaps of the GPU", ("cause", "host did", "next on the GPU"), gaps)
-    yield PackTable("windows beside it", ("place",), tuple(_neighbours(segment, windows)))
+    yield PackTable("windows beside it", ("place",), tuple(_neighbors(segment, windows)))
 
 
 def _groups(rank: RankTrace, segment: Segment) -> tuple[PackLine, ...]:
@@ -128,7 +128,7 @@ def _row_key(rank: RankTrace, row: int, rows: list[PackRow]) -> str:
     return rows[-1].key
 
 
-def _neighbours(segment: Segment, columns: Mapping[str, Array]) -> Iterator[PackLine]:
+def _neighbors(segment: Segment, columns: Mapping[str, Array]) -> Iterator[PackLine]:
     for key, window in (("before", segment.first - 1), ("after", segment.last + 1)):
         if 0 <= window < segment.grid:
             yield PackLine(

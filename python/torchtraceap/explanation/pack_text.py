@@ -8,29 +8,18 @@ line, or turns the direction of writing.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterator
 
+from torchtraceap.core.formatting import plain_text
 from torchtraceap.explanation.numbers import Metric
 from torchtraceap.explanation.pack import Pack, PackLine, PackRow, PackTable
 
-__all__ = ["pack_text", "plain_text", "short_name"]
+__all__ = ["pack_text", "short_name"]
 
 _LONGEST_NAME = 96
 _LONGEST_ABOUT = 400
 _FROM_THE_END = 24
-"""Letters of a name that is cut that are of its end, where names of one family differ."""
-_INVISIBLE = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
-"""Categories of control and format characters, surrogates, and what Unicode does not assign."""
-
-
-def plain_text(text: str) -> str:
-    """Return text on one line, without control characters and characters that change its
-    direction."""
-    if text.isascii() and text.isprintable():
-        return text
-    kept = (" " if unicodedata.category(c) in _INVISIBLE else c for c in text)
-    return " ".join("".join(kept).split())
+"""Letters kept from the end of a name that is cut, where names of one family differ."""
 
 
 def short_name(name: str, longest: int = _LONGEST_NAME) -> str:

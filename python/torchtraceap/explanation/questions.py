@@ -58,7 +58,7 @@ _REPAIR = (
 
 
 class Redaction(Protocol):
-    """Hides names from the model and finds them again."""
+    """An object that hides names from the model and restores them."""
 
     def shown(self, name: str) -> str:
         """Return the text that stands for a name from the trace."""

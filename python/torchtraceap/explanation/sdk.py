@@ -133,7 +133,7 @@ def _received(stream: Any) -> Iterator[bytes]:
     try:
         yield from stream.response.iter_bytes()
     except Exception as error:
-        # Of the transport, which is another package in each version of the SDK.
+        # Errors of the transport, which is another package in each version of the SDK.
         broke = f"the connection broke before its answer was whole ({type(error).__name__})"
         raise FailedError(Failure(broke)) from None
 

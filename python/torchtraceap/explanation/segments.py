@@ -165,7 +165,7 @@ def _share(
 
 
 def _flagged_segments(diagnosis: Diagnosis) -> Iterator[Segment]:
-    """Run of flagged windows of one name."""
+    """Yield a segment for each run of flagged windows of one name."""
     for name, first, last in runs_of(_names(diagnosis)):
         if name:
             yield segment_of(diagnosis, first, last, name)
@@ -199,7 +199,7 @@ def _costliest_segment(diagnosis: Diagnosis, finding: Finding) -> Segment | None
 
 
 def runs_of(values: Iterable[Value]) -> Iterator[tuple[Value, int, int]]:
-    """Run of equal values: the value, its first and its last place."""
+    """Yield runs of equal values: the value, its first and its last place."""
     place = 0
     for value, run in groupby(values):
         first, place = place, place + len(list(run))

@@ -1,4 +1,4 @@
-"""`ToolData`: a trace with what tools ask of it, each table and the diagnosis made once."""
+"""The trace that tools read, with each table and the diagnosis built once."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import TextCodes
+from torchtraceap.core.formatting import plain_text
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import percentile_rank
 from torchtraceap.errors import OptionError
@@ -78,9 +79,8 @@ _OWN_COLUMNS = frozenset({"class", "edit", "family", "part", "significance", "st
 
 
 def clean_name(text: str, most: int = MOST_NAME) -> str:
-    """One line of what can be shown, cut; what is no UTF-8 is a question mark."""
-    kept = text[: 4 * most].encode("utf-8", "replace").decode("utf-8")
-    line = " ".join("".join(c if c.isprintable() else " " for c in kept).split())
+    """Return text from the trace as one plain line of at most `most` characters."""
+    line = plain_text(text[: 4 * most].encode("utf-8", "replace").decode("utf-8"))
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
@@ -166,7 +166,7 @@ def _filter_by_name(table: ColumnTable, name: str, text: str | None) -> ColumnTa
 
 
 def summary(box: ToolData, given: Json) -> Json:
-    """Count and the timeline, as `torchtraceap summary` has them."""
+    """Return the counts and the timeline, as `torchtraceap summary` has them."""
     found = build_summary(box.trace)
     return {
         "files": len(found.files),
@@ -302,7 +302,7 @@ def _event(found: Diagnosis, event: Evidence) -> Json:
 
 
 def ops(box: ToolData, given: Json) -> Json:
-    """`torchtraceap ops`."""
+    """Return the table of `torchtraceap ops`."""
     table = box.table("ops", by=given["by"], rank=given["rank"])
     name = "name" if given["by"] == "name" else "family"
     columns = (
@@ -313,7 +313,7 @@ def ops(box: ToolData, given: Json) -> Json:
 
 
 def kernels(box: ToolData, given: Json) -> Json:
-    """`torchtraceap kernels`."""
+    """Return the table of `torchtraceap kernels`."""
     table = box.table("kernels", by=given["by"], rank=given["rank"])
     columns = (
         "rank", given["by"], "class", "op", "count", "sum_ns", "busy_share", "mean_ns", "max_ns",
@@ -328,7 +328,7 @@ def _table(table: ColumnTable, name: str, columns: Sequence[str], given: Json) -
 
 
 def diff(box: ToolData, given: Json) -> Json:
-    """`torchtraceap diff BASELINE PATH`."""
+    """Return the table of `torchtraceap diff BASELINE PATH`."""
     if box.baseline is None:
         raise OptionError("there is no baseline to compare with")
     table = build_diff(box.baseline, box.trace, by=given["by"])
@@ -345,7 +345,7 @@ def diff(box: ToolData, given: Json) -> Json:
 
 
 def simulate(box: ToolData, given: Json) -> Json:
-    """`torchtraceap simulate --edit ...`."""
+    """Return the result of `torchtraceap simulate --edit ...`."""
     for name in given["edits"]:
         make_edit(name)  # says what is wrong with it before anything is replayed
     found = simulated(box.trace, list(given["edits"]))

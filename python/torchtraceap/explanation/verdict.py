@@ -8,7 +8,8 @@ from torchtraceap.core.results import Result
 __all__ = ["GRIDS", "VERDICTS", "Citation", "Verdict"]
 
 VERDICTS = ("anti_pattern", "benign", "misclassified", "insufficient_evidence")
-"""`misclassified`: the windows should not have been flagged, or are of another type than scored."""
+"""Possible verdicts. With `misclassified` the windows should not have been flagged, or have
+another type than scored."""
 GRIDS = (50, 100, 200)
 """Numbers of windows in which a segment may be scored again."""
 

@@ -1,4 +1,4 @@
-"""`event_table`: a rank's events from arrays, for traces that no profiler wrote.
+"""Make a rank's events from arrays, for traces that no profiler wrote.
 
 It is the table that reading a file of the same events would give, without a file or its text:
 sorted rows, ranges of B and E matched, devices and rank from the metadata.

@@ -37,7 +37,7 @@ DEEPEST = 4
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
-    """Sort rank2 before rank10."""
+    """Return a sort key that puts rank2 before rank10."""
     parts = re.split(r"(\d+)", str(path))
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
 

@@ -1,4 +1,4 @@
-"""`load`: files to a `Trace`."""
+"""Load files as a `Trace`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Trace`: the ranks of a trace with a method for every view of them.
+"""A trace: its ranks, with a method for every view of them.
 
 This is the top floor: what a view needs is imported when it is called, and nothing below imports
 this module.
@@ -158,7 +158,7 @@ class Trace(Ranks):
         return build_features(self.rank(rank), count=count)
 
     # ------------------------------------------------------------------------------ tables
-    # Of every rank under each other, with a first column `rank`, unless one is named. The spec of
+    # The rows of every rank, with a first column `rank`, unless one is named. The spec of
     # each, beside the function that builds it, has the same options; a test compares.
 
     def _table(self, name: str, rank: int | None = None, /, **options: Any) -> ColumnTable:
@@ -229,7 +229,7 @@ class Trace(Ranks):
         return self._table("modules", rank)
 
     def stacks(self, *, by: str = "gpu", rank: int | None = None) -> ColumnTable:
-        """Call merged by who called them, with self time: what a flame graph draws.
+        """Calls merged by who called them, with self time: what a flame graph draws.
 
         Args:
             by: "gpu" (exclusive time of GPU events, below the calls that launched them) or "host"
@@ -290,7 +290,7 @@ class Trace(Ranks):
         compat: str | None = None,
         rank: int | None = None,
     ) -> ColumnTable:
-        """FLOPs, bytes, achieved and possible rates of every modelled operator.
+        """FLOPs, bytes, achieved and possible rates of every modeled operator.
 
         Args:
             device: A name of the device database or a `Device`; by default the trace's own.
@@ -439,7 +439,7 @@ class Trace(Ranks):
         rank: int | None = None,
         device: str = "cpu",
     ) -> ReplayResult:
-        """Run an operator of the trace again, here, and times it; needs torch.
+        """Run an operator of the trace again, here, and time it; needs torch.
 
         Args:
             row: The call's row, or

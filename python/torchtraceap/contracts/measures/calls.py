@@ -39,13 +39,13 @@ def check_calls(part: RankTrace) -> None:
 
 
 def launches(part: RankTrace) -> CountedEvents:
-    """Call that launch kernels or graphs, also those whose kernels were not recorded."""
+    """Calls that launch kernels or graphs, also those whose kernels were not recorded."""
     check_calls(part)
     return CountedEvents.of_rows(part, calls_of(part, KERNEL_LAUNCHES))
 
 
 def allocator_calls(part: RankTrace) -> CountedEvents:
-    """Call that take memory from the driver, or give it back."""
+    """Calls that take memory from the driver, or give it back."""
     check_calls(part)
     return CountedEvents.of_rows(part, calls_of(part, ALLOCATOR_CALLS))
 

@@ -184,7 +184,7 @@ def _measure_kinds(
     one_step: bool,
     of_all: Callable[..., RankMeasurement],
 ) -> RankMeasurement:
-    """Count by kind: of the whole, or the worst step of each kind."""
+    """Measure each kind: in the profiled time, or in the kind's worst step."""
     kinds = [] if found.kinds is None else sorted({int(kind) for kind in found.kinds})
     names = [found.names[kind] for kind in kinds]
     sums = {name: found.of_kind(name).by_step() for name in names}

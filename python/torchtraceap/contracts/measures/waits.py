@@ -14,7 +14,7 @@ at its end as well has its own call before that one.
 Note [Waits without a GPU]: there, operators tell that need a value on the host: `.item()`,
 `nonzero`, boolean masks, `unique`. Each counts once, whatever it calls inside. Not counted is what
 is on the host in a GPU run as well: what a data loader reads, the step counters of torch's
-optimisers, and random seeds, that is `.item()` right behind `random_`. Copies to the host are not
+optimizers, and random seeds, that is `.item()` right behind `random_`. Copies to the host are not
 seen: on a CPU nothing is copied.
 """
 
@@ -88,7 +88,7 @@ _OTHER_WORK = (ApiClass.COPY, ApiClass.ASYNC_COPY, ApiClass.MEMSET)
 
 
 def _blocking_copies(part: RankTrace) -> Array:
-    """Call of copies that block by themselves."""
+    """Return the calls of copies that block by themselves."""
     tree = part.tree
     blocking = calls_of(part, (ApiClass.COPY,))
     gpu = tree.gpu_rows
@@ -100,10 +100,10 @@ def _blocking_copies(part: RankTrace) -> Array:
     calls = calls[calls != _core.NO_ROW]
     calls = calls[tree.api[calls] == ApiClass.ASYNC_COPY]
     rows = np.unique(calls.astype(np.int64))
-    return np.concatenate([blocking, rows[~_is_synchronised(part, rows)]])
+    return np.concatenate([blocking, rows[~_is_synchronized(part, rows)]])
 
 
-def _is_synchronised(part: RankTrace, rows: Array) -> Array:
+def _is_synchronized(part: RankTrace, rows: Array) -> Array:
     """bool: the next call of the thread is a synchronisation, but for some between them that do
     nothing. Nesting is not asked: where times are rounded, a call may begin before its operator."""
     tree, track = part.tree, part.table.track
@@ -167,7 +167,7 @@ def _is_seed(part: RankTrace, rows: Array) -> Array:
 def _is_own(part: RankTrace, rows: Array, above: Array, on_host: Array) -> Array:
     """bool: not inside another such operator, nor in a range of the host.
 
-    A closure that an optimiser's step calls holds the forward and backward pass: what lies before
+    A closure that an optimizer's step calls holds the forward and backward pass: what lies before
     the end of a backward pass is no counter.
     """
     table, tree = part.table, part.tree

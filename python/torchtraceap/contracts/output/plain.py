@@ -79,7 +79,7 @@ def details(result: KeyResult) -> Iterator[tuple[str, str]]:
 
 
 def uri_path(path: str) -> str:
-    """A file's path as annotations and artefacts name it: below the working folder relative to it,
+    """Return a path as annotations and artifacts name it: below the working folder relative to it,
     with slashes."""
     text = plain_line(path, 4 * _NAME)
     try:

@@ -27,7 +27,7 @@ from torchtraceap.core.writing import naming, replacing, write_text
 from torchtraceap.datasets.arrow import FORMAT
 from torchtraceap.datasets.labels import TYPES
 from torchtraceap.datasets.reader import ABOUT, DataSet, is_dataset
-from torchtraceap.datasets.runs import Run, labelled_runs
+from torchtraceap.datasets.runs import Run, labeled_runs
 from torchtraceap.datasets.shards import write_shard
 from torchtraceap.datasets.types import CPU_SPLIT
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
@@ -96,7 +96,7 @@ def add_labelled(dataset: PathLike, folder: PathLike, *, split: str | None = Non
     target = _opened(Path(dataset))
     _check_split(split)
     by_base: dict[str, list[Run]] = {}
-    for run in labelled_runs(folder):
+    for run in labeled_runs(folder):
         by_base.setdefault(run.labels[0]["source"]["base"], []).append(run)
     counts = [_add_base(target, base, runs, split) for base, runs in sorted(by_base.items())]
     describe(target.path)

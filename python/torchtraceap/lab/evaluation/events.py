@@ -11,7 +11,7 @@ from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.intervals import union
 from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["GpuEvents", "gpu_events", "largest_in", "load_events"]
@@ -42,7 +42,7 @@ def load_events(dataset: PathLike, ids: Iterable[str]) -> dict[str, GpuEvents]:
     """
     wanted = set(ids)
     found = {}
-    for run in labelled_runs(dataset):
+    for run in labeled_runs(dataset):
         if wanted.isdisjoint(label["id"] for label in run.labels):
             continue
         for label, part in zip(run.labels, run.load().ranks, strict=True):

@@ -18,7 +18,7 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.intervals import union
 from torchtraceap.core.order import median
 from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.trace.ranks import RankTrace
 
@@ -168,7 +168,7 @@ def load_labelled(dataset: PathLike, split: str = "train") -> dict[str, LostTime
     """Of each trace of a split, by its cost intervals."""
     return {
         label["id"]: LostTime.of_intervals(union(list(costs_of(label).values())))
-        for run in labelled_runs(dataset)
+        for run in labeled_runs(dataset)
         for label in run.labels
         if label["split"] == split
     }
@@ -177,7 +177,7 @@ def load_labelled(dataset: PathLike, split: str = "train") -> dict[str, LostTime
 def load_lost(dataset: PathLike, split: str = "train") -> dict[str, LostTime]:
     """Of each trace of a split that has a twin, by alignment; of labels only who is whose twin is
     read. Traces that are not like their twins are left out."""
-    runs = [run for run in labelled_runs(dataset) if run.labels[0]["split"] == split]
+    runs = [run for run in labeled_runs(dataset) if run.labels[0]["split"] == split]
     twins = {label["id"]: label["twin"] for run in runs for label in run.labels if label["twin"]}
     wanted = {*twins, *twins.values()}
     kernels: dict[str, Kernels] = {}

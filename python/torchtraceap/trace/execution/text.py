@@ -137,7 +137,7 @@ class Text:
         return len(self._text) - self._place > length
 
     def _read_on(self) -> bool:
-        """Drop what is read, and takes another part of the file; false at its end."""
+        """Drop what is read, and read another part of the file; return False at its end."""
         if self._ended:
             return False
         part = self._stream.read(_PART_BYTES)

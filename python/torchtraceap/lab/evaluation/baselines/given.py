@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.datasets.samples import TYPES, Sample
 from torchtraceap.errors import MissingFileError, SchemaError, TraceError
 from torchtraceap.trace.ranks import RankTrace
@@ -67,7 +67,7 @@ def scorer_methods(
         MissingFileError: A trace is missing.
     """
     wanted = set(ids)
-    runs = labelled_runs(dataset) if scorers else ()
+    runs = labeled_runs(dataset) if scorers else ()
     chosen = (run for run in runs if not wanted.isdisjoint(label["id"] for label in run.labels))
     parts = (
         (label["id"], part)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.datasets.labels import TYPES, costs_of, window_costs, window_labels
-from torchtraceap.datasets.runs import labelled_runs
+from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.evaluation.test_access import log_look
 from torchtraceap.trace.trace import Trace
@@ -83,7 +83,7 @@ def labelled_traces(
         SchemaError: It is no data set, or its labels can't be read.
     """
     log_look(dataset, splits, [asked], why)
-    runs = labelled_runs(dataset)
+    runs = labeled_runs(dataset)
     there = {run.labels[0]["split"] for run in runs}
     for split in splits:
         if split not in there:
