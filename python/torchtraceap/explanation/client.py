@@ -12,8 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError
 from torchtraceap.explanation.cache import Cache, question_key
 from torchtraceap.explanation.completions import (
@@ -30,19 +28,7 @@ from torchtraceap.explanation.prices import Price, read_prices
 from torchtraceap.explanation.sdk import FailedError, Sdk
 from torchtraceap.explanation.settings import ModelSettings
 
-__all__ = ["Client", "Estimate"]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate(Result):
-    """An upper estimate of what a series of requests takes."""
-
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    """Upper bound."""
-    cost_usd: float | None
-    """Upper bound; None if the price is unknown."""
+__all__ = ["Client"]
 
 
 class Client:
@@ -92,7 +78,7 @@ class Client:
 
     def estimate(
         self, requests: Sequence[Sequence[Message]], schema: Mapping[str, Any] | None = None
-    ) -> Estimate:
+    ) -> Usage:
         """Return an upper estimate of what requests take; nothing is sent, and the cache is not
         read.
 
@@ -104,7 +90,7 @@ class Client:
         prompt = sum(estimate_tokens(len(_prompt(question))) for question in asked)
         completion = len(asked) * self._settings.max_answer_tokens
         cost = self._price.cost_usd(prompt, completion) if self._price else None
-        return Estimate(len(asked), prompt, completion, cost)
+        return Usage(len(asked), prompt, completion, cost)
 
     def close(self) -> None:
         """End the connections; a later question makes new ones."""

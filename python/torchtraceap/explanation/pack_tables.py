@@ -59,7 +59,7 @@ def _groups(rank: RankTrace, segment: Segment) -> tuple[PackLine, ...]:
             key=f"g{place + 1}",
             names=(
                 _name(names.texts, names.codes[first[group]]),
-                _role(rank, int(events.stream[first[group]])),
+                rank.tree.streams[int(events.stream[first[group]])].role,
                 _name(ops.texts, ops.codes[first[group]]),
             ),
             metrics=_group_metrics(f"g{place + 1}", events, groups.index == group),
@@ -71,10 +71,6 @@ def _groups(rank: RankTrace, segment: Segment) -> tuple[PackLine, ...]:
 
 def _name(texts: Sequence[str], code: int) -> str:
     return texts[code] if code >= 0 else "-"
-
-
-def _role(rank: RankTrace, stream: int) -> str:
-    return rank.tree.streams[stream].role
 
 
 def _group_metrics(key: str, events: GpuEvents, mask: Array) -> tuple[Metric, ...]:

@@ -162,7 +162,7 @@ def _measure_time(part: RankTrace, key: str) -> RankMeasurement:
 
 
 def _measure_count(part: RankTrace, key: str, one_step: bool) -> RankMeasurement:
-    found = _found(part, base_of(key)).inside()
+    found = _COUNTERS[base_of(key)](part).inside()
     places = tuple(counted_places(part)) if part.tree.steps else ()
     of_all = partial(RankMeasurement, key, part, found=found, note=found.note)
     if found.kinds is not None or base_of(key) == "collectives":
@@ -204,10 +204,6 @@ def _measure_kinds(
 def _check_one_step(one_step: bool) -> None:
     if not one_step:
         raise UnknownMeasureError(NO_STEPS)
-
-
-def _found(part: RankTrace, base: str) -> CountedEvents:
-    return _COUNTERS[base](part)
 
 
 def _predict_launches(part: RankTrace, key: str, one_step: bool) -> RankMeasurement:

@@ -43,19 +43,18 @@ def _add_case(suite: ElementTree.Element, result: KeyResult, name: str, file: st
         attributes["file"] = _xml(file)
         attributes |= {"line": str(result.line)} if result.line else {}
     case = ElementTree.SubElement(suite, "testcase", attributes)
-    below = "\n".join(f"{word}: {text}" for word, text in details(result))
+    below = [f"{word}: {text}" for word, text in details(result)]
+    whole = _NOT_XML.sub("\ufffd", "\n".join([plain_line(result.reason), *below]))
     reason = _xml(result.reason)
     if result.status == FAILED:
         failure = ElementTree.SubElement(case, "failure", {"message": reason, "type": result.key})
-        failure.text = _xml(
-            "\n".join([plain_line(result.reason), *([below] if below else [])]), False
-        )
+        failure.text = whole
     elif result.status == INCONCLUSIVE:
         ElementTree.SubElement(case, "skipped", {"message": reason})
     else:
         said = ElementTree.SubElement(case, "system-out")
-        said.text = _xml("\n".join([plain_line(result.reason), *([below] if below else [])]), False)
+        said.text = whole
 
 
-def _xml(text: str, as_one_line: bool = True) -> str:
-    return _NOT_XML.sub("\ufffd", plain_line(text) if as_one_line else text)
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", plain_line(text))
