@@ -45,7 +45,7 @@ class Contract:
             more: Other fields: name, device, when, reason, tolerance, file, lines.
 
         Raises:
-            OptionError: A key that there is not, or a limit that makes no sense for it.
+            OptionError: A key is unknown, or a limit makes no sense for it.
         """
         tolerance = more.get("tolerance", 0.0)
         if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):

@@ -128,7 +128,7 @@ class Limit:
         bound, and one end of a range moves, or none.
 
         Args:
-            value: In the unit of the measure; of collectives a dict.
+            value: The value in the unit of the measure; a dict for collectives.
         """
         if self.by_name:
             named = {name for name, _ in self.by_name}
@@ -314,7 +314,7 @@ def format_value(value: Any, kind: str) -> str:
     """A measured value for a person.
 
     Args:
-        value: In the unit of the measure; None where it is not known.
+        value: The value in the unit of the measure; None if it is unknown.
         kind: The kind of the measure.
     """
     if value is None:

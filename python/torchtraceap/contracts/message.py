@@ -26,7 +26,7 @@ def broken_message(
 
     Args:
         result: The check.
-        places: By key, the place from which the first event beyond the limit came.
+        places: The origin of the first event beyond a limit, by key.
         path: The file of the trace; None if it was not kept.
         frames: Why there are no Python frames; empty where there are.
     """

@@ -281,10 +281,10 @@ def contract(
 
     Args:
         source: A contract's file, or a contract; limits named beside it take the places of its own.
-        name: Which contract of the file, if it has several; else what to call this one.
+        name: The contract of the file, if it has several; else a name for this one.
         warmup: Steps that are left out.
-        mode: What a broken limit does: "raise" (`ContractBroken`), "warn" (`ContractWarning`), or
-            "collect": nothing, `result` tells.
+        mode: The effect of a broken limit: "raise" (`ContractBroken`), "warn" (`ContractWarning`),
+            or "collect": nothing, `result` tells.
         path: Keep the trace here, in a file that ends in `.json` or `.json.gz`, or a folder; a file
             that exists is not overwritten. Unless given, the trace of a broken contract is kept
             in the folder `ttap_traces`.

@@ -70,10 +70,10 @@ def update_contract(
     """A contract file whose limits hold for what a check measured.
 
     Args:
-        file: As it was read; `parse_contracts("{}", path)`-like files may be new and empty.
+        file: The file as it was read, or a new and empty one: `parse_contracts("{}", path)`.
         result: The result of a check of that contract.
         reason: Why the limits move: a person's words, which the history keeps.
-        name: Of the contract in the file; None for that of the whole file. One that is not there
+        name: The contract in the file; None for that of the whole file. One that is not there
             is added.
         limits: The contract that was checked, where it is not in the file.
         is_new: There were no limits, and those of `limits` only say what form they get: each is

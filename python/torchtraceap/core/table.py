@@ -51,10 +51,10 @@ class ColumnTable(Renderable):
     Names end in their unit: `_ns`, `_bytes`, `_share` (a fraction), `_row` (of the event table).
 
     Args:
-        columns: By name, in order; a function in place of a column is called when the column is
-            first asked for.
+        columns: Columns by name, in order; a function in place of a column is called at the first
+            use of the column.
         shown: The columns that a person reads first; by default all.
-        first: Those of them that a narrow terminal keeps, the most telling first: what identifies a
+        first: Columns that a narrow terminal keeps, the most telling first: what identifies a
             row, then its figures. Others follow in the order of `shown`.
         facts: Values beside the rows, such as totals; they join the JSON document.
         notes: Sentences for a person: what the table rests on, what it lacks and why.

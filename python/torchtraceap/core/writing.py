@@ -130,7 +130,7 @@ def claim_folder(folder: Path, place: Path, settings: str, others: str) -> None:
         others: The message about a folder that was claimed with other settings.
 
     Raises:
-        OptionError: It was, or something else is in it.
+        OptionError: The folder was claimed with other settings, or holds something else.
         OutputError: It can't be written.
     """
     if place.exists():

@@ -44,7 +44,7 @@ def import_pyarrow() -> tuple[Any, Any]:
     """The modules `pyarrow` and `pyarrow.parquet`.
 
     Raises:
-        MissingDependencyError: They are not installed.
+        MissingDependencyError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa

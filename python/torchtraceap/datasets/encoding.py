@@ -73,7 +73,7 @@ def encode_trace(part: RankTrace, label: Label) -> Rows:
         label: The label as `generate` writes it; `costs` may hold intervals of several types.
 
     Raises:
-        SchemaError: A type that no fault has, or more tracks than a trace can have.
+        SchemaError: A label has an unknown type of fault, or the trace has too many tracks.
     """
     table, tree = part.table, part.tree
     timed = (table.flags & _core.HAS_TIME) != 0

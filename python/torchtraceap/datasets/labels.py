@@ -51,7 +51,7 @@ def window_costs(costs: Mapping[str, Array], bounds_ns: Array) -> Array:
     """float32 `[W, T]`: the part of each window that the cost of each of `TYPES` covers.
 
     Raises:
-        SchemaError: A type that no fault has.
+        SchemaError: A type of fault is unknown.
     """
     for name in costs:
         if name not in TYPES:

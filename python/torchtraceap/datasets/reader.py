@@ -103,7 +103,7 @@ class DataSet:
         """A trace by its id.
 
         Raises:
-            OptionError: There is none of that id.
+            OptionError: The data set has no trace of that id.
         """
         try:
             return self.entries[trace]
@@ -117,7 +117,7 @@ class DataSet:
         """The event table of a trace, with all that its file had.
 
         Raises:
-            OptionError: There is none of that id.
+            OptionError: The data set has no trace of that id.
             SchemaError: A file of it can't be read.
         """
         entry = self.entry(trace)

@@ -133,7 +133,7 @@ def read_answer(text: str, pack: Pack) -> VerdictAnswer:
     """The answer in a text, which may stand in a fence or between prose.
 
     Raises:
-        AnswerError: There is none that holds to the schema.
+        AnswerError: No object in the text fits the schema.
     """
     if len(text) > _MOST_LETTERS:
         raise AnswerError(f"The answer has more than {_MOST_LETTERS} characters.")

@@ -75,14 +75,14 @@ class LanguageModel(Protocol):
         """An answer that should be JSON of a schema. It may still be anything.
 
         Raises:
-            ModelError: There is none.
+            ModelError: The model gave no reply.
         """
 
     def converse(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
         """An answer, or calls of tools (their descriptions as Chat Completions has them).
 
         Raises:
-            ModelError: There is none.
+            ModelError: The model gave no reply.
         """
 
     def usage(self) -> Usage:

@@ -93,7 +93,7 @@ def nearest_entries(words: Iterable[str], count: int, *, least: float = 0.0) -> 
     Args:
         words: Texts of any length: types that a detector names, signs, a question.
         count: At most so many.
-        least: Of the score; entries without any of the words never count, nor do those with less
+        least: Least score; entries without any of the words never count, nor do those with less
             than half of the best score.
     """
     types, index = _entries()

@@ -35,8 +35,8 @@ def load(
     what could not be taken at face value is counted in `Trace.diagnostics`.
 
     Args:
-        path: Where it is. In a folder, files that hold no trace are skipped, with a diagnostic;
-            where it has none, those in its folders are read.
+        path: A file or a folder, or a list of files. In a folder, files that hold no trace are
+            skipped, with a diagnostic; if it has no traces, those in its folders are read.
         threads: Parsing threads; by default as many as there are cores.
         progress: Called now and then with (compressed bytes read, in all).
 

@@ -312,7 +312,7 @@ class Trace(Ranks):
         """Time of GPU work against what the duration models expect of it.
 
         Args:
-            device: What is expected there: a name of the device database or a `Device`; by default
+            device: The device to expect: a name of the device database or a `Device`; by default
                 the trace's own.
             by: "args", "class" (what is calibrated together) or "event".
             calibrated: Apply the ratios of the trace's own kernels to the models.

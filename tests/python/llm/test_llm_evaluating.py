@@ -447,7 +447,7 @@ def test_counts_of_a_made_trace(monkeypatch: pytest.MonkeyPatch) -> None:
         for place, (asked, scores) in grids.items()
     }
     judging = SimpleNamespace(first=first, doubts=doubts, final=final, problems=("odd",))
-    monkeypatch.setattr(loop_module, "judged", lambda diagnosis, judge: judging)
+    monkeypatch.setattr(loop_module, "judge_segments", lambda diagnosis, judge: judging)
     counts = count_loop([made_trace()], always("none"), "made")
     assert (counts.segments, counts.doubted, counts.dropped, counts.dropped_right) == (6, 4, 2, 1)
     assert (counts.dropped_windows, counts.dropped_windows_right) == (1, 1)
@@ -475,7 +475,7 @@ def test_a_name_is_neither_right_nor_wrong_where_the_type_is_not_known(
         final={0: part(0, 1, TYPES[0]), 1: part(6, 6, "none")},
         problems=(),
     )
-    monkeypatch.setattr(loop_module, "judged", lambda diagnosis, judge: judging)
+    monkeypatch.setattr(loop_module, "judge_segments", lambda diagnosis, judge: judging)
     counts = count_loop([trace], always("none"), "made")
     assert (counts.renamed, counts.renamed_right, counts.renamed_wrong) == (2, 1, 0)
     assert counts.told[-1].right == 2 and counts.told[-1].typed == 0

@@ -178,7 +178,7 @@ def find_measure(key: object) -> Measure:
     """The measure of that key.
 
     Raises:
-        OptionError: There is none; the message names the key that is most like it.
+        OptionError: The key is unknown; the message names the key that is most like it.
     """
     found = MEASURES.get(key) if isinstance(key, str) else None
     if found is None:
