@@ -591,13 +591,13 @@ def test_stages_are_shown_on_a_terminal_only(slow: Path) -> None:
     code = (
         "import sys; from torchtraceap.cli import main, progress; "
         "import torchtraceap.core.progress as s; "
-        "progress.show_stages(); print(s._watcher is None); sys.exit(main(['-V']))"
+        "progress.show_stages(); print(s._listener is None); sys.exit(main(['-V']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[0] == "True"
     assert "False" in on_terminal(
         "-V",
-        before="from torchtraceap import stages; cli.show_stages(); print(stages._watcher is None)",
+        before="import torchtraceap.core.progress as s; cli.show_stages(); print(s._listener is None)",
     )
 
 

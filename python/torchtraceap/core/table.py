@@ -11,8 +11,9 @@ import csv
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from io import StringIO
+from io import StringIO, TextIOWrapper
 from itertools import chain, islice
 from typing import IO, TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from torchtraceap.core.columns import (
     unique_texts,
 )
 from torchtraceap.core.rendering import Renderable
-from torchtraceap.core.writing import replacing, replacing_stream
+from torchtraceap.core.writing import replacing_stream
 from torchtraceap.errors import MissingColumnError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -244,11 +245,13 @@ class ColumnTable(Renderable):
         quoting = csv_quoting(chain(table, *texts))
         import gzip  # only here: start-up counts
 
-        opened = gzip.open if os.fspath(path).endswith(".gz") else open
-        with (
-            replacing(path) as staged,
-            opened(staged, "wt", encoding="utf-8", errors="replace", newline="") as stream,
-        ):
+        with ExitStack() as opened:
+            file: Any = opened.enter_context(replacing_stream(path))
+            if os.fspath(path).endswith(".gz"):
+                file = opened.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+            stream = opened.enter_context(
+                TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
+            )
             writer = csv.writer(stream, lineterminator="\n", quoting=quoting)
             writer.writerow(table)
             for start in range(0, table.num_rows, ROWS_AT_ONCE):
