@@ -530,7 +530,7 @@ def test_colour_only_on_a_terminal_that_wants_it(slow: Path) -> None:
 
 
 def test_big_files_show_progress_on_a_terminal_only(slow: Path) -> None:
-    small = "cli.input.PROGRESS_BYTES = 0"
+    small = "import torchtraceap.cli.input as i; i.PROGRESS_BYTES = 0"
     assert "reading" in on_terminal("summary", slow, before=small)
     assert "reading" not in on_terminal("summary", slow)
     code = f"from torchtraceap import cli; {small}; cli.main(['summary', {str(slow)!r}, '--json'])"
@@ -597,7 +597,8 @@ def test_stages_are_shown_on_a_terminal_only(slow: Path) -> None:
     assert done.stdout.splitlines()[0] == "True"
     assert "False" in on_terminal(
         "-V",
-        before="import torchtraceap.core.progress as s; cli.show_stages(); print(s._listener is None)",
+        before="import torchtraceap.core.progress as s; cli.show_stages(); "
+        "print(s._listener is None)",
     )
 
 
