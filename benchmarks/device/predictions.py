@@ -86,7 +86,7 @@ def workload_of(model: str, precision: str) -> Callable[[], Any]:
     from torch import nn
 
     from torchtraceap.lab.workloads.registry import find
-    from torchtraceap.lab.workloads.workload import Workload, made_workload
+    from torchtraceap.lab.workloads.workload import Workload, check_workload
 
     class Autocast(nn.Module):
         """The model, whose forward pass runs as autocast would have it on a GPU."""
@@ -100,7 +100,7 @@ def workload_of(model: str, precision: str) -> Callable[[], Any]:
                 return self.inner(*args, **kwargs)
 
     def make() -> Workload:
-        made = made_workload(find(model).make(None, "full"))
+        made = check_workload(find(model).make(None, "full"))
         if precision == "fp32":
             return made
         loss = made.loss

@@ -238,9 +238,9 @@ def _recorded_model(stage: Stage, name: str, way: str) -> dict[str, Any]:
 
     from torchtraceap.lab.workloads.registry import find
     from torchtraceap.lab.workloads.steps import on_device
-    from torchtraceap.lab.workloads.workload import made_workload
+    from torchtraceap.lab.workloads.workload import check_workload
 
-    made = made_workload(find(name).make(None, stage.size))
+    made = check_workload(find(name).make(None, stage.size))
     assert made.loss is not None
     loss_of = made.loss
     model = made.model.to(stage.device).train(way != "graph")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.core.units import format_ns
 from torchtraceap.tables.compare.causes import Cause, attribute
 from torchtraceap.tables.compare.noise import FEWEST_STEPS
 

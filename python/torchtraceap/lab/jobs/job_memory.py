@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.lab.jobs.jobs import TrainingJob
 from torchtraceap.lab.jobs.terms import BYTES, LINEAR_BYTES, REPEATED_BYTES, SCORE_BYTES
 
@@ -18,7 +18,7 @@ LOGIT_BYTES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class JobMemory(Shown):
+class JobMemory(Renderable):
     """Bytes of the GPU that needs the most memory."""
 
     parameters: float

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.collectives import estimate_collective
@@ -43,7 +43,7 @@ _COUNTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingJob(Shown):
+class TrainingJob(Renderable):
     """A training job of a transformer, as Megatron runs it.
 
     Raises:

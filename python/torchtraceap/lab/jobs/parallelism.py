@@ -15,7 +15,7 @@ from math import inf
 from typing import Any
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Shown, add_renderer, imported_later
+from torchtraceap.core.rendering import Renderable, add_renderer, lazy_renderer
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs.composition import CalibratedJobs
 from torchtraceap.lab.jobs.job_memory import JobMemory, job_memory
@@ -73,7 +73,7 @@ _OPTIONAL = ("vocabulary", "feed_forward", "head_size", "key_value_heads")
 
 
 @dataclass(frozen=True, slots=True)
-class Transformer(Shown):
+class Transformer(Renderable):
     """Sizes of a decoder or of an encoder; their layers cost the same."""
 
     layers: int
@@ -153,7 +153,7 @@ def _positive(name: str, value: int, least: int = 1) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster(Shown):
+class Cluster(Renderable):
     """A cluster of identical nodes with identical GPUs."""
 
     device: str | Device
@@ -192,7 +192,7 @@ class Cluster(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy(Shown):
+class Strategy(Renderable):
     """A way to train with its predicted time and its memory need."""
 
     job: TrainingJob
@@ -236,7 +236,7 @@ class Strategy(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedStrategy(Shown):
+class RefusedStrategy(Renderable):
     """Ways to train that are impossible, with the reason."""
 
     tensor: int
@@ -252,7 +252,7 @@ class RefusedStrategy(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Parallelism(Shown):
+class Parallelism(Renderable):
     """Ways to train a model on a cluster, fastest first."""
 
     model: Transformer
@@ -527,5 +527,5 @@ def _notes(
 add_renderer(
     f"{__name__}.Parallelism",
     "tables",
-    imported_later("torchtraceap.lab.jobs.text", "result_tables"),
+    lazy_renderer("torchtraceap.lab.jobs.text", "result_tables"),
 )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core import words
+from torchtraceap.core import formatting
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_bytes, format_ns
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.units import format_bytes, format_ns
 from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
 from torchtraceap.report.page.document import compressed_json, render_document
@@ -100,7 +100,7 @@ def render_predictions(found: Sequence[Prediction]) -> str:
     ordered = sorted(found, key=lambda each: each.step.predicted_ns)
     best = ordered[0]
     notes = [
-        words.one_line(note, 600)
+        formatting.one_line(note, 600)
         for note in dict.fromkeys(note for each in ordered for note in each.notes)
     ]
     heads, tables = _sections(ordered)
@@ -135,7 +135,7 @@ def render_predictions(found: Sequence[Prediction]) -> str:
 
 def _headline(best: Prediction, count: int) -> str:
     first = "The fastest step takes" if count > 1 else "A step takes"
-    return f"{first} {format_ns(best.step.predicted_ns)} on {words.one_line(best.device, 60)}"
+    return f"{first} {format_ns(best.step.predicted_ns)} on {formatting.one_line(best.device, 60)}"
 
 
 def _explanation(best: Prediction) -> str:
@@ -147,7 +147,7 @@ def _label(found: Prediction) -> str:
     parts = [found.device]
     if found.world_size > 1:
         parts.append(f"{found.world_size} GPUs, {found.strategy or 'ddp'}")
-    return words.one_line(" · ".join(parts + ([found.dtype] if found.dtype else [])), 160)
+    return formatting.one_line(" · ".join(parts + ([found.dtype] if found.dtype else [])), 160)
 
 
 def _row(found: Prediction, every: Sequence[Prediction]) -> Row:

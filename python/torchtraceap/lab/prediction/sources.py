@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
 from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError
 from torchtraceap.lab.workloads.workload import Workload, check_workload, find_workload
@@ -227,7 +227,7 @@ _LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "fl
 
 def _dtype_name(dtype: object) -> str:
     """Return torch's name of a floating point type."""
-    known = dtype_named(str(dtype))
+    known = parse_dtype(str(dtype))
     name = _LABELS.get(str(dtype), known.name if known else "")
     if name not in _LABELS.values():
         raise OptionError(f"dtype {dtype!r}: one of {', '.join(_LABELS)} is needed")

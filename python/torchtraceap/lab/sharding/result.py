@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchtraceap.core.rendering import Shown, add_renderer, imported_later
+from torchtraceap.core.rendering import Renderable, add_renderer, lazy_renderer
 
 __all__ = ["SCHEMA", "Candidate", "Part", "RankLoad", "Sharding"]
 
@@ -13,7 +13,7 @@ SCHEMA = "torchtraceap.sharding/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Shown):
+class Part(Renderable):
     """A table, or some of its columns."""
 
     table: str
@@ -24,7 +24,7 @@ class Part(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class RankLoad(Shown):
+class RankLoad(Renderable):
     """The tables and the work of one rank in a step."""
 
     rank: int
@@ -38,7 +38,7 @@ class RankLoad(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Shown):
+class Candidate(Renderable):
     """An assignment and its predicted costs."""
 
     sharder: str
@@ -56,7 +56,7 @@ class Candidate(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Sharding(Shown):
+class Sharding(Renderable):
     """Assignments by predicted step time, fastest first."""
 
     device: str
@@ -84,5 +84,5 @@ class Sharding(Shown):
 add_renderer(
     f"{__name__}.Sharding",
     "tables",
-    imported_later("torchtraceap.lab.sharding.text", "sharding_tables"),
+    lazy_renderer("torchtraceap.lab.sharding.text", "sharding_tables"),
 )

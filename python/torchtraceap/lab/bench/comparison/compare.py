@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.progress import stage
+from torchtraceap.core.formatting import pluralize
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.core.units import counted
 from torchtraceap.errors import TraceError
 from torchtraceap.lab.bench.comparison.pairs import Pair, Pairs
 from torchtraceap.lab.bench.comparison.sides import ProgramSide, Side
@@ -308,7 +308,7 @@ def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Si
     plan = sequential.plan
     notes = []
     if least_p(plan.looks[0]) > plan.levels[0]:
-        first = counted(plan.looks[0], "pair")
+        first = pluralize(plan.looks[0], "pair")
         notes.append(
             f"the least p of {first} is {least_p(plan.looks[0]):.2g}, more than the "
             f"{plan.levels[0]:.2g} that this look may spend: it can't say slower or faster"
@@ -358,9 +358,9 @@ def apply_rules(before: Sequence[Array], after: Sequence[Array]) -> dict[str, di
 
 def record_evidence(side_a: Side, side_b: Side, look: Look) -> Evidence:
     """Record both sides and return `build_evidence` their traces."""
-    with stage("recording A"):
+    with progress_stage("recording A"):
         before = side_a.trace()
-    with stage("recording B"):
+    with progress_stage("recording B"):
         after = side_b.trace()
     return build_evidence(before, after, look)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import write_text
 from torchtraceap.errors import OptionError
@@ -101,13 +101,13 @@ class Pairs:
             ProgramError: A run failed twice.
         """
         if len(self.pairs) < count and not self._warm:
-            with stage(f"{self._name}warming up"):
+            with progress_stage(f"{self._name}warming up"):
                 self._run(True)  # not counted: files and pages are not cached yet
             self._warm = True
             self._in_turns = sides_can_take_turns(self._side_a, self._side_b)
         while len(self.pairs) < count:
             number = len(self.pairs)
-            with stage(f"{self._name}pair {number + 1} of at most {self._most}"):
+            with progress_stage(f"{self._name}pair {number + 1} of at most {self._most}"):
                 self.pairs.append(self._run(bool(self._a_first[number])))
             self._keep()
         return np.array([pair.log_ratio for pair in self.pairs[:count]])

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.progress import stage
+from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError, TraceError
@@ -138,7 +138,7 @@ def run_all(
         if each.workload in missing:  # known without starting a process
             yield Outcome(each.name, each.label, "skipped", None, missing[each.workload])
             continue
-        with stage(f"measuring {each.label} ({place} of {len(asked)})"):
+        with progress_stage(f"measuring {each.label} ({place} of {len(asked)})"):
             yield _outcome(each, protocol, store)
 
 
@@ -188,12 +188,12 @@ def measure(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> Measured
     when = datetime.now(UTC).isoformat(timespec="microseconds")
     results = []
     for process in range(protocol.processes):
-        with stage(f"{asked.label}: process {process + 1} of {protocol.processes}"):
+        with progress_stage(f"{asked.label}: process {process + 1} of {protocol.processes}"):
             spec = _spec(asked, protocol, free_first=process % 2 == 1)
             results.append(run_process(spec, protocol.timeout_s, folder))
     explained = _TraceResults()
     if protocol.trace:
-        with stage(f"{asked.label}: recording a trace"):
+        with progress_stage(f"{asked.label}: recording a trace"):
             explained = _trace_run(asked, protocol, folder)
     return MeasuredRun(
         name=asked.name,

@@ -13,8 +13,7 @@ from statistics import fmean
 
 from torchtraceap._version import __version__
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.units import format_ns, format_share
-from torchtraceap.core.words import harmless, one_line
+from torchtraceap.core.formatting import format_ns, format_share, one_line, replace_controls
 from torchtraceap.core.writing import write_text
 from torchtraceap.lab.bench.store.breakdown import GROUPS, RunBreakdown, group_of
 from torchtraceap.report.view import GPU_LABELS, HOST_LABELS, IDLE_LABELS
@@ -74,7 +73,7 @@ def breakdown_page(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> 
     style = _style()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
     policy = f"default-src 'none'; style-src 'sha256-{digest}'"
-    said = "".join(f"<p>{escape(harmless(note))}</p>" for note in notes)
+    said = "".join(f"<p>{escape(replace_controls(note))}</p>" for note in notes)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -131,7 +130,7 @@ def _figure(mode: str, found: Sequence[RunBreakdown]) -> str:
     )
     title = _MODES.get(mode, mode or "Runs")
     return (
-        f"<h2>{escape(harmless(title))}</h2>\n"
+        f"<h2>{escape(replace_controls(title))}</h2>\n"
         f'<svg role="img" aria-label="{escape(_caption(title, found), quote=True)}" '
         f'viewBox="0 0 {_NAME + _BAR + _VALUE} {height}">{body}</svg>'
     )
@@ -141,7 +140,7 @@ def _caption(title: str, found: Sequence[RunBreakdown]) -> str:
     means = ", ".join(
         f"{_GROUP_LABELS[group]} {format_share(_mean(found, group))}" for group in GROUPS
     )
-    return harmless(f"{title}, mean over {len(found)} runs: {means}")
+    return replace_controls(f"{title}, mean over {len(found)} runs: {means}")
 
 
 def _mean(found: Sequence[RunBreakdown], group: str) -> float:
@@ -174,9 +173,8 @@ def _row_of_means(found: Sequence[RunBreakdown]) -> list[str]:
 
 def _name(name: str) -> str:
     shown = escape(one_line(name, 34))
-    return (
-        f'<text class="muted" x="14" y="17">{shown}<title>{escape(harmless(name))}</title></text>'
-    )
+    full = escape(replace_controls(name))
+    return f'<text class="muted" x="14" y="17">{shown}<title>{full}</title></text>'
 
 
 def _in_order(parts: Iterable[str]) -> list[str]:

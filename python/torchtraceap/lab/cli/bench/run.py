@@ -289,7 +289,7 @@ def _show(options: Options) -> int:
 
 def _run_description(run: StoredRun) -> str:
     """Describe a run in words."""
-    from torchtraceap.core.units import format_bytes, format_ns, format_share
+    from torchtraceap.core.formatting import format_bytes, format_ns, format_share
     from torchtraceap.lab.bench.runs.config import label_of
     from torchtraceap.lab.bench.store.tables import device_of
 
@@ -329,7 +329,7 @@ def _run_description(run: StoredRun) -> str:
 
 
 def _gpu_memory(memory: dict[str, Any]) -> str:
-    from torchtraceap.core.units import format_bytes, format_share
+    from torchtraceap.core.formatting import format_bytes, format_share
 
     if memory["allocated_peak_bytes"] is None:
         return ""
@@ -467,7 +467,7 @@ def _batch_size(options: Options) -> int:
 
 
 def _print_search(found: BatchSearch, options: Options) -> None:
-    from torchtraceap.core.units import format_bytes, format_ns
+    from torchtraceap.core.formatting import format_bytes, format_ns
     from torchtraceap.report.tables import TextTable
 
     rows = [

@@ -11,7 +11,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.dtypes import dtype_named
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.core.records import dataclass
 from torchtraceap.lab.prediction.capture.batch import ChangedBatch, TracedCall, change_batch
 from torchtraceap.lab.prediction.capture.batch_arguments import keeps_sizes
@@ -205,7 +205,7 @@ def _collective(part: RankTrace, row: int, event: int) -> Collective | None:
     if part.tree.gpu_class[event] != _core.GpuClass.COMMUNICATION:
         return None
     said = _collective_texts(part, event) or _collective_texts(part, row)
-    dtype = dtype_named(said.get("dtype", ""))
+    dtype = parse_dtype(said.get("dtype", ""))
     if dtype is None or "Collective name" not in said:
         return None
     return Collective(

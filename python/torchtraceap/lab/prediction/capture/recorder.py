@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.dtypes import DType, dtype_named
+from torchtraceap.core.dtypes import DType, parse_dtype
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     CaptureError,
@@ -445,7 +445,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _dtype(dtype: torch.dtype) -> DType:
-    found = dtype_named(str(dtype))
+    found = parse_dtype(str(dtype))
     if found is None:
         raise CaptureError(f"tensors of {dtype} are not known")
     return found

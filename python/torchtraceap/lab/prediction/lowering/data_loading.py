@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from torchtraceap.core.rendering import Shown
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
 from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, CallContext
@@ -34,7 +34,7 @@ _TO_GPU = "aten::_to_copy"
 
 
 @dataclass(frozen=True, slots=True)
-class Loading(Shown):
+class Loading(Renderable):
     """The input pipeline of a run.
 
     Raises:
