@@ -48,7 +48,7 @@ from torchtraceap.ops.models import family_of
 from torchtraceap.tables.gpu.recorded_device import plausible_devices
 
 _ROOT = Path(__file__).resolve().parents[2]
-_TIME = OpTime(Estimate.around(1e4, 2.0, "any"), is_known=True)
+_TIME = OpTime(Estimate.within_factor(1e4, 2.0, "any"), is_known=True)
 _MISSES = 12
 _MARKS_OF_2_7 = ("elementwise_kernel<8, ", "elementwise_kernel_manual", "SoftMaxForwardReg")
 _COPIES = ("aten::copy_", "aten::_to_copy", "aten::to")

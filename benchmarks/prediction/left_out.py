@@ -64,10 +64,10 @@ def error_of(own: Expectation, others: list[KindTimes]) -> dict[str, float]:
     times = own.kind_times()
     told = times.estimates.ns.copy()
     if others:
-        calibration = fit_calibration(KindTimes.pooled(others), of_other_program=True)
+        calibration = fit_calibration(KindTimes.merge(others), for_other_program=True)
         told = np.array(
             [
-                calibration.applied(times.estimates[at], times.classes[at], op=times.names[at]).ns
+                calibration.apply(times.estimates[at], times.classes[at], op=times.names[at]).ns
                 for at in range(len(told))
             ]
         )

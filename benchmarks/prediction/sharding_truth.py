@@ -161,7 +161,7 @@ def _draw_table(
     rows = int(distinct * (1.2 + random.exponential(20.0)))
     shared = max(1, -(-64 * device.multiprocessors // bags))
     capacity = int(device.l2_bytes / shared / (4 * dim))
-    table = Table(name, rows, dim, pooling, ReuseHistogram.of_indices(seen))
+    table = Table(name, rows, dim, pooling, ReuseHistogram.from_indices(seen))
     return TrueTable(table, len(true), distinct, lru_hits(true, capacity))
 
 

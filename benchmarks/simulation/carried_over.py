@@ -258,7 +258,9 @@ def collective_intervals(folder: Path) -> list[Line]:
                           None)]  # fmt: skip
 
 
-def _holds(found: Iterable[collective_fit.Errors], ends: collective_fit.Ends) -> np.ndarray:
+def _holds(
+    found: Iterable[collective_fit.Errors], ends: collective_fit.ErrorInterval
+) -> np.ndarray:
     sizes, logs = (np.concatenate(side) for side in zip(*found, strict=True))
     low, high = ends.factors(sizes)
     return np.asarray((np.exp(logs) >= low) & (np.exp(logs) <= high))

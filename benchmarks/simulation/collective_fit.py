@@ -12,11 +12,11 @@ import numpy as np
 import curves
 from duration_data import Series
 from torchtraceap.ops.devices import load_devices
-from torchtraceap.ops.durations.collectives import Ends, LinkModel, bus_factor, has_switch
+from torchtraceap.ops.durations.collectives import ErrorInterval, LinkModel, bus_factor, has_switch
 
 SMALL_BYTES = 1 << 16
 ENDS = (0.1, 0.9)
-NO_ENDS = Ends((0.0, 0.0), (0.0, 0.0))
+NO_ENDS = ErrorInterval((0.0, 0.0), (0.0, 0.0))
 # Logarithms of start and step (ns), bend and work: where the search begins.
 BEGIN = np.log([5000.0, 1000.0, 0.3, 1.4])
 LOOSE, HELD = 1.0, 1.0
@@ -42,14 +42,14 @@ def fit_beside_tables(series: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def ends_of(errors: Iterable[Errors], wider: float = 1.0) -> Ends:
+def ends_of(errors: Iterable[Errors], wider: float = 1.0) -> ErrorInterval:
     """10th and 90th percentile of errors, for small and large transfers."""
     sizes, logs = (np.concatenate(side) for side in zip(*errors, strict=True))
     small = sizes < SMALL_BYTES
     if not small.any():
         small = np.ones(len(sizes), dtype=bool)
     low, high = (wider * np.quantile(logs[one], ENDS) for one in (small, sizes >= SMALL_BYTES))
-    return Ends((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
+    return ErrorInterval((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
 
 
 def _tested(series: Sequence[Series]) -> list[Series]:
@@ -145,7 +145,7 @@ def fit_links(series: Sequence[Series]) -> LinkModel:
     even = ends_of(left_out_chips(switched))
     # Small transfers take a start, which links do not change.
     wide = [(OTHER_FORMS * low, OTHER_FORMS * high) for low, high in (even.small, apart.large)]
-    return replace(model, switched=even, unswitched=Ends(*wide))
+    return replace(model, switched=even, unswitched=ErrorInterval(*wide))
 
 
 def left_out_chips(series: Sequence[Series]) -> list[Errors]:

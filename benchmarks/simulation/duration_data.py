@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from torchtraceap.ops.devices import Device, load_devices
-from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
+from torchtraceap.ops.durations.estimate import UnknownDurationError, resolve_device
 
 NCCL_BYTES = {"half": 2, "bfloat16": 2, "float": 4, "int8": 1, "fp8": 1}
 NCCL_KINDS = {"alltoall": "all_to_all"}
@@ -80,7 +80,7 @@ def device_of(name: str) -> Device | None:
     if name == "Tesla P4":
         return P4
     try:
-        return the_device(FILE_DEVICES.get(name, name))
+        return resolve_device(FILE_DEVICES.get(name, name))
     except UnknownDurationError:
         return None
 

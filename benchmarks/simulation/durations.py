@@ -504,7 +504,7 @@ def embedding_errors(folder: Path, seeds: int, unique: int = 20_000) -> list[Lin
     for number, (_, mean, shares, _) in enumerate(duration_data.histograms(folder)[::8]):
         for seed in range(seeds):
             stream = stream_of(shares, mean, unique, seed=100 * number + seed)
-            histogram = embedding.ReuseHistogram.of_indices(stream)
+            histogram = embedding.ReuseHistogram.from_indices(stream)
             counts, share = histogram.counts()
             for part in (0.01, 0.05, 0.2, 0.5):
                 capacity = int(part * unique)

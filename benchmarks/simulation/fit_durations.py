@@ -217,7 +217,9 @@ def _carried_over(
         return {name: shipped[name] for name in ("transfer", "vector")}
     kernels_of_traces = trace_kernels.kernels_of(traces)
     on_matrix = gemm_fit.of_matrix_units(kernels_of_traces)
-    transfer = gemm_fit.fit_transfer(on_matrix, [gemm.model_from(entry) for entry in models])
+    transfer = gemm_fit.fit_transfer(
+        on_matrix, [gemm.gemm_model_from_json(entry) for entry in models]
+    )
     sums = neusight_rows.test_rows(folder)
     vector = vector_fit.shipped_model(sums, vector_fit.of_vector_units(kernels_of_traces))
     source = provenance("neusight", len(sums))

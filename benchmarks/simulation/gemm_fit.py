@@ -55,7 +55,7 @@ def by_trees(
         here = kinds == kind
         same = "bf16" if dtype == "fp16" else dtype
         model = known.get((name, same)) or known["h100_sxm", "bf16"]
-        device = gemm.reaching(load_devices()[name], missed)
+        device = gemm.derated_device(load_devices()[name], missed)
         ns[here] = replace(model, device=device, dtype=dtype).predict(shape[here])
         which[here] = gemm.product_kinds(shape[here], dtype, device)
     return ns, which

@@ -37,7 +37,7 @@ class Kernels:
 
     source: np.ndarray
     family: np.ndarray
-    """As `durations.families.variant_of` says."""
+    """As `durations.families.family_variant` says."""
     device: np.ndarray
     launches: np.ndarray
     """Kernels of a call."""
@@ -126,7 +126,7 @@ def _of_rank(source: str, part: RankTrace, device: Device) -> Iterator[tuple[Key
         names = tuple(calls.strings[i] for i in part.table.name[events].tolist())
         call = calls.kinds[int(kind_of[at])]
         if call.work is not None and not any(_LINK.match(name) for name in names):
-            family = families.variant_of(family_of(call.name, names), names[0])
+            family = families.family_variant(family_of(call.name, names), names[0])
             ideal = _ideal(call.work, device, names)
             shape = _shape(call.name, call.texts)
             alike = " ".join((call.name, *names))

@@ -20,7 +20,7 @@ from typing import Any
 from torchtraceap.compat.tracelens.categories import category_of
 from torchtraceap.compat.tracelens.perf_sheets import backward_of
 from torchtraceap.ops.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
-from torchtraceap.ops.models.tracelens.work import ModelAbsentError, UnmodelledError, Work
+from torchtraceap.ops.models.tracelens.work import ModelAbsentError, UnmodeledError, Work
 
 Event = dict[str, Any]
 Row = dict[str, Any]
@@ -282,7 +282,7 @@ def _work(name: str, texts: Any, transpose: Any) -> Any:
         return run_model(name, texts, transpose)
     except ModelAbsentError:
         return "absent"
-    except UnmodelledError:
+    except UnmodeledError:
         return "dropped"
 
 

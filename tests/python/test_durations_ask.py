@@ -15,7 +15,6 @@ import torchtraceap as ttap
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
 from torchtraceap.ops import durations
 from torchtraceap.ops.durations import Calibration, Estimate, Estimates, UnknownDurationError
-from torchtraceap.ops.durations.answers import Question, each
 from torchtraceap.ops.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
 from torchtraceap.ops.durations.inputs import (
     checked_sizes,
@@ -23,6 +22,7 @@ from torchtraceap.ops.durations.inputs import (
     copy_named,
     dtype_label,
 )
+from torchtraceap.ops.durations.model_chain import Question, vectorize
 from torchtraceap.ops.models import OpCall
 
 A100, H100 = "A100-SXM4-80GB", "H100 SXM"
@@ -208,17 +208,17 @@ def test_types_that_no_product_was_measured_in_go_by_their_work() -> None:
 def small(size: float) -> Estimate:
     if size > 100:
         raise UnknownDurationError(f"{size} is not small")
-    return Estimate.around(size, 2.0, "small ones")
+    return Estimate.within_factor(size, 2.0, "small ones")
 
 
 def middling(size: float) -> Estimate:
     if size > 1000:
         raise UnknownDurationError(f"{size} is not middling")
-    return Estimate.around(size, 4.0, "middling ones")
+    return Estimate.within_factor(size, 4.0, "middling ones")
 
 
 def test_models_answer_in_their_order_and_what_has_no_answer_is_nan() -> None:
-    models = each(small), each(middling)
+    models = vectorize(small), vectorize(middling)
 
     def ask(size: Any, **more: Any) -> Any:
         sizes = checked_sizes(size=(size, True))
@@ -264,7 +264,7 @@ def test_every_question_takes_arrays_and_more_never_takes_less(ask: Any) -> None
 
 
 def test_tables_of_embedding_bags_in_arrays() -> None:
-    skewed = durations.ReuseHistogram.of_indices(np.arange(1000) ** 2 % 37)
+    skewed = durations.ReuseHistogram.from_indices(np.arange(1000) ** 2 % 37)
     rows, lookups, bags = np.array([10**6, 500]), np.array([20, 1.5]), np.array([4096, 7])
     for histogram in (None, skewed):
         tables = [durations.EmbeddingTable(rows, 64, lookups, histogram),
@@ -360,11 +360,11 @@ def times_of(
         measured_ns=1e5 * np.array(ratios, dtype=np.float64),
         spread=np.full(count, spread),
         calls=np.full(count, calls),
-        estimates=Estimates.around(np.full(count, 1e5), factor, "a model"),
+        estimates=Estimates.within_factor(np.full(count, 1e5), factor, "a model"),
     )
 
 
-MODEL = Estimate.around(1e5, 2.0, "a model")
+MODEL = Estimate.within_factor(1e5, 2.0, "a model")
 
 
 def width(estimate: Estimate) -> float:
@@ -376,7 +376,7 @@ def test_many_kinds_that_agree_decide_the_ratio_and_narrow_the_interval() -> Non
     (ratio,) = calibration.classes.values()
     assert (ratio.kinds, ratio.calls, ratio.is_few) == (40, 400, False)
     assert ratio.median == pytest.approx(1.3)
-    applied = calibration.applied(MODEL, "gemm bf16")
+    applied = calibration.apply(MODEL, "gemm bf16")
     assert applied.ns == pytest.approx(1.3e5, rel=0.01)
     assert width(applied) < width(MODEL) / 2
     assert "40 kinds of this trace's gemm bf16" in applied.source
@@ -385,7 +385,7 @@ def test_many_kinds_that_agree_decide_the_ratio_and_narrow_the_interval() -> Non
 def test_few_kinds_move_a_model_a_little() -> None:
     one = fit_calibration(times_of([1.5]))
     assert one.classes["gemm bf16"].is_few
-    applied = one.applied(MODEL, "gemm bf16")
+    applied = one.apply(MODEL, "gemm bf16")
     assert 1e5 < applied.ns < 1.35e5
     assert 0.6 * width(MODEL) < width(applied) <= width(MODEL)
     assert "few" in str(one)
@@ -393,25 +393,25 @@ def test_few_kinds_move_a_model_a_little() -> None:
 
 def test_large_kernels_say_little_of_small_ones_and_other_programs_less() -> None:
     large = times_of([1.6] * 30)
-    own, other = (fit_calibration(large, of_other_program=one) for one in (False, True))
-    small = Estimate.around(3e3, 2.0, "a model")
-    assert own.applied(MODEL, "gemm bf16").ns > 1.5e5
-    assert 1.0 < own.applied(small, "gemm bf16").ns / 3e3 < 1.2
-    assert 1.15e5 < other.applied(MODEL, "gemm bf16").ns < 1.4e5
-    assert width(other.applied(MODEL, "gemm bf16")) > width(own.applied(MODEL, "gemm bf16"))
+    own, other = (fit_calibration(large, for_other_program=one) for one in (False, True))
+    small = Estimate.within_factor(3e3, 2.0, "a model")
+    assert own.apply(MODEL, "gemm bf16").ns > 1.5e5
+    assert 1.0 < own.apply(small, "gemm bf16").ns / 3e3 < 1.2
+    assert 1.15e5 < other.apply(MODEL, "gemm bf16").ns < 1.4e5
+    assert width(other.apply(MODEL, "gemm bf16")) > width(own.apply(MODEL, "gemm bf16"))
 
 
 def test_kernels_of_one_operator_are_more_alike() -> None:
     times = replace(times_of([0.6] * 8 + [1.6] * 8), names=["aten::add"] * 8 + ["aten::mul"] * 8)
     calibration = fit_calibration(times)
-    told = [calibration.applied(MODEL, "gemm bf16", op=f"aten::{op}").ns for op in ("add", "mul")]
+    told = [calibration.apply(MODEL, "gemm bf16", op=f"aten::{op}").ns for op in ("add", "mul")]
     assert told[0] < 0.9e5 < 1.1e5 < told[1]
-    assert told[0] < calibration.applied(MODEL, "gemm bf16").ns < told[1]
+    assert told[0] < calibration.apply(MODEL, "gemm bf16").ns < told[1]
 
 
 def test_kinds_that_differ_keep_the_interval_wide() -> None:
     ratios = np.exp(np.random.default_rng(0).normal(0, 0.8, 200)).tolist()
-    applied = fit_calibration(times_of(ratios)).applied(MODEL, "gemm bf16")
+    applied = fit_calibration(times_of(ratios)).apply(MODEL, "gemm bf16")
     assert width(applied) == pytest.approx(TAIL * 0.8, rel=0.2)
 
 
@@ -424,15 +424,15 @@ def test_four_of_five_new_kinds_lie_inside(count: int, common: float, own: float
     for _ in range(200):
         ratios = np.exp(rng.normal(0, common) + rng.normal(0, own, count + 200))
         seen, unseen = ratios[:count].tolist(), 1e5 * ratios[count:]
-        applied = fit_calibration(times_of(seen)).applied(MODEL, "gemm bf16")
+        applied = fit_calibration(times_of(seen)).apply(MODEL, "gemm bf16")
         inside.append(np.mean((unseen >= applied.low_ns) & (unseen <= applied.high_ns)))
     assert 0.7 < np.mean(inside) < 0.96
 
 
 def test_the_very_kind_is_known_better_than_its_class() -> None:
     calibration = fit_calibration(times_of([0.7, 1.0, 1.5, 2.0, 1.2, 0.9]))
-    of_class = calibration.applied(MODEL, "gemm bf16")
-    own = calibration.applied(MODEL, "gemm bf16", ("kind", 3))
+    of_class = calibration.apply(MODEL, "gemm bf16")
+    own = calibration.apply(MODEL, "gemm bf16", ("kind", 3))
     assert own.ns == pytest.approx(2e5, rel=0.03)
     assert width(own) < width(of_class) / 3
     assert "this very call" in own.source
@@ -440,21 +440,21 @@ def test_the_very_kind_is_known_better_than_its_class() -> None:
 
 def test_a_kind_that_several_ranks_have_is_one_kind() -> None:
     ranks = [times_of([1.0, 2.0, 3.0]), times_of([1.2, 2.2, 3.2]), times_of([1.1, 2.1])]
-    pooled = KindTimes.pooled(ranks)
+    pooled = KindTimes.merge(ranks)
     assert pooled.kinds == [("kind", at) for at in range(3)]
     assert pooled.calls.tolist() == [30, 30, 20]
     assert pooled.measured_ns == pytest.approx([1.1e5, 2.1e5, 3.1e5])
     assert fit_calibration(pooled).classes["gemm bf16"].kinds == 3
-    nobody = KindTimes.pooled([])
+    nobody = KindTimes.merge([])
     assert nobody.kinds == [] and len(nobody.estimates) == 0
     assert fit_calibration(nobody).classes == {}
 
 
 def test_what_the_trace_has_not_stays_as_it_is() -> None:
     calibration = fit_calibration(times_of([1.3]))
-    assert calibration.applied(MODEL, "softmax") is MODEL
+    assert calibration.apply(MODEL, "softmax") is MODEL
     nothing = Estimate(math.nan, math.nan, math.nan, "no")
-    assert calibration.applied(nothing, "gemm bf16") is nothing
+    assert calibration.apply(nothing, "gemm bf16") is nothing
     empty = fit_calibration(times_of([]))
     assert empty.classes == {} and "no kernels" in str(empty)
 

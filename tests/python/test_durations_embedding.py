@@ -55,7 +55,7 @@ def test_che_is_within_half_a_point_of_the_exact_cache(
 @pytest.mark.parametrize("capacity", [500, 2000, 8000])
 def test_the_histogram_loses_little(capacity: int) -> None:
     stream = zipf_stream(1.2, 100_000, 3)
-    histogram = ReuseHistogram.of_indices(stream)
+    histogram = ReuseHistogram.from_indices(stream)
     counts, shares = histogram.counts()
     unique = np.unique(stream).size
     exact = lru_hits(stream.tolist(), capacity) / stream.size
@@ -92,7 +92,7 @@ def test_hits_are_bounded_and_grow_with_the_cache(counts: list[int], capacity: i
 
 
 def test_a_histogram_has_seventeen_bins() -> None:
-    histogram = ReuseHistogram.of_indices([7, 7, 7, 1, 2, 2])
+    histogram = ReuseHistogram.from_indices([7, 7, 7, 1, 2, 2])
     assert histogram.shares[:3] == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     assert histogram.mean == 2.0
     counts, shares = histogram.counts()
@@ -101,7 +101,7 @@ def test_a_histogram_has_seventeen_bins() -> None:
         with pytest.raises(ValueError, match="shares"):
             ReuseHistogram(bad)
     with pytest.raises(ValueError, match="no indices"):
-        ReuseHistogram.of_indices([])
+        ReuseHistogram.from_indices([])
 
 
 def test_the_known_mean_moves_the_counts() -> None:
@@ -113,7 +113,7 @@ def test_the_known_mean_moves_the_counts() -> None:
 
 def test_traffic_counts_whole_sectors_and_unique_rows() -> None:
     stream = zipf_stream(1.2, 32_768, 0)
-    table = EmbeddingTable(20_000, 20, 8, ReuseHistogram.of_indices(stream))
+    table = EmbeddingTable(20_000, 20, 8, ReuseHistogram.from_indices(stream))
     assert table.row_bytes == 96  # 80 bytes in sectors of 32
     moved = traffic(table, 4096, 1 << 30)
     assert moved.lookups - moved.hits == pytest.approx(np.unique(stream).size, rel=0.01)
@@ -124,7 +124,9 @@ def test_traffic_counts_whole_sectors_and_unique_rows() -> None:
 
 
 def test_skew_and_a_larger_cache_save_time() -> None:
-    skewed = EmbeddingTable(10**7, 128, 64, ReuseHistogram.of_indices(zipf_stream(1.2, 262_144, 0)))
+    skewed = EmbeddingTable(
+        10**7, 128, 64, ReuseHistogram.from_indices(zipf_stream(1.2, 262_144, 0))
+    )
     flat = EmbeddingTable(10**7, 128, 64)
     fast = embedding_bag_ns([skewed], 4096, "V100-SXM2-32GB", strict=True)
     slow = embedding_bag_ns([flat], 4096, "V100-SXM2-32GB", strict=True)

@@ -34,16 +34,16 @@ def test_every_model_says_how_far_it_may_be_off() -> None:
 
 
 def test_an_interval_around_a_time() -> None:
-    one = Estimate.around(100.0, 1.25, "measured")
+    one = Estimate.within_factor(100.0, 1.25, "measured")
     assert one == (100.0, 80.0, 125.0, "measured")
 
 
 def test_many_estimates_keep_their_sources() -> None:
-    first = Estimates.around([1.0, 2.0], 2.0, "a table")
-    second = Estimates.of(
-        [Estimate(3.0, 2.0, 5.0, "another"), Estimate.around(4.0, 2.0, "a table")]
+    first = Estimates.within_factor([1.0, 2.0], 2.0, "a table")
+    second = Estimates.from_list(
+        [Estimate(3.0, 2.0, 5.0, "another"), Estimate.within_factor(4.0, 2.0, "a table")]
     )
-    both = Estimates.joined([first, second])
+    both = Estimates.concatenate([first, second])
     assert len(both) == 4
     assert both.ns.tolist() == [1.0, 2.0, 3.0, 4.0]
     assert both[2] == Estimate(3.0, 2.0, 5.0, "another")
@@ -51,7 +51,7 @@ def test_many_estimates_keep_their_sources() -> None:
     assert both.sources == ("a table", "another")
 
 
-@pytest.mark.parametrize("nothing", [Estimates.of([]), Estimates.joined([])])
+@pytest.mark.parametrize("nothing", [Estimates.from_list([]), Estimates.concatenate([])])
 def test_no_estimates(nothing: Estimates) -> None:
     assert len(nothing) == 0
     assert nothing.ns.dtype == np.float64 and nothing.source.dtype == np.int32

@@ -10,8 +10,8 @@ from torchtraceap.ops.durations import UnknownDurationError
 from torchtraceap.ops.durations.families import (
     estimate_work,
     estimate_works,
+    family_variant,
     load_families,
-    variant_of,
 )
 from torchtraceap.ops.models.families import FAMILIES
 
@@ -77,12 +77,12 @@ def test_a_type_without_units_of_its_own_says_what_stands_in() -> None:
 
 def test_operands_that_are_not_contiguous_take_longer() -> None:
     strided = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl>"
-    assert variant_of("elementwise", strided) == "strided"
+    assert family_variant("elementwise", strided) == "strided"
     assert (
-        variant_of("elementwise", "void at::native::vectorized_elementwise_kernel<4>")
+        family_variant("elementwise", "void at::native::vectorized_elementwise_kernel<4>")
         == "elementwise"
     )
-    assert variant_of("gemm", strided) == "gemm"
+    assert family_variant("gemm", strided) == "gemm"
     slow = estimate_work("elementwise", 0, 1e9, "fp32", "H200", kernel=strided)
     assert slow.ns > 1.2 * estimate_work("elementwise", 0, 1e9, "fp32", "H200").ns
 

@@ -19,23 +19,20 @@ from torchtraceap.ops.durations.collectives import (
     estimate_collective,
     estimate_collectives,
     has_switch,
-    load_tables,
+    load_measurements,
 )
 from torchtraceap.ops.durations.copies import estimate_copies, estimate_copy
-from torchtraceap.ops.durations.estimate import the_device
+from torchtraceap.ops.durations.estimate import resolve_device
 from torchtraceap.ops.durations.gemm import (
     estimate_gemm,
     estimate_gemms,
     gemm_features,
-    load_models,
+    load_products,
 )
 from torchtraceap.ops.durations.kernels import (
     estimate_attention,
-    estimate_attentions,
     estimate_elementwise,
-    estimate_elementwises,
-    estimate_rows,
-    estimate_rows_of_lengths,
+    estimate_row_kernel,
     load_kernels,
 )
 from torchtraceap.ops.durations.tables import Curve
@@ -148,7 +145,7 @@ def test_ranks_between_two_measured_numbers_are_interpolated() -> None:
     ],
 )  # fmt: skip
 def test_a_switch_is_known_by_the_machine(device: str, switch: bool) -> None:
-    chip = the_device(device)
+    chip = resolve_device(device)
     assert has_switch(chip) == switch
     tables = [table(ranks, 1e4 * ranks, device=chip.id) for ranks in (4, 8)]
     found = estimate_collective("allreduce", 1024, 6, chip, tables=tables)
@@ -226,8 +223,8 @@ def test_the_newest_library_of_the_best_source_is_taken() -> None:
 
 
 def test_shipped_tables_ascend_and_are_of_known_devices() -> None:
-    assert load_tables()
-    for one in load_tables():
+    assert load_measurements().tables
+    for one in load_measurements().tables:
         assert one.device in load_devices()
         assert (np.diff(one.curve.sizes) > 0).all() and (np.diff(one.curve.ns) >= 0).all()
 
@@ -259,7 +256,7 @@ def test_no_table_no_answer_but_a_reason(arguments: tuple[object, ...], reason: 
 
 
 def test_a_large_product_runs_near_the_peak_and_a_small_one_near_its_start() -> None:
-    for model in load_models():
+    for model in load_products().models:
         if model.dtype == "bf16":
             large = durations.gemm_ns(8192, 8192, 8192, "bf16", model.device)
             small = durations.gemm_ns(1, 64, 64, "bf16", model.device)
@@ -380,7 +377,7 @@ def test_rows_of_layer_norm_cost_more_where_they_outgrow_the_cache() -> None:
     lengths = np.array([256.0, 1024.0, 4096.0, 65536.0])
     by_cache = {}
     for name in ("v100_sxm2_32gb", "a100_sxm_40gb", "l40s"):
-        found = estimate_rows_of_lengths("layer_norm", 2**28 / lengths, lengths, "fp32", name)
+        found = estimate_row_kernel("layer_norm", 2**28 / lengths, lengths, "fp32", name)
         assert (np.diff(found.ns) > 0).all(), name  # as many bytes, but read again
         assert found.ns[-1] < 2.0 * found.ns[0]
         by_cache[name] = found.ns[1] / found.ns[0] - 1
@@ -390,22 +387,22 @@ def test_rows_of_layer_norm_cost_more_where_they_outgrow_the_cache() -> None:
 
 def test_softmax_beyond_the_measured_lengths_keeps_its_factor() -> None:
     lengths = np.array([6144.0, 16384.0, 131072.0])
-    found = estimate_rows_of_lengths("softmax", 2**28 / lengths, lengths, "fp32", "T4")
+    found = estimate_row_kernel("softmax", 2**28 / lengths, lengths, "fp32", "T4")
     assert found.ns == pytest.approx(found.ns[0])
     assert (found.low_ns < found.ns).all() and (found.ns < found.high_ns).all()
 
 
 def test_kernels_in_arrays_are_what_single_ones_are() -> None:
     elements = [1e3, 1e6, 1e9]
-    many = estimate_elementwises("gelu", elements, "fp32", "A100 PCIe 40 GB")
+    many = estimate_elementwise("gelu", elements, "fp32", "A100 PCIe 40 GB")
     assert [many[at] for at in range(3)] == [
-        estimate_elementwise("gelu", one, "fp32", "A100 PCIe 40 GB") for one in elements
+        estimate_elementwise("gelu", [one], "fp32", "A100 PCIe 40 GB")[0] for one in elements
     ]
-    rows = estimate_rows_of_lengths("softmax", [4096, 64], [512, 8192], "fp32", "H200")
-    assert rows[1] == estimate_rows("softmax", 64, 8192, "fp32", "H200")
+    rows = estimate_row_kernel("softmax", [4096, 64], [512, 8192], "fp32", "H200")
+    assert rows[1] == estimate_row_kernel("softmax", [64], [8192], "fp32", "H200")[0]
     shapes = [[8, 16, 1024, 1024, 64], [1, 1, 64, 64, 32]]
-    attention = estimate_attentions(shapes, "bf16", "H200")
-    assert attention[1] == estimate_attention(1, 1, 64, 64, 32, "bf16", "H200")
+    attention = estimate_attention(shapes, "bf16", "H200")
+    assert attention[1] == estimate_attention(shapes[1:], "bf16", "H200")[0]
     copies = estimate_copies([1e3, 1e9], "HtoD", True, "H200")
     assert copies[1] == estimate_copy(1e9, "HtoD", True, "H200")
     small, large = (durations.elementwise_ns("add", n, "fp32", "H200") for n in (1e3, 1e9))
@@ -445,9 +442,9 @@ def test_attention_leaves_out_half_where_it_is_causal() -> None:
 
 
 def test_attention_computes_whole_tiles() -> None:
-    few = estimate_attention(64, 8, 7, 4096, 16, "bf16", "A100-SXM4-40GB")
-    tile = estimate_attention(64, 8, 64, 4096, 16, "bf16", "A100-SXM4-40GB")
-    two = estimate_attention(64, 8, 65, 4096, 16, "bf16", "A100-SXM4-40GB")
+    few = estimate_attention([[64, 8, 7, 4096, 16]], "bf16", "A100-SXM4-40GB")[0]
+    tile = estimate_attention([[64, 8, 64, 4096, 16]], "bf16", "A100-SXM4-40GB")[0]
+    two = estimate_attention([[64, 8, 65, 4096, 16]], "bf16", "A100-SXM4-40GB")[0]
     assert few.ns <= tile.ns < 1.05 * few.ns and two.ns > 1.3 * tile.ns
     call = OpCall(
         "aten::_flash_attention_forward",

@@ -457,7 +457,7 @@ def test_sizes_beyond_any_machine_give_no_work() -> None:
 def test_a_range_is_counted_by_its_ends_where_its_memory_is_not_sized_yet() -> None:
     def written(dims: list[int], *ends: str) -> float | None:
         types = ["Scalar"] * 3 + ["long int"]
-        work, _ = registry_module.modelled(
+        work, _ = registry_module.work_of_call(
             OpCall("aten::arange", [[], [], [], dims], types, None, [*ends, ""])
         )
         return None if work is None else work.bytes

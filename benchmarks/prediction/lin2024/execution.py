@@ -17,7 +17,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import UnknownDurationError, collective_kind, copy_ns, op_ns
 from torchtraceap.ops.durations.collectives import estimate_collective
-from torchtraceap.ops.durations.estimate import the_device
+from torchtraceap.ops.durations.estimate import resolve_device
 from torchtraceap.ops.models import OpCall
 from torchtraceap.trace.execution.reader import Arguments, Node, NodeFile
 
@@ -202,7 +202,7 @@ def ops_of_ranks(
         OptionError: Ranks differ in their collectives, or no model answers for one.
     """
     try:
-        chip = the_device(device)
+        chip = resolve_device(device)
     except UnknownDurationError as error:
         raise OptionError(str(error)) from None
     trees = [CallTree(file) for file in files]

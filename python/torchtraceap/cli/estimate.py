@@ -259,9 +259,9 @@ def _estimate(options: Options) -> int:
         raise UsageError(f"no estimate: {reason}") from None
     if options.calibrate:
         found = _calibrate(question, options, found)
-    from torchtraceap.ops.durations.estimate import the_device
+    from torchtraceap.ops.durations.estimate import resolve_device
 
-    device = the_device(options.device).name
+    device = resolve_device(options.device).name
     if options.json:
         print_text(_document(options, device, found))
     else:

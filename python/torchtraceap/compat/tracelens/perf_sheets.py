@@ -30,7 +30,7 @@ from torchtraceap.ops.models.tracelens.registry import MODELS, find_model, run_m
 from torchtraceap.ops.models.tracelens.work import (
     FAILURES,
     ModelAbsentError,
-    UnmodelledError,
+    UnmodeledError,
     Work,
 )
 from torchtraceap.tables.grouping import Groups
@@ -102,7 +102,7 @@ class ModelledOps:
             return run_model(name, (texts[0], texts[1], texts[2], texts[3]), transpose)
         except ModelAbsentError:
             return "absent"
-        except UnmodelledError:
+        except UnmodeledError:
             return "dropped"
 
     def work(self, place: int) -> Any:

@@ -10,7 +10,7 @@ from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.collectives import estimate_collective
-from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
+from torchtraceap.ops.durations.estimate import UnknownDurationError, resolve_device
 
 __all__ = ["NODE_BANDWIDTH", "RECOMPUTE", "SHARDED", "Machine", "TrainingJob"]
 
@@ -195,7 +195,7 @@ class Machine:
         Raises:
             UnknownDurationError: The device is unknown, or its half-precision rate.
         """
-        known = the_device(device)
+        known = resolve_device(device)
         rate = known.matrix.get("fp16") or known.matrix.get("bf16")
         if not rate:
             raise UnknownDurationError(f"the half-precision rate of {known.name} is not known")

@@ -22,7 +22,7 @@ from torchtraceap.lab.jobs.job_memory import JobMemory, job_memory
 from torchtraceap.lab.jobs.jobs import NODE_BANDWIDTH, RECOMPUTE, SHARDED, Machine, TrainingJob
 from torchtraceap.lab.jobs.published import PublishedJobs, published_jobs
 from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations.estimate import UnknownDurationError, the_device
+from torchtraceap.ops.durations.estimate import UnknownDurationError, resolve_device
 
 __all__ = [
     "Cluster",
@@ -349,7 +349,7 @@ def choose_parallelism(
 
 def _known_device(device: str | Device) -> Device:
     try:
-        return the_device(device)
+        return resolve_device(device)
     except UnknownDurationError as error:
         raise OptionError(str(error)) from None
 

@@ -203,8 +203,8 @@ def lower_steps(
 def _calibration(traces: Sequence[Trace]) -> Calibration | None:
     if not traces:
         return None
-    times = KindTimes.pooled([trace.kind_times() for trace in traces])
-    return fit_calibration(times, of_other_program=True)
+    times = KindTimes.merge([trace.kind_times() for trace in traces])
+    return fit_calibration(times, for_other_program=True)
 
 
 def _synthesize(

@@ -9,7 +9,7 @@ from typing import Any
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import UnknownDurationError
-from torchtraceap.ops.durations.estimate import the_device
+from torchtraceap.ops.durations.estimate import resolve_device
 
 __all__ = ["Cluster", "as_cluster"]
 
@@ -65,7 +65,7 @@ class Cluster:
             OptionError: There is none of that name, or several.
         """
         try:
-            return the_device(self.device)
+            return resolve_device(self.device)
         except UnknownDurationError as error:
             raise OptionError(str(error)) from None
 

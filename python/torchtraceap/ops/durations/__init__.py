@@ -1,19 +1,19 @@
-"""How long a kernel, copy or collective takes, from measurements; docs/durations.md.
+"""Estimate how long kernels, copies and collectives take, from measurements (docs/durations.md).
 
     >>> import torchtraceap as ttap
     >>> ttap.durations.collective_ns("all_reduce", 25 << 20, 8, "H100 SXM")
     >>> ttap.durations.gemm_ns(4096, 4096, 4096, "bf16", "H200")
 
-Every answer has an interval that holds 8 of 10 cases and says where it comes from. A function
-answers `None` where no measurement is near enough: an unknown device, type or size gives no guess.
-`strict=True` raises `UnknownDurationError` with the reason instead. What can't be meant, a size
-below 1 or a name that several devices have, raises `OptionError`.
+Each answer has an interval that holds 8 of 10 cases and names its source. A function returns `None`
+when no measurement is near enough: an unknown device, type or size never produces a guess.
+`strict=True` raises `UnknownDurationError` with the reason instead. Invalid input, such as a size
+below 1 or a name that several devices share, raises `OptionError`.
 
-Sizes may be arrays of one length: the answer is then an `Estimates` of that length, NaN where a
-single question would get `None`. A `calibration` (`calibrate(trace)`) corrects the models by the
-user's own kernels. Types are taken in any spelling, `torch.dtype` objects too.
+Sizes may be arrays of one length. The answer is then an `Estimates` of that length with NaN where a
+single question would get `None`. A `calibration` (from `calibrate(trace)`) corrects the models by
+the user's own kernels. Types are accepted in any spelling, including `torch.dtype` objects.
 
-Names are imported when they are asked for: an edit of a simulation needs one model of many.
+Names are imported on first use because a caller such as a simulation edit needs only one model.
 """
 
 from __future__ import annotations

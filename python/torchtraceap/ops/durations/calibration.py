@@ -1,21 +1,21 @@
-"""What the user's own kernels say of the models: ratios of measured over estimated time.
+"""Calibrate duration models by a trace's own kernels: ratios of measured over estimated time.
 
-A *kind* is what is asked alike (one operator with the same arguments, one copy of the same size);
-a *class* is what a model is likely to miss in the same way (all bf16 products of a device). How
-far the ratios of a class can be trusted depends on how many kinds it has: calls of one kind repeat
-each other.
+A *kind* is a set of equal calls (one operator with the same arguments, one copy of the same size).
+A *class* is a set of kinds whose model errors are likely to be alike (all bf16 products on a
+device). The number of kinds, not of calls, decides how far the ratios of a class can be trusted,
+because calls of one kind repeat each other.
 
 Note [Likeness]
-The model's interval says how far its logarithm may be off, a deviation `s`. Of that variance a part
-is common to a class (`_CLASS`), a part is that of its kernels of one size and fades within a factor
-of e (`_SIZE`), a part is that of one operator (`_OPERATOR`), and the rest is each kind's own. So
-what large kernels say of small ones, whose time is mostly their start, is little, and a ratio moves
-from 1 as far as kinds that are alike support it: the best linear estimate under these covariances
-(kriging), in which a kind that is far from the others counts less (Student's distribution). The
-spread of what remains counts against `_PRIOR_KINDS` kinds of the model's.
+The model's interval implies a standard deviation `s` of the logarithm of the time. Of that variance
+a part is common to a class (`_CLASS`), a part is shared by its kernels of similar size and fades
+within a factor of e (`_SIZE`), a part is shared by the calls of one operator (`_OPERATOR`), and the
+rest is specific to each kind. Large kernels therefore say little about small ones, whose time is
+mostly startup, and a ratio moves away from 1 only as far as similar kinds support it. The ratio is
+the best linear estimate under these covariances (kriging) with outliers weighted down (Student's
+distribution). The spread of the residuals is weighed against `_PRIOR_KINDS` kinds of the model.
 
-Of another program's kernels less can be told (`of_other_program`): traces of a program have in
-common what its shapes, neighbours and clocks do. The parts were chosen on the public traces, each
+The kernels of another program support less (`for_other_program`), because traces of one program
+share shapes, neighboring kernels and clocks. The shares were chosen on the public traces, each
 calibrated by the other programs on its device (docs/durations.md).
 """
 
@@ -44,22 +44,21 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 
 TAIL = 1.2816
-"""Standard deviations of a normal distribution to either side that hold 80 %."""
-# See Note [Likeness]: shares of the variance, and the logarithm within which size counts.
+"""Standard deviations on either side of the mean that hold 80 % of a normal distribution."""
+# Shares of the variance, and the logarithm of the size ratio within which they fade.
 _CLASS, _SIZE, _OPERATOR, _OWN = 0.15, 0.35, 0.15, 0.4
 _SIZES_ALIKE = 1.0
 _OF_OTHER_PROGRAM = 0.55
 _PRIOR_KINDS = 4.0
-# What a kind that is measured well may be off all the same; degrees of freedom of Student's
-# distribution, and how often its weights are found anew.
+# The least deviation of a well-measured kind, the degrees of freedom of Student's distribution, and
+# the number of times that its weights are recomputed.
 _LEAST_OWN, _FREEDOM, _ROUNDS = 0.05, 3.0, 3
-# Kinds of a class that are looked at, spread over the sizes.
+# The most kinds of a class that are used, spread over the sizes.
 _MOST_KINDS = 200
 # Variance of a median over that of a mean, for normal values.
 _MEDIAN_COST = np.pi / 2
-# Calls of one kind: what clocks, caches and neighbours change from call to call. Traces where
-# kinds repeat say it themselves; with no repetition it is taken to be the first, never below the
-# second.
+# Deviation between calls of one kind due to clocks, caches and neighboring kernels. It is measured
+# where kinds repeat; otherwise the first value is used. It is never below the second value.
 _REPEATS_SD, _LEAST_SD = 0.1, 0.02
 _ENOUGH_CALLS = 3
 _FEW_KINDS = 5
@@ -67,30 +66,31 @@ _BY_TYPE = ("gemm", "grouped_gemm", "attention", "convolution")
 
 
 def kernel_class(family: str, dtype: str) -> str:
-    """The class of a kernel: its family, with the type where that decides which units compute."""
+    """Return the class of a kernel: its family, plus the type where that decides the unit used."""
     return f"{family} {dtype}".strip() if family.startswith(_BY_TYPE) else family
 
 
 @dataclass(frozen=True, slots=True)
-class KindTimes(Renderable):
-    """Kinds that were measured and estimated; all sequences have one entry per kind."""
+class KindTimes(Shown):
+    """Measured and estimated times of kinds; all sequences have one entry per kind."""
 
     kinds: Sequence[Hashable]
     classes: Sequence[str]
     measured_ns: FloatArray
-    """Median over the calls."""
+    """float64 `[kinds]`: median over the calls."""
     spread: FloatArray
-    """Standard deviation of the logarithm over the calls; NaN where there are too few."""
+    """float64 `[kinds]`: standard deviation of the logarithm; NaN where there are too few calls."""
     calls: npt.NDArray[np.int64]
     estimates: Estimates
     names: Sequence[str] = ()
-    """Of the operators, "" where there is none; empty: of none of them."""
+    """Names of the operators, "" where there is none; an empty sequence means no names at all."""
 
     @classmethod
-    def pooled(cls, parts: Sequence[KindTimes]) -> KindTimes:
-        """Those of several ranks: a kind that several have is one kind, not several.
+    def merge(cls, parts: Sequence[KindTimes]) -> KindTimes:
+        """Merge the kinds of several ranks.
 
-        Its time is the median of theirs, weighted alike; its calls are those of all.
+        A kind that occurs on several ranks becomes one: its time is the median over the ranks with
+        equal weights, its number of calls is the sum.
         """
         places: dict[Hashable, list[int]] = {}
         for place, kind in enumerate(kind for part in parts for kind in part.kinds):
@@ -110,85 +110,88 @@ class KindTimes(Renderable):
             measured_ns=np.array([np.median(measured[rows]) for rows in groups]),
             spread=np.array([np.median(spread[rows]) for rows in groups]),
             calls=np.array([calls[rows].sum() for rows in groups], dtype=np.int64),
-            estimates=Estimates.joined([part.estimates for part in parts]).take(first),
+            estimates=Estimates.concatenate([part.estimates for part in parts]).take(first),
             names=[names[row] for row in first.tolist()],
         )
 
 
 @dataclass(frozen=True, slots=True)
-class ClassRatio(Renderable):
-    """Measured over estimated time of one class."""
+class ClassRatio(Shown):
+    """Ratio of measured over estimated time of one class."""
 
     name: str
     median: float
-    """Of the kinds."""
+    """Median over the kinds."""
     low: float
-    """A tenth of the kinds had less."""
+    """10th percentile over the kinds."""
     high: float
+    """90th percentile over the kinds."""
     kinds: int
     calls: int
     ratio: float
-    """What an estimate of the kinds' middle size is multiplied with, as far as they support it."""
+    """Factor for an estimate of median size, as far as the kinds support it."""
     deviation: float
-    """Standard deviation of the logarithm of such a new kind's ratio around it."""
+    """Standard deviation of the logarithm of a new kind's ratio around that factor."""
 
     @property
     def is_few(self) -> bool:
-        """Too few kinds to rely on: the ratio stays near that of the model."""
+        """True if there are too few kinds to rely on; the ratio then stays near 1."""
         return self.kinds < _FEW_KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class _KindRatio:
+    """Ratio of one kind beyond what its class predicts."""
+
     log_ratio: float
-    """Against what the class says of it."""
     variance: float
     repeats: float
-    """Standard deviation from call to call."""
+    """Standard deviation of the logarithm from call to call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Likeness:
-    """The kinds of a class, for Note [Likeness]; arrays `[k]` but for the inverse, `[k, k]`."""
+    """Covariances of the `k` kinds of a class; see Note [Likeness]."""
 
     log_ns: FloatArray
-    """Of the estimates."""
+    """`[k]`: logarithms of the estimates."""
     deviation: float
-    """What the model's intervals of the class say, by their median."""
+    """Median over the kinds of the deviation that the model's interval implies."""
     names: npt.NDArray[np.str_]
+    """`[k]`: names of the operators."""
     inverse: FloatArray
-    """Of the covariance of their ratios."""
+    """`[k, k]`: inverse of the covariance of the ratios."""
     weighted: FloatArray
-    """The inverse times the ratios."""
+    """`[k]`: the inverse times the logarithms of the ratios."""
     spread: float
-    """Variance of what is each kind's own, over what the model's interval says."""
+    """Observed variance specific to a kind over the variance that the model's interval implies."""
     transfer: float
-    """Of how much of what is common is also another program's."""
+    """Share of the common part that carries over to the program in question."""
 
     @classmethod
-    def of(
+    def fit(
         cls, log_ns: FloatArray, deviation: FloatArray, names: Sequence[str],
         log_ratio: FloatArray, transfer: float,
     ) -> _Likeness:  # fmt: skip
-        """From the ratios of kinds that were measured."""
+        """Fit the likeness to the ratios of measured kinds, arrays `[k]`."""
         operators, common = np.array(names, dtype=np.str_), float(np.median(deviation))
         alike = common**2 * _alike(log_ns, operators, log_ns, operators)
         own = _OWN * deviation**2 + _LEAST_OWN**2
         inverse = _inverse(alike, own)
         weighted = inverse @ log_ratio
-        # Each kind against what the others say of it.
+        # Leave-one-out residuals: each kind against the prediction from the others.
         seen = np.quantile(weighted**2 / np.diag(inverse), 0.8) / TAIL**2
         for _ in range(_ROUNDS):
             left = (log_ratio - alike @ weighted) ** 2 / own
             inverse = _inverse(alike, own * (_FREEDOM + left) / (_FREEDOM + 1.0))
             weighted = inverse @ log_ratio
         spread = (_PRIOR_KINDS + len(own) * float(seen)) / (_PRIOR_KINDS + len(own))
-        # The tails of Student's distribution where the spread rests on few kinds.
+        # Student's distribution has wider tails if the spread rests on few kinds.
         wider = 1.0 + (TAIL**2 + 1.0) / (4.0 * (_PRIOR_KINDS + len(own)))
         return cls(log_ns, common, operators, inverse, weighted, spread * wider**2, transfer)
 
     def ratio(self, log_ns: float, deviation: float, name: str) -> tuple[float, float]:
-        """Logarithm of the ratio of another kind, and its variance."""
+        """Return the logarithm of the ratio of another kind, and its variance."""
         asked = np.array([log_ns]), np.array([name], dtype=np.str_)
         (shares,) = _alike(*asked, self.log_ns, self.names)
         alike = self.transfer * self.deviation**2 * shares
@@ -208,44 +211,42 @@ def _alike(
     other_ns: FloatArray,
     other_names: npt.NDArray[np.str_],
 ) -> FloatArray:
-    """What share of the variance kinds of a class have in common, `[n, k]`."""
+    """Return the share of the variance that pairs of kinds have in common, `[n, k]`."""
     near = np.exp(-0.5 * ((log_ns[:, None] - other_ns[None, :]) / _SIZES_ALIKE) ** 2)
     same = (names[:, None] == other_names[None, :]) & (names[:, None] != "")
     return np.asarray(_CLASS + _SIZE * near + _OPERATOR * near * same)
 
 
 class Measured(Protocol):
-    """What has kernels with measured and estimated times: a `torchtraceap.Trace`."""
+    """An object with measured and estimated kernel times, such as a `torchtraceap.Trace`."""
 
     def kind_times(self, rank: int | None = None) -> KindTimes: ...
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Renderable):
-    """Ratios of a trace's measured to estimated times, to be handed to the functions that ask.
+class Calibration(Shown):
+    """Ratios of a trace's measured to estimated times, passed to functions that estimate.
 
-    Shows itself as a table of them, with the number of kinds and calls behind each.
+    It is displayed as a table of the ratios with the number of kinds and calls behind each.
     """
 
     classes: Mapping[str, ClassRatio]
-    """By name, the most kinds first."""
+    """Ratios by name of the class, in descending order of the number of kinds."""
     kinds: Mapping[Hashable, _KindRatio]
     likeness: Mapping[str, _Likeness]
-    """By name of the class."""
+    """Covariances by name of the class."""
 
-    def applied(
-        self, estimate: Estimate, name: str, kind: Hashable = None, op: str = ""
-    ) -> Estimate:
-        """An estimate as this trace would have it.
+    def apply(self, estimate: Estimate, name: str, kind: Hashable = None, op: str = "") -> Estimate:
+        """Correct an estimate by the ratios of this trace.
 
         Args:
-            estimate: Of a model.
-            name: Its class (`kernel_class`).
-            kind: The very kind of call, if the trace may hold it.
-            op: The operator, where it is known.
+            estimate: Estimate of a model.
+            name: Name of its class (see `kernel_class`).
+            kind: Kind of the call, if the trace may contain it.
+            op: Name of the operator, if known.
 
         Returns:
-            The estimate itself where the trace has nothing of the class.
+            The corrected estimate, or the estimate itself if the trace has no kind of the class.
         """
         found = self.classes.get(name)
         if found is None or not np.isfinite(estimate.ns):
@@ -254,7 +255,8 @@ class Calibration(Renderable):
         log_ns = float(np.log(estimate.ns))
         moved, variance = self.likeness[name].ratio(log_ns, deviation, op)
         log_ns += moved
-        says = f"x {np.exp(moved):.2f}: {_count(found.kinds, 'kind')} of this trace's {name}"
+        count = f"{found.kinds} kind{'' if found.kinds == 1 else 's'}"
+        says = f"x {np.exp(moved):.2f}: {count} of this trace's {name}"
         own = self.kinds.get(kind) if kind is not None else None
         if own is not None:
             weight = variance / (variance + own.variance)
@@ -266,7 +268,7 @@ class Calibration(Renderable):
         return Estimate(ns, ns / factor, ns * factor, f"{estimate.source}; {says}")
 
     def to_dict(self) -> dict[str, Any]:
-        """The ratios as plain values."""
+        """Return the ratios as plain values by class."""
         return {
             name: {
                 "ratio": one.ratio, "median": one.median, "low": one.low, "high": one.high,
@@ -281,21 +283,21 @@ class Calibration(Renderable):
 
 
 def calibrate(trace: Measured, rank: int | None = None) -> Calibration:
-    """Measured over estimated times of a trace's own kernels, by class.
+    """Return the ratios of measured over estimated times of a trace's own kernels, by class.
 
     Args:
         trace: A loaded trace.
-        rank: Only this one of several ranks.
+        rank: Rank to use; all ranks by default.
     """
     return fit_calibration(trace.kind_times(rank))
 
 
-def fit_calibration(times: KindTimes, *, of_other_program: bool = False) -> Calibration:
-    """The ratios of kinds that were measured and estimated; see Note [Likeness].
+def fit_calibration(times: KindTimes, *, for_other_program: bool = False) -> Calibration:
+    """Fit a calibration to measured and estimated times of kinds; see Note [Likeness].
 
     Args:
-        times: Of one program.
-        of_other_program: It is used for another program than theirs.
+        times: Times of the kinds of one program.
+        for_other_program: The calibration will be applied to a different program.
     """
     estimates = times.estimates
     usable = np.isfinite(estimates.ns) & (estimates.low_ns > 0) & (times.measured_ns > 0)
@@ -311,11 +313,11 @@ def fit_calibration(times: KindTimes, *, of_other_program: bool = False) -> Cali
     classes: dict[str, ClassRatio] = {}
     kinds: dict[Hashable, _KindRatio] = {}
     likeness: dict[str, _Likeness] = {}
-    transfer = _OF_OTHER_PROGRAM if of_other_program else 1.0
+    transfer = _OF_OTHER_PROGRAM if for_other_program else 1.0
     for name, places in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
         rows = np.array(places)
-        some = _spread_over(rows, log_ns)
-        found = likeness[name] = _Likeness.of(
+        some = _sample_kinds(rows, log_ns)
+        found = likeness[name] = _Likeness.fit(
             log_ns[some], deviation[some], [names[row] for row in some.tolist()],
             log_ratio[some], transfer,
         )  # fmt: skip
@@ -326,7 +328,9 @@ def fit_calibration(times: KindTimes, *, of_other_program: bool = False) -> Cali
             name, median, low, high, len(rows), int(times.calls[rows].sum()),
             float(np.exp(moved)), float(np.sqrt(variance)),
         )  # fmt: skip
-        repeats = _repeats(times.spread[rows], times.calls[rows])
+        spread = times.spread[rows]
+        spread = spread[(times.calls[rows] >= _ENOUGH_CALLS) & np.isfinite(spread)]
+        repeats = max(float(np.median(spread)), _LEAST_SD) if len(spread) else _REPEATS_SD
         for place in places:
             calls = float(times.calls[place])
             said, _ = found.ratio(float(log_ns[place]), float(deviation[place]), names[place])
@@ -336,8 +340,8 @@ def fit_calibration(times: KindTimes, *, of_other_program: bool = False) -> Cali
     return Calibration(*(MappingProxyType(found) for found in (classes, kinds, likeness)))
 
 
-def _spread_over(rows: npt.NDArray[np.int64], log_ns: FloatArray) -> npt.NDArray[np.int64]:
-    """At most so many of them, of all sizes."""
+def _sample_kinds(rows: npt.NDArray[np.int64], log_ns: FloatArray) -> npt.NDArray[np.int64]:
+    """Return at most `_MOST_KINDS` of the rows, spread evenly over the sizes."""
     if len(rows) <= _MOST_KINDS:
         return rows
     chosen = np.linspace(0, len(rows) - 1, _MOST_KINDS).round().astype(np.int64)
@@ -345,14 +349,5 @@ def _spread_over(rows: npt.NDArray[np.int64], log_ns: FloatArray) -> npt.NDArray
 
 
 def _deviation(low_ns: Any, high_ns: Any) -> Any:
-    """Of the logarithm, by an interval."""
+    """Return the standard deviation of the logarithm that an interval implies."""
     return np.maximum(np.log(high_ns / low_ns) / (2.0 * TAIL), _LEAST_SD)
-
-
-def _repeats(spread: FloatArray, calls: npt.NDArray[np.int64]) -> float:
-    told = spread[(calls >= _ENOUGH_CALLS) & np.isfinite(spread)]
-    return max(float(np.median(told)), _LEAST_SD) if len(told) else _REPEATS_SD
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

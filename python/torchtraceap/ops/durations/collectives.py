@@ -1,19 +1,19 @@
-"""Transfer times of collectives: from measured tables, else from the rate of the links.
+"""Estimate transfer times of collectives from measured tables, else from the rate of the links.
 
-A table holds one kind, one number of ranks and one device, measured by one version of NCCL
+A table holds one kind, one number of ranks and one device, measured with one version of NCCL
 (`data/collectives.json`; made by benchmarks/simulation/fit_durations.py). A device without tables
-takes those of one with the same chip on the same kind of board; memory plays no part. A number of
-ranks between two measured ones is interpolated if a switch links all of them, which the board
-decides, not the chip: PCIe cards and bridges have none.
+uses those of a device with the same chip on the same kind of board; the memory does not matter. A
+number of ranks between two measured ones is interpolated if a switch links all of them. The board
+decides that, not the chip: PCIe cards and bridges have no switch.
 
-Broadcast and reduce were measured nowhere. NCCL runs both as rings, as it does an all-gather and a
-reduce-scatter: they take as long as those of a size that brings as many bytes over each link (Note
-[Bytes over each link]). How far that law carries was tested between the kinds that were measured.
+No source has measured broadcast and reduce. NCCL runs both as rings, like an all-gather and a
+reduce-scatter, so they take as long as one of those with as many bytes over each link (Note
+[Bytes over each link]). The accuracy of that law was tested between the kinds that were measured.
 
-What no table covers within one machine takes a start and the bytes over the links, at the share of
-their rate that the tables reach. Machines without a switch were measured in one form only (the
-mesh of V100): their interval is as wide as that form is off. Over several machines the network
-decides, and only the measured tables answer.
+A transfer within one machine that no table covers takes a startup time plus the bytes over the
+links, at the share of their rate that the tables reach. Machines without a switch were measured in
+one form only (the mesh of V100), so their interval is as wide as the error for that form. Between
+machines the network decides, and only the measured tables answer.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from torchtraceap.ops.durations.estimate import (
     Estimate,
     Estimates,
     UnknownDurationError,
+    resolve_device,
     same_links,
-    the_device,
 )
 from torchtraceap.ops.durations.tables import Curve
 
 __all__ = [
     "CollectiveTable",
-    "Ends",
+    "ErrorInterval",
     "LinkModel",
     "bus_factor",
     "collective_kind",
@@ -51,7 +51,6 @@ __all__ = [
     "estimate_collectives",
     "has_switch",
     "load_measurements",
-    "load_tables",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -86,30 +85,30 @@ _KINDS = MappingProxyType(
         "reduceoop": "reduce",
     }
 )
-# What is answered by the tables of another kind.
+# Kinds that are answered by the tables of another kind.
 _ALIKE = MappingProxyType({"broadcast": "all_gather", "reduce": "reduce_scatter"})
 # Boards on which a switch links all GPUs of the machine: HGX and DGX from A100 on, and racks.
 _SWITCHED = frozenset(
     {"a100_sxm_40gb", "a100_sxm_80gb", "h100_sxm", "h200_sxm", "gh200_96gb", "b200", "gb200"}
 )
 _SMALL_BYTES = 1 << 16
-# What another network than the measured one may make of a transfer over several machines, to either
-# side: a guess, as one network was measured.
+# Factor to either side by which another network may differ from the measured one in a transfer
+# between machines: a guess, because only one network was measured.
 _OTHER_NETWORK = 2.0
-# Above so many GPUs in one machine nothing was measured, and few machines are.
+# The largest number of GPUs in one machine that was measured; few machines have more.
 _MOST_RANKS = 8
 _NARROW = frozenset({"int8", "uint8", "byte", "char", "fp8", "signed char", "unsigned char"})
 
 
 # Note [Bytes over each link]
-# nccl-tests (doc/PERFORMANCE.md) tells how many bytes the busiest link carries for each byte of the
-# larger buffer, whatever the algorithm: its "bus bandwidth" over its "algorithm bandwidth".
+# nccl-tests (doc/PERFORMANCE.md) states how many bytes the busiest link carries for each byte of
+# the larger buffer, whatever the algorithm: its "bus bandwidth" over its "algorithm bandwidth".
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth; Note [Bytes over each link].
+    """Return bus bandwidth over algorithm bandwidth; see Note [Bytes over each link].
 
-    NaN where it has no meaning (a barrier, an unknown kind).
+    NaN where the ratio has no meaning (a barrier, an unknown kind).
     """
     if ranks < 1 or kind in ("barrier", "unknown"):
         return float("nan")
@@ -122,43 +121,45 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTable:
-    """Times of one collective on one machine."""
+    """Measured times of one collective on one machine."""
 
     device: str
     """Id in the device database."""
     kind: str
-    """As `collective_kind` says."""
+    """Kind as `collective_kind` returns it."""
     ranks: int
     nodes: int
     dtype: str
-    """half, int8, float; empty where the source does not say."""
+    """"half", "int8" or "float"; empty if the source does not say."""
     library: str
     """Version of NCCL, or empty."""
     rank: int
-    """Order of preference of its source, 0 first."""
+    """Rank of its source in the order of preference, 0 first."""
     source: str
     curve: Curve
 
     @property
     def preference(self) -> tuple[int, list[int]]:
-        """Ascends from the least to the most preferred table of a kind."""
+        """Sort key that ascends from the least to the most preferred table of a kind."""
         return -self.rank, [int(part) for part in self.library.split(".") if part]
 
 
 def collective_kind(name: str) -> str | None:
-    """The kind behind a collective's name in a trace, such as `_allgather_base`, or None."""
+    """Return the kind of a collective from its name in a trace, such as `_allgather_base`."""
     return _KINDS.get(re.sub(r"[^a-z]", "", name.lower().removeprefix("nccl:")))
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class ErrorInterval:
     """Logarithms of the 10th and the 90th percentile of measured over estimated time."""
 
     small: tuple[float, float]
-    """Below 64 KiB."""
+    """Percentiles for sizes below 64 KiB."""
     large: tuple[float, float]
+    """Percentiles for all other sizes."""
 
     def factors(self, sizes: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the lower and upper factors of the time, `[n]` each, for sizes in bytes `[n]`."""
         low, high = np.where(
             (sizes < _SMALL_BYTES)[None, :],
             np.array(self.small)[:, None],
@@ -169,21 +170,22 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """Time of what no table covers; all in ns."""
+    """Model of transfers that no table covers."""
 
     start_ns: float
     step_ns: float
-    """For each rank beyond the first."""
+    """Additional startup time for each rank beyond the first, in ns."""
     bend: float
+    """Weight of the square-root term that joins startup and transfer."""
     work: float
-    """Transfer time over bytes / rate of the links, where a switch links all GPUs."""
+    """Transfer time over bytes / rate of the links, if a switch links all GPUs."""
     meshed: float
-    """How much longer it takes where none does."""
-    switched: Ends
-    unswitched: Ends
+    """Additional factor without such a switch."""
+    switched: ErrorInterval
+    unswitched: ErrorInterval
 
     def at(self, kind: str, sizes: FloatArray, ranks: int, rate: float, switch: bool) -> FloatArray:
-        """Times for sizes in bytes; `rate` in byte/s and one direction."""
+        """Return times in ns, `[n]`, for sizes in bytes; `rate` is in byte/s in one direction."""
         start = self.start_ns + self.step_ns * (ranks - 1)
         work = (
             self.work
@@ -198,26 +200,37 @@ class LinkModel:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All that is shipped."""
+    """Shipped tables and models with their error intervals."""
 
     tables: tuple[CollectiveTable, ...]
-    measured: Ends
-    """Of a table, for another machine of its kind."""
-    between: Ends
-    """Of numbers of ranks between two measured ones."""
-    law: Ends
-    """Of the time of another kind that brings as many bytes over each link."""
+    measured: ErrorInterval
+    """Error of a table on another machine of its kind."""
+    between: ErrorInterval
+    """Error for numbers of ranks between two measured ones."""
+    law: ErrorInterval
+    """Error of using another kind with as many bytes over each link."""
     links: LinkModel
 
 
 @cache
 def load_measurements() -> Measurements:
-    """The shipped tables and models; read once per process."""
+    """Load the shipped tables and models; they are read once per process."""
     document = json.loads(_DATA.read_text(encoding="utf-8"))
     sources, links = document["sources"], document["links"]
     numbers = ("start_ns", "step_ns", "bend", "work", "meshed")
+    tables = [
+        CollectiveTable(
+            **{name: str(entry[name]) for name in ("device", "kind", "dtype", "library")},
+            ranks=int(entry["ranks"]),
+            nodes=int(entry["nodes"]),
+            rank=int(sources[entry["source"]]["rank"]),
+            source=str(sources[entry["source"]]["says"]),
+            curve=Curve(np.array(entry["bytes"], np.float64), np.array(entry["ns"], np.float64)),
+        )
+        for entry in document["tables"]
+    ]
     return Measurements(
-        tables=tuple(_table(entry, sources[entry["source"]]) for entry in document["tables"]),
+        tables=tuple(tables),
         measured=_ends(document["measured"]),
         between=_ends(document["between"]),
         law=_ends(document["law"]),
@@ -229,32 +242,13 @@ def load_measurements() -> Measurements:
     )
 
 
-def load_tables() -> tuple[CollectiveTable, ...]:
-    """The shipped tables."""
-    return load_measurements().tables
-
-
-def _ends(entry: Mapping[str, Sequence[float]]) -> Ends:
+def _ends(entry: Mapping[str, Sequence[float]]) -> ErrorInterval:
     small, large = ((float(one[0]), float(one[1])) for one in (entry["small"], entry["large"]))
-    return Ends(small, large)
-
-
-def _table(entry: Mapping[str, object], source: Mapping[str, object]) -> CollectiveTable:
-    return CollectiveTable(
-        device=str(entry["device"]),
-        kind=str(entry["kind"]),
-        ranks=int(str(entry["ranks"])),
-        nodes=int(str(entry["nodes"])),
-        dtype=str(entry["dtype"]),
-        library=str(entry["library"]),
-        rank=int(str(source["rank"])),
-        source=str(source["says"]),
-        curve=Curve(np.array(entry["bytes"], np.float64), np.array(entry["ns"], np.float64)),
-    )
+    return ErrorInterval(small, large)
 
 
 def has_switch(device: Device) -> bool:
-    """Whether a switch links all GPUs of a machine of this kind."""
+    """Return True if a switch links all GPUs of a machine with such devices."""
     return device.id in _SWITCHED
 
 
@@ -270,16 +264,16 @@ def estimate_collective(
     tables: Iterable[CollectiveTable] | None = None,
     links: bool = True,
 ) -> Estimate:
-    """How long the transfer takes once all ranks have come; see `estimate_collectives`.
+    """Estimate the transfer time after the last rank has arrived; see `estimate_collectives`.
 
     Raises:
-        UnknownDurationError: Nothing tells it.
+        UnknownDurationError: Neither a table nor a model covers it.
     """
     found = estimate_collectives(
         kind, [size], ranks, device, nodes,
         dtype=dtype, library=library, tables=tables, links=links,
     )  # fmt: skip
-    return found[0].known()
+    return found[0].require()
 
 
 def estimate_collectives(
@@ -294,52 +288,59 @@ def estimate_collectives(
     tables: Iterable[CollectiveTable] | None = None,
     links: bool = True,
 ) -> Estimates:
-    """How long transfers of one kind take once all ranks have come.
+    """Estimate the transfer times of one kind of collective after the last rank has arrived.
 
     Args:
         kind: Name of the collective, in any of PyTorch's or NCCL's spellings.
         sizes: `[n]`: bytes of the larger of one rank's input and output, as nccl-tests count them.
-        ranks: Members of the group.
-        device: A GPU by name or id, all members alike.
-        nodes: Machines that the group spans.
-        dtype: Of the elements; sums of single bytes take longer.
-        library: A version of NCCL, such as "2.27.3"; by default the newest measured.
-        tables: Others than those shipped.
-        links: Whether the rate of the links may tell what no table covers.
+        ranks: Number of members of the group.
+        device: GPU of every member, by name or id.
+        nodes: Number of machines that the group spans.
+        dtype: Type of the elements; sums of single bytes take longer.
+        library: Version of NCCL, such as "2.27.3"; by default the newest that was measured.
+        tables: Tables to use instead of those shipped.
+        links: Use the rate of the links for sizes that no table covers.
 
     Returns:
-        NaN, with the reason as source, for sizes that nothing tells.
+        `[n]` estimates; NaN, with the reason as source, for sizes that are not covered.
 
     Raises:
-        UnknownDurationError: An unknown kind or device, or a group that nothing tells.
+        UnknownDurationError: The kind or device is unknown, or nothing covers the group.
     """
     wanted = collective_kind(kind)
     if wanted is None:
         raise UnknownDurationError(f"no measurements of collectives called {kind!r}")
     if ranks < 2:
         raise UnknownDurationError(f"{wanted} over {ranks} rank transfers nothing")
-    chip = the_device(device)
-    every = load_tables() if tables is None else tuple(tables)
+    chip = resolve_device(device)
+    every = load_measurements().tables if tables is None else tuple(tables)
     asked = np.atleast_1d(np.asarray(sizes, dtype=np.float64))
     told_by = wanted if any(table.kind == wanted for table in every) else _ALIKE.get(wanted, wanted)
     near = [
         t for t in every if t.kind == told_by and t.nodes == nodes and library in ("", t.library)
     ]
     over_links = asked * (bus_factor(wanted, ranks) / bus_factor(told_by, ranks))
-    found = _by_tables(_in_order(near, chip), over_links, ranks, chip, dtype)
+    found = _estimate_by_tables(near, over_links, ranks, chip, dtype)
     if told_by != wanted:
-        found = _by_law(found, over_links, told_by)
-    if nodes == 1 and links:
-        missing = ~np.isfinite(found.ns)
-        return _filled(found, _by_links(wanted, asked, ranks, chip)) if missing.any() else found
-    if nodes > 1 and not np.isfinite(found.ns).any():
-        raise UnknownDurationError(_nodes_unknown(wanted, ranks, nodes, chip, every))
+        low, high = load_measurements().law.factors(over_links)
+        says = tuple(
+            f"{one}; as for {told_by} with as many bytes over each link" for one in found.sources
+        )
+        found = replace(
+            found, low_ns=found.low_ns * low, high_ns=found.high_ns * high, sources=says
+        )
+    missing = ~np.isfinite(found.ns)
+    if nodes == 1 and links and missing.any():
+        return Estimates.choose(missing, [found, _estimate_by_links(wanted, asked, ranks, chip)])
+    if nodes > 1 and missing.all():
+        raise UnknownDurationError(_unmeasured_network(wanted, ranks, nodes, chip, every))
     return found
 
 
-def _nodes_unknown(
+def _unmeasured_network(
     kind: str, ranks: int, nodes: int, device: Device, tables: Iterable[CollectiveTable]
 ) -> str:
+    """Return the message for a group over several machines that no table covers."""
     groups: dict[tuple[str, int, str], set[int]] = {}
     for table in tables:
         if table.nodes > 1:
@@ -355,21 +356,14 @@ def _nodes_unknown(
     )
 
 
-def _by_law(found: Estimates, sizes: FloatArray, kind: str) -> Estimates:
-    """Times of another kind, as those of one that was not measured; Note [Bytes over each link]."""
-    low, high = load_measurements().law.factors(sizes)
-    says = tuple(f"{one}; as for {kind} with as many bytes over each link" for one in found.sources)
-    return replace(found, low_ns=found.low_ns * low, high_ns=found.high_ns * high,
-                   sources=says)  # fmt: skip
+def _estimate_by_tables(
+    tables: list[CollectiveTable], sizes: FloatArray, ranks: int, device: Device, dtype: str
+) -> Estimates:
+    """Estimate by the best source that covers a size; NaN where none does.
 
-
-def _filled(first: Estimates, rest: Estimates) -> Estimates:
-    """The first where it knows, else the other."""
-    return Estimates.choose(~np.isfinite(first.ns), [first, rest])
-
-
-def _in_order(tables: list[CollectiveTable], device: Device) -> list[list[CollectiveTable]]:
-    """The device's own tables, then those of the same chip on such a board; best source first."""
+    The tables of each source that were measured on the device itself come before those of the same
+    chip on the same kind of board.
+    """
     known = load_devices()
     own = [table for table in tables if table.device == device.id]
     alike = [
@@ -379,33 +373,27 @@ def _in_order(tables: list[CollectiveTable], device: Device) -> list[list[Collec
         and same_links(known[table.device], device)
         and has_switch(known[table.device]) == has_switch(device)
     ]
-    ranks = sorted({table.rank for table in tables})
-    groups = [[t for t in some if t.rank == rank] for rank in ranks for some in (own, alike)]
-    return [group for group in groups if group]
-
-
-def _by_tables(
-    groups: list[list[CollectiveTable]], sizes: FloatArray, ranks: int, device: Device, dtype: str
-) -> Estimates:
-    """By the first group that covers a size; NaN where none does."""
-    found = Estimates.around(np.full(len(sizes), np.nan), 1.0, "no table covers this size")
-    for tables in groups:
-        part = _of_source(tables, sizes, ranks, device, dtype)
-        if part is not None and not np.isfinite(found.ns).all():
-            found = _filled(found, part)
+    found = Estimates.unknown(len(sizes), "no table covers this size")
+    for source_rank in sorted({table.rank for table in tables}):
+        for some in (own, alike):
+            one_source = [table for table in some if table.rank == source_rank]
+            part = _estimate_by_source(one_source, sizes, ranks, device, dtype)
+            missing = ~np.isfinite(found.ns)
+            if part is not None and missing.any():
+                found = Estimates.choose(missing, [found, part])
     return found
 
 
-def _of_source(
+def _estimate_by_source(
     tables: list[CollectiveTable], sizes: FloatArray, ranks: int, device: Device, dtype: str
 ) -> Estimates | None:
-    """By tables of one source; None if their numbers of ranks do not tell this one."""
+    """Estimate by the tables of one source; None if they do not cover this number of ranks."""
     counts = sorted({table.ranks for table in tables})
     below = [count for count in counts if count <= ranks]
     above = [count for count in counts if count >= ranks]
     if not below or not above or (ranks not in counts and not has_switch(device)):
         return None
-    low, high = _preferred(tables, below[-1], dtype), _preferred(tables, above[0], dtype)
+    low, high = (_best_table(tables, count, dtype) for count in (below[-1], above[0]))
     shipped = load_measurements()
     if low.ranks == high.ranks:
         ns, ends, source = low.curve.at(sizes), shipped.measured, low.source
@@ -417,14 +405,14 @@ def _of_source(
     covered = low.curve.covers(sizes) & high.curve.covers(sizes)
     ns = np.where(covered, ns, np.nan)
     if low.nodes > 1:
-        return Estimates.around(ns, _OTHER_NETWORK, f"{source}; one network was measured")
+        return Estimates.within_factor(ns, _OTHER_NETWORK, f"{source}; one network was measured")
     factors = ends.factors(sizes)
     codes = np.zeros(len(sizes), np.int32)
     return Estimates(ns, ns * factors[0], ns * factors[1], codes, (source,))
 
 
-def _preferred(tables: list[CollectiveTable], ranks: int, dtype: str) -> CollectiveTable:
-    """The best table for this number of ranks: the right width first, then the newest."""
+def _best_table(tables: list[CollectiveTable], ranks: int, dtype: str) -> CollectiveTable:
+    """Return the best table for this number of ranks: the right width first, then the newest."""
     narrow = dtype.lower() in _NARROW
     return max(
         (table for table in tables if table.ranks == ranks),
@@ -432,15 +420,15 @@ def _preferred(tables: list[CollectiveTable], ranks: int, dtype: str) -> Collect
     )
 
 
-def _by_links(kind: str, sizes: FloatArray, ranks: int, device: Device) -> Estimates:
-    """By the rate of the device's links, within one machine."""
+def _estimate_by_links(kind: str, sizes: FloatArray, ranks: int, device: Device) -> Estimates:
+    """Estimate by the rate of the device's links, within one machine."""
     if ranks > _MOST_RANKS:
         raise UnknownDurationError(
             f"{kind} over {ranks} ranks of {device.name} in one machine was not measured; if they "
             "are in several machines, give the number of nodes"
         )
     switch = has_switch(device)
-    # A card with a bridge reaches one other by it, the rest over PCIe.
+    # A card with a bridge reaches only one other card through it, and the rest over PCIe.
     names = ("nvlink", "xgmi", "pcie") if switch or "sxm" in device.id else ("xgmi", "pcie")
     link = next((name for name in names if device.links.get(name)), None)
     if link is None:

@@ -1,24 +1,23 @@
-"""Embedding bags: memory traffic from how often rows are looked up again.
+"""Estimate embedding bags from their memory traffic and the reuse of rows in the L2 cache.
 
-Which rows a batch looks up decides the time: a row that is still in the L2 cache costs no traffic
-to memory. A histogram says how often the distinct rows of a batch occur (`ReuseHistogram`), Che's
-approximation says which share of the repeated lookups finds its row in the cache, and the longer of
-the traffic to memory and to the cache is the time.
+The rows that a batch looks up decide the time: a row that is still in the L2 cache causes no memory
+traffic. A histogram says how often the distinct rows of a batch occur (`ReuseHistogram`), Che's
+approximation gives the share of repeated lookups that hit the cache, and the longer of the traffic
+to memory and the traffic to the cache is the time.
 
 Che, Tung and Wang, "Hierarchical Web Caching Systems: Modeling, Design and Experimental Results"
-(IEEE JSAC 2002), take lookups as independent; a batch is a finite stream in random order, for which
-`che_hits` has the exact form of the same idea. The bins, the factors of narrow rows, and the two
-heuristics kept as baselines, are those of Lin et al. (ISPASS 2022; IEEE TPDS 2024), written from
-their description.
+(IEEE JSAC 2002), assume independent lookups. A batch is a finite stream in random order, for which
+`che_hits` computes the exact form of the same idea. The bins, the factors of narrow rows and the
+two heuristics kept as baselines follow the description of Lin et al. (ISPASS 2022; IEEE TPDS 2024).
 
-Note [Backward]: FBGEMM makes one key of table and row for each lookup, sorts them with the place of
-each (a radix sort goes over keys and places once for each byte of the largest key), then adds up
-the gradients of each distinct row, which come from the cache, and reads and writes the row. In the
-public trace of a DLRM-like job on A100 (`hta/ddp_a100_rank_of_8`: 122 tables of 745 rows and 72
-columns in the mean, 15.8 million lookups) making, counting and looking through keys took as long as
-two of three passes of sorting, a pass ran at 0.6 of the memory's rate, and gradients came at 0.29
-of the rate at which the forward pass reads rows. Its forward pass, of which nothing was fitted,
-takes 2.53 ms, here 2.40.
+Note [Backward]: FBGEMM forms one key of table and row for each lookup, sorts the keys with their
+positions (a radix sort passes over both once for each byte of the largest key), then sums the
+gradients of each distinct row, which come from the cache, and reads and writes the row. In the
+public trace of a DLRM-like job on A100 (`hta/ddp_a100_rank_of_8`: 122 tables of on average 745 rows
+and 72 columns, 15.8 million lookups) forming, counting and scanning keys took as long as two of
+three sorting passes, a pass ran at 0.6 of the memory's rate, and gradients came at 0.29 of the rate
+at which the forward pass reads rows. The forward pass, to which nothing was fitted, takes 2.53 ms
+in the trace and 2.40 ms here.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import numpy.typing as npt
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations.estimate import Estimates, UnknownDurationError, the_device
+from torchtraceap.ops.durations.estimate import Estimates, UnknownDurationError, resolve_device
 from torchtraceap.ops.durations.inputs import Numbers
 
 __all__ = [
@@ -40,11 +39,11 @@ __all__ = [
     "EmbeddingTable",
     "ReuseHistogram",
     "Traffic",
+    "cache_window",
     "che_hits",
     "estimate_embedding_bags",
     "traffic",
     "uniform_hit_rate",
-    "window_of_cache",
 ]
 
 FloatArray = npt.NDArray[np.float64]
@@ -54,11 +53,11 @@ BIN_ENDS = tuple(float(2**power) for power in range(16))
 _SECTOR_BYTES = 32
 _INDEX_BYTES = 8
 _PLACE_BYTES = 4
-# Note [Backward].
+# See Note [Backward] for these three.
 _OTHER_PASSES = 2
 _SORTING_SHARE = 0.6
 _GRADIENT_SHARE = 0.29
-# How much longer rows of up to so many elements take than their traffic.
+# Factor of the time over the traffic for rows of up to so many elements.
 _WIDTH_FACTORS = ((32, 1.55), (64, 1.1))
 _OFFSET_BYTES = 8
 _CACHE_SHARE = 0.9
@@ -66,16 +65,16 @@ _CACHE_SHARE = 0.9
 # P100 and Titan Xp by the authors above, 23 on V100 and 15 on A100.
 _L2_BYTES_PER_CLOCK = 20.0
 _L2_BYTES_OF = {"8.0": 15.0}
-# Of the data sheet's rate; 0.91 and 0.89 were measured on V100 and A100 by the same.
+# Share of the data sheet's rate; the same authors measured 0.91 on V100 and 0.89 on A100.
 _MEMORY_SHARE = 0.9
 START_NS = 2000.0
-"""Of a lookup in any number of tables."""
-# Note [Factors of intervals]: a guess, one run was measured.
+"""Startup time of a lookup in any number of tables."""
+# A guess (see Note [Factors of intervals]) because only one run was measured.
 _INTERVAL = 2.0
 
 
 def _means_of_bins() -> FloatArray:
-    """Mean count within each bin where the number of rows falls with the square of the count."""
+    """Return the mean count of each bin if the number of rows falls as 1 / count squared."""
     means = [1.0]
     for low, high in pairwise(BIN_ENDS):
         counts = np.arange(low + 1.0, high + 1.0)
@@ -88,12 +87,12 @@ _BIN_MEANS = _means_of_bins()
 
 @dataclass(frozen=True, slots=True)
 class ReuseHistogram:
-    """How often the distinct rows of one batch are looked up."""
+    """Distribution of the number of lookups of each distinct row in one batch."""
 
     shares: tuple[float, ...]
-    """Of the distinct rows, by `BIN_ENDS` and above; 17, summing to 1."""
+    """Share of the distinct rows in each of 17 bins (see `BIN_ENDS`), summing to 1."""
     mean: float | None = None
-    """Lookups per distinct row, if known; else the bins tell it roughly."""
+    """Lookups per distinct row; None to approximate it from the bins."""
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(_BIN_MEANS) or min(self.shares) < 0 or sum(self.shares) <= 0:
@@ -102,8 +101,8 @@ class ReuseHistogram:
             raise ValueError("a row that is looked up is looked up once at least")
 
     @classmethod
-    def of_indices(cls, indices: npt.ArrayLike) -> ReuseHistogram:
-        """Of the indices that one batch looks up in one table."""
+    def from_indices(cls, indices: npt.ArrayLike) -> ReuseHistogram:
+        """Count the indices that one batch looks up in one table."""
         _, counts = np.unique(np.asarray(indices), return_counts=True)
         if not counts.size:
             raise ValueError("no indices, no histogram")
@@ -112,37 +111,40 @@ class ReuseHistogram:
         return cls(tuple(shares.tolist()), float(counts.mean()))
 
     def counts(self) -> tuple[FloatArray, FloatArray]:
-        """Count and share of rows for each bin; the counts have the mean of the histogram."""
+        """Return the count and the share of rows for each bin, `[17]` each.
+
+        The counts of repeated rows are moved within their bins toward the mean, if it is known.
+        """
         shares = np.array(self.shares) / sum(self.shares)
         counts = _BIN_MEANS.copy()
-        if self.mean is not None:
-            counts = _with_mean(counts, shares, self.mean)
+        if self.mean is None:
+            return counts, shares
+        low = np.array([end + 1.0 for end in BIN_ENDS])
+        high = np.array([*BIN_ENDS[1:], np.inf])
+        for _ in range(8):
+            surplus = self.mean - float((counts * shares).sum())
+            free = (counts * shares)[1:].sum()
+            if abs(surplus) < 1e-9 * self.mean or free <= 0:
+                break
+            counts[1:] = np.clip(counts[1:] * max(0.0, 1.0 + surplus / free), low, high)
         return counts, shares
 
-
-def _with_mean(counts: FloatArray, shares: FloatArray, mean: float) -> FloatArray:
-    """Moves the counts of repeated rows within their bins towards the known mean."""
-    low = np.array([1.0, *(end + 1.0 for end in BIN_ENDS)])
-    high = np.array([*BIN_ENDS, np.inf])
-    for _ in range(8):
-        surplus = mean - float((counts * shares).sum())
-        free = (counts * shares)[1:].sum()
-        if abs(surplus) < 1e-9 * mean or free <= 0:
-            break
-        counts[1:] = np.clip(counts[1:] * max(0.0, 1.0 + surplus / free), low[1:], high[1:])
-    return counts
+    def lookups_per_row(self) -> float:
+        """Return the mean number of lookups of a distinct row."""
+        counts, shares = self.counts()
+        return float((counts * shares).sum())
 
 
-def window_of_cache(counts: FloatArray, rows: FloatArray, capacity: FloatArray) -> FloatArray:
-    """Share of the stream in which as many distinct rows occur as the cache holds.
+def cache_window(counts: FloatArray, rows: FloatArray, capacity: FloatArray) -> FloatArray:
+    """Return the share of the stream in which as many distinct rows occur as the cache holds.
 
     Args:
-        counts: `[k]`: how often a row occurs, by class.
-        rows: `[..., k]`: how many rows of each class there are.
+        counts: `[k]`: number of occurrences of a row of each class.
+        rows: `[..., k]`: number of rows of each class.
         capacity: `[...]`: rows that the cache holds.
 
     Returns:
-        `[...]`.
+        `[...]`: shares from 0 to 1.
     """
     low, high = np.zeros(capacity.shape), np.ones(capacity.shape)
     for _ in range(100):
@@ -154,15 +156,21 @@ def window_of_cache(counts: FloatArray, rows: FloatArray, capacity: FloatArray) 
 
 
 def che_hits(counts: npt.ArrayLike, rows: npt.ArrayLike, capacity: npt.ArrayLike) -> FloatArray:
-    """Expected hits of an LRU cache, empty at first, on a stream in random order.
+    """Return the expected hits of an LRU cache, initially empty, on a stream in random order.
 
     A row that occurs c times leaves c - 1 gaps; a gap is longer than a share w of the stream with
     probability (1 - w)^c. It is a hit if fewer distinct rows than the cache holds come between.
 
-    Args and result as of `window_of_cache`.
+    Args:
+        counts: `[k]`: number of occurrences of a row of each class.
+        rows: `[..., k]`: number of rows of each class.
+        capacity: `[...]`: rows that the cache holds.
+
+    Returns:
+        `[...]`: numbers of hits.
     """
     count, row = np.asarray(counts, np.float64), np.asarray(rows, np.float64)
-    window = window_of_cache(count, row, np.asarray(capacity, np.float64))
+    window = cache_window(count, row, np.asarray(capacity, np.float64))
     found = 1.0 - (1.0 - window[..., None]) ** count
     return np.asarray((row * np.maximum(count - 1.0, 0.0) * found).sum(axis=-1))
 
@@ -170,7 +178,7 @@ def che_hits(counts: npt.ArrayLike, rows: npt.ArrayLike, capacity: npt.ArrayLike
 def uniform_hit_rate(
     rows: npt.ArrayLike, lookups: npt.ArrayLike, capacity: npt.ArrayLike
 ) -> FloatArray:
-    """Baseline: hit rate of Lin et al. for indices that are all as likely, rows in the cache."""
+    """Return the hit rate of Lin et al. for uniform indices, a baseline; `capacity` is in rows."""
     row, asked, held = (np.asarray(one, np.float64) for one in (rows, lookups, capacity))
     unique = row * (1.0 - (1.0 - 1.0 / row) ** asked)
     missed = (held + (asked - held) * (row - held) / row) / asked
@@ -179,49 +187,52 @@ def uniform_hit_rate(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingTable:
-    """One table, and what one batch asks of it; sizes may be arrays, for many questions at once."""
+    """One table and the lookups of one batch in it; sizes may be arrays `[n]` of `n` questions."""
 
     rows: Numbers
     columns: Numbers
     lookups_per_bag: Numbers
     histogram: ReuseHistogram | None = None
-    """None: every row is as likely as any other."""
+    """Reuse of rows; None if every row is equally likely."""
     element_bytes: int = 4
 
     @property
     def row_bytes(self) -> FloatArray:
-        """In whole sectors of 32 bytes."""
+        """Bytes of a row in whole sectors of 32 bytes."""
         width = np.asarray(self.columns, np.float64) * self.element_bytes
         return np.asarray(_SECTOR_BYTES * np.ceil(width / _SECTOR_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that a forward pass moves, one value for each question."""
+    """Bytes that a forward pass moves; arrays `[n]` of `n` questions."""
 
     lookups: FloatArray
     hits: FloatArray
     """Lookups whose row is in L2."""
     rows_bytes: FloatArray
-    """Of all looked-up rows."""
+    """Bytes of all looked-up rows."""
     missed_bytes: FloatArray
-    """Of the rows that come from memory."""
+    """Bytes of the rows that come from memory."""
     distinct: FloatArray
-    """Rows that are looked up at all."""
+    """Number of distinct rows that are looked up."""
     other_bytes: FloatArray
-    """Indices, offsets and the result."""
+    """Bytes of indices, offsets and the result."""
 
 
 def traffic(
     table: EmbeddingTable, batch: npt.ArrayLike, cache_bytes: float, method: str = "che"
 ) -> Traffic:
-    """What one batch of bags moves.
+    """Compute the traffic of one batch of bags.
 
     Args:
         table: The table.
-        batch: Bags.
-        cache_bytes: Of L2 that this table may use.
-        method: "che"; or a baseline: "simple" (all from memory), "uniform" (`uniform_hit_rate`).
+        batch: Number of bags.
+        cache_bytes: Bytes of L2 that this table may use.
+        method: "che", or a baseline: "simple" (all from memory) or "uniform" (`uniform_hit_rate`).
+
+    Raises:
+        ValueError: The method is unknown.
     """
     bags, rows, per_bag, columns = np.broadcast_arrays(
         *(np.asarray(one, np.float64)
@@ -235,21 +246,22 @@ def traffic(
         hits=hits,
         rows_bytes=lookups * row_bytes,
         missed_bytes=(lookups - hits) * row_bytes,
-        distinct=_distinct(table, rows, lookups),
+        distinct=_distinct_rows(table, rows, lookups),
         other_bytes=lookups * _INDEX_BYTES + bags * (_OFFSET_BYTES + columns * table.element_bytes),
     )
 
 
-def _distinct(table: EmbeddingTable, rows: FloatArray, lookups: FloatArray) -> FloatArray:
+def _distinct_rows(table: EmbeddingTable, rows: FloatArray, lookups: FloatArray) -> FloatArray:
+    """Return the expected number of distinct rows among the lookups."""
     if table.histogram is None:
         return np.asarray(rows * -np.expm1(lookups * np.log1p(-1.0 / np.maximum(rows, 1.0 + 1e-9))))
-    counts, shares = table.histogram.counts()
-    return np.minimum(lookups / float((counts * shares).sum()), rows)
+    return np.minimum(lookups / table.histogram.lookups_per_row(), rows)
 
 
 def _hits(
     table: EmbeddingTable, rows: FloatArray, lookups: FloatArray, capacity: FloatArray, method: str
 ) -> FloatArray:
+    """Return the number of lookups that find their row in a cache of `capacity` rows."""
     asked = np.maximum(lookups, np.finfo(np.float64).tiny)
     if method == "simple":
         return np.zeros(asked.shape)
@@ -257,7 +269,7 @@ def _hits(
         return asked * np.maximum(0.0, uniform_hit_rate(rows, asked, capacity))
     if method == "che":
         counts, shares = table.histogram.counts()
-        unique = np.minimum(asked / float((counts * shares).sum()), rows)
+        unique = _distinct_rows(table, rows, asked)
         return np.minimum(che_hits(counts, unique[..., None] * shares, capacity), asked)
     raise ValueError(f"no method {method!r}")
 
@@ -271,20 +283,20 @@ def estimate_embedding_bags(
     at_once: int = 1,
     method: str = "che",
 ) -> Estimates:
-    """How long the lookups of batches in these tables run.
+    """Estimate the times of lookups of batches in these tables.
 
     Args:
-        tables: Looked up one after the other; sizes single or `[n]`.
-        batches: `[n]`: bags.
+        tables: Tables that are looked up one after the other; sizes are single or `[n]`.
+        batches: `[n]`: numbers of bags.
         device: A GPU by name or id.
-        backward: The update of the rows instead; see Note [Backward].
-        at_once: Tables that share the cache at any time, as in kernels fused over tables.
-        method: As in `traffic`.
+        backward: Estimate the update of the rows instead; see Note [Backward].
+        at_once: Number of tables that share the cache at a time, as in kernels fused over tables.
+        method: Method of `traffic`.
 
     Raises:
-        UnknownDurationError: The device is not known, or its cache.
+        UnknownDurationError: The device or its cache is not known.
     """
-    chip = the_device(device)
+    chip = resolve_device(device)
     if not (chip.l2_bytes and chip.multiprocessors and chip.clock_mhz):
         raise UnknownDurationError(f"the cache of {chip.name} is not known")
     l2_bytes = _L2_BYTES_OF.get(chip.architecture, _L2_BYTES_PER_CLOCK)
@@ -299,23 +311,15 @@ def estimate_embedding_bags(
         if backward:
             memory = 2.0 * moved.distinct * table.row_bytes
             cache = moved.rows_bytes / _GRADIENT_SHARE + memory
-            sorting = _sort_bytes(rows) * moved.lookups / (_SORTING_SHARE * chip.bandwidth)
-            total = total + 1e9 * sorting
+            passes = np.ceil(np.log2(np.maximum(rows, 2.0)) / 8.0) + _OTHER_PASSES
+            sort_bytes = 2.0 * (_INDEX_BYTES + _PLACE_BYTES) * passes * moved.lookups
+            total = total + 1e9 * (sort_bytes / (_SORTING_SHARE * chip.bandwidth))
         longest = np.maximum(
             (memory + moved.other_bytes) / memory_rate, (cache + moved.other_bytes) / l2_rate
         )
-        total = total + 1e9 * _width_factors(table) * longest
+        columns = np.asarray(table.columns, np.float64)
+        conditions = [columns <= width for width, _ in _WIDTH_FACTORS]
+        factors = np.select(conditions, [factor for _, factor in _WIDTH_FACTORS], 1.0)
+        total = total + 1e9 * factors * longest
     says = f"traffic by {method}; kernels of embedding bags were measured in one public trace"
-    return Estimates.around(total, _INTERVAL, says)
-
-
-def _sort_bytes(rows: FloatArray) -> FloatArray:
-    """Of a lookup, with keys of so many rows of all tables; see Note [Backward]."""
-    passes = np.ceil(np.log2(np.maximum(rows, 2.0)) / 8.0) + _OTHER_PASSES
-    return np.asarray(2.0 * (_INDEX_BYTES + _PLACE_BYTES) * passes)
-
-
-def _width_factors(table: EmbeddingTable) -> FloatArray:
-    columns = np.asarray(table.columns, np.float64)
-    conditions = [columns <= width for width, _ in _WIDTH_FACTORS]
-    return np.select(conditions, [factor for _, factor in _WIDTH_FACTORS], 1.0)
+    return Estimates.within_factor(total, _INTERVAL, says)

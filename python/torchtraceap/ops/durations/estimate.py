@@ -1,4 +1,4 @@
-"""What a duration model answers, how far it may be off, and why it may not answer."""
+"""Durations with intervals and sources, and the error that a model without an answer raises."""
 
 from __future__ import annotations
 
@@ -20,40 +20,43 @@ __all__ = [
     "UnknownDurationError",
     "element_bytes",
     "peak_rate",
+    "resolve_device",
     "same_links",
-    "the_device",
 ]
 
 
 FloatArray = npt.NDArray[np.float64]
 
 # Note [Factors of intervals]
-# A model whose held-out errors have the mean size `e` (MAPE) covers 8 of 10 cases with a factor of
-# about exp(1.6 e) to either side if the errors' logarithms are normal: their deviation is 1.25 e,
-# and 1.28 deviations to either side hold 80 %. A factor in the models is this of the error in
-# docs/durations.md where there is one, more where the case differs from what was measured, and
-# says so; where nothing was measured it is a stated guess.
+# A model with a mean absolute held-out error `e` (MAPE) covers 8 of 10 cases with a factor of about
+# exp(1.6 e) to either side if the logarithms of the errors are normal: their deviation is 1.25 e,
+# and 1.28 deviations to either side hold 80 %. The factors in the models follow from the errors in
+# docs/durations.md where there are any and are larger where a case differs from what was measured.
+# A comment marks them as a guess where nothing was measured.
 
 
 @renderable
 class Estimate(NamedTuple):
-    """A duration, how far it may be off, and where it comes from."""
+    """A duration with an 80 % interval and its source."""
 
     ns: float
     low_ns: float
-    """In 10 of 100 cases like this one the time is shorter."""
+    """10th percentile: 10 of 100 such cases are shorter."""
     high_ns: float
-    """In 10 of 100 cases like this one the time is longer."""
+    """90th percentile: 10 of 100 such cases are longer."""
     source: str
-    """For a person: the measurements behind it, and what was done to them."""
+    """Description of the measurements behind it and what was done to them."""
 
     @classmethod
-    def around(cls, ns: float, factor: float, source: str) -> Self:
-        """With an interval from `ns / factor` to `ns * factor`; see Note [Factors of intervals]."""
+    def within_factor(cls, ns: float, factor: float, source: str) -> Self:
+        """Return an estimate with the interval from `ns / factor` to `ns * factor`.
+
+        Note [Factors of intervals] explains the factors.
+        """
         return cls(ns, ns / factor, ns * factor, source)
 
-    def known(self) -> Self:
-        """This one.
+    def require(self) -> Self:
+        """Return this estimate if it has a duration.
 
         Raises:
             UnknownDurationError: There is no duration; the source says why.
@@ -64,13 +67,15 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates(Renderable):
-    """Many durations at once; NaN where there is none, with the reason as its source."""
+class Estimates(Shown):
+    """Durations of `n` cases; NaN where there is none, with the reason as its source."""
 
     ns: FloatArray
-    """float64 `[n]`, as the next two."""
+    """float64 `[n]`."""
     low_ns: FloatArray
+    """float64 `[n]`: 10th percentiles."""
     high_ns: FloatArray
+    """float64 `[n]`: 90th percentiles."""
     source: npt.NDArray[np.int32]
     """int32 `[n]`: index in `sources`."""
     sources: tuple[str, ...]
@@ -79,7 +84,7 @@ class Estimates(Renderable):
         return len(self.ns)
 
     def __getitem__(self, index: int) -> Estimate:
-        """One of them, NaN included."""
+        """Return one estimate, whose duration may be NaN."""
         return Estimate(
             float(self.ns[index]),
             float(self.low_ns[index]),
@@ -88,16 +93,16 @@ class Estimates(Renderable):
         )
 
     @classmethod
-    def around(cls, ns: npt.ArrayLike, factor: npt.ArrayLike, source: str) -> Self:
-        """All of one source, with intervals from `ns / factor` to `ns * factor`."""
+    def within_factor(cls, ns: npt.ArrayLike, factor: npt.ArrayLike, source: str) -> Self:
+        """Return estimates of one source with intervals from `ns / factor` to `ns * factor`."""
         times = np.atleast_1d(np.asarray(ns, dtype=np.float64))
         factors = np.asarray(factor, dtype=np.float64)
         codes = np.zeros(len(times), dtype=np.int32)
         return cls(times, times / factors, times * factors, codes, (source,))
 
     @classmethod
-    def of(cls, estimates: Iterable[Estimate]) -> Self:
-        """Single ones, put together."""
+    def from_list(cls, estimates: Iterable[Estimate]) -> Self:
+        """Collect single estimates."""
         listed = list(estimates)
         sources = tuple(dict.fromkeys(one.source for one in listed))
         places = {source: place for place, source in enumerate(sources)}
@@ -107,19 +112,24 @@ class Estimates(Renderable):
 
     @classmethod
     def choose(cls, which: npt.ArrayLike, parts: Sequence[Estimates]) -> Self:
-        """For each row one of several answers to the same `[n]` questions.
+        """Choose one of several answers for each row.
 
         Args:
             which: int `[n]`: index in `parts`.
-            parts: All of length `n`.
+            parts: Answers to the same `n` questions.
         """
         count = len(parts[0])
-        joined = cls.joined(parts)
         rows = np.asarray(which, dtype=np.int64) * count + np.arange(count)
-        return joined.take(rows)
+        return cls.concatenate(parts).take(rows)
+
+    @classmethod
+    def scatter(cls, parts: Sequence[Estimates], rows: Sequence[npt.NDArray[np.int64]]) -> Self:
+        """Place each part at its rows; together the rows are a permutation of 0 to n - 1."""
+        back = np.argsort(np.concatenate([np.empty(0, np.int64), *rows]), kind="stable")
+        return cls.concatenate(parts).take(back)
 
     def take(self, rows: npt.ArrayLike) -> Self:
-        """Some of them, by number."""
+        """Return the estimates at these indices."""
         places = np.asarray(rows, dtype=np.int64)
         return type(self)(
             self.ns[places],
@@ -131,12 +141,12 @@ class Estimates(Renderable):
 
     @classmethod
     def unknown(cls, count: int, reason: str) -> Self:
-        """No answers, for one reason."""
-        return cls.around(np.full(count, np.nan), 1.0, reason)
+        """Return `count` estimates without a duration, for one reason."""
+        return cls.within_factor(np.full(count, np.nan), 1.0, reason)
 
     @classmethod
-    def joined(cls, parts: Sequence[Estimates]) -> Self:
-        """Parts one after the other."""
+    def concatenate(cls, parts: Sequence[Estimates]) -> Self:
+        """Append the parts to each other."""
         sources = tuple(dict.fromkeys(source for part in parts for source in part.sources))
         places = {source: place for place, source in enumerate(sources)}
         maps = [np.array([places[s] for s in part.sources], dtype=np.int32) for part in parts]
@@ -152,15 +162,15 @@ class Estimates(Renderable):
 
 
 class UnknownDurationError(Exception):
-    """No measurement is near enough; the message says which one is missing."""
+    """Raised if no measurement is near enough; the message says which one is missing."""
 
 
-def the_device(device: str | Device) -> Device:
-    """A device by the name that CUDA or HIP reports, by our id, or as it is.
+def resolve_device(device: str | Device) -> Device:
+    """Find a device by id or by the name that CUDA or HIP reports; a `Device` is returned as is.
 
     Raises:
-        UnknownDurationError: There is none of that name.
-        AmbiguousDeviceError: There are several.
+        UnknownDurationError: No device has that name.
+        AmbiguousDeviceError: Several devices have that name.
     """
     if isinstance(device, Device):
         return device
@@ -176,7 +186,7 @@ def the_device(device: str | Device) -> Device:
 
 
 def peak_rate(device: Device, dtype: str) -> float:
-    """flop/s of the device's matrix units for a type such as "bf16", else of its vector units.
+    """Return the flop/s of the device's matrix units, else vector units, for a type such as "bf16".
 
     Raises:
         UnknownDurationError: The database has no such rate.
@@ -188,10 +198,10 @@ def peak_rate(device: Device, dtype: str) -> float:
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of an element of a floating type; tf32 is fp32 in memory.
+    """Return the bytes of an element of a floating-point type; tf32 is fp32 in memory.
 
     Raises:
-        UnknownDurationError: Another type: no model was fitted to it.
+        UnknownDurationError: No model was fitted to the type.
     """
     found = parse_dtype("fp32" if dtype == "tf32" else dtype)
     if found is None or found.rank != 2 or found.label == "fp4":
@@ -200,14 +210,16 @@ def element_bytes(dtype: str) -> int:
 
 
 def same_links(one: Device, other: Device) -> bool:
-    """Whether collectives should take as long: same chip and links; memory may differ, and so
-    may the host's side of a superchip."""
+    """Return True if collectives should take equally long: chips and GPU links are the same.
 
-    def between(device: Device) -> dict[str, float]:
+    The memory may differ, and so may the link to the host of a superchip.
+    """
+
+    def gpu_links(device: Device) -> dict[str, float]:
         return {kind: rate for kind, rate in device.links.items() if kind != "c2c"}
 
     return (
         one.architecture == other.architecture
         and one.multiprocessors == other.multiprocessors
-        and between(one) == between(other)
+        and gpu_links(one) == gpu_links(other)
     )

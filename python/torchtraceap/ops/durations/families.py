@@ -1,24 +1,23 @@
-"""Any kernel of a known family: its work over the device's peaks, with a calibrated efficiency.
+"""Estimate any kernel of a known family from its work, the device's peaks and a fitted efficiency.
 
 A call that launches n kernels and whose roofline is r (the longer of computing and moving, each
 times the family's factor) takes
 
     n x start + r + 2 x bend x sqrt(n x start x r)
 
-The start is that of a kernel with next to nothing to do, the factors say how far large kernels of
-the family stay below the peaks, the bend what is lost between. They were fitted to the kernels of
-public traces (`data/families.json`, made by benchmarks/simulation/fit_durations.py); the interval
-is what the fit missed on the kernels of traces that it had not seen.
+The start is the time of an almost empty kernel, the factors say how far large kernels of the family
+stay below the peaks, and the bend covers the loss in between. All were fitted to the kernels of
+public traces (`data/families.json`, made by benchmarks/simulation/fit_durations.py). The interval
+is the error of the fit on traces that it had not seen.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,23 +28,23 @@ from torchtraceap.ops.durations.estimate import (
     Estimate,
     Estimates,
     UnknownDurationError,
-    the_device,
+    resolve_device,
 )
 
 __all__ = [
     "FamilyModel",
     "estimate_work",
     "estimate_works",
+    "family_variant",
     "load_families",
     "usable_rate",
-    "variant_of",
 ]
 
 FloatArray = npt.NDArray[np.float64]
 
 _DATA = Path(__file__).with_name("data") / "families.json"
 _NO_MODEL = frozenset({"communication", "synchronization", "data_loading", "graph"})
-# Types that a device without units for them computes in, by what comes nearest.
+# The nearest types that stand in for a type for which a device has no units.
 _STAND_INS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "matrix": {
@@ -58,50 +57,52 @@ _STAND_INS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "vector": {"bf16": ("fp16",)},
     }
 )
-# The values of indices, which nothing records, decide how often kernels wait for each other: a
-# factor of three beside what other programs' kernels show, chosen so that 0.8 of 24 kinds lie in.
+# Index values, which no trace records, decide how often atomic updates collide. They add a factor
+# of three to the error seen in other programs, chosen so that the interval holds 0.8 of 24 kinds.
 _BY_VALUES, _VALUES = frozenset({"indexing"}), np.log(3.0)
-# No end lies further away: a factor of six says that little is known.
+# The widest interval: a factor of six means that little is known.
 _WIDEST = np.log(6.0)
-# What moves more than so many times L2 comes from memory: no faster than its rate.
+# Traffic of more than this multiple of L2 comes from memory, no faster than its rate.
 _CACHED = 2.0
-# PyTorch's kernel for operands that are broadcast or not contiguous: it reckons every index.
+# PyTorch's kernel for operands that are broadcast or not contiguous, which computes every index.
 _STRIDED = "::elementwise_kernel<"
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyModel:
-    """How fast the kernels of one family run; all times in ns."""
+    """Fitted speed of the kernels of one family."""
 
     family: str
     start_ns: float
-    """Of each kernel."""
+    """Startup time of each kernel in ns."""
     bend: float
+    """Weight of the square-root term that joins startup and work."""
     memory: float
     """Time of moving over bytes / bandwidth."""
     compute: float
     """Time of computing over flops / peak."""
     amd_start: float
-    """How much longer the start is on AMD's GPUs."""
+    """Factor of the startup time on AMD GPUs."""
     amd_work: float
-    """How much longer moving and computing take there."""
+    """Factor of moving and computing on AMD GPUs."""
     small: tuple[float, float]
-    """Logarithms of the 10th and the 90th percentile of measured over modelled time, where the
-    start is the larger part."""
+    """Logarithms of the 10th and 90th percentile of measured over estimated time if the startup is
+    the larger part."""
     large: tuple[float, float]
-    """As `small`, elsewhere."""
+    """The same percentiles for all other calls."""
     says: str
+    """Description of the measurements."""
 
     def times(
         self, moving: FloatArray, computing: FloatArray, kernels: FloatArray, amd: bool
     ) -> tuple[FloatArray, FloatArray]:
-        """Times in ns, and the part that is the start.
+        """Return the times and the startup part of them, float64 `[n]` in ns each.
 
         Args:
-            moving: Bytes over bandwidth, ns.
-            computing: Flops over the peak, ns.
-            kernels: How many a call launches.
-            amd: Whether the device is one of AMD's.
+            moving: `[n]`: bytes over bandwidth, in ns.
+            computing: `[n]`: FLOPs over the peak, in ns.
+            kernels: `[n]`: number of kernels that a call launches.
+            amd: The device is an AMD GPU.
         """
         start = kernels * self.start_ns * (self.amd_start if amd else 1.0)
         work = np.maximum(self.memory * moving, self.compute * computing)
@@ -111,39 +112,37 @@ class FamilyModel:
 
 @cache
 def load_families() -> Mapping[str, FamilyModel]:
-    """The shipped models by family, "" for all families; read once per process."""
+    """Load the shipped models by family, "" for all families; they are read once per process."""
     document = json.loads(_DATA.read_text(encoding="utf-8"))
-    models = (_model(entry, document["says"]) for entry in document["models"])
-    return MappingProxyType({model.family: model for model in models})
+    numbers = ("start_ns", "bend", "memory", "compute", "amd_start", "amd_work")
+    models = {}
+    for entry in document["models"]:
+        family = entry["family"]
+        models[family] = FamilyModel(
+            family=family,
+            small=_symmetric_ends(family, entry["small"]),
+            large=_symmetric_ends(family, entry["large"]),
+            says=document["says"].format(
+                kind=entry["kind"], rows=f"{entry['rows']:,}", sources=entry["sources"]
+            ),
+            **{name: float(entry[name]) for name in numbers},
+        )
+    return MappingProxyType(models)
 
 
-def _ends(family: str, ends: tuple[float, float]) -> tuple[float, float]:
-    """Both ends of an interval as they are answered."""
+def _symmetric_ends(family: str, ends: tuple[float, float]) -> tuple[float, float]:
+    """Widen a fitted interval of logarithms to the symmetric one that is answered."""
     by_values = _VALUES if family in _BY_VALUES else 0.0
     reach = min(float(np.hypot(max(ends[1], -ends[0]), by_values)), _WIDEST)
     return -reach, reach
 
 
-def _model(entry: Mapping[str, Any], says: str) -> FamilyModel:
-    numbers = {name: float(entry[name]) for name in FamilyModel.__slots__ if name in _NUMBERS}
-    return FamilyModel(
-        family=entry["family"],
-        small=_ends(entry["family"], entry["small"]),
-        large=_ends(entry["family"], entry["large"]),
-        says=says.format(kind=entry["kind"], rows=f"{entry['rows']:,}", sources=entry["sources"]),
-        **numbers,
-    )
-
-
-_NUMBERS = frozenset({"start_ns", "bend", "memory", "compute", "amd_start", "amd_work"})
-
-
-def variant_of(family: str, kernel: str) -> str:
-    """The row of the table for a kernel of this name: some families have more than one.
+def family_variant(family: str, kernel: str) -> str:
+    """Return the name of the model for a kernel; some families have a variant with its own model.
 
     Args:
-        family: Of the operator, as `torchtraceap.ops.models.family_of` says.
-        kernel: Name of the (first) kernel that it launches; empty where unknown.
+        family: Family of the operator, as `torchtraceap.ops.models.family_of` returns it.
+        kernel: Name of the first kernel that it launches; empty if unknown.
     """
     strided = family in ("elementwise", "copy", "activation") and _STRIDED in kernel
     return "strided" if strided else family
@@ -160,15 +159,15 @@ def estimate_work(
     kernels: float = 1.0,
     kernel: str = "",
 ) -> Estimate:
-    """How long a call takes that computes `flops` and moves `size` bytes; see `estimate_works`.
+    """Estimate a call that computes `flops` and moves `size` bytes; see `estimate_works`.
 
     Raises:
-        UnknownDurationError: Nothing tells it.
+        UnknownDurationError: The work, the device or a model of the family is not known.
     """
     found = estimate_works(
         [family], [flops], [size], [dtype], device, units=[unit], kernels=[kernels], names=[kernel]
     )
-    return found[0].known()
+    return found[0].require()
 
 
 def estimate_works(
@@ -183,22 +182,22 @@ def estimate_works(
     names: Sequence[str] | None = None,
     models: Mapping[str, FamilyModel] | None = None,
 ) -> Estimates:
-    """How long calls take, from their work: for every family of kernels.
+    """Estimate the times of calls of any family from their work.
 
     Args:
-        families: `[n]`, as `torchtraceap.ops.models.family_of` says.
-        flops: float64 `[n]`; NaN or 0 where nothing is computed or nobody knows.
-        sizes: float64 `[n]`: bytes read and written; NaN where nobody knows.
-        dtypes: `[n]`: in which they compute: fp32, tf32, bf16, ...
-        devices: One for all, or `[n]`.
-        units: `[n]`: "matrix" where tensor or matrix cores may do it, else "vector" (default).
-        kernels: `[n]`: how many kernels each call launches; one by default.
-        names: `[n]`: of the first kernel, empty where unknown; they tell variants of a family.
-        models: Others than those shipped.
+        families: `[n]`: families, as `torchtraceap.ops.models.family_of` returns them.
+        flops: float64 `[n]`; NaN or 0 where nothing is computed or the number is unknown.
+        sizes: float64 `[n]`: bytes read and written; NaN where unknown.
+        dtypes: `[n]`: types in which the calls compute: fp32, tf32, bf16, ...
+        devices: One device for all calls, or `[n]`.
+        units: `[n]`: "matrix" where tensor or matrix cores may be used, else "vector" (default).
+        kernels: `[n]`: number of kernels that each call launches; one by default.
+        names: `[n]`: name of the first kernel, which selects a variant of the family; or "".
+        models: Models to use instead of those shipped.
 
     Returns:
-        NaN where neither flops nor bytes are known, where the family is no GPU work of its own
-        (communication, synchronisation), or where the device is not known.
+        `[n]` estimates; NaN where neither FLOPs nor bytes are known, where the family has no GPU
+        work of its own (communication, synchronization), or where the device is unknown.
     """
     count = len(families)
     table = load_families() if models is None else models
@@ -208,7 +207,7 @@ def estimate_works(
     single = isinstance(devices, str | Device)
     groups: dict[tuple[str, str, str, str | Device], list[int]] = {}
     for at in range(count):
-        variant = variant_of(families[at], names[at] if names is not None else "")
+        variant = family_variant(families[at], names[at] if names is not None else "")
         where: str | Device = devices if single else devices[at]  # type: ignore[assignment,index]
         unit = units[at] if units is not None else "vector"
         groups.setdefault((variant, dtypes[at], unit, where), []).append(at)
@@ -216,17 +215,12 @@ def estimate_works(
     for (variant, dtype, unit, where), members in groups.items():
         rows = np.array(members, dtype=np.int64)
         order.append(rows)
-        parts.append(_group(table, variant, dtype, unit, where, work[rows], moved[rows],
-                            launched[rows]))  # fmt: skip
-    return _in_order(parts, order)
+        parts.append(_estimate_group(table, variant, dtype, unit, where, work[rows], moved[rows],
+                                     launched[rows]))  # fmt: skip
+    return Estimates.scatter(parts, order)
 
 
-def _in_order(parts: list[Estimates], order: list[npt.NDArray[np.int64]]) -> Estimates:
-    back = np.argsort(np.concatenate([np.empty(0, np.int64), *order]), kind="stable")
-    return Estimates.joined(parts).take(back)
-
-
-def _group(
+def _estimate_group(
     table: Mapping[str, FamilyModel],
     family: str,
     dtype: str,
@@ -236,13 +230,14 @@ def _group(
     sizes: FloatArray,
     kernels: FloatArray,
 ) -> Estimates:
-    """Calls of one family, type and device."""
+    """Estimate calls of one family, type, unit and device."""
     if family in _NO_MODEL:
-        return _unknown(len(flops), f"{family} is no work whose time bytes and flops tell")
+        reason = f"{family} is no work whose time bytes and flops tell"
+        return Estimates.unknown(len(flops), reason)
     try:
-        chip = the_device(device)
-    except UnknownDurationError as reason:
-        return _unknown(len(flops), str(reason))
+        chip = resolve_device(device)
+    except UnknownDurationError as error:
+        return Estimates.unknown(len(flops), str(error))
     model = table.get(family) or table[""]
     rate, stand_in = usable_rate(chip, dtype, unit)
     computing = np.zeros(len(flops)) if rate is None else 1e9 * flops / rate
@@ -261,29 +256,23 @@ def _group(
     return Estimates(values[0], values[1], values[2], source, (says, why_not))
 
 
-def _unknown(count: int, reason: str) -> Estimates:
-    nothing = np.full(count, np.nan)
-    return Estimates(nothing, nothing, nothing, np.zeros(count, np.int32), (reason,))
-
-
 def usable_rate(device: Device, dtype: str, unit: str) -> tuple[float | None, str]:
-    """flop/s, and what type stands in where the device has no rate for the one wanted.
+    """Return the flop/s for a type and the type that stands in if the device has no rate for it.
 
     Args:
         device: The GPU.
-        dtype: Such as "bf16".
+        dtype: Type such as "bf16".
         unit: "matrix" or "vector".
+
+    Returns:
+        The rate, or None if there is none; the stand-in is "" if the device has the type itself.
     """
     if unit == "matrix":
-        near = _STAND_INS["matrix"].get(dtype, ())
-        for one in _first_known((dtype, *near), device.matrix):
-            return device.matrix[one], "" if one == dtype else one
-    near = _STAND_INS["vector"].get(dtype, ())
-    for one in _first_known((dtype, *near, "fp32"), device.vector):
-        said = "" if one == dtype or unit == "vector" or dtype == "fp32" else f"{one} vectors"
-        return device.vector[one], said
+        for one in (dtype, *_STAND_INS["matrix"].get(dtype, ())):
+            if device.matrix.get(one):
+                return device.matrix[one], "" if one == dtype else one
+    for one in (dtype, *_STAND_INS["vector"].get(dtype, ()), "fp32"):
+        if device.vector.get(one):
+            said = "" if one == dtype or unit == "vector" or dtype == "fp32" else f"{one} vectors"
+            return device.vector[one], said
     return None, ""
-
-
-def _first_known(names: Iterable[str], rates: Mapping[str, float]) -> list[str]:
-    return [name for name in names if rates.get(name)][:1]

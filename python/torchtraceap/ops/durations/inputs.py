@@ -1,7 +1,7 @@
-"""What a person may hand to a duration model: sizes that make sense, types and names as found.
+"""Check the sizes that a user passes to duration models and parse the names of types and work.
 
-Sizes are checked here, once, so that no model meets a NaN; types and names are taken in any of the
-spellings that PyTorch, NCCL and CUPTI have for them.
+Sizes are checked once, here, so that no model has to handle NaN. Types and names are accepted in
+any of the spellings of PyTorch, NCCL and CUPTI.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Numbers = float | npt.ArrayLike
 """A number, or an array of them."""
 Many = Sequence[float] | npt.NDArray[Any]
 
-# Beyond what a job on any machine has: elements, rows and bytes alike.
+# More elements, rows or bytes than a job on any machine has.
 _MOST = 1e15
 
 # ncclDevKernel_AllReduce_Sum_bf16_RING_LL, ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem),
@@ -50,14 +50,14 @@ _COPY_KERNEL = re.compile(r"^\s*mem(?:cpy|copy)?\s*([a-z]+)\s*(?:\((\w+) *-> *(\
 
 
 def dtype_label(dtype: object) -> str:
-    """What a type computes as: "bf16", "fp32", "tf32", "fp8", "int64", ...
+    """Return the label of a type: "bf16", "fp32", "tf32", "fp8", "int64", ...
 
     Args:
-        dtype: One of those, a `torch.dtype`, its name, or a spelling of C++ ("c10::BFloat16",
-            "float", "__nv_bfloat16").
+        dtype: A label, a `torch.dtype`, its name, or a spelling of C++ ("c10::BFloat16", "float",
+            "__nv_bfloat16").
 
     Raises:
-        UnknownDurationError: No type is called so.
+        UnknownDurationError: No type has that name.
     """
     name = str(dtype).strip()
     if name.lower().removeprefix("torch.") in ("tf32", "tensorfloat32"):
@@ -69,7 +69,7 @@ def dtype_label(dtype: object) -> str:
 
 
 def collective_named(name: str) -> tuple[str, str]:
-    """Name of a collective, and the type that it says, if any.
+    """Return the name of a collective and the type in its name, "" if there is none.
 
     Args:
         name: "all_reduce", "c10d::allreduce_", "nccl:_all_gather_base", or the name of a kernel
@@ -86,11 +86,15 @@ def collective_named(name: str) -> tuple[str, str]:
 
 
 def copy_named(name: str) -> tuple[str, bool | None]:
-    """Direction of a copy, and whether the host's side is pinned where the name says so.
+    """Return the direction of a copy and whether the host memory is pinned.
 
     Args:
         name: "HtoD", "host to device", or the name of an event such as
             "Memcpy HtoD (Pinned -> Device)".
+
+    Returns:
+        The direction as traces write it (HtoD, DtoH, DtoD; other names unchanged), and None if the
+        name does not say whether the memory is pinned.
     """
     event = _COPY_KERNEL.match(name)
     if event is None:
@@ -101,26 +105,25 @@ def copy_named(name: str) -> tuple[str, bool | None]:
 
 
 def _direction(name: str) -> str:
-    """As traces write it: HtoD, DtoH, DtoD; anything else as it is."""
-    parts = re.fullmatch(r"(h|d|host|device)(?:to|2)(h|d|host|device)", _plain(name))
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    parts = re.fullmatch(r"(h|d|host|device)(?:to|2)(h|d|host|device)", plain)
     return f"{parts[1][0].upper()}to{parts[2][0].upper()}" if parts else name
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def checked_sizes(**sizes: tuple[Numbers, bool]) -> Mapping[str, FloatArray]:
-    """Sizes by name, all of one shape: of one question `[]`, or of many `[n]`.
+    """Check sizes and broadcast them to one shape.
 
     Args:
-        sizes: Each with whether it counts something, and so is whole.
+        sizes: Each size by name, with True if it must be a whole number.
+
+    Returns:
+        float64 arrays by name, `[]` if all sizes are single numbers, else `[n]`.
 
     Raises:
-        OptionError: One is no number, not positive, not whole, or beyond reason; or the arrays
-            have lengths that do not go together.
+        OptionError: A size is not a number, not positive, not whole or beyond reason, or the arrays
+            have different lengths.
     """
-    arrays = {name: _checked(name, *given) for name, given in sizes.items()}
+    arrays = {name: _checked_size(name, *given) for name, given in sizes.items()}
     try:
         together = np.broadcast_arrays(*arrays.values())
     except ValueError:
@@ -131,7 +134,7 @@ def checked_sizes(**sizes: tuple[Numbers, bool]) -> Mapping[str, FloatArray]:
     return dict(zip(arrays, together, strict=True))
 
 
-def _checked(name: str, value: Numbers, is_whole: bool) -> FloatArray:
+def _checked_size(name: str, value: Numbers, is_whole: bool) -> FloatArray:
     array = np.asarray(value)
     try:
         if array.dtype.kind not in "iufO":

@@ -1,4 +1,4 @@
-"""Any operator whose work is known, from the arguments that a trace records."""
+"""Estimate any operator whose work is known from the arguments that a trace records."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import numpy as np
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.calibration import kernel_class
 from torchtraceap.ops.durations.convolutions import estimate_convolution
-from torchtraceap.ops.durations.estimate import Estimate, UnknownDurationError, the_device
+from torchtraceap.ops.durations.estimate import Estimate, UnknownDurationError, resolve_device
 from torchtraceap.ops.durations.families import estimate_work
 from torchtraceap.ops.durations.gemm import estimate_gemm
 from torchtraceap.ops.durations.kernels import FLOOR_NS, tensors_moved
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.ops.models.families import family_of
-from torchtraceap.ops.models.registry import Work, model_of, modelled
+from torchtraceap.ops.models.registry import Work, model_of, work_of_call
 
 __all__ = [
-    "class_of",
+    "call_class",
+    "compute_type_on",
     "estimate_measured",
     "estimate_op",
     "estimate_product",
-    "known_work",
     "product_shape",
-    "type_on",
+    "require_work",
 ]
 
 _FIRST_OPERAND = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 
 
 def product_shape(call: OpCall) -> tuple[int, int, int, int] | None:
-    """batch, m, n, k of a product of matrices; None for other operators."""
+    """Return batch, m, n and k of a matrix product; None for other operators."""
     first = _FIRST_OPERAND.get(call.name)
     if first is None:
         return None
@@ -41,31 +41,31 @@ def product_shape(call: OpCall) -> tuple[int, int, int, int] | None:
     return prod(a[:-2]), a[-2], b[-1], a[-1]
 
 
-def known_work(call: OpCall) -> Work:
-    """What a call computes and moves.
+def require_work(call: OpCall) -> Work:
+    """Return the work of a call.
 
     Raises:
-        UnknownDurationError: It has no model, or the arguments say too little.
+        UnknownDurationError: The operator has no model, or the arguments say too little.
     """
     if model_of(call.name) is None:
         raise UnknownDurationError(f"no model for {call.name}")
-    work, why_not = modelled(call)
+    work, why_not = work_of_call(call)
     if work is None:
         raise UnknownDurationError(f"{call.name}: {why_not}")
     return work
 
 
-def type_on(work: Work, device: Device) -> str:
-    """In which a device computes some work: tf32 where the call allows it and there is such."""
+def compute_type_on(work: Work, device: Device) -> str:
+    """Return the type in which a device computes: tf32 if the call and the device allow it."""
     allowed = work.unit == "matrix" and work.dtype == "fp32" and work.allow_tf32
     return "tf32" if allowed and "tf32" in device.matrix else work.dtype
 
 
 def estimate_product(call: OpCall, dtype: str, device: Device) -> Estimate | None:
-    """Time of a product of matrices; None for other operators, and without shapes.
+    """Estimate a matrix product; None for other operators and for calls without shapes.
 
     Raises:
-        UnknownDurationError: As `estimate_gemm`.
+        UnknownDurationError: The device or type is unknown.
     """
     try:
         shape = product_shape(call)
@@ -78,18 +78,18 @@ def estimate_product(call: OpCall, dtype: str, device: Device) -> Estimate | Non
 
 
 def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Estimate:
-    """How long the GPU work of an operator takes.
+    """Estimate the GPU work of an operator.
 
     Args:
-        call: Its name and arguments; names of kernels tell variants of a family.
+        call: Name and arguments of the operator; names of kernels select variants of a family.
         device: A GPU by name or id.
-        kernels: How many it launches.
+        kernels: Number of kernels that it launches.
 
     Raises:
         UnknownDurationError: The device or the work of the call is not known.
     """
-    chip, work = the_device(device), known_work(call)
-    dtype = type_on(work, chip)
+    chip, work = resolve_device(device), require_work(call)
+    dtype = compute_type_on(work, chip)
     found = estimate_measured(call, dtype, chip, kernels)
     if found is not None:
         return found
@@ -108,65 +108,58 @@ def estimate_op(call: OpCall, device: str | Device, *, kernels: int = 1) -> Esti
 def estimate_measured(
     call: OpCall, dtype: str, device: Device, kernels: int = 1
 ) -> Estimate | None:
-    """Time of a call by models that were fitted to its own kernels; None if there are none.
+    """Estimate a call by a model that was fitted to its own kind of kernel.
 
     Args:
-        call: Its name and arguments.
-        dtype: In which it computes there.
+        call: Name and arguments of the operator.
+        dtype: Type in which the device computes it.
         device: The GPU.
-        kernels: How many it launches.
+        kernels: Number of kernels that it launches.
+
+    Returns:
+        None if there is no such model.
 
     Raises:
-        UnknownDurationError: As `estimate_gemm`.
+        UnknownDurationError: The device or type of a matrix product is unknown.
     """
-    for found in (
-        estimate_product(call, dtype, device),
-        _estimate_narrow_rows(call, device),
-        _estimate_convolution(call, dtype, device, kernels),
-    ):
-        if found is not None:
-            return found
-    return None
-
-
-def _estimate_convolution(
-    call: OpCall, dtype: str, device: Device, kernels: int
-) -> Estimate | None:
-    if "convolution" not in call.name and "conv_depthwise" not in call.name:
-        return None
-    work, _ = modelled(call)
+    found = estimate_product(call, dtype, device) or _estimate_narrow_rows(call, device)
+    if found is not None or not ("convolution" in call.name or "conv_depthwise" in call.name):
+        return found
+    work, _ = work_of_call(call)
     return None if work is None else estimate_convolution(call, work, dtype, device, kernels)
 
 
-# Place of the dimension of a softmax, and how many tensors it moves.
+# Position of the dimension argument of a softmax and the number of tensors that it moves.
 _SOFTMAXES = {
     "aten::_softmax": (1, 2),
     "aten::_log_softmax": (1, 2),
     "aten::_softmax_backward_data": (2, 3),
     "aten::_log_softmax_backward_data": (2, 3),
 }
-# Longer rows have a block each, of so many threads, which read 16 bytes at once where they can.
+# Longer rows have one block each, of so many threads, which read 16 bytes at once if possible.
 _ROW_OF_WARP = 1024
 _BLOCK = 1024
 _WIDE, _NARROW = 16, 4
 # Note [Rows of single elements]
-# Rows that don't begin at multiples of 16 bytes take ATen's general kernel: it reads as many whole
-# blocks of 16 bytes a thread as a row has, and what is left element after element, in all three
-# passes over the row. A row shorter than such a block (8,192 elements of 2 bytes) is all rest: what
-# counts is how many instructions lanes are given, not the memory. Clocks of a lane for an element:
+# Rows that do not begin at multiples of 16 bytes use ATen's general kernel. In all three passes
+# over the row it reads full blocks of 16 bytes per thread and the remainder element by element. A
+# row shorter than a block (8,192 elements of 2 bytes) is all remainder, and the instructions issued
+# to lanes, not the memory, decide the time. The constant is the clocks of a lane per element:
 # NeuSight's fp32 rows of odd lengths above 1,024 took 200 on V100 and 168 on A100. Two softmaxes of
-# a public trace, which were not used, take 202 (H100) and 149 (MI300X). Backward passes were not
+# a public trace, which were held out, take 202 (H100) and 149 (MI300X). Backward passes were not
 # measured.
 _LANE_CLOCKS = 183.0
 _ROWS_FACTOR, _BACKWARD_FACTOR = 1.4, 1.8
-# Lanes that a multiprocessor can give an instruction to in a clock.
+# Lanes to which a multiprocessor can issue an instruction in one clock.
 _LANES = {"nvidia": 128, "amd": 64}
 _ROWS_SAYS = "rows that can't be read 16 bytes at once: so many elements, one after the other"
 
 
 def _estimate_narrow_rows(call: OpCall, device: Device) -> Estimate | None:
-    """Time of a softmax over long rows of 2-byte elements that do not begin at multiples of 16
-    bytes; None for any other call. See Note [Rows of single elements]."""
+    """Estimate a softmax over long unaligned rows of 2-byte elements; None for any other call.
+
+    See Note [Rows of single elements].
+    """
     place, tensors = _SOFTMAXES.get(call.name, (0, 0))
     clocks = device.multiprocessors * _LANES.get(device.vendor, 0) * device.clock_mhz * 1e6
     if not tensors or not clocks:
@@ -184,13 +177,13 @@ def _estimate_narrow_rows(call: OpCall, device: Device) -> Estimate | None:
     passing = 1e9 * _LANE_CLOCKS * source.elements * (rest / length) / clocks
     moving = 1e9 * tensors * source.bytes / device.bandwidth
     factor = _ROWS_FACTOR if tensors == tensors_moved("softmax") else _BACKWARD_FACTOR
-    return Estimate.around(FLOOR_NS + max(passing, moving), factor, _ROWS_SAYS)
+    return Estimate.within_factor(FLOOR_NS + max(passing, moving), factor, _ROWS_SAYS)
 
 
-def class_of(call: OpCall, device: str | Device) -> str:
-    """What such calls are calibrated with; see `kernel_class`."""
+def call_class(call: OpCall, device: str | Device) -> str:
+    """Return the class with which such calls are calibrated; see `kernel_class`."""
     family = family_of(call.name, call.kernels)
     try:
-        return kernel_class(family, type_on(known_work(call), the_device(device)))
+        return kernel_class(family, compute_type_on(require_work(call), resolve_device(device)))
     except UnknownDurationError:
         return family

@@ -1,6 +1,6 @@
-"""The questions that a person asks: one function for each kind of work; see the package.
+"""Public functions that estimate durations, one for each kind of work.
 
-Each checks the sizes, takes types and names as they are found, and asks the models in order.
+Each function checks the sizes, parses types and names, and asks a chain of models in order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy.typing as npt
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations.answers import Question, answers, each
 from torchtraceap.ops.durations.calibration import Calibration, kernel_class
 from torchtraceap.ops.durations.collectives import collective_kind, estimate_collectives
 from torchtraceap.ops.durations.copies import estimate_copies
@@ -25,7 +24,7 @@ from torchtraceap.ops.durations.estimate import (
     Estimates,
     UnknownDurationError,
     element_bytes,
-    the_device,
+    resolve_device,
 )
 from torchtraceap.ops.durations.families import estimate_works
 from torchtraceap.ops.durations.gemm import estimate_gemms
@@ -38,12 +37,13 @@ from torchtraceap.ops.durations.inputs import (
     dtype_label,
 )
 from torchtraceap.ops.durations.kernels import (
-    estimate_attentions,
-    estimate_elementwises,
-    estimate_rows_of_lengths,
+    estimate_attention,
+    estimate_elementwise,
+    estimate_row_kernel,
     tensors_moved,
 )
-from torchtraceap.ops.durations.operators import class_of, estimate_op
+from torchtraceap.ops.durations.model_chain import Question, evaluate_model, vectorize
+from torchtraceap.ops.durations.operators import call_class, estimate_op
 from torchtraceap.ops.models.arguments import OpCall
 
 __all__ = [
@@ -62,17 +62,17 @@ __all__ = [
 
 
 class Options(TypedDict, total=False):
-    """What every question takes."""
+    """Options of every function that estimates a duration."""
 
     strict: bool
-    """Raise the reason instead of answering None (or NaN)."""
+    """Raise `UnknownDurationError` with the reason instead of returning None (or NaN)."""
     calibration: Calibration | None
-    """Ratios of the user's own kernels, to correct the models with."""
+    """Ratios of the user's own kernels that correct the models."""
 
 
 Answer = Estimate | Estimates | None
 _NARROW_PRODUCTS = ("int8", "fp4")
-# Of an embedding table, with whether it counts something.
+# Sizes of an embedding table, with True if the size must be a whole number.
 _TABLE_SIZES = {"rows": True, "columns": True, "lookups_per_bag": False}
 FloatArray = npt.NDArray[np.float64]
 
@@ -109,15 +109,15 @@ def collective_ns(
     dtype: object = "",
     **options: Unpack[Options],
 ) -> Answer:
-    """Transfer time of a collective once all ranks have come.
+    """Estimate the transfer time of a collective after the last rank has arrived.
 
     Args:
-        kind: Its name in any of PyTorch's or NCCL's spellings, or a kernel's.
+        kind: Name in any of PyTorch's or NCCL's spellings, or name of a kernel.
         size: Bytes of the larger of one rank's input and output.
-        ranks: Members of the group, all of one device.
+        ranks: Number of members of the group, which all have the same device.
         device: A GPU by name or id.
-        nodes: Machines that the group spans.
-        dtype: Of the elements; by default what a kernel's name says.
+        nodes: Number of machines that the group spans.
+        dtype: Type of the elements; by default the type in the name of a kernel.
         options: See `Options`.
     """
     name, said = collective_named(kind)
@@ -127,7 +127,7 @@ def collective_ns(
         label = dtype_label(dtype) if dtype else said
         groups = [np.flatnonzero(counts == count) for count in np.unique(counts).tolist()]
         parts = [
-            answers(
+            evaluate_model(
                 lambda some, count=int(counts[rows[0]]): estimate_collectives(
                     name, some, count, device, nodes, dtype=label
                 ),
@@ -135,8 +135,7 @@ def collective_ns(
             )
             for rows in groups
         ]
-        back = np.argsort(np.concatenate([np.empty(0, np.int64), *groups]), kind="stable")
-        return Estimates.joined(parts).take(back)
+        return Estimates.scatter(parts, groups)
 
     sizes = checked_sizes(size=(size, False), ranks=(ranks, True))
     class_name = f"communication {collective_kind(name)}"
@@ -173,29 +172,38 @@ def gemm_ns(
     batch: Numbers = 1,
     **options: Unpack[Options],
 ) -> Answer:
-    """Time of a product of (batch) m x k by k x n.
+    """Estimate the time of a matrix product of (batch) m x k by k x n.
 
     Args:
-        m: Rows of the left operand: of a linear layer, all but the last of the input's sizes.
-        n: Columns of the right operand: of a linear layer, the output features.
-        k: The size summed over.
+        m: Rows of the left operand (for a linear layer, all input sizes but the last, multiplied).
+        n: Columns of the right operand (for a linear layer, the output features).
+        k: Inner size, which is summed over.
         dtype: fp32, tf32, fp16, bf16, fp8, ...
         device: A GPU by name or id.
-        batch: Products at once.
+        batch: Number of products in a batch.
         options: See `Options`.
     """
 
     def measured(*shape: FloatArray) -> Estimates:
         return estimate_gemms(np.stack(shape, axis=1), dtype_label(dtype), device)
 
-    def by_work(*shape: FloatArray) -> Estimates:
-        return _narrow_products(_flops_of(*shape), width * _operands_of(*shape), dtype, device)
+    def moved(batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
+        return np.asarray(width * (batch * (m * k + k * n + m * n)))
 
-    width = _width(dtype)
+    def by_work(batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray) -> Estimates:
+        """Estimate the types that no measured product has: int8 and fp4."""
+        label, count = dtype_label(dtype), len(m)
+        if label not in _NARROW_PRODUCTS:
+            raise UnknownDurationError(f"no durations of products in {label} are known")
+        resolve_device(device)
+        flops, size = 2.0 * batch * m * n * k, moved(batch, m, n, k)
+        units = ["matrix"] * count
+        return estimate_works(["gemm"] * count, flops, size, [label] * count, device, units=units)
+
+    width = _element_width(dtype)
     sizes = checked_sizes(batch=(batch, True), m=(m, True), n=(n, True), k=(k, True))
-    held = width * _operands_of(*sizes.values())
-    models = (measured, by_work)
-    return Question(sizes, models, _class("gemm", dtype), device, held, **options).answer()
+    class_name, held = _class_name("gemm", dtype), moved(*sizes.values())
+    return Question(sizes, (measured, by_work), class_name, device, held, **options).answer()
 
 
 @overload
@@ -221,13 +229,13 @@ def copy_ns(
     device: str | Device,
     **options: Unpack[Options],
 ) -> Answer:
-    """Time of a copy.
+    """Estimate the time of a copy.
 
     Args:
         size: Bytes.
         direction: "HtoD", "DtoH", "DtoD", or a name such as "Memcpy HtoD (Pinned -> Device)".
-        pinned: Whether the host's side is page-locked; of no account on the device. None: as the
-            name says, else pageable.
+        pinned: The host memory is page-locked; ignored for copies on the device. None takes it
+            from the name, else assumes pageable memory.
         device: A GPU by name or id.
         options: See `Options`.
     """
@@ -254,24 +262,24 @@ def elementwise_ns(
 def elementwise_ns(
     op: str, elements: Numbers, dtype: object, device: str | Device, **options: Unpack[Options]
 ) -> Answer:
-    """Time of an element-wise kernel.
+    """Estimate the time of an element-wise kernel.
 
     Args:
         op: add, mul, pow, div (two tensors); addu, mulu, powu, divu (a tensor and a scalar);
             relu, gelu, tanh.
-        elements: Of the result.
-        dtype: Of the elements.
+        elements: Number of elements of the result.
+        dtype: Type of the elements.
         device: A GPU by name or id.
         options: See `Options`.
     """
 
     def measured(elements: FloatArray) -> Estimates:
-        return estimate_elementwises(op, elements, dtype_label(dtype), device)
+        return estimate_elementwise(op, elements, dtype_label(dtype), device)
 
     def by_work(elements: FloatArray) -> Estimates:
-        return _moving("elementwise", width * tensors_moved(op) * elements, dtype, device)
+        return _estimate_moving("elementwise", width * tensors_moved(op) * elements, dtype, device)
 
-    width = _width(dtype)
+    width = _element_width(dtype)
     sizes = checked_sizes(elements=(elements, False))
     models, held = (measured, by_work), width * sizes["elements"]
     return Question(sizes, models, "elementwise", device, held, **options).answer()
@@ -292,8 +300,8 @@ def softmax_ns(
 def softmax_ns(
     rows: Numbers, columns: Numbers, dtype: object, device: str | Device, **options: Unpack[Options]
 ) -> Answer:
-    """Time of a softmax over the last of two sizes (forward)."""
-    return _by_rows("softmax", "softmax", rows, columns, dtype, device, options)
+    """Estimate the time of a forward softmax over the last of two sizes."""
+    return _estimate_by_rows("softmax", "softmax", rows, columns, dtype, device, options)
 
 
 @overload
@@ -311,9 +319,9 @@ def layer_norm_ns(
 def layer_norm_ns(
     rows: Numbers, columns: Numbers, dtype: object, device: str | Device, **options: Unpack[Options]
 ) -> Answer:
-    """Time of a layer norm over the last of two sizes (forward)."""
+    """Estimate the time of a forward layer norm over the last of two sizes."""
     family = "normalization_forward"
-    return _by_rows("layer_norm", family, rows, columns, dtype, device, options)
+    return _estimate_by_rows("layer_norm", family, rows, columns, dtype, device, options)
 
 
 @overload
@@ -354,30 +362,31 @@ def attention_ns(
     causal: bool = False,
     **options: Unpack[Options],
 ) -> Answer:
-    """Time of a fused attention kernel (forward).
+    """Estimate the time of a forward fused attention kernel.
 
     Args:
-        batch: Sequences.
-        heads: Of the queries.
+        batch: Number of sequences.
+        heads: Number of query heads.
         queries: Length of the sequence of queries.
         keys: Length of the sequence of keys and values.
-        head_size: Elements of a head.
-        dtype: Of the elements.
+        head_size: Number of elements of a head.
+        dtype: Type of the elements.
         device: A GPU by name or id.
-        causal: Half of the products are left out.
+        causal: The mask is causal, which leaves out half of the products.
         options: See `Options`.
     """
 
     def by_work(*shape: FloatArray) -> Estimates:
-        return estimate_attentions(
+        return estimate_attention(
             np.stack(shape, axis=1), dtype_label(dtype), device, causal=causal
         )
 
     sizes = checked_sizes(batch=(batch, True), heads=(heads, True), queries=(queries, True),
                           keys=(keys, True), head_size=(head_size, True))  # fmt: skip
     lengths = sizes["queries"] + sizes["keys"]
-    held = _width(dtype) * sizes["batch"] * sizes["heads"] * sizes["head_size"] * 2.0 * lengths
-    class_name = _class("attention_forward", dtype)
+    held = sizes["batch"] * sizes["heads"] * sizes["head_size"] * 2.0 * lengths
+    held = _element_width(dtype) * held
+    class_name = _class_name("attention_forward", dtype)
     return Question(sizes, (by_work,), class_name, device, held, **options).answer()
 
 
@@ -407,13 +416,13 @@ def embedding_bag_ns(
     backward: bool = False,
     **options: Unpack[Options],
 ) -> Answer:
-    """Time of the lookups of a batch in tables, one after the other.
+    """Estimate the time of the lookups of a batch in tables, one after the other.
 
     Args:
-        tables: Each with what one bag looks up; its sizes may be arrays where `batch` is one.
-        batch: Bags.
+        tables: Tables with the lookups of one bag; their sizes may be arrays if `batch` is one.
+        batch: Number of bags.
         device: A GPU by name or id.
-        backward: The update of the rows instead.
+        backward: Estimate the update of the rows instead.
         options: See `Options`.
     """
     if not tables:
@@ -447,28 +456,28 @@ def embedding_bag_ns(
 def op_ns(
     call: OpCall, device: str | Device, *, kernels: int = 1, **options: Unpack[Options]
 ) -> Estimate | None:
-    """Time of the GPU work of any operator that has a model, from its arguments.
+    """Estimate the time of the GPU work of any operator that has a model, from its arguments.
 
     Args:
         call: `torchtraceap.ops.models.OpCall("aten::addmm", dims, types)`, as a trace records them.
         device: A GPU by name or id.
-        kernels: How many it launches.
+        kernels: Number of kernels that it launches.
         options: See `Options`.
     """
 
     def by_work(kernels: int) -> Estimate:
         return estimate_op(call, device, kernels=kernels)
 
-    class_name = class_of(call, device)
+    class_name = call_class(call, device)
     sizes = checked_sizes(kernels=(kernels, True))
-    held = np.zeros(())  # of operands that the trace at hand held
-    models = (each(by_work),)
+    held = np.zeros(())  # the device of the trace held the operands
+    models = (vectorize(by_work),)
     found = Question(sizes, models, class_name, device, held, op=call.name, **options).answer()
     assert not isinstance(found, Estimates)  # one size was asked for
     return found
 
 
-def _by_rows(
+def _estimate_by_rows(
     op: str,
     family: str,
     rows: Numbers,
@@ -478,48 +487,28 @@ def _by_rows(
     options: Options,
 ) -> Answer:
     def measured(rows: FloatArray, columns: FloatArray) -> Estimates:
-        return estimate_rows_of_lengths(op, rows, columns, dtype_label(dtype), device)
+        return estimate_row_kernel(op, rows, columns, dtype_label(dtype), device)
 
     def by_work(rows: FloatArray, columns: FloatArray) -> Estimates:
         width = element_bytes(dtype_label(dtype))
-        return _moving(family, 2.0 * width * rows * columns, dtype, device)
+        return _estimate_moving(family, 2.0 * width * rows * columns, dtype, device)
 
     sizes = checked_sizes(rows=(rows, False), columns=(columns, False))
-    models, held = (measured, by_work), _width(dtype) * sizes["rows"] * sizes["columns"]
+    models, held = (measured, by_work), _element_width(dtype) * sizes["rows"] * sizes["columns"]
     return Question(sizes, models, family, device, held, **options).answer()
 
 
-def _moving(family: str, moved: FloatArray, dtype: object, device: str | Device) -> Estimates:
-    """By the bytes that are read and written."""
+def _estimate_moving(
+    family: str, moved: FloatArray, dtype: object, device: str | Device
+) -> Estimates:
+    """Estimate by the bytes that are read and written."""
     label, count = dtype_label(dtype), len(moved)
-    the_device(device)  # the reason is that of the device, not of each size
+    resolve_device(device)  # raise for the device once, not for each size
     return estimate_works([family] * count, np.zeros(count), moved, [label] * count, device)
 
 
-def _narrow_products(
-    flops: FloatArray, moved: FloatArray, dtype: object, device: str | Device
-) -> Estimates:
-    """Types that no measured product had, by the work: int8 and fp4."""
-    label, count = dtype_label(dtype), len(flops)
-    if label not in _NARROW_PRODUCTS:
-        raise UnknownDurationError(f"no durations of products in {label} are known")
-    the_device(device)
-    return estimate_works(
-        ["gemm"] * count, flops, moved, [label] * count, device, units=["matrix"] * count
-    )
-
-
-def _flops_of(batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-    return np.asarray(2.0 * batch * m * n * k)
-
-
-def _operands_of(batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray) -> FloatArray:
-    """Elements of both operands and the result."""
-    return np.asarray(batch * (m * k + k * n + m * n))
-
-
-def _width(dtype: object) -> float:
-    """Bytes of an element; 0 of a type that nobody knows, which a model will say."""
+def _element_width(dtype: object) -> float:
+    """Return the bytes of an element; 0 for an unknown type, which a model reports."""
     try:
         label = dtype_label(dtype)
     except UnknownDurationError:
@@ -528,8 +517,8 @@ def _width(dtype: object) -> float:
     return (0.5 if label == "fp4" else float(found.size)) if found is not None else 0.0
 
 
-def _class(family: str, dtype: object) -> str:
+def _class_name(family: str, dtype: object) -> str:
     try:
         return kernel_class(family, dtype_label(dtype))
-    except UnknownDurationError:  # the question itself says so
+    except UnknownDurationError:  # a model reports it
         return family

@@ -1,6 +1,6 @@
-"""From one GPU to another: the measured time times the ratio of two estimates.
+"""Scale a measured time from one GPU to another by the ratio of two estimates.
 
-What a model misses alike on both GPUs cancels: docs/durations.md says how far a ratio is off.
+Errors of a model that are alike on both GPUs cancel; docs/durations.md reports those of ratios.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ import numpy as np
 
 from torchtraceap.core.rendering import renderable
 from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations.estimate import Estimate, UnknownDurationError, the_device
+from torchtraceap.ops.durations.estimate import Estimate, UnknownDurationError, resolve_device
 from torchtraceap.ops.durations.operators import estimate_op
 from torchtraceap.ops.models.arguments import OpCall
 
 __all__ = ["Ratio", "estimate_ratio", "ratio", "ratio_of"]
 
 _CANCELS = 0.5
-"""Of the variance of either estimate: what is a kind's own."""
+"""Share of the variance of either estimate that is common to both and cancels."""
 
 
 @renderable
 class Ratio(NamedTuple):
-    """Time on one device over time on another, and how far it may be off."""
+    """Time on one device over time on another, with an 80 % interval."""
 
     value: float
     low: float
-    """In 10 of 100 cases like this one the ratio is smaller."""
+    """10th percentile: 10 of 100 such ratios are smaller."""
     high: float
-    """In 10 of 100 cases like this one the ratio is larger."""
+    """90th percentile: 10 of 100 such ratios are larger."""
     source: str
-    """For a person: where both times come from."""
+    """Description of the measurements behind both times."""
 
 
 def ratio(op_call: OpCall, from_device: str | Device, to_device: str | Device) -> float | None:
-    """Time on `to_device` over time on `from_device`; None where nothing tells it."""
+    """Return the time on `to_device` over that on `from_device`; None if either is unknown."""
     try:
         return estimate_ratio(op_call, from_device, to_device).value
     except UnknownDurationError:
@@ -43,12 +43,12 @@ def ratio(op_call: OpCall, from_device: str | Device, to_device: str | Device) -
 
 
 def estimate_ratio(op_call: OpCall, from_device: str | Device, to_device: str | Device) -> Ratio:
-    """As `ratio`, with an interval and its source.
+    """Estimate the time on `to_device` over that on `from_device`, with an interval and source.
 
     Raises:
-        UnknownDurationError: A device or its peak is not known, or the work of the call.
+        UnknownDurationError: A device, its peak or the work of the call is not known.
     """
-    old, new = the_device(from_device), the_device(to_device)
+    old, new = resolve_device(from_device), resolve_device(to_device)
     before, after = estimate_op(op_call, old), estimate_op(op_call, new)
     if old is new:
         return Ratio(1.0, 1.0, 1.0, "the same device")
@@ -56,16 +56,16 @@ def estimate_ratio(op_call: OpCall, from_device: str | Device, to_device: str | 
 
 
 def ratio_of(before: Estimate, after: Estimate) -> Ratio:
-    """Of two estimates of one call on two devices."""
+    """Return the ratio of the estimates of one call on two devices."""
     value = after.ns / before.ns
-    shorter = _together(after.ns / after.low_ns, before.high_ns / before.ns)
-    longer = _together(after.high_ns / after.ns, before.ns / before.low_ns)
+    shorter = _combine_factors(after.ns / after.low_ns, before.high_ns / before.ns)
+    longer = _combine_factors(after.high_ns / after.ns, before.ns / before.low_ns)
     told = dict.fromkeys((before.source, after.source))
     source = f"ratio of models: {'; over: '.join(reversed(told))}"
     return Ratio(value, value / shorter, value * longer, source)
 
 
-def _together(*factors: float) -> float:
-    """How far a ratio may be off where its parts may be off by these factors."""
+def _combine_factors(*factors: float) -> float:
+    """Return the error factor of a ratio whose parts have these error factors."""
     squares = np.square(np.log(factors))
     return float(np.exp(np.sqrt((1.0 - _CANCELS) * squares.sum())))

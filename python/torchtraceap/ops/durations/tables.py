@@ -1,9 +1,8 @@
-"""Measured curves of time over size: monotone, piecewise, small enough to ship.
+"""Measured curves of time over size, monotone and piecewise linear.
 
-Between two knots time is linear in the size, that is each piece is an alpha-beta model of its own:
-a start-up time and a rate. On public tables of collectives with every other size held out this
-errs less than a line in log-log (docs/durations.md), which bends the wrong way where the start-up
-time ends.
+Each piece between two knots is an alpha-beta model of its own: a startup time and a rate. On public
+tables of collectives with every other size held out, the error is smaller than that of a line in
+log-log space (docs/durations.md), which bends the wrong way at the end of the startup time.
 """
 
 from __future__ import annotations
@@ -17,28 +16,29 @@ __all__ = ["Curve"]
 
 FloatArray = npt.NDArray[np.float64]
 
-# Below the first knot time is start-up only if that knot is small; above the last one it goes on
-# at the last rate.
+# Sizes below the first knot are covered only if that knot is small enough to be startup time; sizes
+# above the last knot continue at the last rate up to this multiple of it.
 _SMALL_BYTES = 8192
 _REACH = 16.0
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Time over size; both ascend, time not strictly."""
+    """Time over size; both ascend, the time not strictly."""
 
     sizes: FloatArray
-    """In bytes (or whatever the maker of the curve measured)."""
+    """`[k]`: sizes, usually in bytes."""
     ns: FloatArray
+    """`[k]`: times at these sizes."""
 
     def covers(self, sizes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Whether `at` may be asked: inside the measured sizes or not far above them."""
+        """Return bool `[n]`: which sizes are among the measured ones or not far above them."""
         wanted = np.asarray(sizes, dtype=np.float64)
         begin = 0.0 if self.sizes[0] <= _SMALL_BYTES else self.sizes[0]
         return np.asarray((wanted >= begin) & (wanted <= self.sizes[-1] * _REACH))
 
     def at(self, sizes: npt.ArrayLike) -> FloatArray:
-        """Times in ns; constant below the first knot, at the last rate above the last one."""
+        """Return times in ns; constant below the first knot, at the last rate above the last."""
         wanted = np.asarray(sizes, dtype=np.float64)
         inside = np.interp(wanted, self.sizes, self.ns)
         if self.sizes.size < 2:

@@ -1,4 +1,4 @@
-"""Sums of regression trees, evaluated with NumPy; they are fitted elsewhere.
+"""Sums of regression trees, evaluated with NumPy; fit_durations.py in benchmarks/ fits them.
 
 The text form is a JSON object: trees one after the other, nodes in pre-order (a node, its left
 part, its right part). A node that splits holds the number of its feature and of one of that
@@ -28,31 +28,31 @@ _AT_ONCE = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class BoostedTrees:
-    """Value of a row = base + the sum of the leaf values that it falls into."""
+    """Boosted regression trees: the value of a row is `base` plus the values of its leaves."""
 
     base: float
     roots: IntArray
     feature: IntArray
-    """Of each node; a leaf asks feature 0 and stays where it is."""
+    """Feature that each node compares; 0 for leaves, which lead back to themselves."""
     cut: FloatArray
     left: IntArray
-    """Node to go to where the feature is at most the cut; of a leaf itself."""
+    """Next node if the feature is at most the cut; the node itself for leaves."""
     right: IntArray
     value: FloatArray
-    """Of leaves, else 0."""
+    """Values of leaves; 0 for other nodes."""
     depth: int
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> BoostedTrees:
-        """Reads the text form."""
-        feature = _unpacked(text["feature"], "i1").astype(np.int32)
-        number = _unpacked(text["number"], "<i2").astype(np.int64)
+        """Read the JSON form."""
+        feature = _unpack(text["feature"], "i1").astype(np.int32)
+        number = _unpack(text["number"], "<i2").astype(np.int64)
         leaf = feature < 0
         cut = np.full(feature.size, np.inf)
         for index, cuts in enumerate(text["cuts"]):
             rows = feature == index
             cut[rows] = np.array(cuts, dtype=np.float64)[number[rows]]
-        roots, right, depth = _shape(leaf)
+        roots, right, depth = _links_of_preorder(leaf)
         return cls(
             base=float(text["base"]),
             roots=roots,
@@ -65,30 +65,33 @@ class BoostedTrees:
         )
 
     def predict(self, rows: FloatArray) -> FloatArray:
-        """One value per row; columns are the features in the order of fitting."""
+        """Return float64 `[n]` for `[n, features]` with the features in the order of fitting."""
         step = max(1, _AT_ONCE // max(1, self.roots.size))
-        parts = [self._predict(rows[at : at + step]) for at in range(0, len(rows), step)]
-        return np.concatenate(parts) if parts else np.empty(0)
+        values = np.empty(len(rows))
+        for begin in range(0, len(rows), step):
+            part = rows[begin : begin + step]
+            node = np.broadcast_to(self.roots, (len(part), self.roots.size))
+            which = np.arange(len(part))[:, None]
+            for _ in range(self.depth):
+                left = part[which, self.feature[node]] <= self.cut[node]
+                node = np.where(left, self.left[node], self.right[node])
+            values[begin : begin + step] = self.base + self.value[node].sum(axis=1)
+        return values
 
-    def _predict(self, rows: FloatArray) -> FloatArray:
-        node = np.broadcast_to(self.roots, (len(rows), self.roots.size))
-        which = np.arange(len(rows))[:, None]
-        for _ in range(self.depth):
-            left = rows[which, self.feature[node]] <= self.cut[node]
-            node = np.where(left, self.left[node], self.right[node])
-        return np.asarray(self.base + self.value[node].sum(axis=1))
 
+def _links_of_preorder(leaf: npt.NDArray[np.bool_]) -> tuple[IntArray, IntArray, int]:
+    """Return the roots, the right children (leaves point to themselves) and the depth of the trees.
 
-def _shape(leaf: npt.NDArray[np.bool_]) -> tuple[IntArray, IntArray, int]:
-    """Roots, right children (a leaf's is itself) and the longest way down, from pre-order."""
-    # Nodes whose right child is still to come, before each node: it grows by one at a node that has
-    # children, and falls by one at a leaf; a tree ends with the leaf that finds none.
+    `leaf` marks the leaves among the nodes in pre-order.
+    """
+    # Number of nodes that wait for their right child, before each node. It grows by one at an inner
+    # node and falls by one at a leaf; a tree ends at the leaf that finds none waiting.
     change = np.where(leaf, -1, 1)
     waiting = np.cumsum(change) - change
     ends = np.flatnonzero(np.diff(np.minimum.accumulate(np.append(0, np.cumsum(change)))))
     roots = np.append(0, ends[:-1] + 1) if len(ends) else np.zeros(0, dtype=np.int64)
     tree = np.searchsorted(ends, np.arange(leaf.size), side="left")
-    # The right child comes where as many are waiting again for the first time.
+    # The right child is the first later node at which as many are waiting as at the node itself.
     order = np.lexsort((waiting, tree))
     behind = np.empty(leaf.size, dtype=np.int64)
     behind[order] = np.append(order[1:], 0)[: leaf.size]
@@ -100,5 +103,5 @@ def _shape(leaf: npt.NDArray[np.bool_]) -> tuple[IntArray, IntArray, int]:
     return roots.astype(np.int32), right.astype(np.int32), depth
 
 
-def _unpacked(text: str, dtype: str) -> npt.NDArray[Any]:
+def _unpack(text: str, dtype: str) -> npt.NDArray[Any]:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=dtype)

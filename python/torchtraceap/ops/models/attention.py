@@ -12,7 +12,7 @@ from math import prod
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.registry import Work, register, without_work
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 __all__ = ["Heads", "Mask", "flash", "pairs", "tile_padding", "varlen"]
 
@@ -428,4 +428,4 @@ def evoformer(call: OpCall) -> Work:
     return _forward_work(sizes, sizes.queries * sizes.keys, query, key, value, *biases)
 
 
-without_work("the order of its arguments is not known", "aiter::wrapper_fmha_v3_bwd")
+register_unknown_work("the order of its arguments is not known", "aiter::wrapper_fmha_v3_bwd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.registry import Work, register, without_work
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 
 def _spatial(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -350,6 +350,6 @@ def convolution_apex(call: OpCall) -> Work:
     )
 
 
-without_work(
+register_unknown_work(
     "its input and weight are not among its arguments", "ConvBias_Backward", "ConvBiasReLU_Backward"
 )

@@ -5,9 +5,9 @@ With a norm in the same kernel that still holds: what a rank's memory moves says
 
 from __future__ import annotations
 
-from torchtraceap.ops.models.registry import without_work
+from torchtraceap.ops.models.registry import register_unknown_work
 
-without_work(
+register_unknown_work(
     "a collective: links between GPUs bound it",
     "_C_custom_ar::all_reduce",
     "_C_custom_ar::qr_all_reduce",

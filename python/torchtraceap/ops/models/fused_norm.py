@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from torchtraceap.core.dtypes import FP32
 from torchtraceap.core.records import dataclass
-from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.registry import Work, register
-from torchtraceap.ops.models.streams import (
+from torchtraceap.ops.models.argument_sizes import (
+    check_packed_output,
     check_width,
     group_scales,
-    half_byte_pairs,
+    mxfp4_bytes,
     optional_bytes,
-    packed_elements,
 )
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.registry import Work, register
 
 _NORM = 4
 _RESIDUAL = 1
@@ -100,7 +100,7 @@ def norm_into(call: OpCall) -> Work:
     places = _PLACES[call.name]
     x, weight, out = (call.tensor(i) for i in (places.x, places.weight, places.written[0]))
     check_width(x, weight)
-    packed_elements(x, out)
+    check_packed_output(x, out)
     residual = None if places.residual is None else call.optional_tensor(places.residual)
     _same_rows(x, residual)
     operations = _NORM + places.quant + _RESIDUAL * (residual is not None)
@@ -204,7 +204,7 @@ def norm_padded(call: OpCall) -> Work:
 def norm_mxfp4(call: OpCall) -> Work:
     """(x1, weight1, epsilon1, x2, weight2, epsilon2, residual1, ...): only x1 is quantised."""
     x, weight, residual = call.tensor(0), call.tensor(1), call.optional_tensor(6)
-    first = _returned(x, weight, residual, quant=_DYNAMIC_QUANT, result=half_byte_pairs(x))
+    first = _returned(x, weight, residual, quant=_DYNAMIC_QUANT, result=mxfp4_bytes(x))
     other, other_weight = call.optional_tensor(3), call.optional_tensor(4)
     if other is None or other_weight is None:
         return first

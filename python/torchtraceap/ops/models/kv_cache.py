@@ -6,9 +6,9 @@ arguments, may be as large as the memory of the device.
 
 from __future__ import annotations
 
+from torchtraceap.ops.models.argument_sizes import optional_bytes
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.registry import Work, register
-from torchtraceap.ops.models.streams import optional_bytes
 
 __all__ = ["rows_written"]
 

@@ -13,10 +13,10 @@ from math import isqrt, prod
 
 from torchtraceap.core.dtypes import DType, parse_dtype
 from torchtraceap.core.records import dataclass
+from torchtraceap.ops.models.argument_sizes import optional_bytes
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.gemm import product
 from torchtraceap.ops.models.registry import Work, register
-from torchtraceap.ops.models.streams import optional_bytes
 
 __all__ = ["packing"]
 

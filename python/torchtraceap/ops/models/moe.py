@@ -8,10 +8,10 @@ another device.
 from __future__ import annotations
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.ops.models.argument_sizes import optional_bytes
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.library_gemm import packing
-from torchtraceap.ops.models.registry import Work, register, without_work
-from torchtraceap.ops.models.streams import optional_bytes
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 _NOTE = "which experts the tokens go to is not recorded: at most this"
 _SORT_NOTE = "the lists of tokens are counted with what pads them"
@@ -303,7 +303,7 @@ def append_shared(call: OpCall) -> Work:
     return Work(0, ids.bytes + weights.bytes, written)
 
 
-without_work(
+register_unknown_work(
     "the weights of the experts are not among its arguments",
     "vllm::moe_forward",
     "vllm::moe_forward_shared",

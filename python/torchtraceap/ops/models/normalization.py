@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.registry import Work, register, without_work
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 _STATISTICS = 4  # sum; subtract, square, sum
 _NORMALIZE = 2  # subtract, multiply
@@ -80,7 +80,7 @@ def _rms(x: Tensor, weight: Tensor | None, saved: int) -> Work:
     )
 
 
-without_work(
+register_unknown_work(
     "the order of its arguments is not known", "fb::rms_norm", "primus::fused_ln_modulate_backward"
 )
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.ops.models.argument_sizes import optional_bytes
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.attention import Heads, Mask, flash, tile_padding, varlen
-from torchtraceap.ops.models.registry import Work, register, without_work
-from torchtraceap.ops.models.streams import optional_bytes
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 __all__ = ["BATCH"]
 
@@ -248,7 +248,7 @@ of keys, of squares of queries, and of products of both: of prompts, and of thos
 
 
 @register("vllm::unified_attention", "vllm::unified_attention_with_output", composite=True,
-          of_batch=True)  # fmt: skip
+          needs_batch=True)  # fmt: skip
 def attention_of_batch(call: OpCall) -> Work:
     """(query, key, value, output, ...), of (tokens, heads, depth), the tokens of all sequences.
 
@@ -282,7 +282,7 @@ def attention_of_batch(call: OpCall) -> Work:
     )
 
 
-without_work(
+register_unknown_work(
     _NO_LENGTHS,
     "vllm::unified_mla_attention",
     "vllm::unified_mla_attention_with_output",
@@ -290,7 +290,7 @@ without_work(
     "aiter::unified_attention_with_output_base",
     "aiter::pa_decode_gluon",
 )
-without_work(
+register_unknown_work(
     "its state and lengths are not among its arguments",
     "vllm::gdn_attention_core",
     "aiter::linear_attention_with_output_base",

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from torchtraceap.core.dtypes import FP32
 from torchtraceap.core.records import dataclass
+from torchtraceap.ops.models.argument_sizes import (
+    check_packed_output,
+    group_scales,
+    mxfp4_bytes,
+    optional_bytes,
+)
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.registry import Work, register
-from torchtraceap.ops.models.streams import (
-    group_scales,
-    half_byte_pairs,
-    optional_bytes,
-    packed_elements,
-)
 
 _STATIC = 2  # divide, clamp
 _DYNAMIC = 4  # magnitude, maximum; divide, clamp
@@ -68,7 +68,7 @@ def quantized_into(call: OpCall) -> Work:
 
 def _into(call: OpCall, places: _Places) -> Work:
     x, out = call.tensor(places.x), call.tensor(places.out)
-    packed_elements(x, out)
+    check_packed_output(x, out)
     return Work(
         flops=x.elements * places.flops,
         bytes_read=x.bytes + optional_bytes(call, places.read),
@@ -109,7 +109,7 @@ def quantized_fp8_groups(call: OpCall) -> Work:
 def quantized_mxfp4(call: OpCall) -> Work:
     """(input, ...)"""
     x = call.tensor(0)
-    return Work(_DYNAMIC * x.elements, x.bytes, half_byte_pairs(x))
+    return Work(_DYNAMIC * x.elements, x.bytes, mxfp4_bytes(x))
 
 
 @register("primus_turbo::quantize_fp8_tensorwise",
@@ -133,5 +133,5 @@ def quantized_mxfp4_both_ways(call: OpCall) -> Work:
     if len(x.shape) != 2:
         raise UnknownWorkError("an input that is no matrix")
     turned = Tensor((x.shape[1], x.shape[0]), x.dtype)
-    written = half_byte_pairs(x) + half_byte_pairs(turned)
+    written = mxfp4_bytes(x) + mxfp4_bytes(turned)
     return Work(2 * _DYNAMIC * x.elements, x.bytes, written)

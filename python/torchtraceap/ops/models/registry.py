@@ -14,7 +14,15 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 
-__all__ = ["Model", "Work", "model_of", "modelled", "register", "without_work", "work_of"]
+__all__ = [
+    "Model",
+    "Work",
+    "model_of",
+    "register",
+    "register_unknown_work",
+    "work_of",
+    "work_of_call",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +62,22 @@ _Function = TypeVar("_Function", bound=Model)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RegisteredModel:
     """A row of the registry."""
 
     model: Model
     composite: bool
     has_numbers: bool = True
     """Some calls have: the model is more than a reason."""
-    of_batch: bool = False
+    needs_batch: bool = False
     """It asks for the name of the range that says what a serving engine works on."""
 
 
-_MODELS: dict[str, Entry] = {}
+_MODELS: dict[str, RegisteredModel] = {}
 
 
 def register(
-    *names: str, composite: bool = False, of_batch: bool = False
+    *names: str, composite: bool = False, needs_batch: bool = False
 ) -> Callable[[_Function], _Function]:
     """Makes a function the model of operators, in place of an earlier one.
 
@@ -80,30 +88,30 @@ def register(
         names: Of operators, with namespace.
         composite: It usually calls other operators that have models. It then counts only where
             no such operator below it launched GPU work.
-        of_batch: It asks for `OpCall.batch`.
+        needs_batch: It asks for `OpCall.batch`.
     """
 
     def add(model: _Function) -> _Function:
         for name in names:
-            _MODELS[name] = Entry(model, composite, of_batch=of_batch)
-        work_of_texts.cache_clear()
+            _MODELS[name] = RegisteredModel(model, composite, needs_batch=needs_batch)
+        cached_work_of.cache_clear()
         return model
 
     return add
 
 
-def without_work(reason: str, *names: str) -> None:
+def register_unknown_work(reason: str, *names: str) -> None:
     """Says why operators have no numbers, whatever their arguments are."""
 
     def model(call: OpCall) -> Work:
         raise UnknownWorkError(reason)
 
     for name in names:
-        _MODELS[name] = Entry(model, composite=False, has_numbers=False)
-    work_of_texts.cache_clear()
+        _MODELS[name] = RegisteredModel(model, composite=False, has_numbers=False)
+    cached_work_of.cache_clear()
 
 
-def model_of(name: str) -> Entry | None:
+def model_of(name: str) -> RegisteredModel | None:
     """The row of an operator: its own, else that of the name without `_` or overload."""
     found = _MODELS.get(name)
     if found is None and name.endswith("_") and not name.endswith("__"):
@@ -137,12 +145,12 @@ def work_of(
     """
     lists = (dims, types, strides, concrete)
     if all(value is None or isinstance(value, str) for value in lists):
-        return work_of_texts(name, *lists, tuple(kernels), batch)
-    return modelled(OpCall(name, *lists, kernels, batch))
+        return cached_work_of(name, *lists, tuple(kernels), batch)
+    return work_of_call(OpCall(name, *lists, kernels, batch))
 
 
 @lru_cache(maxsize=1 << 13)
-def work_of_texts(
+def cached_work_of(
     name: str,
     dims: str | None,
     types: str | None,
@@ -152,10 +160,10 @@ def work_of_texts(
     batch: str | None,
 ) -> tuple[Work | None, str]:
     """The ranks of a job make the same calls."""
-    return modelled(OpCall(name, dims, types, strides, concrete, kernels, batch))
+    return work_of_call(OpCall(name, dims, types, strides, concrete, kernels, batch))
 
 
-def modelled(call: OpCall) -> tuple[Work | None, str]:
+def work_of_call(call: OpCall) -> tuple[Work | None, str]:
     """As `work_of`, of arguments that were read already."""
     entry = model_of(call.name)
     if entry is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchtraceap.core.dtypes import FP32
+from torchtraceap.ops.models.argument_sizes import optional_bytes
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 from torchtraceap.ops.models.registry import Work, register
-from torchtraceap.ops.models.streams import optional_bytes
 
 
 @register("DaoAILab::_causal_conv1d_fwd_cpp")

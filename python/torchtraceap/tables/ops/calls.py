@@ -16,7 +16,7 @@ from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import sum_by_index
 from torchtraceap.ops.models import BATCH, Work, family_of, model_of
-from torchtraceap.ops.models.registry import work_of_texts
+from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
@@ -94,7 +94,7 @@ class Calls:
         for row, name, given, batch in zip(rows, names, texts, batches, strict=True):
             kernels = self._owned.get(row, ())
             if compat is None:
-                work, why_not = work_of_texts(name, *given, kernels, batch)
+                work, why_not = cached_work_of(name, *given, kernels, batch)
             else:
                 work, why_not = _tracelens_work(name, *given)
             kinds.append(KindOfCall(name, given, kernels, work, why_not, batch))
@@ -134,7 +134,7 @@ def _names_of_batches(part: RankTrace, rows: Array) -> Array:
     asks = np.zeros(len(table.strings), dtype=bool)
     for name in distinct(table.name[rows]).tolist():
         entry = model_of(table.strings[name])
-        asks[name] = entry is not None and entry.of_batch
+        asks[name] = entry is not None and entry.needs_batch
     places = np.flatnonzero(asks[table.name[rows]])
     if not len(places):
         return result

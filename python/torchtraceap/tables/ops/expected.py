@@ -113,8 +113,8 @@ class Expectation:
         found = self._asked.estimates
         if self._calibration is None:
             return found
-        applied = Estimates.of(
-            self._calibration.applied(found[at], self.classes[at], kind.key, _op_of(kind))
+        applied = Estimates.from_list(
+            self._calibration.apply(found[at], self.classes[at], kind.key, _op_of(kind))
             for at, kind in enumerate(self.work.kinds)
         )
         return _widened(applied, _OTHER_MODEL_SD) if self.is_elsewhere else applied
@@ -182,7 +182,7 @@ def kind_times(parts: Sequence[RankTrace]) -> KindTimes:
     def one(part: RankTrace) -> KindTimes:
         return Expectation(part).kind_times()
 
-    return KindTimes.pooled(map_on_threads(one, parts))
+    return KindTimes.merge(map_on_threads(one, parts))
 
 
 def _widened(estimates: Estimates, deviation: float) -> Estimates:
@@ -232,7 +232,7 @@ class _Asked:
         nothing = Estimate(np.nan, np.nan, np.nan, "")
         return Estimates.choose(
             np.where(has_table, 1, 0),
-            [by_work, Estimates.of(found or nothing for found in tables)],
+            [by_work, Estimates.from_list(found or nothing for found in tables)],
         )
 
     def _from_table(self, kind: Kind, dtype: str, device: Device) -> Estimate | None:
@@ -267,13 +267,13 @@ class _Asked:
         """From the grid alone: a guess with a wide interval."""
         threads = np.array([kind.threads for kind in self._kinds], dtype=np.float64)
         if self._device is None:
-            return Estimates.around(
+            return Estimates.within_factor(
                 np.full(len(threads), _ANY_NS), _ANY_FACTOR, "a kernel of any size on any device"
             )
         moved = np.where(np.isfinite(threads), threads, np.nan) * _THREAD_BYTES
         ns = _THREAD_START_NS + 1e9 * moved / self._device.bandwidth
         known = np.isfinite(ns)
-        return Estimates.around(
+        return Estimates.within_factor(
             np.where(known, ns, _ANY_NS),
             np.where(known, _LAUNCH_FACTOR, _ANY_FACTOR),
             "the size of its launch alone",

@@ -203,7 +203,7 @@ def _estimates(
     variance = (level.weight * level.usual**2 + others * spread**2) / (level.weight + others)
     doubt = np.where(others > 0, 1.0 + 1.0 / np.maximum(others, 1.0), np.nan)
     factor = np.exp(TAIL * np.sqrt(variance * doubt))
-    return Estimates.around(np.exp(np.where(others > 0, middle, np.nan)), factor, level.says)
+    return Estimates.within_factor(np.exp(np.where(others > 0, middle, np.nan)), factor, level.says)
 
 
 def _where_missing(first: Estimates, second: Estimates) -> Estimates:

@@ -52,7 +52,7 @@ def collective_time(
     ways = 2 if collective_kind(collective.kind) == "all_reduce" else 1
     ns = _LATENCY_NS * ceil(ranks**0.5) + ways * size / link * 1e9
     source = f"no measurement of {collective.kind} of {ranks} ranks on {nodes} machines is near"
-    return OpTime(Estimate.around(ns, _SPREAD, source), False)
+    return OpTime(Estimate.within_factor(ns, _SPREAD, source), False)
 
 
 def collective_bytes(collective: Collective) -> int:

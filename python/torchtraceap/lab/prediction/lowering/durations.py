@@ -13,7 +13,7 @@ from torchtraceap.lab.prediction.lowering.recurrent import recurrent_of, recurre
 from torchtraceap.lab.prediction.lowering.work import OpTime
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Calibration, Estimate, op_ns
-from torchtraceap.ops.durations.estimate import the_device
+from torchtraceap.ops.durations.estimate import resolve_device
 from torchtraceap.ops.models import OpCall
 
 __all__ = ["op_call", "op_times", "profiled_arguments"]
@@ -46,7 +46,7 @@ def op_times(
         OptionError: The device has several meanings.
         UnknownDurationError: Nobody knows the device.
     """
-    chip = the_device(device)
+    chip = resolve_device(device)
     build = libraries or libraries_of(chip)
     known: dict[tuple[Any, ...], OpTime] = {}
     found = []

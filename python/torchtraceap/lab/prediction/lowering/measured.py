@@ -58,7 +58,7 @@ def _scaled(lowered: LoweredCall, before: Estimate | None, measured_ns: int) -> 
 
 def _measured(before: Estimate, after: Estimate, ns: int) -> Estimate:
     if before == after:
-        return Estimate.around(float(ns), _REPEATS, "measured: this call in the trace")
+        return Estimate.within_factor(float(ns), _REPEATS, "measured: this call in the trace")
     ratio = ratio_of(before, after)
     low, high = ratio.low / _REPEATS, ratio.high * _REPEATS
     return Estimate(

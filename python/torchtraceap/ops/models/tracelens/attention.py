@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.ops.models.tracelens.work import Call, Model, Work, bytes_of, precision_of, truth
+from torchtraceap.ops.models.tracelens.work import (
+    Call,
+    Model,
+    Work,
+    bytes_of,
+    parse_bool,
+    precision_of,
+)
 
 __all__ = ["MODELS"]
 
@@ -140,7 +147,7 @@ def _varlen(call: Call, q: int, at: int, flops: Callable[..., float], *, backwar
     names = ("q_stride", "k_stride", "v_stride")
     p |= {n: tuple(call.strides[q + i]) for i, n in enumerate(names)}
     p["dropout"] = float(call.concrete[at + 4])
-    p["causal"] = truth(call.concrete[at + 6])
+    p["causal"] = parse_bool(call.concrete[at + 6])
     p["flash_impl"] = True
     p["dtype_A_B"] = tuple(call.types[:2])
     sequences = call.dims[at][0] - 1, call.dims[at + 1][0] - 1

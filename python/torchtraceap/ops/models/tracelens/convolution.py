@@ -15,10 +15,10 @@ from torchtraceap.ops.models.tracelens.work import (
     Model,
     Work,
     bytes_of,
-    numbers,
-    pair,
+    parse_bool,
+    parse_ints,
     precision_of,
-    truth,
+    tuple_pair,
 )
 
 __all__ = ["MODELS"]
@@ -77,7 +77,7 @@ def _params(call: Call, at: int, bias: Any, geometry: dict[str, Any]) -> dict[st
     dtypes = tuple(call.types[at : at + 2])
     if dtypes[0] != dtypes[1] or len(x) not in (3, 4, 5):
         raise ValueError((dtypes, x))
-    stride_x, stride_w = pair(call.strides, at, at + 1)
+    stride_x, stride_w = tuple_pair(call.strides, at, at + 1)
     return {
         "convNd": f"conv{len(x) - 2}d",
         "input_shape": x,
@@ -95,14 +95,14 @@ def _geometry(concrete: Sequence[str], at: int, ndims: int) -> dict[str, Any]:
 
     def spatial(place: int, default: int) -> Shape:
         text = concrete[place]
-        values = numbers(text) if text != "" else (default,) * ndims
+        values = parse_ints(text) if text != "" else (default,) * ndims
         return values * ndims if len(values) == 1 else values
 
     return {
         "stride": spatial(at, 1),
         "padding": spatial(at + 1, 0),
         "dilation": spatial(at + 2, 1),
-        "transposed_conv": truth(concrete[at + 3]),
+        "transposed_conv": parse_bool(concrete[at + 3]),
         "output_padding": spatial(at + 4, 0),
         "groups": int(concrete[at + 5]),
     }

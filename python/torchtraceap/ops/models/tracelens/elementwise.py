@@ -10,7 +10,7 @@ from torchtraceap.ops.models.tracelens.work import (
     Model,
     Work,
     bytes_of,
-    numbers,
+    parse_ints,
     precision_of,
 )
 
@@ -65,12 +65,12 @@ def _resized(call: Call, out: tuple[int, ...]) -> Work:
 
 
 def _upsample(call: Call) -> Work:
-    return _resized(call, (*call.dims[0][:2], *numbers(call.concrete[1])))
+    return _resized(call, (*call.dims[0][:2], *parse_ints(call.concrete[1])))
 
 
 def _replication_pad(call: Call) -> Work:
     out = list(call.dims[0])
-    padding = numbers(call.concrete[1])
+    padding = parse_ints(call.concrete[1])
     for axis in range(len(padding) // 2):
         out[-1 - axis] += padding[2 * axis] + padding[2 * axis + 1]
     return _resized(call, tuple(out))
@@ -81,7 +81,7 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     a, b = (1,) * (width - len(a)) + a, (1,) * (width - len(b)) + b
     if any(x != y and 1 not in (x, y) for x, y in zip(a, b, strict=True)):
         raise ValueError((a, b))
-    return tuple(max(pair) for pair in zip(a, b, strict=True))
+    return tuple(max(tuple_pair) for tuple_pair in zip(a, b, strict=True))
 
 
 def _binary(call: Call) -> Work:

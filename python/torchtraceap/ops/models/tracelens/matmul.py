@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchtraceap.ops.models.tracelens.work import Call, Model, Work, bytes_of, pair, precision_of
+from torchtraceap.ops.models.tracelens.work import (
+    Call,
+    Model,
+    Work,
+    bytes_of,
+    precision_of,
+    tuple_pair,
+)
 
 __all__ = ["MODELS"]
 
@@ -30,7 +37,7 @@ def _work(
 def _product(call: Call, at: int, *, bias: bool) -> dict[str, Any]:
     """Parameters of A @ B that stand at places `at` and `at + 1`."""
     (m, k), n = call.dims[at][:2], call.dims[at + 1][1]
-    stride_a, stride_b = pair(call.strides, at, at + 1)
+    stride_a, stride_b = tuple_pair(call.strides, at, at + 1)
     return {
         "M": m,
         "N": n,
@@ -60,7 +67,7 @@ def _addmm(call: Call) -> Work:
 def _batched(call: Call, at: int, *, bias: bool) -> Work:
     batch, m, k = call.dims[at]
     _, _, n = call.dims[at + 1]
-    stride_a, stride_b = pair(call.strides, at, at + 1)
+    stride_a, stride_b = tuple_pair(call.strides, at, at + 1)
     params = {
         "B": batch,
         "M": m,
@@ -103,7 +110,7 @@ def _two_byte_output(call: Call) -> Work:
 def _dynamic_quant(call: Call) -> Work:
     """The first two matrices among the arguments; the second holds its rows transposed."""
     a, b = [shape for shape in call.dims if isinstance(shape, list) and len(shape) == 2][:2]
-    stride_a, stride_b = pair(call.strides, 0, 1)
+    stride_a, stride_b = tuple_pair(call.strides, 0, 1)
     params = {
         "M": a[0],
         "N": b[0],
@@ -120,7 +127,7 @@ def _transformer_engine(call: Call) -> Work:
     """`te_gemm_ts`: A at 0, B at 5, output at 10; whether they are transposed at 4 and 9."""
     a, b = call.dims[0], call.dims[5]
     m, k = (a[0], a[1]) if call.concrete[4] == "1" else (a[1], a[0])
-    stride_a, stride_b = pair(call.strides, 0, 5)
+    stride_a, stride_b = tuple_pair(call.strides, 0, 5)
     dtypes = tuple(call.types[i] for i in (0, 5, 10, 18))
     params = {
         "M": m,

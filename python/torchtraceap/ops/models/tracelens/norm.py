@@ -1,7 +1,7 @@
-"""Normalisations as TraceLens counts them.
+"""Normalizations as TraceLens counts them.
 
-`is_training` is the truth of a text there, so that "False" counts as True; and weights that are
-absent count as present, since an absent tensor stands in a trace as an empty shape.
+Two quirks of TraceLens are kept. `is_training` is the truth value of a string, so that "False"
+counts as True. Absent weights count as present because a trace holds an empty shape for them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from torchtraceap.ops.models.tracelens.work import (
     Call,
     Model,
-    UnmodelledError,
+    UnmodeledError,
     Work,
     bytes_of,
-    numbers,
+    parse_bools,
+    parse_ints,
     precision_of,
-    truths,
 )
 
 __all__ = ["MODELS", "norm_params", "rms_work"]
@@ -95,14 +95,14 @@ def _batch_backward(call: Call) -> Work:
 
 
 def _layer(call: Call) -> Work:
-    channels = prod(numbers(call.concrete[1]))
+    channels = prod(parse_ints(call.concrete[1]))
     bias, affine = call.dims[3] is not None, call.dims[2] is not None
     return _forward(norm_params(call, 0, channels, affine=affine, bias=bias))
 
 
 def _layer_backward(call: Call) -> Work:
-    mask = truths(call.concrete[7])
-    channels = prod(numbers(call.concrete[2]))
+    mask = parse_bools(call.concrete[7])
+    channels = prod(parse_ints(call.concrete[2]))
     return _backward(norm_params(call, 1, channels, affine=mask[1], bias=mask[2]), mask)
 
 
@@ -114,15 +114,15 @@ def _group(call: Call) -> Work:
 def _group_backward(call: Call) -> Work:
     channels = call.dims[1][1] / int(call.concrete[8])
     p = norm_params(call, 1, channels, affine=call.dims[5] is not None)
-    return _backward(p, truths(call.concrete[9]))
+    return _backward(p, parse_bools(call.concrete[9]))
 
 
 def _undefined(call: Call) -> Work:
-    raise UnmodelledError(call.name)
+    raise UnmodeledError(call.name)
 
 
 def _rms(call: Call) -> Work:
-    channels = prod(numbers(call.concrete[1]))
+    channels = prod(parse_ints(call.concrete[1]))
     affine = call.dims[2] is not None
     return rms_work(norm_params(call, 0, channels, affine=affine, bias=False, training=False))
 
@@ -136,10 +136,10 @@ def rms_work(p: dict[str, Any]) -> Work:
 
 
 def _rms_backward(call: Call) -> Work:
-    channels = prod(numbers(call.concrete[2]))
+    channels = prod(parse_ints(call.concrete[2]))
     affine = call.dims[4] is not None
     p = norm_params(call, 1, channels, affine=affine, bias=False, training=False)
-    mask = p["output_mask"] = truths(call.concrete[5])
+    mask = p["output_mask"] = parse_bools(call.concrete[5])
     n, size = prod(p["op_shape"]), _size(p)
     flops = n * (1 + affine + (6 if mask[0] else 0))
     if mask[1] and affine:

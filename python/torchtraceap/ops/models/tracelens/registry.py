@@ -27,7 +27,7 @@ from torchtraceap.ops.models.tracelens import (
     serving,
     triton,
 )
-from torchtraceap.ops.models.tracelens.work import FAILURES, Call, Model, UnmodelledError, Work
+from torchtraceap.ops.models.tracelens.work import FAILURES, Call, Model, UnmodeledError, Work
 
 __all__ = ["MODELS", "Entry", "compat_work", "find_model", "run_model", "transpose_of"]
 
@@ -109,12 +109,12 @@ def run_model(
         transpose: Of a product, see `transpose_of`.
 
     Raises:
-        UnmodelledError: The operator has no model.
+        UnmodeledError: The operator has no model.
         ModelAbsentError: Its model asks for what the trace lacks.
     """
     model = find_model(name)
     if model is None:
-        raise UnmodelledError(name)
+        raise UnmodeledError(name)
     try:
         dims, strides = _sizes(texts[0]), _sizes(texts[2])
         types, concrete = _parsed(texts[1]), _parsed(texts[3])
@@ -143,7 +143,7 @@ def compat_work(
     """
     try:
         work = run_model(name, (dims, types, strides, concrete))
-    except UnmodelledError:
+    except UnmodeledError:
         return None
     return None if work is None else (work.flops, work.bytes)
 

@@ -13,14 +13,14 @@ __all__ = [
     "Call",
     "Model",
     "ModelAbsentError",
-    "UnmodelledError",
+    "UnmodeledError",
     "Work",
     "bytes_of",
-    "numbers",
-    "pair",
+    "parse_bool",
+    "parse_bools",
+    "parse_ints",
     "precision_of",
-    "truth",
-    "truths",
+    "tuple_pair",
 ]
 
 FAILURES = (
@@ -33,11 +33,11 @@ FAILURES = (
 """What a model raises on arguments that it cannot read; their report leaves such a call out."""
 
 
-class UnmodelledError(Exception):
+class UnmodeledError(Exception):
     """The operator has no such model; their unified table drops the call and its time."""
 
 
-class ModelAbsentError(UnmodelledError):
+class ModelAbsentError(UnmodeledError):
     """The model says before it runs that it cannot: theirs treats the call as one without."""
 
 
@@ -114,25 +114,25 @@ def precision_of(unit: str, dtype: str | None) -> str:
     return f"{unit}_{precision}" if precision else ""
 
 
-def pair(values: Any, first: int, second: int) -> tuple[Any, Any]:
+def tuple_pair(values: Any, first: int, second: int) -> tuple[Any, Any]:
     """Two entries as tuples; None and None where the trace lacks the key."""
     if values is None:
         return None, None
     return tuple(values[first]), tuple(values[second])
 
 
-def numbers(text: str) -> tuple[int, ...]:
+def parse_ints(text: str) -> tuple[int, ...]:
     """`[1, 2]` as the integers; never evaluated."""
     inner = text.strip()[1:-1].strip()
     return tuple(int(part) for part in inner.split(",")) if inner else ()
 
 
-def truths(text: str) -> list[bool]:
+def parse_bools(text: str) -> list[bool]:
     """`[True, False]` as booleans; never evaluated."""
-    return [truth(part.strip()) for part in text.strip()[1:-1].split(",")]
+    return [parse_bool(part.strip()) for part in text.strip()[1:-1].split(",")]
 
 
-def truth(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     """`True` or `False`.
 
     Raises:

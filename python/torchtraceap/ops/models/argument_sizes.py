@@ -12,7 +12,7 @@ from math import prod
 
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 
-__all__ = ["check_width", "group_scales", "half_byte_pairs", "optional_bytes", "packed_elements"]
+__all__ = ["check_packed_output", "check_width", "group_scales", "mxfp4_bytes", "optional_bytes"]
 
 MX_GROUP = 32
 """Elements that share a scale of a byte in the MX formats of the Open Compute Project."""
@@ -46,7 +46,7 @@ def group_scales(x: Tensor, group: int) -> int:
     return prod(x.shape[:-1]) * -(-x.shape[-1] // group)
 
 
-def packed_elements(x: Tensor, out: Tensor) -> None:
+def check_packed_output(x: Tensor, out: Tensor) -> None:
     """Checks that `out` holds the elements of `x`, one or two in a byte.
 
     Raises:
@@ -57,6 +57,6 @@ def packed_elements(x: Tensor, out: Tensor) -> None:
         raise UnknownWorkError("its output does not fit its input")
 
 
-def half_byte_pairs(x: Tensor) -> float:
+def mxfp4_bytes(x: Tensor) -> float:
     """Bytes of a tensor's elements in 4 bits each, with a byte for each group of `MX_GROUP`."""
     return x.elements / 2 + group_scales(x, MX_GROUP)

@@ -1,4 +1,4 @@
-"""One question or many: from checked sizes to answers, by the models in order."""
+"""Ask a chain of duration models for the times of one or many sizes, the best model first."""
 
 from __future__ import annotations
 
@@ -14,88 +14,85 @@ from torchtraceap.ops.durations.estimate import (
     Estimate,
     Estimates,
     UnknownDurationError,
-    the_device,
+    resolve_device,
 )
 
-__all__ = ["Model", "Question", "answers", "each"]
+__all__ = ["Model", "Question", "evaluate_model", "vectorize"]
 
 FloatArray = npt.NDArray[np.float64]
 Model = Callable[..., Estimates]
-"""Takes arrays `[n]` of sizes; raises `UnknownDurationError` if it has no answer at all."""
+"""A function of arrays `[n]` of sizes; it raises `UnknownDurationError` if it knows none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and who may answer."""
+    """Sizes whose duration is asked for and the models that may answer."""
 
     sizes: Mapping[str, FloatArray]
-    """By name, all of one shape: `[]` or `[n]` (`checked_sizes`)."""
+    """Sizes by name, all of one shape: `[]` or `[n]` (see `checked_sizes`)."""
     models: tuple[Model, ...]
-    """The best first: each is asked where those before it have no answer."""
+    """Models in order of preference; each fills in where those before it have no answer."""
     class_name: str
-    """What is calibrated together (`kernel_class`)."""
+    """Name of the class that is calibrated together (see `kernel_class`)."""
     device: str | Device
     held: FloatArray
-    """Bytes that its memory has to hold, of the shape of the sizes."""
+    """Bytes that the device memory has to hold, in the shape of the sizes."""
     calibration: Calibration | None = None
     strict: bool = False
     op: str = ""
-    """The operator, where it is known."""
+    """Name of the operator; empty if unknown."""
 
     def answer(self) -> Estimate | Estimates | None:
-        """An `Estimate` or None; of arrays `Estimates`, NaN where there is none.
+        """Return an `Estimate` or None for single sizes, `Estimates` with NaN for arrays.
 
         Raises:
             UnknownDurationError: No model answers, and the question is strict.
         """
         shape = next(iter(self.sizes.values())).shape
         columns = [np.atleast_1d(column) for column in self.sizes.values()]
-        found = self._that_fit(self._estimates(columns))
+        found = evaluate_model(self.models[0], *columns)
+        for model in self.models[1:]:
+            missing = ~np.isfinite(found.ns)
+            if not missing.any():
+                break
+            other = evaluate_model(model, *columns)
+            # If no model answers, the reason given is that of the best model.
+            found = Estimates.choose(missing & np.isfinite(other.ns), [found, other])
+        found = self._limited_to_memory(found)
         missing = np.flatnonzero(~np.isfinite(found.ns))
         if self.strict and len(missing):
             raise UnknownDurationError(found[int(missing[0])].source)
         if self.calibration is not None:
             calibration = self.calibration
-            found = Estimates.of(
-                calibration.applied(found[at], self.class_name, op=self.op)
+            found = Estimates.from_list(
+                calibration.apply(found[at], self.class_name, op=self.op)
                 for at in range(len(found))
             )
         if shape:
             return found
         return None if len(missing) else found[0]
 
-    def _that_fit(self, found: Estimates) -> Estimates:
-        """No answer where the device cannot hold what is asked for."""
+    def _limited_to_memory(self, found: Estimates) -> Estimates:
+        """Remove the answers to sizes that do not fit into the device memory."""
         try:
-            chip = the_device(self.device)
+            chip = resolve_device(self.device)
         except UnknownDurationError:
-            return found  # which says so
+            return found  # its source already says that the device is unknown
         fits = np.atleast_1d(self.held) <= (chip.memory_bytes or np.inf)
         too_much = Estimates.unknown(len(found), f"more bytes than {chip.name} has memory")
         return Estimates.choose(~fits, [found, too_much])
 
-    def _estimates(self, columns: list[FloatArray]) -> Estimates:
-        found = answers(self.models[0], *columns)
-        for model in self.models[1:]:
-            missing = ~np.isfinite(found.ns)
-            if not missing.any():
-                break
-            other = answers(model, *columns)
-            # If nobody answers, the reason is that of the best model.
-            found = Estimates.choose(missing & np.isfinite(other.ns), [found, other])
-        return found
 
-
-def answers(model: Model, *columns: FloatArray) -> Estimates:
-    """What a model says, with its reason where it has no answer at all."""
+def evaluate_model(model: Model, *columns: FloatArray) -> Estimates:
+    """Run a model and turn an `UnknownDurationError` into NaN with the reason as source."""
     try:
         return model(*columns)
     except UnknownDurationError as reason:
         return Estimates.unknown(len(columns[0]), str(reason))
 
 
-def each(one: Callable[..., Estimate]) -> Model:
-    """A model of many questions from one that answers single ones; equal ones are asked once."""
+def vectorize(one: Callable[..., Estimate]) -> Model:
+    """Turn a function of single sizes into a model of arrays; equal rows are computed once."""
 
     def ask(*sizes: float) -> Estimate:
         try:
@@ -105,6 +102,6 @@ def each(one: Callable[..., Estimate]) -> Model:
 
     def model(*columns: FloatArray) -> Estimates:
         rows, back = np.unique(np.stack(columns), axis=1, return_inverse=True)
-        return Estimates.of(ask(*row) for row in rows.T.tolist()).take(back.ravel())
+        return Estimates.from_list(ask(*row) for row in rows.T.tolist()).take(back.ravel())
 
     return model
