@@ -1,1 +1,1 @@
-"""What operators, kernels and devices are, and what they cost: models, durations, devices."""
+"""Operators, kernels and devices: models of their work, durations, and a database of GPUs."""

@@ -1,7 +1,7 @@
-"""What the name of a kernel says: its canonical form, and what a generated kernel was fused from.
+"""Canonical names of kernels, and the operators that were fused into a generated kernel.
 
-Names come from a file and may be anything; every function here is linear in their length and
-never raises.
+Names come from a file and may be arbitrary. Every function here is linear in the length of the name
+and never raises.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ _MANGLED_PREFIX = re.compile(r"N[KVrRO]*|(?=\d)")
 _SUBSTITUTION = re.compile(r"S[0-9A-Z]*_|S[a-z]")
 _LENGTH = re.compile(r"\d{1,6}")
 
-# Kernels that only run what their template argument says.
+# Kernels that only run their template argument.
 _WRAPPERS = re.compile(r"(?:.*::)?(?:cutlass\w*::(?:Kernel2?|device_kernel)|ck_tile::kentry)\Z")
 _MOST_WRAPPERS = 4
 
-# Kernels that a compiler numbers: Inductor's, nvFuser's, NNC's, CuTe's; XLA's say "fusion".
+# Kernels that a compiler numbers: those of Inductor, nvFuser, NNC and CuTe; those of XLA contain
+# "fusion".
 _GENERATED = re.compile(
     r"(?:triton|cpp_fused|fused|nvfuser|nvf|kernel_cutlass|wrapped|loop|input|tensorexpr|CudaCodeGen)"
     r"[_:]"
 )
 _HASH = re.compile(r"(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{8,}")
-_SPECIALISATION = re.compile(r"0[0-9]*[dc][0-9dce]*")  # as Triton 2 wrote it: _0d1d2de3
+# Argument specialization in names of Triton 2: _0d1d2de3.
+_SPECIALIZATION = re.compile(r"0[0-9]*[dc][0-9dce]*")
 
 
 @lru_cache(maxsize=1 << 16)
 def canonical_name(name: str) -> str:
-    """The name without what changes between types, shapes, devices and compilations.
+    """Return the name without the parts that depend on types, shapes, devices and compilations.
 
-    Return type, template arguments, parameters, lambdas, unnamed namespaces and `.kd` go; so do
-    numbers and hashes at the end of generated names
+    Return type, template arguments, parameters, lambdas, unnamed namespaces and `.kd` are removed,
+    and so are numbers and hashes at the end of generated names
     (`triton_poi_fused_add_3` gives `triton_poi_fused_add`). Kernels that only wrap their first
-    template argument (`cutlass::Kernel2<cutlass_80_tensorop_s1688gemm...>`) are called by it.
-    Tensile names end behind their macro tile; names of copies keep their direction. Of a mangled
-    name the outer scopes are read. A name that would become empty is returned as it is.
+    template argument (`cutlass::Kernel2<cutlass_80_tensorop_s1688gemm...>`) take its name.
+    Tensile names end after their macro tile; names of copies keep their direction. The outer scopes
+    of a mangled name are decoded. A name that would become empty is returned unchanged.
 
-    Linear in the length, brackets need not balance.
+    The time is linear in the length, and brackets need not balance.
     """
     text = name.strip().removesuffix(".kd")
     if _TRANSFER.match(text):
@@ -57,25 +59,25 @@ def canonical_name(name: str) -> str:
     if tensile := _TENSILE.match(text):
         return tensile[0]
     if text.startswith("_Z"):
-        return _mangled(text) or name
-    return _without_serial(_scopes(text)) or name
+        return _demangle(text) or name
+    return _strip_serial(_strip_signature(text)) or name
 
 
-def _without_serial(name: str) -> str:
-    """Without the argument specialisation, and of generated names the numbers at their end."""
+def _strip_serial(name: str) -> str:
+    """Remove the argument specialization and, from generated names, the numbers at the end."""
     generated = bool(_GENERATED.match(name)) or "fusion" in name
     end = len(name)
     while (start := max(name.rfind("_", 0, end), name.rfind(".", 0, end))) >= 0:
         tail = name[start + 1 : end]
         serial = generated and (tail.isdecimal() or _HASH.fullmatch(tail))
-        if not serial and not _SPECIALISATION.fullmatch(tail):
+        if not serial and not _SPECIALIZATION.fullmatch(tail):
             break
         end = start
     return name[:end].rstrip("_") if end < len(name) else name
 
 
-def _scopes(text: str) -> str:
-    """`std::enable_if<..>::type a::b<..>::c(..)::{lambda}` gives `a::b::c`."""
+def _strip_signature(text: str) -> str:
+    """Reduce `std::enable_if<..>::type a::b<..>::c(..)::{lambda}` to `a::b::c`."""
     name, arguments = _split_template(_UNNAMED.sub("", text))
     for _ in range(_MOST_WRAPPERS):
         if not arguments or not _WRAPPERS.match(name):
@@ -86,11 +88,11 @@ def _scopes(text: str) -> str:
 
 
 def _split_template(text: str, *, is_argument: bool = False) -> tuple[str, str]:
-    """What stands outside of brackets, up to the parameters; and the first template arguments.
+    """Return the name outside of brackets, up to the parameters, and the first template arguments.
 
-    Blanks outside of brackets part the return type from the name: only what follows the last one
-    counts, if there are brackets at all or the type is `void`. Of a list of arguments the first
-    that is no number is taken.
+    Blanks outside of brackets separate the return type from the name. The name follows the last
+    blank if there are brackets; otherwise only a leading `void` is removed. In a list of template
+    arguments, the first that is not a number is taken.
     """
     kept: list[str] = []
     arguments = ""
@@ -118,10 +120,10 @@ def _join_scopes(scopes: list[str]) -> str:
 
 
 def _outer_tokens(text: str) -> Iterator[tuple[str, int, int]]:
-    """Words, `::`, blanks and whole bracketed parts at the top level: (token, start, end).
+    """Yield words, `::`, blanks and whole bracketed parts at the top level: (token, start, end).
 
-    A bracketed part is told by its opening bracket. `<` that is never closed before the bracket
-    around it closes was a comparison; a closing bracket without an opening one is skipped.
+    The token of a bracketed part is its opening bracket. A `<` that is not closed before the
+    enclosing bracket was a comparison; a closing bracket without an opening one is skipped.
     """
     open_at: list[tuple[str, int]] = []
     counts = dict.fromkeys("<([{", 0)
@@ -155,8 +157,8 @@ def _outer_tokens(text: str) -> Iterator[tuple[str, int, int]]:
         yield text[done:], done, len(text)
 
 
-def _mangled(text: str) -> str:
-    """Scopes at the front of an Itanium mangled name, up to its template arguments."""
+def _demangle(text: str) -> str:
+    """Decode the scopes at the front of an Itanium mangled name, up to its template arguments."""
     name, end = _mangled_scopes(text, 2)
     if _WRAPPERS.match(name) and text[end : end + 1] == "I":
         literals = _MANGLED_LITERALS.match(text, end + 1)
@@ -212,7 +214,7 @@ _TEMPLATES = (
     "mm",
 )
 
-# Operators whose name has several words, so that a fused name can be taken apart again.
+# Operators whose name has several words, which are needed to split a fused name.
 _MANY_WORDS = frozenset(
     [
         "_adaptive_avg_pool2d",
@@ -611,21 +613,22 @@ _SINGLE_WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TritonName:
-    """What Inductor put into the name of a Triton kernel."""
+    """Information that Inductor encodes in the name of a Triton kernel."""
 
     kind: str
-    """pointwise, reduction, persistent reduction, template, foreach, ...; empty if not said."""
+    """Kind such as pointwise, reduction, persistent reduction, template or foreach; or ""."""
     source_ops: tuple[str, ...]
-    """ATen operators that were fused, without `aten::`, at most the ten that the name has room
-    for. Read back from the name, where `_` both joins and separates: names of custom operators
-    may come apart wrongly."""
+    """Fused ATen operators without `aten::`, at most the ten that fit into the name.
+
+    The name joins words and operators with `_` alike, so custom operators may be split wrongly.
+    """
 
 
 @lru_cache(maxsize=1 << 16)
 def triton_name(name: str) -> TritonName | None:
-    """Kind and source operators of an Inductor kernel (`triton_poi_fused_add_relu_3`).
+    """Return kind and source operators of an Inductor kernel (`triton_poi_fused_add_relu_3`).
 
-    None for other names, kernels written by hand in Triton among them: those carry any name.
+    Return None for other names, including kernels written by hand in Triton.
     """
     if not name.startswith("triton_"):
         return None
@@ -644,7 +647,7 @@ def triton_name(name: str) -> TritonName | None:
 
 
 def _source_ops(text: str) -> tuple[str, ...]:
-    """Takes `__to_copy_add_native_layer_norm` apart: the longest known name at each place.
+    """Split `__to_copy_add_native_layer_norm` into the longest known names from left to right.
 
     Words that belong to no known name stay together: `my_custom_op` is one operator.
     """
@@ -669,7 +672,7 @@ def _source_ops(text: str) -> tuple[str, ...]:
 
 
 def _flush(unknown: list[str], found: list[str]) -> None:
-    """Ends an unknown name; a lone `backward` belongs to the operator before it."""
+    """Append a pending unknown name; a lone `backward` belongs to the operator before it."""
     joined = "_".join(unknown).rstrip("_")
     if joined == "backward" and found:
         found[-1] += "_backward"

@@ -1,4 +1,4 @@
-"""Makes devices.json from devices.yaml: `python -m torchtraceap.ops.devices`."""
+"""Generate devices.json from devices.yaml: `python -m torchtraceap.ops.devices`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def compile_devices(source: Path) -> str:
-    """The JSON text for the YAML file `source`, in its order."""
+    """Return the JSON text of the YAML file `source`, in its order."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -206,7 +206,7 @@ class GemmModel:
     source: str
 
     def covers(self, shapes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return bool `[n]`: which rows of (m, n, k) are within a factor of two of measured ones."""
+        """Return bool `[n]`: True for rows of (m, n, k) within a factor of two of measured ones."""
         shape = np.asarray(shapes, dtype=np.float64).reshape(-1, 3)
         low, high = np.array(self.smallest[1:]) / _MARGIN, np.array(self.largest[1:]) * _MARGIN
         return np.asarray(((shape >= low) & (shape <= high)).all(axis=1))

@@ -21,7 +21,7 @@ __all__ = ["Model", "Question", "evaluate_model", "vectorize"]
 
 FloatArray = npt.NDArray[np.float64]
 Model = Callable[..., Estimates]
-"""A function of arrays `[n]` of sizes; it raises `UnknownDurationError` if it knows none of them."""
+"""A function of arrays `[n]` of sizes that may raise `UnknownDurationError` for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

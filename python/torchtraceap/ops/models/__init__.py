@@ -1,6 +1,6 @@
-"""What an operator computes: its family, floating-point operations and bytes.
+"""Models of operators: family, floating-point operations and bytes of a call.
 
-A user's own operator gets a model in a line:
+Register a model for a custom operator as follows:
 
     import torchtraceap as ttap
     from torchtraceap.ops.models import Work, register

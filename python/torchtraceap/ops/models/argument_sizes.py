@@ -1,8 +1,8 @@
-"""Kernels that pass once over their tensors: what they read and write, operations per element.
+"""Sizes of arguments and checks that they fit together.
 
-Operators of libraries differ in the order of their arguments, which changes between releases too.
-A model says where it takes each argument from and checks that these fit together: an operator with
-another order has no numbers then, rather than wrong ones.
+The order of arguments differs between libraries and between releases. A model names the position of
+each argument and checks that the arguments fit together, so that an operator with another order has
+no numbers rather than wrong ones.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 __all__ = ["check_packed_output", "check_width", "group_scales", "mxfp4_bytes", "optional_bytes"]
 
 MX_GROUP = 32
-"""Elements that share a scale of a byte in the MX formats of the Open Compute Project."""
+"""Number of elements that share a one-byte scale in the MX formats of the Open Compute Project."""
 _BYTES_LIKE = ("uint8", "int8", "fp4")
 
 
 def optional_bytes(call: OpCall, positions: Sequence[int]) -> int:
-    """Of the tensors at these positions; what was not passed has none."""
+    """Return the bytes of the tensors at these positions; 0 for those that were not passed."""
     found = (call.optional_tensor(position) for position in positions)
     return sum(tensor.bytes for tensor in found if tensor is not None)
 
 
 def check_width(x: Tensor, weight: Tensor) -> None:
-    """A weight holds one value for each element of a row.
+    """Check that a weight holds one value for each element of a row.
 
     Raises:
         UnknownWorkError: It does not.
@@ -36,10 +36,10 @@ def check_width(x: Tensor, weight: Tensor) -> None:
 
 
 def group_scales(x: Tensor, group: int) -> int:
-    """How many scales the rows of a tensor have, one for each `group` elements of a row.
+    """Return the number of scales of a tensor, one for each `group` elements of a row.
 
     Raises:
-        UnknownWorkError: The tensor has no rows, or the group no elements.
+        UnknownWorkError: The tensor has no rows, or the group has no elements.
     """
     if not x.shape or group < 1:
         raise UnknownWorkError("the groups that share a scale are not known")
@@ -47,7 +47,7 @@ def group_scales(x: Tensor, group: int) -> int:
 
 
 def check_packed_output(x: Tensor, out: Tensor) -> None:
-    """Checks that `out` holds the elements of `x`, one or two in a byte.
+    """Check that `out` holds the elements of `x`, one or two in a byte.
 
     Raises:
         UnknownWorkError: It does not.
@@ -58,5 +58,5 @@ def check_packed_output(x: Tensor, out: Tensor) -> None:
 
 
 def mxfp4_bytes(x: Tensor) -> float:
-    """Bytes of a tensor's elements in 4 bits each, with a byte for each group of `MX_GROUP`."""
+    """Return the bytes of a tensor in mxfp4: 4 bits per element and a byte per `MX_GROUP`."""
     return x.elements / 2 + group_scales(x, MX_GROUP)

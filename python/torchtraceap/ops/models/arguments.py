@@ -1,9 +1,9 @@
-"""What a trace says about the arguments of an operator, read from its texts.
+"""Arguments of an operator, parsed from the lists that a trace records.
 
-The profiler writes four lists per operator: `Input Dims` (shapes; of a list of tensors a list of
+The profiler writes four lists per operator: `Input Dims` (shapes; for a list of tensors a list of
 shapes), `Input type` (`float`, `c10::BFloat16`, `Scalar`, `ScalarList`, `TensorList`, or empty),
 `Input Strides`, and `Concrete Inputs` (scalars as text: `"0.1"`, `"True"`, `"[1, 1]"`, `""`).
-They are data from a file: they are parsed, never evaluated.
+They come from a file, so they are parsed and never evaluated.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
 class UnknownWorkError(Exception):
-    """The work of a call cannot be known; the message says why, as part of a sentence."""
+    """Raised if the work of a call is unknown; the message is the reason, as part of a sentence."""
 
 
 _NOT_TENSORS = frozenset(
     ("", "scalar", "scalarlist", "genericlist", "tensorlist", "none", "string", "device", "layout")
 )
-# Scalars of old traces; tensors of these types are spelled in small letters.
+# Types of scalars in old traces; the types of tensors are spelled in lowercase.
 _OLD_SCALARS = frozenset(("Int", "Bool", "Double", "Float", "String", "Device", "IntList"))
 
 
 def promote(types: Sequence[DType]) -> DType:
-    """The type of the result of an operation on tensors of these types (torch's rules)."""
+    """Return the result type of an operation on tensors of these types, by torch's rules."""
     highest = max(dtype.rank for dtype in types)
     candidates = [dtype for dtype in types if dtype.rank == highest]
     labels = {dtype.label for dtype in candidates}
@@ -51,7 +51,7 @@ def promote(types: Sequence[DType]) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Shape, type and, where recorded, strides of one tensor."""
+    """Shape, type and, if recorded, strides of one tensor."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -59,11 +59,12 @@ class Tensor:
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return prod(self.shape)
 
     @property
     def stored(self) -> int:
-        """Elements in memory: dimensions of stride 0 are repeated, not stored."""
+        """Number of elements in memory; dimensions of stride 0 repeat them."""
         if self.strides is None or len(self.strides) != len(self.shape):
             return self.elements
         if not self.elements:
@@ -72,31 +73,31 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Of what is stored; what one pass over the tensor must move at least."""
+        """Bytes in memory, the least that one pass over the tensor moves."""
         return self.stored * self.dtype.size
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One position of a call."""
+    """One argument of a call."""
 
     tensor: Tensor | None
     tensors: tuple[Tensor | tuple[int, ...], ...] | None
-    """Of a list: tensors, or shapes where their type is not recorded."""
+    """Members of a list of tensors; shapes where their type is not recorded."""
     is_none: bool
-    """Nothing was passed, or something that the profiler does not record."""
+    """True if nothing was passed, or something that the profiler does not record."""
     text: str | None
-    """The concrete value; None where the trace has none."""
+    """Concrete value; None if the trace has none."""
 
 
 class OpCall:
-    """One call of an operator, as far as the trace knows it.
+    """One call of an operator as recorded in a trace.
 
     Args:
-        name: Of the operator.
-        dims, types, strides, concrete: The four lists, parsed or as JSON text; None where absent.
-        kernels: Names of the kernels that it launched; they tell the type of lists of tensors.
-        batch: Name of the range around it in which a serving engine says what it works on.
+        name: Name of the operator.
+        dims, types, strides, concrete: The four lists, parsed or as JSON text; None if absent.
+        kernels: Names of the kernels that it launched; they reveal the type of lists of tensors.
+        batch: Name of the enclosing range in which a serving engine describes its batch.
     """
 
     def __init__(
@@ -112,37 +113,41 @@ class OpCall:
         self.name = name
         self.kernels = tuple(kernels)
         self.batch = batch
-        self._dims = _parsed_list(dims)
-        self._types = _parsed_list(types)
-        self._strides = _parsed_list(strides)
-        self._concrete = _parsed_list(concrete)
+        self._dims = _parse_list(dims)
+        self._types = _parse_list(types)
+        self._strides = _parse_list(strides)
+        self._concrete = _parse_list(concrete)
         self._arguments: dict[int, Argument] = {}
 
     @property
     def in_place(self) -> bool:
-        """Its name ends in one underscore, as those that write their first argument do."""
+        """True if the name ends in one underscore: the operator writes its first argument."""
         return self.name.endswith("_") and not self.name.endswith("__")
 
     @property
     def has_values(self) -> bool:
-        """The trace has concrete inputs."""
+        """True if the trace has concrete inputs."""
         return self._concrete is not None
 
     def __len__(self) -> int:
         return len(self._types or ())
 
     def argument(self, position: int) -> Argument:
-        """What stands at a position; beyond the end nothing does.
+        """Return the argument at a position; beyond the end, one that was not passed.
 
         Raises:
-            UnknownWorkError: The trace has no shapes, or they make no sense.
+            UnknownWorkError: The trace has no shapes, or they are invalid.
         """
         if position not in self._arguments:
             self._arguments[position] = self._read(position)
         return self._arguments[position]
 
     def tensor(self, position: int) -> Tensor:
-        """Raises UnknownWorkError if no tensor of a known type stands there."""
+        """Return the tensor at a position.
+
+        Raises:
+            UnknownWorkError: The argument is not a tensor of a known type.
+        """
         found = self.argument(position).tensor
         if found is None:
             raise UnknownWorkError(f"argument {position} is no tensor of a known type")
@@ -155,7 +160,11 @@ class OpCall:
         return self.argument(position).is_none
 
     def tensor_list(self, position: int) -> list[Tensor]:
-        """The tensors of a list; their type is that of the kernels where it is not recorded."""
+        """Return the tensors of a list; if unrecorded, their type is that of the kernels.
+
+        Raises:
+            UnknownWorkError: The shapes or the type are not in the trace.
+        """
         found = self.argument(position).tensors
         if found is None:
             raise UnknownWorkError(
@@ -167,7 +176,11 @@ class OpCall:
         ]
 
     def integer(self, position: int, default: int | None = None) -> int:
-        """Raises UnknownWorkError if the value is not in the trace and there is no default."""
+        """Return the integer at a position.
+
+        Raises:
+            UnknownWorkError: The value is not in the trace and there is no default.
+        """
         text = self._text(position)
         if text is not None and _INTEGER.fullmatch(text):
             return int(text)
@@ -176,14 +189,24 @@ class OpCall:
         return default
 
     def integers(self, position: int) -> tuple[int, ...]:
-        """A list of integers, or one as a list of one."""
-        text = self._text(position)
-        values = None if text is None else _integers(text)
-        if values is None:
+        """Return a list of integers; a single integer is a list of one.
+
+        Raises:
+            UnknownWorkError: The values are not in the trace.
+        """
+        text = (self._text(position) or "").strip()
+        inner = text.strip("[]()").strip()
+        items = [item.strip() for item in inner.split(",")] if inner else []
+        if not all(map(_INTEGER.fullmatch, items)) or not (items or text.startswith("[")):
             raise UnknownWorkError(self._missing(position))
-        return values
+        return tuple(map(int, items))
 
     def boolean(self, position: int, default: bool | None = None) -> bool:
+        """Return the truth value at a position.
+
+        Raises:
+            UnknownWorkError: The value is not in the trace and there is no default.
+        """
         text = self._text(position)
         if text in ("True", "true", "1"):
             return True
@@ -194,7 +217,11 @@ class OpCall:
         return default
 
     def booleans(self, position: int) -> tuple[bool, ...]:
-        """A list such as the mask of the gradients that are wanted."""
+        """Return a list of truth values, such as the mask of the wanted gradients.
+
+        Raises:
+            UnknownWorkError: The values are not in the trace.
+        """
         text = self._text(position) or ""
         items = [item.strip() for item in text.strip("[]() ").split(",")]
         if not text.startswith("[") or not set(items) <= {"True", "False", "true", "false"}:
@@ -202,7 +229,7 @@ class OpCall:
         return tuple(item in ("True", "true") for item in items)
 
     def dtype_argument(self, position: int) -> DType | None:
-        """A `dtype=` that was given as the number of a type; None if it was left out."""
+        """Return a `dtype=` argument, which is recorded as a number; None if it was left out."""
         text = self._text(position)
         if not text or text == "None":
             return None
@@ -213,6 +240,7 @@ class OpCall:
         return self.argument(position).text
 
     def _missing(self, position: int) -> str:
+        """Return the reason why a value is unknown."""
         if not self.has_values:
             return "the trace has no values of scalars (`Concrete Inputs`)"
         return f"the value of argument {position} is not in the trace"
@@ -226,13 +254,13 @@ class OpCall:
     def _read(self, position: int) -> Argument:
         if self._dims is None or self._types is None:
             raise UnknownWorkError("the trace has no shapes (`record_shapes=True` records them)")
-        text = _at(self._concrete, position)
+        text = _item(self._concrete, position)
         value = text if isinstance(text, str) else None
         if position >= min(len(self._dims), len(self._types)):
             return Argument(None, None, is_none=True, text=value)
         kind, dims = self._types[position], self._dims[position]
         if isinstance(kind, list) or kind == "TensorList":
-            return Argument(None, _tensor_list(dims, kind), is_none=False, text=value)
+            return Argument(None, _parse_tensors(dims, kind), is_none=False, text=value)
         if not isinstance(kind, str):
             raise UnknownWorkError(f"the type of argument {position} is no text")
         if kind.lower() in _NOT_TENSORS or kind in _OLD_SCALARS:
@@ -240,7 +268,7 @@ class OpCall:
         dtype = parse_dtype(kind)
         if dtype is None:
             return Argument(None, None, is_none=False, text=value)
-        tensor = Tensor(_shape(dims), dtype, _strides(_at(self._strides, position)))
+        tensor = Tensor(_parse_shape(dims), dtype, _parse_strides(_item(self._strides, position)))
         return Argument(tensor, None, is_none=False, text=value)
 
 
@@ -248,23 +276,23 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 @lru_cache(maxsize=1 << 14)
-def _decoded(text: str) -> Any:
-    """The same types, strides and values come again and again."""
+def _decode(text: str) -> Any:
+    """Decode JSON, cached because types, strides and values repeat; None if it is invalid."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _parsed_list(value: Any) -> Sequence[Any] | None:
+def _parse_list(value: Any) -> Sequence[Any] | None:
     if isinstance(value, str):
-        value = _decoded(value)
+        value = _decode(value)
     if not isinstance(value, (list, tuple)) or len(value) > _MOST_ARGUMENTS:
         return None
     return value
 
 
-def _at(values: Sequence[Any] | None, position: int) -> Any:
+def _item(values: Sequence[Any] | None, position: int) -> Any:
     return values[position] if values is not None and position < len(values) else None
 
 
@@ -272,7 +300,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_SIZE
 
 
-def _shape(dims: Any) -> tuple[int, ...]:
+def _parse_shape(dims: Any) -> tuple[int, ...]:
     if not isinstance(dims, (list, tuple)) or len(dims) > _MOST_DIMS:
         raise UnknownWorkError("a shape is no list of sizes")
     if not all(map(_is_size, dims)):
@@ -280,19 +308,19 @@ def _shape(dims: Any) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _strides(values: Any) -> tuple[int, ...] | None:
+def _parse_strides(values: Any) -> tuple[int, ...] | None:
     if not isinstance(values, (list, tuple)) or len(values) > _MOST_DIMS:
         return None
     return tuple(values) if all(map(_is_size, values)) else None
 
 
-def _tensor_list(dims: Any, kind: Any) -> tuple[Tensor | tuple[int, ...], ...] | None:
-    """Old traces write `[]` for a list of any length: nothing is known then."""
+def _parse_tensors(dims: Any, kind: Any) -> tuple[Tensor | tuple[int, ...], ...] | None:
+    """Parse a list of tensors; None if it is unknown, as in old traces, which write `[]`."""
     if not isinstance(dims, (list, tuple)) or not dims:
         return None
     if not all(isinstance(item, (list, tuple)) for item in dims):
         return None
-    shapes = [_shape(item) for item in dims]
+    shapes = [_parse_shape(item) for item in dims]
     if isinstance(kind, list) and len(kind) == len(shapes):
         types = [parse_dtype(item) if isinstance(item, str) else None for item in kind]
         return tuple(
@@ -300,16 +328,6 @@ def _tensor_list(dims: Any, kind: Any) -> tuple[Tensor | tuple[int, ...], ...] |
             for shape, dtype in zip(shapes, types, strict=True)
         )
     return tuple(shapes)
-
-
-def _integers(text: str) -> tuple[int, ...] | None:
-    inner = text.strip().strip("[]()").strip()
-    items = [item.strip() for item in inner.split(",")] if inner else []
-    if not all(_INTEGER.fullmatch(item) for item in items):
-        return None
-    if not items and not text.strip().startswith("["):
-        return None
-    return tuple(int(item) for item in items)
 
 
 _OPAQUE = re.compile(r"OpaqueType<(\d+)u?>")
@@ -321,7 +339,7 @@ _BY_SIZE = {1: "int8", 2: "bfloat16", 4: "float32", 8: "float64", 16: "complex12
 
 
 def _kernel_dtype(kernel: str) -> DType | None:
-    """The element type among a kernel's template arguments; None if they name none."""
+    """Return the element type among a kernel's template arguments; None if they name none."""
     opaque = _OPAQUE.search(kernel)
     if opaque:
         name = _BY_SIZE.get(int(opaque.group(1)))

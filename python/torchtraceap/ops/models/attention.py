@@ -1,8 +1,8 @@
-"""Scaled dot-product attention in all its back ends, forward and backward.
+"""Models of scaled dot-product attention in all its backends, forward and backward.
 
-The work follows from the pairs of a query and a key that may meet. Causal masks and windows leave
-pairs out, and the kernels of all back ends skip whole tiles of them. What they compute comes in
-whole tiles: a query alone costs as much as a tile of queries (`tile_padding`).
+The work follows from the number of query-key pairs that attend to each other. Causal masks and
+windows exclude pairs, and the kernels of all backends skip whole tiles of them. Kernels compute
+whole tiles, so that a single query costs as much as a tile of queries (`tile_padding`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torchtraceap.ops.models.registry import Work, register, register_unknown_wo
 __all__ = ["Heads", "Mask", "flash", "pairs", "tile_padding", "varlen"]
 
 _FP32_BYTES = 4
-# The least tile of queries and keys, and steps of the depth, of kernels of FlashAttention 2 and of
-# PyTorch's efficient attention have.
+# The smallest tile of queries and keys and the step of the depth in the kernels of FlashAttention 2
+# and of PyTorch's efficient attention.
 _TILE, _DEPTH_STEP = 64, 32
 _VARLEN_NOTE = "the sequence lengths are not recorded: at most this many pairs"
 
@@ -32,13 +32,13 @@ def pairs(
     left: int = -1,
     right: int = -1,
 ) -> int:
-    """How many pairs of a query i and a key j attend to each other.
+    """Return the number of pairs of a query i and a key j that attend to each other.
 
     Args:
         queries, keys: Lengths of the sequence.
-        causal: Only j <= i, counted from the first query and key, or
-        bottom_right: from the last ones: j <= i + keys - queries.
-        left, right: Only i - left <= j <= i + right in the same count; -1 for no limit.
+        causal: Allow only j <= i, counted from the first query and key.
+        bottom_right: Count from the last query and key instead: j <= i + keys - queries.
+        left, right: Allow only i - left <= j <= i + right in the same count; -1 for no limit.
     """
     shift = keys - queries if bottom_right else 0
     if causal:
@@ -49,7 +49,7 @@ def pairs(
 
 
 def tile_padding(queries: float, keys: float, depth: float) -> float:
-    """What kernels compute in whole tiles over what is needed; of sizes above 0."""
+    """Return the work of kernels in whole tiles over the work needed, for sizes above 0."""
     padding = 1.0
     for size, step in ((queries, _TILE), (keys, _TILE), (depth, _DEPTH_STEP)):
         padding *= -(-size // step) * step / size
@@ -57,16 +57,16 @@ def tile_padding(queries: float, keys: float, depth: float) -> float:
 
 
 def _clamped_sum(count: int, limit: int, offset: int) -> int:
-    """The sum of min(max(i + offset, 0), limit) over 0 <= i < count."""
-    first = min(max(-offset, 0), count)  # below: 0
-    last = min(max(limit - offset, first), count)  # from here on: limit
+    """Return the sum of min(max(i + offset, 0), limit) over 0 <= i < count."""
+    first = min(max(-offset, 0), count)  # terms before it are 0
+    last = min(max(limit - offset, first), count)  # terms from it on are the limit
     rising = last - first
     return rising * (first + offset) + rising * (rising - 1) // 2 + (count - last) * limit
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Sizes of one call, whatever the layout of its tensors."""
+    """Sizes of one call, independent of the layout of its tensors."""
 
     batch: int
     queries: int
@@ -77,25 +77,23 @@ class Heads:
 
     @property
     def padding(self) -> float:
+        """Work in whole tiles over the work needed."""
         if min(self.queries, self.keys, self.depth) < 1:
             return 1.0
         return tile_padding(self.queries, self.keys, self.depth)
 
 
 def _heads_first(query: Tensor, key: Tensor, value: Tensor) -> Heads:
-    """(..., heads, length, depth), as `scaled_dot_product_attention` takes it."""
+    """Read (..., heads, length, depth), the layout of `scaled_dot_product_attention`."""
     q, k, v = query.shape, key.shape, value.shape
     if min(len(q), len(k), len(v)) < 2:
         raise UnknownWorkError("queries, keys or values have fewer than two dimensions")
-    batch = 1
-    for size in q[:-3]:
-        batch *= size
     heads = q[-3] if len(q) > 2 else 1
-    return _checked(Heads(batch, q[-2], k[-2], heads, q[-1], v[-1]), k[-1], v[-2])
+    return _checked(Heads(prod(q[:-3]), q[-2], k[-2], heads, q[-1], v[-1]), k[-1], v[-2])
 
 
 def _length_first(query: Tensor, key: Tensor, value: Tensor) -> Heads:
-    """(batch, length, heads, depth), as flash attention takes it."""
+    """Read (batch, length, heads, depth), the layout of flash attention."""
     q, k, v = query.shape, key.shape, value.shape
     if not len(q) == len(k) == len(v) == 4:
         raise UnknownWorkError("queries, keys and values have not four dimensions")
@@ -111,7 +109,7 @@ def _checked(sizes: Heads, key_depth: int, values: int) -> Heads:
 def _forward_work(
     sizes: Heads, met: int, query: Tensor, key: Tensor, value: Tensor, *extra: Tensor | None
 ) -> Work:
-    """Two products per pair: with the keys' depth, then with the values'."""
+    """Count two products per pair: with the depth of the keys, then with that of the values."""
     lead = sizes.batch * sizes.heads
     rows = lead * sizes.queries
     read = query.bytes + key.bytes + value.bytes
@@ -128,7 +126,7 @@ def _forward_work(
 def _backward_work(
     sizes: Heads, met: int, grad: Tensor, query: Tensor, key: Tensor, value: Tensor
 ) -> Work:
-    """Five products: scores again; gradients of values, of probabilities, of keys, of queries."""
+    """Count five products: recomputed scores, gradients of values, probabilities, keys, queries."""
     lead = sizes.batch * sizes.heads
     rows = lead * sizes.queries
     output = rows * sizes.value_depth * query.dtype.size
@@ -167,7 +165,7 @@ def sdpa(call: OpCall) -> Work:
 
 @register("aten::_scaled_dot_product_flash_attention", composite=True)
 def sdpa_flash(call: OpCall) -> Work:
-    """Its causal mask is aligned at the end; torch takes it for equal lengths only otherwise."""
+    """Count flash attention, whose causal mask is aligned at the end."""
     work, sizes = _sdpa(call, 4, bottom_right=True)
     return _with_logsumexp(work, sizes, wanted=True)
 
@@ -198,7 +196,7 @@ _BACKWARD_CAUSAL = {
     "aten::_scaled_dot_product_cudnn_attention_backward": (14, False, 8),
     "aten::_scaled_dot_product_fused_attention_overrideable_backward": (13, False, 4),
 }
-"""Where `is_causal` stands, whether it is aligned at the end, where a bias stands (0: none)."""
+"""Position of `is_causal`, True if the mask is aligned at the end, position of a bias (0: none)."""
 
 
 @register(*_BACKWARD_CAUSAL, composite=True)
@@ -222,7 +220,7 @@ def _read_more(work: Work, extra: int) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Which pairs may meet; the arguments of `pairs`."""
+    """Pairs that attend to each other; the fields are the arguments of `pairs`."""
 
     causal: bool
     bottom_right: bool
@@ -230,6 +228,7 @@ class Mask:
     right: int = -1
 
     def met(self, queries: int, keys: int) -> int:
+        """Return the number of pairs."""
         return pairs(
             queries,
             keys,
@@ -254,7 +253,7 @@ def aten_flash_backward(call: OpCall) -> Work:
 
 @register("aten::_efficient_attention_forward")
 def aten_efficient(call: OpCall) -> Work:
-    """`custom_mask_type`: 1 is causal from the start, 2 from the end. Older ones have no max_k."""
+    """Count efficient attention, whose older versions lack `max_k`."""
     mask_at = 9 if call.argument(9).text not in ("True", "False") else 8
     mask = _mask_type(call, mask_at)
     return flash(call, 0, (4, 5), (6, mask_at - 2), mask, bias_at=3)
@@ -266,6 +265,7 @@ def aten_efficient_backward(call: OpCall) -> Work:
 
 
 def _mask_type(call: OpCall, position: int) -> Mask:
+    """Read `custom_mask_type`: 1 is causal from the start, 2 from the end."""
     kind = call.integer(position)
     return Mask(causal=kind in (1, 2), bottom_right=kind == 2)
 
@@ -278,9 +278,15 @@ def flash(
     mask: Mask,
     bias_at: int | None = None,
 ) -> Work:
-    """(batch, length, heads, depth); with cumulated lengths (all, heads, depth).
+    """Count flash attention of (batch, length, heads, depth) or packed (all, heads, depth).
 
-    `first` is where queries stand: behind the gradient in a backward.
+    Args:
+        call: The call.
+        first: Position of the queries; 1 if the gradient comes first in a backward pass.
+        lengths_at: Positions of the cumulative lengths of queries and keys.
+        longest_at: Positions of the longest lengths of queries and keys.
+        mask: The mask.
+        bias_at: Position of a bias.
     """
     query, key, value = (call.tensor(first + i) for i in range(3))
     cumulated = [call.optional_tensor(i) for i in lengths_at]
@@ -300,11 +306,11 @@ def flash(
     )
     if bias is not None and grad is not None:
         work = _read_more(work, bias.bytes)
-    return work if known else _bounded(work)
+    return work if known else replace(work, upper_bound=True, notes=(_VARLEN_NOTE,))
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor) -> Heads:
-    """Sequences behind each other: (all, heads, depth), with or without a first dimension of 1."""
+    """Read packed sequences: (all, heads, depth), with or without a leading dimension of 1."""
     q, k, v = (tensor.shape for tensor in (query, key, value))
     if len(q) == 4 and q[0] == k[0] == v[0] == 1:
         q, k, v = q[1:], k[1:], v[1:]
@@ -314,10 +320,11 @@ def _packed(query: Tensor, key: Tensor, value: Tensor) -> Heads:
 
 
 def varlen(sizes: Heads, count: int, longest: list[int], mask: Mask) -> tuple[int, bool]:
-    """Pairs of packed sequences, and whether that is exact.
+    """Return the number of pairs of packed sequences, and True if it is exact.
 
-    It is if there is one sequence, or if all have the greatest length. Else, as pairs grow faster
-    than lengths, most come from as many sequences of the greatest length as fit.
+    It is exact for one sequence and if all sequences have the greatest length. Otherwise it is an
+    upper bound: pairs grow faster than lengths, so as many sequences of the greatest length as fit
+    give the most.
     """
     if count < 1:
         raise UnknownWorkError("packed sequences without lengths")
@@ -332,10 +339,6 @@ def varlen(sizes: Heads, count: int, longest: list[int], mask: Mask) -> tuple[in
     return min(bound, sizes.queries * long_k), False
 
 
-def _bounded(work: Work) -> Work:
-    return replace(work, upper_bound=True, notes=(_VARLEN_NOTE,))
-
-
 # ------------------------------------------------------------------- the flash-attn packages
 
 
@@ -346,58 +349,62 @@ def _bounded(work: Work) -> Work:
     "aiter::fmha_v3_fwd",
 )
 def flash_attn(call: OpCall) -> Work:
-    """(q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
+    """Arguments: (q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
     mask = Mask(call.boolean(5), True, call.integer(6, -1), call.integer(7, -1))
     return flash(call, 0, (99, 99), (99, 99), mask)
 
 
 @register("flash_attn::_flash_attn_varlen_forward")
 def flash_attn_varlen(call: OpCall) -> Work:
-    """(q, k, v, cu_q, cu_k, max_q, max_k, dropout, scale, causal, window_left, window_right)"""
+    """Arguments: (q, k, v, cu_q, cu_k, max_q, max_k, dropout, scale, causal, window_left,
+    window_right)"""
     mask = Mask(call.boolean(9), True, call.integer(10, -1), call.integer(11, -1))
     return flash(call, 0, (3, 4), (5, 6), mask)
 
 
 @register("flash_attn::_flash_attn_backward")
 def flash_attn_backward(call: OpCall) -> Work:
-    """(dout, q, k, v, out, lse, dq, dk, dv, dropout, scale, causal, window_left, window_right)"""
+    """Arguments: (dout, q, k, v, out, lse, dq, dk, dv, dropout, scale, causal, window_left,
+    window_right)"""
     mask = Mask(call.boolean(11), True, call.integer(12, -1), call.integer(13, -1))
     return flash(call, 1, (99, 99), (99, 99), mask)
 
 
 @register("aiter::_flash_attn_backward")
 def aiter_backward(call: OpCall) -> Work:
-    """(dout, q, k, v, out, lse, dq, dk, dv, dbias, dropout, scale, causal, left, right, ...)"""
+    """Arguments: (dout, q, k, v, out, lse, dq, dk, dv, dbias, dropout, scale, causal, left, right,
+    ...)"""
     mask = Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
     return flash(call, 1, (99, 99), (99, 99), mask)
 
 
 @register("aiter::mha_bwd")
 def aiter_kernel_backward(call: OpCall) -> Work:
-    """(dout, q, k, v, out, lse, dropout, scale, causal, window_left, window_right, ...)"""
+    """Arguments: (dout, q, k, v, out, lse, dropout, scale, causal, window_left, window_right,
+    ...)"""
     mask = Mask(call.boolean(8), True, call.integer(9, -1), call.integer(10, -1))
     return flash(call, 1, (99, 99), (99, 99), mask)
 
 
 @register("flash_attn::_flash_attn_varlen_backward")
 def flash_attn_varlen_backward(call: OpCall) -> Work:
-    """(dout, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, max_q, max_k, dropout, scale, causal,
-    window_left, window_right, ...)"""
+    """Arguments: (dout, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, max_q, max_k, dropout, scale,
+    causal, window_left, window_right, ...)"""
     mask = Mask(call.boolean(15), True, call.integer(16, -1), call.integer(17, -1))
     return flash(call, 1, (9, 10), (11, 12), mask)
 
 
 @register("flash_attn_3::bwd")
 def flash_attn_3_backward(call: OpCall) -> Work:
-    """(dout, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, used_q, used_k, max_q, max_k, scale,
-    causal, window_left, window_right, ...)"""
+    """Arguments: (dout, q, k, v, out, lse, dq, dk, dv, cu_q, cu_k, used_q, used_k, max_q, max_k,
+    scale, causal, window_left, window_right, ...)"""
     mask = Mask(call.boolean(16), True, call.integer(17, -1), call.integer(18, -1))
     return flash(call, 1, (9, 10), (13, 14), mask)
 
 
 @register("FlashAttnFunc", composite=True)
 def flash_attn_function(call: OpCall) -> Work:
-    """(q, k, v, dropout, scale, causal, window, ...), where the pair of a window is recorded."""
+    """Arguments: (q, k, v, dropout, scale, causal, window, ...); the window may be unrecorded."""
     window = call.integers(6) if call.argument(6).text not in (None, "", "None") else ()
     recorded = len(window) == 2
     left, right = window if recorded else (-1, -1)
@@ -409,7 +416,7 @@ def flash_attn_function(call: OpCall) -> Work:
 
 @register("aiter::wrapper_fmha_v3_fwd", composite=True)
 def aiter_wrapped(call: OpCall) -> Work:
-    """(nothing, q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
+    """Arguments: (nothing, q, k, v, dropout, scale, causal, window_left, window_right, ...)"""
     query, key, value = (call.tensor(i) for i in (1, 2, 3))
     sizes = _length_first(query, key, value)
     mask = Mask(call.boolean(6), True, call.integer(7, -1), call.integer(8, -1))
@@ -418,7 +425,7 @@ def aiter_wrapped(call: OpCall) -> Work:
 
 @register("EvoformerAttention", "EvoformerFusedAttention", composite=True)
 def evoformer(call: OpCall) -> Work:
-    """(q, k, v, bias1, bias2): (..., length, heads, depth), everything meets everything."""
+    """Arguments: (q, k, v, bias1, bias2) of (..., length, heads, depth), without a mask."""
     query, key, value = (call.tensor(i) for i in range(3))
     if len(query.shape) < 4 or not len(query.shape) == len(key.shape) == len(value.shape):
         raise UnknownWorkError("queries, keys or values have fewer than four dimensions")

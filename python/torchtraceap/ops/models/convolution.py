@@ -1,4 +1,4 @@
-"""Convolutions. An output element sums over the kernel and the input channels of its group."""
+"""Models of convolutions; an output element sums over the kernel and its group's input channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchtraceap.ops.models.registry import Work, register, register_unknown_wo
 
 
 def _spatial(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """One value stands for all dimensions."""
+    """Expand a single value to all dimensions."""
     if len(values) == 1:
         return values * rank
     if len(values) != rank:
@@ -25,7 +25,7 @@ def _output_sizes(
     dilation: tuple[int, ...],
     output_padding: tuple[int, ...] | None,
 ) -> tuple[int, ...]:
-    """Spatial sizes of the output; `output_padding` only of a transposed convolution."""
+    """Return the spatial sizes of the output; `output_padding` is None unless transposed."""
     sizes: list[int] = []
     for i, (size, kernel) in enumerate(zip(x.shape[2:], weight.shape[2:], strict=True)):
         reach = dilation[i] * (kernel - 1) + 1
@@ -87,7 +87,7 @@ def _forward(
 
 
 def _operations(weight: Tensor, positions: int) -> int:
-    """Each output element (of a transposed convolution each input element) meets one filter."""
+    """Return the operations; each output element (input element if transposed) meets one filter."""
     return 2 * positions * prod(weight.shape[1:])
 
 
@@ -151,18 +151,15 @@ def conv_transpose(call: OpCall) -> Work:
 
 @register("aten::cudnn_convolution")
 def cudnn_convolution(call: OpCall) -> Work:
-    """Without a bias, which is added by an operator of its own; older ones had it at 2."""
+    """Count a convolution; another operator adds the bias, which older versions had at 2."""
     at = 3 if call.optional_tensor(2) is not None or call.is_none(2) else 2
     return _library(call, at, call.optional_tensor(2), allow=at + 6)
 
 
-@register("aten::miopen_convolution", "aten::miopen_depthwise_convolution")
-def miopen_convolution(call: OpCall) -> Work:
-    return _library(call, 3, call.optional_tensor(2))
-
-
-@register("aten::mkldnn_convolution")
-def mkldnn_convolution(call: OpCall) -> Work:
+@register(
+    "aten::miopen_convolution", "aten::miopen_depthwise_convolution", "aten::mkldnn_convolution"
+)
+def library_convolution(call: OpCall) -> Work:
     return _library(call, 3, call.optional_tensor(2))
 
 
@@ -174,7 +171,7 @@ def _library(
     *,
     transposed: bool = False,
 ) -> Work:
-    """Padding, output padding if transposed, stride, dilation and groups from position `at` on."""
+    """Read padding, output padding if transposed, stride, dilation and groups from `at` on."""
     known = allow is not None and call.has_values and allow < len(call)
     after = at + 1 + transposed
     return _forward(
@@ -211,7 +208,7 @@ def convolution_add_relu(call: OpCall) -> Work:
 
 
 def _fused(call: OpCall, at: int, bias: Tensor | None, *extra: Tensor) -> Work:
-    """Stride, padding, dilation and groups, in this order, from position `at` on."""
+    """Read stride, padding, dilation and groups from position `at` on."""
     return _forward(
         call.tensor(0),
         call.tensor(1),
@@ -242,7 +239,7 @@ def native_dilated(call: OpCall) -> Work:
 
 
 def _native(call: OpCall, dilation: tuple[int, ...] | None) -> Work:
-    """Kernel size at 2, bias at 3, stride at 4, padding at 5; only depthwise ones have groups."""
+    """Read bias, stride and padding from position 3 on; only depthwise kernels have groups."""
     x, weight = call.tensor(0), call.tensor(1)
     _check(x, weight)
     groups = x.shape[1] // weight.shape[1] if weight.shape[1] else 1
@@ -261,38 +258,14 @@ def _native(call: OpCall, dilation: tuple[int, ...] | None) -> Work:
 
 @register("aten::convolution_backward", "aten::convolution_backward_overrideable")
 def convolution_backward(call: OpCall) -> Work:
-    """Only the gradients that `output_mask` asks for; the first layer needs no input gradient."""
-    at = 9 if call.name.endswith("overrideable") else 10
-    transposed_at = 6 if at == 9 else 7
-    wants_input, wants_weight, wants_bias = _mask(call, at)
-    return _backward(
-        call.tensor(0),
-        call.tensor(1),
-        call.tensor(2),
-        wants_input,
-        wants_weight,
-        wants_bias,
-        transposed=call.boolean(transposed_at),
-    )
-
-
-def _mask(call: OpCall, position: int) -> tuple[bool, bool, bool]:
-    mask = call.booleans(position)
+    """Count the gradients that `output_mask` requests; the first layer needs no input gradient."""
+    mask_at, transposed_at = (9, 6) if call.name.endswith("overrideable") else (10, 7)
+    mask = call.booleans(mask_at)
     if len(mask) != 3:
         raise UnknownWorkError("the mask of wanted gradients has not three members")
-    return mask[0], mask[1], mask[2]
-
-
-def _backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    wants_input: bool,
-    wants_weight: bool,
-    wants_bias: bool,
-    *,
-    transposed: bool,
-) -> Work:
+    wants_input, wants_weight, wants_bias = mask
+    grad, x, weight = (call.tensor(i) for i in range(3))
+    transposed = call.boolean(transposed_at)
     _check(x, weight)
     if len(grad.shape) != len(x.shape):
         raise UnknownWorkError("gradient and input have different numbers of dimensions")
@@ -314,13 +287,13 @@ def _backward(
 
 @register("aten::cudnn_convolution_backward_weight")
 def cudnn_backward_weight(call: OpCall) -> Work:
-    """Of torch up to 1.10: (weight_size, grad_output, input, ...)."""
+    """Arguments, up to torch 1.10: (weight_size, grad_output, input, ...)."""
     return _half_backward(call, weight_at=0, weight_gradient=True)
 
 
 @register("aten::cudnn_convolution_backward_input")
 def cudnn_backward_input(call: OpCall) -> Work:
-    """Of torch up to 1.10: (input_size, grad_output, weight, ...)."""
+    """Arguments, up to torch 1.10: (input_size, grad_output, weight, ...)."""
     return _half_backward(call, weight_at=2, weight_gradient=False)
 
 
@@ -343,7 +316,7 @@ def _half_backward(call: OpCall, *, weight_at: int, weight_gradient: bool) -> Wo
 
 @register("ConvBias_", "ConvBiasReLU_", composite=True)
 def convolution_apex(call: OpCall) -> Work:
-    """(input, weight, bias, padding, stride)"""
+    """Arguments: (input, weight, bias, padding, stride)"""
     padding, stride = call.integers(3), call.integers(4)
     return _forward(
         call.tensor(0), call.tensor(1), call.tensor(2), stride, padding, (1,), None, 1, None

@@ -1,7 +1,7 @@
-"""Copies, fills, concatenation and random numbers: bytes without arithmetic.
+"""Models of copies, fills, concatenation and random numbers, which move bytes without arithmetic.
 
-A copy between host and device crosses a link, not only the device's memory; the roofline leaves
-it out by its GPU events.
+A copy between host and device crosses a link, not only the device's memory; the roofline excludes
+it by its GPU events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torchtraceap.ops.models.registry import Work, register
 @register("aten::copy", composite=True)
 @register("aten::copy_")
 def copy(call: OpCall) -> Work:
-    """(self, source): read in its own type, written in that of the target."""
+    """Arguments: (self, source): read in its own type, written in that of the target."""
     target, source = call.tensor(0), call.tensor(1)
     return Work(0, source.bytes, target.bytes)
 
@@ -26,7 +26,7 @@ def clone(call: OpCall) -> Work:
 
 @register("aten::repeat", composite=True)
 def repeat(call: OpCall) -> Work:
-    """(self, repeats)"""
+    """Arguments: (self, repeats)"""
     x = call.tensor(0)
     times = 1
     for count in call.integers(1):
@@ -43,7 +43,7 @@ def fill(call: OpCall) -> Work:
 
 @register("aten::arange", composite=True)
 def arange(call: OpCall) -> Work:
-    """(start, end, step, out): a trace shows `out` before it has its size."""
+    """Arguments: (start, end, step, out): a trace shows `out` before it has its size."""
     out = call.tensor(3)
     count = out.elements
     if not count:
@@ -63,7 +63,8 @@ def concatenate(call: OpCall) -> Work:
 
 @register("aten::_chunk_cat")
 def chunk_cat(call: OpCall) -> Work:
-    """(tensors, dim, num_chunks, out): chunks of all, one after the other, padded to one size."""
+    """Arguments: (tensors, dim, num_chunks, out): chunks of all, one after the other, padded to one
+    size."""
     parts, out = call.tensor_list(0), call.optional_tensor(3)
     written = _total_bytes(parts) if out is None else out.elements * out.dtype.size
     return Work(0, sum(part.bytes for part in parts), written)
@@ -71,13 +72,13 @@ def chunk_cat(call: OpCall) -> Work:
 
 @register("aten::split_with_sizes_copy")
 def split_copy(call: OpCall) -> Work:
-    """(self, split_sizes, dim, out)"""
+    """Arguments: (self, split_sizes, dim, out)"""
     x = call.tensor(0)
     return Work(0, x.bytes, x.elements * x.dtype.size)
 
 
 def _total_bytes(parts: list[Tensor]) -> int:
-    """An empty part of one dimension is left out, as torch does."""
+    """Return the bytes of the concatenated parts in the largest type."""
     if not parts:
         raise UnknownWorkError("a list without tensors")
     size = max(part.dtype.size for part in parts)

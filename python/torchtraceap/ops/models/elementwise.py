@@ -1,8 +1,8 @@
-"""Operations element by element, activations and dropout among them.
+"""Models of element-wise operators, including activations and dropout.
 
-Each input is read once, as far as it is stored (a broadcast input is smaller than the result),
-and the result is written. An operation such as `exp` or `gelu` counts as one; those that combine
-several (`addcmul`, `lerp`) count these.
+Each input is read once in its stored size (a broadcast input is smaller than the result), and the
+result is written. An operation such as `exp` or `gelu` counts as one; operators that combine
+several (`addcmul`, `lerp`) count each.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ logical_xor isclose
 
 
 def _result(tensors: list[Tensor], dtype: DType, flops: int, *, shape: tuple[int, ...]) -> Work:
+    """Return the work of a result of this shape and type with `flops` operations per element."""
     arithmetic = dtype if dtype.rank >= 2 else promote([tensor.dtype for tensor in tensors])
     return Work(
         flops=flops * prod(shape),
         bytes_read=sum(tensor.bytes for tensor in tensors),
         bytes_written=prod(shape) * dtype.size,
-        dtype=_vector_type(arithmetic),
+        dtype=arithmetic_type(arithmetic),
     )
 
 
-def _vector_type(dtype: DType) -> str:
-    """Half types are computed in fp32, as torch's kernels do; integers have no peak here."""
+def arithmetic_type(dtype: DType) -> str:
+    """Return the type in which vector units compute: fp32 for half types, as in torch's kernels."""
     return "fp32" if dtype.label in ("fp16", "bf16", "fp8") else dtype.label
 
 
 def _promoted(tensors: list[Tensor]) -> DType:
-    """Tensors without dimensions (wrapped numbers) count only if their kind is a higher one."""
+    """Return the result type; wrapped numbers (0-dimensional) count only if they rank higher."""
     sized = [tensor.dtype for tensor in tensors if tensor.shape]
     single = [tensor.dtype for tensor in tensors if not tensor.shape]
     if not sized:
@@ -85,22 +86,20 @@ def _shape(call: OpCall, tensors: list[Tensor]) -> tuple[int, ...]:
     return broadcast(*(tensor.shape for tensor in tensors))
 
 
-def _same(call: OpCall, *positions: int, flops: int = 1) -> Work:
+def _typed_as_inputs(call: OpCall, *positions: int, flops: int = 1) -> Work:
     tensors = _inputs(call, *positions)
     dtype = tensors[0].dtype if call.in_place else _promoted(tensors)
     return _result(tensors, dtype, flops, shape=_shape(call, tensors))
 
 
-def _floating(call: OpCall, *positions: int) -> Work:
+def _typed_as_float(call: OpCall, *positions: int) -> Work:
     tensors = _inputs(call, *positions)
-    promoted = _promoted(tensors)
-    dtype = promoted if promoted.rank >= 2 else FP32
-    if call.in_place:
-        dtype = tensors[0].dtype
+    promoted = tensors[0].dtype if call.in_place else _promoted(tensors)
+    dtype = promoted if call.in_place or promoted.rank >= 2 else FP32
     return _result(tensors, dtype, 1, shape=_shape(call, tensors))
 
 
-def _boolean(call: OpCall, *positions: int) -> Work:
+def _typed_as_bool(call: OpCall, *positions: int) -> Work:
     tensors = _inputs(call, *positions)
     dtype = tensors[0].dtype if call.in_place else BOOL
     return _result(tensors, dtype, 1, shape=_shape(call, tensors))
@@ -108,47 +107,47 @@ def _boolean(call: OpCall, *positions: int) -> Work:
 
 @register(*_names(_UNARY_TEXT))
 def unary(call: OpCall) -> Work:
-    return _same(call, 0)
+    return _typed_as_inputs(call, 0)
 
 
 @register(*_names(_UNARY_TO_FLOAT_TEXT))
 def unary_to_float(call: OpCall) -> Work:
-    return _floating(call, 0)
+    return _typed_as_float(call, 0)
 
 
 @register(*_names(_UNARY_TO_BOOL_TEXT))
 def unary_to_bool(call: OpCall) -> Work:
-    return _boolean(call, 0)
+    return _typed_as_bool(call, 0)
 
 
 @register(*_names(_BINARY_TEXT))
 def binary(call: OpCall) -> Work:
-    return _same(call, 0, 1)
+    return _typed_as_inputs(call, 0, 1)
 
 
 @register(*_names(_BINARY_TO_FLOAT_TEXT))
 def binary_to_float(call: OpCall) -> Work:
-    return _floating(call, 0, 1)
+    return _typed_as_float(call, 0, 1)
 
 
 @register(*_names(_BINARY_TO_BOOL_TEXT))
 def binary_to_bool(call: OpCall) -> Work:
-    return _boolean(call, 0, 1)
+    return _typed_as_bool(call, 0, 1)
 
 
 @register("aten::clamp")
 def clamp(call: OpCall) -> Work:
-    return _same(call, 0, 1, 2)
+    return _typed_as_inputs(call, 0, 1, 2)
 
 
 @register("aten::lerp", "aten::addcmul", "aten::addcdiv")
 def three_operations(call: OpCall) -> Work:
-    return _same(call, 0, 1, 2, flops=3)
+    return _typed_as_inputs(call, 0, 1, 2, flops=3)
 
 
 @register("aten::where")
 def where(call: OpCall) -> Work:
-    """(condition, self, other); with the condition alone it is `nonzero`."""
+    """Arguments: (condition, self, other); with the condition alone it is `nonzero`."""
     condition, values = call.tensor(0), _inputs(call, 1, 2)
     shape = broadcast(condition.shape, *(tensor.shape for tensor in values))
     return _result([condition, *values], _promoted(values), 1, shape=shape)
@@ -182,19 +181,19 @@ _GRADIENTS = {
 
 @register(*(f"aten::{name}_backward" for name in _GRADIENTS))
 def activation_backward(call: OpCall) -> Work:
-    """(grad, input or output, ...)"""
+    """Arguments: (grad, input or output, ...)"""
     base = call.name.removeprefix("aten::").removesuffix("_backward")
-    return _same(call, 0, 1, flops=_GRADIENTS[base])
+    return _typed_as_inputs(call, 0, 1, flops=_GRADIENTS[base])
 
 
 @register("aten::elu_backward")
 def elu_backward(call: OpCall) -> Work:
-    return _same(call, 0, 5)
+    return _typed_as_inputs(call, 0, 5)
 
 
 @register("aten::glu")
 def glu(call: OpCall) -> Work:
-    """Half of the elements gate the other half."""
+    """Count a gated linear unit, in which half of the elements gate the other half."""
     x = call.tensor(0)
     return Work(x.elements, x.bytes, x.elements // 2 * x.dtype.size)
 
@@ -207,11 +206,11 @@ def glu_backward(call: OpCall) -> Work:
 
 @register("aten::native_dropout", "aten::_fused_dropout")
 def dropout(call: OpCall) -> Work:
-    """Writes the result and a mask of a byte per element."""
+    """Count dropout, which writes the result and a mask of a byte per element."""
     x = call.tensor(0)
     return Work(2 * x.elements, x.bytes, x.elements * (x.dtype.size + 1))
 
 
 @register("aten::native_dropout_backward", "aten::_masked_scale")
 def dropout_backward(call: OpCall) -> Work:
-    return _same(call, 0, 1, flops=2)
+    return _typed_as_inputs(call, 0, 1, flops=2)

@@ -1,4 +1,4 @@
-"""Embeddings: rows of a table, picked, summed into bags, and their gradients."""
+"""Models of embeddings: rows of a table, sums of rows in bags, and their gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOTE = "rows are counted once per index: repeated ones may come from a cache"
 
 
 def _rows(table: Tensor, indices: int) -> int:
-    """Bytes of the rows that the indices name, at most the table."""
+    """Return the bytes of the rows that the indices select, at most the table."""
     if len(table.shape) != 2:
         raise UnknownWorkError("the table has not two dimensions")
     return min(indices, table.shape[0]) * table.shape[1] * table.dtype.size
@@ -17,7 +17,7 @@ def _rows(table: Tensor, indices: int) -> int:
 
 @register("aten::embedding", composite=True)
 def embedding(call: OpCall) -> Work:
-    """(weight, indices, ...)"""
+    """Arguments: (weight, indices, ...)"""
     table, indices = call.tensor(0), call.tensor(1)
     read = _rows(table, indices.elements) + indices.bytes
     written = indices.elements * table.shape[1] * table.dtype.size
@@ -26,7 +26,8 @@ def embedding(call: OpCall) -> Work:
 
 @register("aten::embedding_dense_backward")
 def embedding_backward(call: OpCall) -> Work:
-    """(grad, indices, num_weights, ...): rows that have an index; `zero_` below clears the rest."""
+    """Arguments: (grad, indices, num_weights, ...): rows that have an index; `zero_` below clears
+    the rest."""
     grad, indices = call.tensor(0), call.tensor(1)
     if not grad.shape:
         raise UnknownWorkError("a gradient without rows")
@@ -38,7 +39,8 @@ def embedding_backward(call: OpCall) -> Work:
 
 @register("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(call: OpCall) -> Work:
-    """(weight, indices, offsets, scale, mode, sparse, per_sample_weights, include_last_offset)"""
+    """Arguments: (weight, indices, offsets, scale, mode, sparse, per_sample_weights,
+    include_last_offset)"""
     table, indices, offsets = (call.tensor(i) for i in range(3))
     bags = max(offsets.elements - call.boolean(7, default=False), 0)
     weights = call.optional_tensor(6)
@@ -57,7 +59,7 @@ def embedding_bag(call: OpCall) -> Work:
 
 @register("aten::_embedding_bag_dense_backward")
 def embedding_bag_backward(call: OpCall) -> Work:
-    """(grad, indices, offset2bag, bag_size, maximum_indices, num_weights, ...)"""
+    """Arguments: (grad, indices, offset2bag, bag_size, maximum_indices, num_weights, ...)"""
     grad, indices, bags = (call.tensor(i) for i in range(3))
     if len(grad.shape) != 2:
         raise UnknownWorkError("a gradient that is no table")

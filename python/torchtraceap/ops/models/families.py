@@ -1,8 +1,8 @@
-"""The family of an operator: what kind of work it is, for tables by category.
+"""Classify operators into families of work, for tables by category.
 
-The operator's name decides; where it says nothing (a user's own operator, a launch without an
-operator), the names of its kernels do. Names of libraries change from release to release, so the
-rules match words inside a name rather than whole names.
+The operator's name decides. If it says nothing (a custom operator, a launch without an operator),
+the names of the kernels decide. Names in libraries change between releases, so the rules match
+words inside a name rather than whole names.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ FAMILIES: tuple[str, ...] = (
     "data_loading",
     "other",
 )
-"""Every value that `family_of` gives."""
+"""Every value that `family_of` returns."""
 
-# What the profiler, the dispatcher and the autograd engine put around a name.
+# Patterns that the profiler, the dispatcher and the autograd engine add around a name.
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function: *")
 _CPP_NODE = re.compile(r"^torch::autograd::CppNode<(.*?)>?$", re.DOTALL)
 _NODE = re.compile(r"(?<=[A-Za-z0-9])Backward\d*$")
@@ -80,15 +80,15 @@ class OpName:
 
     def __init__(self, namespace: str, base: str, *, backward: bool) -> None:
         self.namespace = namespace
-        """In small letters, empty for a name without `::`."""
+        """Namespace in lowercase; empty for a name without `::`."""
         self.base = base
-        """In snake_case, without the marks of in-place operators and of backward."""
+        """Name in snake_case without the marks of in-place and backward operators."""
         self.backward = backward
-        """An autograd node, or `backward`, `bwd` in the name."""
+        """True for an autograd node and for a name with `backward` or `bwd`."""
 
 
 def split_op_name(name: str) -> OpName:
-    """Takes an operator's name apart; never fails."""
+    """Split an operator's name into its parts; this never fails."""
     inner = _ENGINE.sub("", name)
     cpp_node = _CPP_NODE.match(inner)
     inner = cpp_node.group(1) if cpp_node else inner
@@ -103,7 +103,7 @@ def split_op_name(name: str) -> OpName:
 
 
 def _word(*words: str) -> str:
-    """A pattern for whole words between underscores."""
+    """Return a pattern for whole words between underscores."""
     return rf"(?:^|_)(?:{'|'.join(words)})(?:_|$)"
 
 
@@ -119,10 +119,10 @@ _NAMESPACES: tuple[tuple[str, str], ...] = (
 )
 
 _PLAIN_NAMESPACES = frozenset(("", "aten", "torch::autograd"))
-"""None matches a rule."""
+"""Namespaces that match no rule."""
 
-# In order: the first that matches decides. `attention`, `convolution` and `normalization` stand
-# for their forward and backward halves.
+# The first pattern that matches decides. `attention`, `convolution` and `normalization` stand for
+# their forward and backward families.
 _BASES: tuple[tuple[str, str], ...] = (
     ("data_loading", r"data_?loader"),
     (
@@ -164,7 +164,7 @@ _BASES: tuple[tuple[str, str], ...] = (
         r"embedding|lookup_function|embs?_(?:lookup|codegen)|embeddingbag|split_lookup|"
         r"permute_pooled_embs|bounds_check_indices",
     ),
-    # With a quantisation of their result they stay what they are.
+    # These families take precedence over the quantization of their result.
     ("normalization", r"rms_?norm|rms_mxfp4|ln_modulate"),
     ("activation", r"(?:silu|gelu|relu|gelu_tanh)_and_mul|mul_and_silu|si_?lu_?mul"),
     ("random", r"^(?:mixed|random)_sample"),
@@ -356,8 +356,11 @@ _WHOLE_NAMES: dict[str, str] = {
     "random": "bernoulli normal random uniform",
 }
 _FAMILY_OF_NAME = {name: family for family, names in _WHOLE_NAMES.items() for name in names.split()}
-"""Asked before the rules: most calls are of these, and to compile all rules takes longer than to
-ask them for a whole trace. Rules that match one of these too say the same of it."""
+"""Families of common names, looked up before the rules.
+
+Most calls have such a name, and compiling all rules takes longer than matching a whole trace. The
+rules agree with this table where both apply.
+"""
 
 _KERNELS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|"
@@ -417,13 +420,13 @@ _BACKWARD_KERNEL = re.compile(r"bwd|backward|dgrad|wrw|_bprop|(?<!wino)grad|bn_b
 _LAUNCH = re.compile(r"^(?:cuda|hip|cu)[A-Z]\w*")
 
 
-# Where names say what they do, and no more: generated ones may be kilobytes long.
+# Longest prefix of a name that is matched; generated names may be kilobytes long.
 _OP_NAME_LIMIT, _KERNEL_NAME_LIMIT = 256, 2048
 
 
 @cache
 def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
-    """Compiled when it is first asked: few traces need all, and start-up counts."""
+    """Compile a pattern on first use, because few traces need all of them."""
     return re.compile(pattern).search
 
 
@@ -431,7 +434,7 @@ def _first_match(rules: Sequence[tuple[str, str]], text: str) -> str | None:
     return next((family for family, pattern in rules if _search(pattern)(text)), None)
 
 
-def _half(family: str, *, backward: bool) -> str:
+def _with_direction(family: str, *, backward: bool) -> str:
     if family not in _HALVES:
         return family
     return f"{family}_backward" if backward else f"{family}_forward"
@@ -451,7 +454,7 @@ def _family_of_op(name: str) -> str | None:
         family = "elementwise"
     if family == "convolution" and parts.base.startswith(("cudnn_affine", "cudnn_grid")):
         family = "interpolation"
-    return None if family is None else _half(family, backward=parts.backward)
+    return None if family is None else _with_direction(family, backward=parts.backward)
 
 
 @lru_cache(maxsize=65_536)
@@ -460,20 +463,20 @@ def _family_of_kernel(name: str) -> str | None:
     family = _first_match(_KERNELS, lowered)
     if family is None:
         return None
-    return _half(family, backward=bool(_BACKWARD_KERNEL.search(lowered)))
+    return _with_direction(family, backward=bool(_BACKWARD_KERNEL.search(lowered)))
 
 
 def family_of(op_name: str, kernel_names: Sequence[str] = ()) -> str:
-    """The family of an operator, one of `FAMILIES`.
+    """Return the family of an operator, one of `FAMILIES`.
 
     Args:
-        op_name: Of an operator (`aten::mm`), an autograd node (`MmBackward0`, with or without the
-            engine's prefix) or a launch call. It may be empty.
-        kernel_names: Names of kernels and copies that it launched, in order; they decide where
-            the operator's name says nothing.
+        op_name: Name of an operator (`aten::mm`), an autograd node (`MmBackward0`, with or without
+            the engine's prefix) or a launch call; may be empty.
+        kernel_names: Names of kernels and copies that it launched, in order; they decide if the
+            operator's name says nothing.
 
     Returns:
-        "other" if neither says anything.
+        The family; "other" if neither name says anything.
     """
     is_launch = _LAUNCH.match(op_name) is not None
     if not is_launch or not kernel_names:

@@ -1,7 +1,7 @@
-"""RMS norms of serving libraries, with what is fused into them: a residual, quantisation, padding.
+"""Models of RMS norms of serving libraries fused with a residual, quantization or padding.
 
-Per element 4 operations for the norm (square, sum; multiply by the reciprocal root, by the weight)
-and those of what is fused.
+The norm takes 4 operations per element (square, sum; multiply by the reciprocal root and the
+weight), plus those of the fused operations.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _FP8_BYTES = 1
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the arguments of a norm stand."""
+    """Positions of the arguments of a norm."""
 
     x: int
     weight: int
     written: tuple[int, ...]
-    """The result first; residuals and scales."""
+    """The result first, then residuals and scales."""
     residual: int | None = None
     read: tuple[int, ...] = ()
-    """Scales that are given."""
+    """Scales that are inputs."""
     quant: int = 0
-    """Operations per element of the quantisation."""
+    """Operations per element of the quantization."""
 
 
 _OUT = _Places(x=1, weight=2, written=(0,))
@@ -96,7 +96,7 @@ _PLACES: dict[str, _Places] = {
 
 @register(*_PLACES)
 def norm_into(call: OpCall) -> Work:
-    """Norms that write into arguments."""
+    """Count a norm that writes into its arguments."""
     places = _PLACES[call.name]
     x, weight, out = (call.tensor(i) for i in (places.x, places.weight, places.written[0]))
     check_width(x, weight)
@@ -125,7 +125,7 @@ def _returned(
     quant: int = 0,
     result: float | None = None,
 ) -> Work:
-    """A norm that returns its result, of `result` bytes, and with a residual the sum."""
+    """Count a norm that returns a result of `result` bytes and, with a residual, the sum."""
     check_width(x, weight)
     _same_rows(x, residual)
     own = x.elements * x.dtype.size
@@ -140,26 +140,26 @@ def _returned(
 @register("aiter::rms_norm", "aiter::rmsnorm2d_fwd", "aiter::rmsnorm2d_fwd_ck")
 @register("vllm::rocm_aiter_rms_norm", composite=True)
 def norm_returned(call: OpCall) -> Work:
-    """(input, weight, epsilon, ...)"""
+    """Arguments: (input, weight, epsilon, ...)"""
     return _returned(call.tensor(0), call.tensor(1))
 
 
 @register("vllm::rocm_aiter_rmsnorm2d_fwd_with_add", composite=True)
 def norm_returned_with_residual(call: OpCall) -> Work:
-    """(input, residual, weight, epsilon)"""
+    """Arguments: (input, residual, weight, epsilon)"""
     return _returned(call.tensor(0), call.tensor(2), call.tensor(1))
 
 
 @register("vllm::rocm_aiter_rmsnorm_fused_dynamic_quant", composite=True)
 def norm_per_token(call: OpCall) -> Work:
-    """(input, weight, epsilon, type): a byte per element, a scale per row."""
+    """Arguments: (input, weight, epsilon, type): a byte per element, a scale per row."""
     x, weight = call.tensor(0), call.tensor(1)
     return _returned(x, weight, quant=_DYNAMIC_QUANT, result=_per_token(x))
 
 
 @register("vllm::rocm_aiter_rmsnorm_fused_add_dynamic_quant", composite=True)
 def norm_per_token_with_residual(call: OpCall) -> Work:
-    """(input, residual, weight, epsilon, type)"""
+    """Arguments: (input, residual, weight, epsilon, type)"""
     x, residual, weight = (call.tensor(i) for i in range(3))
     return _returned(x, weight, residual, quant=_DYNAMIC_QUANT, result=_per_token(x))
 
@@ -170,14 +170,14 @@ def _per_token(x: Tensor) -> int:
 
 @register("vllm::rocm_aiter_rmsnorm_fp8_group_quant", composite=True)
 def norm_fp8_groups(call: OpCall) -> Work:
-    """(input, weight, epsilon, group_size)"""
+    """Arguments: (input, weight, epsilon, group_size)"""
     x, weight = call.tensor(0), call.tensor(1)
     return _returned(x, weight, quant=_DYNAMIC_QUANT, result=_fp8_groups(x, call.integer(3)))
 
 
 @register("vllm::rocm_aiter_rmsnorm_with_add_fp8_group_quant", composite=True)
 def norm_fp8_groups_with_residual(call: OpCall) -> Work:
-    """(input, residual, weight, epsilon, group_size)"""
+    """Arguments: (input, residual, weight, epsilon, group_size)"""
     x, residual, weight = (call.tensor(i) for i in range(3))
     result = _fp8_groups(x, call.integer(4))
     return _returned(x, weight, residual, quant=_DYNAMIC_QUANT, result=result)
@@ -190,7 +190,8 @@ def _fp8_groups(x: Tensor, group: int) -> int:
 @register("vllm::rocm_aiter_triton_add_rmsnorm_pad", "aiter::fused_add_rmsnorm_pad_",
           composite=True)  # fmt: skip
 def norm_padded(call: OpCall) -> Work:
-    """(input, weight, epsilon, residual, multiple): rows of the result are filled with zeros."""
+    """Arguments: (input, weight, epsilon, residual, multiple): rows of the result are filled with
+    zeros."""
     x, weight, residual = call.tensor(0), call.tensor(1), call.optional_tensor(3)
     check_width(x, weight)
     multiple = max(call.integer(4), 1)
@@ -202,7 +203,8 @@ def norm_padded(call: OpCall) -> Work:
 @register("aiter::_fuse_rmsnorm_fp4_quant",
           "sglang_profiler::fused_mxfp4_quant_fused_rms_mxfp4_quant", composite=True)  # fmt: skip
 def norm_mxfp4(call: OpCall) -> Work:
-    """(x1, weight1, epsilon1, x2, weight2, epsilon2, residual1, ...): only x1 is quantised."""
+    """Arguments: (x1, weight1, epsilon1, x2, weight2, epsilon2, residual1, ...): only x1 is
+    quantised."""
     x, weight, residual = call.tensor(0), call.tensor(1), call.optional_tensor(6)
     first = _returned(x, weight, residual, quant=_DYNAMIC_QUANT, result=mxfp4_bytes(x))
     other, other_weight = call.optional_tensor(3), call.optional_tensor(4)
@@ -213,7 +215,7 @@ def norm_mxfp4(call: OpCall) -> Work:
 
 @register("aiter::_fused_qk_rmsnorm_kernel")
 def norm_of_two(call: OpCall) -> Work:
-    """(q, q_weight, q_epsilon, k, k_weight, k_epsilon, ...)"""
+    """Arguments: (q, q_weight, q_epsilon, k, k_weight, k_epsilon, ...)"""
     first = _returned(call.tensor(0), call.tensor(1))
     return _both(first, _returned(call.tensor(3), call.tensor(4)))
 
@@ -231,7 +233,8 @@ def _both(first: Work, second: Work) -> Work:
 
 @register("primus::fused_ln_modulate", composite=True)
 def layer_norm_modulated(call: OpCall) -> Work:
-    """(input, scale, shift, epsilon): mean and reciprocal deviation of each row are returned."""
+    """Arguments: (input, scale, shift, epsilon): mean and reciprocal deviation of each row are
+    returned."""
     x, scale, shift = (call.tensor(i) for i in range(3))
     statistics = 2 * group_scales(x, x.shape[-1] if x.shape else 0) * FP32.size
     return Work(

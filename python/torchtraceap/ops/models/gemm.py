@@ -1,4 +1,4 @@
-"""Products of matrices. 2MNK operations: the accumulator starts from 0, or from the bias."""
+"""Models of matrix products with 2MNK operations; accumulators start from 0 or from the bias."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ from torchtraceap.ops.models.registry import Work, register
 _LOW = ("fp8", "fp4", "int8", "uint8")
 
 
-def _compute_type(*tensors: Tensor) -> str:
-    """The slowest of the operands' types decides the rate."""
-    order = ("fp64", "fp32", "bf16", "fp16", "int8", "uint8", "fp8", "fp4")
-    labels = [tensor.dtype.label for tensor in tensors]
-    label = next((label for label in order if label in labels), labels[0])
-    return "int8" if label == "uint8" else label
-
-
 def product(
     a: Tensor,
     b: Tensor,
@@ -29,15 +21,28 @@ def product(
     *extra: Tensor | None,
     allow_tf32: bool | None = None,
 ) -> Work:
-    """The work of `output` elements, each a sum of `depth` products; `extra` are read as well."""
+    """Return the work of a matrix product of two tensors.
+
+    Args:
+        a, b: Operands.
+        output: Shape of the result.
+        depth: Number of products summed in each element of the result.
+        out_type: Type of the result.
+        extra: Other tensors that are read, such as a bias and scales.
+        allow_tf32: fp32 may be computed as tf32.
+    """
     elements = prod(output)
+    # The slower of the operands' types decides the rate.
+    order = ("fp64", "fp32", "bf16", "fp16", "int8", "uint8", "fp8", "fp4")
+    labels = (a.dtype.label, b.dtype.label)
+    slower = next((label for label in order if label in labels), labels[0])
     complex_factor = 4 if a.dtype.rank == 3 else 1
     read = a.bytes + b.bytes + sum(tensor.bytes for tensor in extra if tensor is not None)
     return Work(
         flops=2 * elements * depth * complex_factor,
         bytes_read=read,
         bytes_written=elements * out_type.size,
-        dtype=_compute_type(a, b),
+        dtype="int8" if slower == "uint8" else slower,
         unit="matrix",
         allow_tf32=allow_tf32,
     )
@@ -159,7 +164,7 @@ def linear(call: OpCall) -> Work:
 
 @register("aten::_scaled_mm", "aten::_scaled_mm_v2")
 def scaled_mm(call: OpCall) -> Work:
-    """Operands in fp8 or fp4, with scales; the output's type is `out_dtype`."""
+    """Count a product of operands in fp8 or fp4 with scales; `out_dtype` is the output's type."""
     a, b = call.tensor(0), call.tensor(1)
     _ranks(a, b, 2, 2)
     packed = 2 if a.dtype.label == "fp4" else 1
@@ -169,7 +174,7 @@ def scaled_mm(call: OpCall) -> Work:
 
 
 def _scaled_output(call: OpCall, a: Tensor) -> DType:
-    """`out_dtype`, else the tensor given as `out`, else the operands' own type."""
+    """Return the type of `out` if it is given, else `out_dtype`, else the operands' type."""
     last = call.optional_tensor(len(call) - 1) if len(call) > 8 else None
     if last is not None and len(last.shape) == 2:
         return last.dtype
@@ -182,7 +187,7 @@ def _scaled_output(call: OpCall, a: Tensor) -> DType:
 
 @register("aten::_grouped_mm", "aten::_scaled_grouped_mm")
 def grouped_mm(call: OpCall) -> Work:
-    """Groups share rows (2d x 3d), columns (3d x 2d), depth (2d x 2d), or are a batch."""
+    """Count groups that split rows (2d x 3d), columns (3d x 2d), depth (2d x 2d), or a batch."""
     scaled = "scaled" in call.name
     a, b = call.tensor(0), call.tensor(1)
     offsets = call.optional_tensor(4 if scaled else 2)
@@ -207,7 +212,7 @@ def grouped_mm(call: OpCall) -> Work:
 
 
 def _grouped_depth(a: Tensor, b: Tensor, offsets: Tensor, out_type: DType) -> Work:
-    """Each group takes a part of the depth and has an output of its own."""
+    """Count groups that each take a part of the depth and have their own output."""
     depth = _shared(a.shape[1], b.shape[0])
     groups = offsets.elements
     work = product(a, b, (a.shape[0], b.shape[1]), depth, out_type, offsets)
@@ -219,7 +224,7 @@ def _grouped_depth(a: Tensor, b: Tensor, offsets: Tensor, out_type: DType) -> Wo
 
 @register("bitsandbytes::int8_linear_matmul")
 def int8_linear(call: OpCall) -> Work:
-    """(input, weight): rows of both are multiplied, sums are int32."""
+    """Arguments: (input, weight): rows of both are multiplied, sums are int32."""
     x, weight = call.tensor(0), call.tensor(1)
     _ranks(weight, weight, 2, 2)
     depth = _shared(x.shape[-1] if x.shape else 0, weight.shape[1])
@@ -234,7 +239,7 @@ def int8_linear(call: OpCall) -> Work:
     composite=True,
 )
 def grouped_rows(call: OpCall) -> Work:
-    """(rows of all groups, a matrix per group, ...): the matrices may be transposed."""
+    """Arguments: (rows of all groups, a matrix per group, ...): the matrices may be transposed."""
     a, b = call.tensor(0), call.tensor(1)
     _ranks(a, b, 2, 3)
     depth = a.shape[1]
@@ -245,16 +250,16 @@ def grouped_rows(call: OpCall) -> Work:
 
 
 def _as_upper_bound(work: Work) -> Work:
-    """Rows behind the last offset are not computed, and groups without rows not read."""
+    """Mark the work as a bound: rows after the last offset and groups without rows are skipped."""
     note = "the sizes of the groups are not recorded: at most this"
     return replace(work, upper_bound=True, notes=(note,))
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape of tensors (NumPy's rules).
+    """Return the broadcast shape of tensors, by NumPy's rules.
 
     Raises:
-        UnknownWorkError: They have none.
+        UnknownWorkError: The shapes are incompatible.
     """
     result: list[int] = []
     for k in range(1, max(map(len, shapes), default=0) + 1):

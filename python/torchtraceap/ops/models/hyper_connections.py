@@ -1,8 +1,8 @@
-"""Manifold-constrained hyper-connections, as AITER has them: n residual streams for each token.
+"""Models of AITER's manifold-constrained hyper-connections: n residual streams for each token.
 
-With C elements in a stream: recombination is (n + 1) multiplications and additions for each of the
-nC elements; the projection is a product with a depth of nC; squares for its norm are summed beside
-it. Sinkhorn iterations on n x n numbers per token are left out: n is 4.
+With C elements in a stream, recombination takes (n + 1) multiplications and additions for each of
+the nC elements, and the projection is a product with a depth of nC that also sums the squares for
+its norm. Sinkhorn iterations on n x n numbers per token are left out because n is only 4.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _NORM = 4
 
 
 def _streams(residual: Tensor) -> tuple[int, int, int]:
-    """Tokens, streams, elements of a stream."""
+    """Return the numbers of tokens, streams and elements of a stream."""
     if len(residual.shape) != 3:
         raise UnknownWorkError(_MISFIT)
     return residual.shape[0], residual.shape[1], residual.shape[2]
 
 
 def _recombine(layer: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> int:
-    """Operations of out[i] = post[i] * layer + sum over j of comb[j, i] * residual[j]."""
+    """Count out[i] = post[i] * layer + sum over j of comb[j, i] * residual[j]."""
     tokens, n, width = _streams(residual)
     expected = (tokens * width, tokens * n, tokens * n * n)
     if (layer.elements, post.elements, comb.elements) != expected:
@@ -31,7 +31,7 @@ def _recombine(layer: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> i
 
 
 def _project(x: Tensor, matrix: Tensor) -> int:
-    """Operations of the product, and of the sum of squares."""
+    """Return the operations of the product and of the sum of squares."""
     tokens, n, width = _streams(x)
     if len(matrix.shape) != 2 or matrix.shape[1] != n * width:
         raise UnknownWorkError(_MISFIT)
@@ -40,7 +40,7 @@ def _project(x: Tensor, matrix: Tensor) -> int:
 
 @register("aiter::mhc_post")
 def post(call: OpCall) -> Work:
-    """(out, layer, residual, post_mix, comb_mix, ...)"""
+    """Arguments: (out, layer, residual, post_mix, comb_mix, ...)"""
     out, layer, residual, post_mix, comb_mix = (call.tensor(i) for i in range(5))
     if out.shape != residual.shape:
         raise UnknownWorkError(_MISFIT)
@@ -50,7 +50,7 @@ def post(call: OpCall) -> Work:
 
 @register("aiter::mhc_pre_gemm_sqrsum")
 def project(call: OpCall) -> Work:
-    """(out, squares, x, matrix, ...): partial sums over parts of the depth."""
+    """Arguments: (out, squares, x, matrix, ...): partial sums over parts of the depth."""
     out, squares, x, matrix = (call.tensor(i) for i in range(4))
     written = out.bytes + squares.bytes
     flops = _project(x, matrix)
@@ -59,7 +59,7 @@ def project(call: OpCall) -> Work:
 
 @register("aiter::mhc_fused_post_pre_gemm_sqrsum")
 def post_and_project(call: OpCall) -> Work:
-    """(out, squares, next_residual, layer, residual, post_mix, comb_mix, matrix, ...)"""
+    """Arguments: (out, squares, next_residual, layer, residual, post_mix, comb_mix, matrix, ...)"""
     out, squares, following, layer, residual, post_mix, comb_mix, matrix = (
         call.tensor(i) for i in range(8)
     )
@@ -73,9 +73,10 @@ def post_and_project(call: OpCall) -> Work:
 
 @register("aiter::mhc_pre_big_fuse", "aiter::mhc_pre_big_fuse_rmsnorm")
 def mix_streams(call: OpCall) -> Work:
-    """(post_mix, comb_mix, out, products, squares, scale, base, residual, norm_weight, ...)
+    """Arguments: (post_mix, comb_mix, out, products, squares, scale, base, residual, norm_weight,
+    ...)
 
-    Partial sums are added up, mixes made of them, streams added up and perhaps normalised.
+    The kernel adds partial sums, computes the mixes, adds the streams and may normalize the result.
     """
     post_mix, comb_mix, out, products, squares, scale, base, residual = (
         call.tensor(i) for i in range(8)

@@ -1,22 +1,27 @@
-"""Picking and placing elements. What indices name is counted once for each index, though equal
-ones may come from a cache; where the indices themselves are not recorded there is no number."""
+"""Models of operators that select and place elements by index.
+
+The indexed elements are counted once for each index, although repeated ones may come from a cache.
+There are no numbers where the indices are not recorded.
+"""
 
 from __future__ import annotations
 
+from math import prod
+
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.registry import Work, register
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 _NOTE = "rows are counted once per index: repeated ones may come from a cache"
 
 
 def _picked(source: Tensor, elements: int) -> int:
-    """Bytes read for `elements` of a source, at most all of it."""
+    """Return the bytes read for `elements` of a source, at most all of it."""
     return min(elements, source.stored) * source.dtype.size
 
 
 @register("aten::index_select")
 def index_select(call: OpCall) -> Work:
-    """(self, dim, index)"""
+    """Arguments: (self, dim, index)"""
     x, index = call.tensor(0), call.tensor(2)
     dim = 0 if len(x.shape) <= 1 else call.integer(1)
     if x.shape and not -len(x.shape) <= dim < len(x.shape):
@@ -34,7 +39,7 @@ def index_select(call: OpCall) -> Work:
 
 @register("aten::gather", "aten::take_along_dim")
 def gather(call: OpCall) -> Work:
-    """(self, dim, index)"""
+    """Arguments: (self, dim, index)"""
     at = 1 if call.name.endswith("dim") else 2
     x, index = call.tensor(0), call.tensor(at)
     return Work(
@@ -55,8 +60,11 @@ def take(call: OpCall) -> Work:
 @register("aten::scatter_", "aten::scatter_add_", "aten::scatter_reduce_", "aten::scatter",
           "aten::scatter_add")  # fmt: skip
 def scatter(call: OpCall) -> Work:
-    """(self, dim, index, src): what the indices name is written (and read to add). Not in place,
-    an operator of its own copies what is written to."""
+    """Arguments: (self, dim, index, src).
+
+    The indexed elements are written, and read if values are added to them. If the operator is not
+    in-place, another operator copies the target.
+    """
     x, index, source = call.tensor(0), call.tensor(2), call.optional_tensor(3)
     adds = "add" in call.name or "reduce" in call.name
     touched = _picked(x, index.elements)
@@ -68,7 +76,7 @@ def scatter(call: OpCall) -> Work:
 
 @register("aten::index_add_", "aten::index_copy_", "aten::index_fill_")
 def index_write(call: OpCall) -> Work:
-    """(self, dim, index, source)"""
+    """Arguments: (self, dim, index, source)"""
     x, index, source = call.tensor(0), call.tensor(2), call.optional_tensor(3)
     if source is None or (source.shape == () and x.shape):
         raise UnknownWorkError("the number of written elements is not recorded")
@@ -80,14 +88,14 @@ def index_write(call: OpCall) -> Work:
 
 @register("aten::index", "aten::_unsafe_index")
 def index(call: OpCall) -> Work:
-    """(self, indices): indices broadcast to the leading shape of the result."""
-    x, indices = call.tensor(0), _index_shapes(call)
+    """Arguments: (self, indices): indices broadcast to the leading shape of the result."""
+    x, indices = call.tensor(0), call.argument(1).tensors
+    if indices is None:  # most profilers do not record lists of optional tensors
+        raise UnknownWorkError("the indices are not in the trace")
     if len(indices) != 1 or not x.shape:
         raise UnknownWorkError("several index tensors: the shape of the result is not certain")
     row = x.elements // x.shape[0] if x.shape[0] else 0
-    count = 1
-    for size in indices[0]:
-        count *= size
+    count = prod(indices[0].shape if isinstance(indices[0], Tensor) else indices[0])
     return Work(
         0,
         _picked(x, row * count) + 8 * count,
@@ -97,17 +105,10 @@ def index(call: OpCall) -> Work:
     )
 
 
-def _index_shapes(call: OpCall) -> list[tuple[int, ...]]:
-    """Most profilers do not record lists of optional tensors."""
-    found = call.argument(1).tensors
-    if found is None:
-        raise UnknownWorkError("the indices are not in the trace")
-    return [item.shape if isinstance(item, Tensor) else item for item in found]
-
-
 @register("aten::index_put_", "aten::_index_put_impl_", composite=True)
 def index_put(call: OpCall) -> Work:
-    """(self, indices, values, accumulate): without the indices, which are not recorded."""
+    """Arguments: (self, indices, values, accumulate): without the indices, which are not
+    recorded."""
     x, values = call.tensor(0), call.tensor(2)
     if values.elements <= 1:
         raise UnknownWorkError("the number of written elements is not recorded")
@@ -121,14 +122,9 @@ def index_put(call: OpCall) -> Work:
     )
 
 
-@register("aten::nonzero")
-def nonzero(call: OpCall) -> Work:
-    raise UnknownWorkError("the size of its result depends on the data")
-
-
-@register("aten::masked_select")
-def masked_select(call: OpCall) -> Work:
-    raise UnknownWorkError("the size of its result depends on the data")
+register_unknown_work(
+    "the size of its result depends on the data", "aten::nonzero", "aten::masked_select"
+)
 
 
 @register("aten::flip", "aten::roll", "aten::rot90", "aten::tril", "aten::triu")

@@ -1,6 +1,6 @@
-"""Keys and values on their way into a cache of pages: bytes without arithmetic.
+"""Models of writing keys and values into a paged cache, which moves bytes without arithmetic.
 
-Of the cache only the rows that slots name are written. The cache itself, which stands among the
+Only the rows of the cache that the slots name are written. The cache itself, which is one of the
 arguments, may be as large as the memory of the device.
 """
 
@@ -16,7 +16,10 @@ _GATHER_NOTE = "all of the target is counted, though only the sequences' lengths
 
 
 def rows_written(rows: int, slots: Tensor) -> int:
-    """Inputs may be padded beyond the slots; a slot of -1 is not written, which is not recorded."""
+    """Return the number of rows written: inputs may be padded beyond the slots.
+
+    A slot of -1 is not written either, but its value is not recorded.
+    """
     return min(rows, slots.elements)
 
 
@@ -30,7 +33,7 @@ def _rows(tensor: Tensor) -> int:
           "aiter::reshape_and_cache", "aiter::reshape_and_cache_flash",
           "sglang::store_cache")  # fmt: skip
 def cache_keys_and_values(call: OpCall) -> Work:
-    """(key, value, key_cache, value_cache, slots, ...)"""
+    """Arguments: (key, value, key_cache, value_cache, slots, ...)"""
     slots = call.tensor(4)
     read = written = 0
     for source, cache in ((call.tensor(0), call.tensor(2)), (call.tensor(1), call.tensor(3))):
@@ -43,8 +46,7 @@ def cache_keys_and_values(call: OpCall) -> Work:
 
 @register("_C_cache_ops::concat_and_cache_mla", "aiter::concat_and_cache_mla")
 def cache_latent(call: OpCall) -> Work:
-    """(kv_c, k_pe, kv_cache, slots, ...): a row of the cache holds both, and scales if there are
-    any."""
+    """Arguments: (kv_c, k_pe, kv_cache, slots, ...); a cache row holds both and any scales."""
     latent, rotary, cache, slots = (call.tensor(i) for i in range(4))
     rows = _rows(latent)
     if len(cache.shape) < 3 or _rows(rotary) != rows:
@@ -56,7 +58,7 @@ def cache_latent(call: OpCall) -> Work:
 
 @register("_C_cache_ops::concat_mla_q")
 def concatenate_query(call: OpCall) -> Work:
-    """(q_nope, q_pe, q_out)"""
+    """Arguments: (q_nope, q_pe, q_out)"""
     first, second, out = (call.tensor(i) for i in range(3))
     if out.elements != first.elements + second.elements:
         raise UnknownWorkError("its output does not fit its inputs")
@@ -65,7 +67,7 @@ def concatenate_query(call: OpCall) -> Work:
 
 @register("_C_cache_ops::cp_gather_cache", "_C_cache_ops::gather_and_maybe_dequant_cache")
 def gather(call: OpCall) -> Work:
-    """(source_cache, target, block_table, ...)"""
+    """Arguments: (source_cache, target, block_table, ...)"""
     source, target = call.tensor(0), call.tensor(1)
     return Work(
         0,

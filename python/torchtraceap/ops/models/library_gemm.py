@@ -1,13 +1,12 @@
-"""Products of serving libraries: operands in 8 and 4 bits with scales, packed, shuffled, batched.
+"""Models of matrix products of serving libraries with 8-bit and 4-bit operands and scales.
 
 A shuffled weight keeps its shape. Two elements of 4 bits share a byte (`uint8`, `float4_x2`), eight
-an `int32`. Bytes of packed tensors are what their shape and type say; the depth of the product is
-that of the elements.
+share an `int32`. The bytes of packed tensors follow from their shape and type; the depth of the
+product counts elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import isqrt, prod
 
@@ -26,14 +25,14 @@ _AWQ_BITS = 4
 
 
 def packing(tensor: Tensor, *, in_bytes: bool) -> int:
-    """Elements that share one of a tensor; `in_bytes`: its bytes hold two of 4 bits each."""
+    """Return how many elements one stored element holds; `in_bytes`: bytes hold two of 4 bits."""
     if tensor.dtype.label == "fp4" or (in_bytes and tensor.dtype.label in ("uint8", "int8")):
         return 2
     return 1
 
 
 def result_type(call: OpCall, position: int, default: str | None = None) -> DType:
-    """The type that an argument asks for, else the library's own.
+    """Return the type that an argument requests, else the library's default.
 
     Raises:
         UnknownWorkError: The trace has no values of scalars, or there is no default.
@@ -48,20 +47,20 @@ def result_type(call: OpCall, position: int, default: str | None = None) -> DTyp
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where the arguments of a product stand."""
+    """Positions of the arguments of a matrix product."""
 
     a: int = 0
     b: int = 1
     out: int | None = None
-    """A tensor that is written; where it is not passed, the result is returned."""
+    """Tensor that is written; if it is not passed, the result is returned."""
     out_type: int | None = None
     default_type: str | None = None
     scales: tuple[int, ...] = (2, 3)
-    """And bias and zero points."""
+    """Scales, bias and zero points."""
     rows_of_b: bool = True
-    """b is (columns, depth); else (depth, columns)."""
+    """True if b is (columns, depth), False if it is (depth, columns)."""
     half_bytes: bool = False
-    """Operands in bytes hold two elements of 4 bits."""
+    """True if bytes of the operands hold two elements of 4 bits."""
 
 
 _SCALED_OUT = _Places(out=4, scales=(2, 3, 5))
@@ -161,20 +160,19 @@ _PLACES: dict[str, _Places] = {
 
 @register(*_PLACES, composite=True)
 def library_product(call: OpCall) -> Work:
-    """(..., rows, depth) by (..., columns, depth) or (..., depth, columns)."""
-    return _at(call, _PLACES[call.name])
+    """Arguments: (..., rows, depth) by (..., columns, depth) or (..., depth, columns)."""
+    return _scaled_product(call, _PLACES[call.name])
 
 
 @register("aiter::gemm_a4w4", composite=True)
 def product_fp4(call: OpCall) -> Work:
-    """(a, b, a_scale, b_scale, bias, type, ...) returns it; earlier releases have (..., out, bias,
-    ...)."""
+    """Arguments: (a, b, a_scale, b_scale, bias, type, ...) or, earlier, (..., out, bias, ...)."""
     if call.dtype_argument(5) is None:
-        return _at(call, _FP4_OUT)
-    return _at(call, _Places(out_type=5, scales=(2, 3, 4), half_bytes=True))
+        return _scaled_product(call, _FP4_OUT)
+    return _scaled_product(call, _Places(out_type=5, scales=(2, 3, 4), half_bytes=True))
 
 
-def _at(call: OpCall, places: _Places) -> Work:
+def _scaled_product(call: OpCall, places: _Places) -> Work:
     a, b = call.tensor(places.a), call.tensor(places.b)
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise UnknownWorkError(f"operands of {len(a.shape)} and {len(b.shape)} dimensions")
@@ -186,15 +184,21 @@ def _at(call: OpCall, places: _Places) -> Work:
     out = None if places.out is None else call.optional_tensor(places.out)
     if out is not None and out.elements != rows * columns:
         raise UnknownWorkError(_MISFIT)
-    work = product(a, b, (rows, columns), depth, _result(call, places, out))
+    if out is not None:
+        out_type = out.dtype
+    elif places.out_type is None:
+        raise UnknownWorkError(f"argument {places.out} is no tensor of a known type")
+    else:
+        out_type = result_type(call, places.out_type, places.default_type)
+    work = product(a, b, (rows, columns), depth, out_type)
     read = work.bytes_read + optional_bytes(call, places.scales)
-    # Weights of 4 bits are multiplied at their rate: activations are quantised on the way.
+    # Weights of 4 bits are multiplied at the fp4 rate because activations are quantized to it.
     dtype = "fp4" if places.half_bytes else work.dtype
     return replace(work, bytes_read=read, dtype=dtype)
 
 
 def _rows(a: Tensor, b: Tensor) -> int:
-    """Of all batches together; the batch is the first dimension of b, either of the first two of a.
+    """Return the rows of all batches; the batch is dimension 0 of b and dimension 0 or 1 of a.
 
     Raises:
         UnknownWorkError: Batches differ.
@@ -206,17 +210,9 @@ def _rows(a: Tensor, b: Tensor) -> int:
     raise UnknownWorkError("batches do not fit together")
 
 
-def _result(call: OpCall, places: _Places, out: Tensor | None) -> DType:
-    if out is not None:
-        return out.dtype
-    if places.out_type is None:
-        raise UnknownWorkError(f"argument {places.out} is no tensor of a known type")
-    return result_type(call, places.out_type, places.default_type)
-
-
 @register("tex_ts::te_gemm_ts")
 def product_into(call: OpCall) -> Work:
-    """The depth follows from the sizes alone, whatever is transposed: K^2 = |A| |B| / |D|."""
+    """Derive the depth from the sizes alone, whatever is transposed: K^2 = |A| |B| / |D|."""
     a, b, output = call.tensor(0), call.tensor(5), call.tensor(10)
     if not output.elements:
         raise UnknownWorkError("an empty output")
@@ -234,7 +230,7 @@ def product_into(call: OpCall) -> Work:
     composite=True,
 )
 def hipblaslt(call: OpCall) -> Work:
-    """(a, a_scale, b, b_scale, out_type, trans_a, trans_b, trans_c, ...)"""
+    """Arguments: (a, a_scale, b, b_scale, out_type, trans_a, trans_b, trans_c, ...)"""
     a, b = call.tensor(0), call.tensor(2)
     if not len(a.shape) == len(b.shape) == 2:
         raise UnknownWorkError(f"operands of {len(a.shape)} and {len(b.shape)} dimensions")
@@ -251,7 +247,7 @@ def hipblaslt(call: OpCall) -> Work:
 
 @register("vllm::gemm_with_dynamic_quant", composite=True)
 def product_quantizing(call: OpCall) -> Work:
-    """(input, weight, weight_scale, ...): mxfp4 weights of (columns, depth / 2)."""
+    """Arguments: (input, weight, weight_scale, ...): mxfp4 weights of (columns, depth / 2)."""
     x, weight = call.tensor(0), call.tensor(1)
     if len(weight.shape) != 2 or not x.shape:
         raise UnknownWorkError("operands do not fit together")
@@ -269,24 +265,21 @@ def product_quantizing(call: OpCall) -> Work:
 
 @register("_C::gptq_marlin_gemm", "sgl_kernel::gptq_marlin_gemm", "_C::marlin_gemm")
 def marlin(call: OpCall) -> Work:
-    """(a, c, b_q_weight, ..., size_m, size_n, size_k, ...): what stands between differs by release,
-    the sizes are the first three integers behind each other that fit `a`."""
+    """Arguments: (a, c, b_q_weight, ..., size_m, size_n, size_k, ...).
+
+    The arguments in between differ by release; the sizes are the first three consecutive integers
+    that fit `a`.
+    """
     a, weight = call.tensor(0), call.tensor(2)
-    columns = _columns(call, a)
-    return _few_bits(a, weight, columns, optional_bytes(call, (3, 4)))
-
-
-def _columns(call: OpCall, a: Tensor) -> int:
-    if len(a.shape) == 2:
-        for position in range(3, len(call) - 2):
-            m, n, k = (call.integer(position + i, -1) for i in range(3))
-            if (m, k) == a.shape and n > 0:
-                return n
+    for position in range(3, len(call) - 2) if len(a.shape) == 2 else ():
+        m, n, k = (call.integer(position + i, -1) for i in range(3))
+        if (m, k) == a.shape and n > 0:
+            return _few_bits(a, weight, n, optional_bytes(call, (3, 4)))
     raise UnknownWorkError("the sizes of the product are not in the trace")
 
 
 def _few_bits(a: Tensor, weight: Tensor, columns: int, scales: int) -> Work:
-    """Weights are widened to the type of the activations before they are multiplied."""
+    """Count a product of weights that are widened to the type of the activations."""
     if not a.shape:
         raise UnknownWorkError("operands do not fit together")
     work = product(a, weight, (*a.shape[:-1], columns), a.shape[-1], a.dtype)
@@ -295,7 +288,7 @@ def _few_bits(a: Tensor, weight: Tensor, columns: int, scales: int) -> Work:
 
 @register("_C::gptq_gemm", "sgl_kernel::gptq_gemm")
 def gptq(call: OpCall) -> Work:
-    """(a, b_q_weight, zeros, scales, g_idx, ...): weights of (depth / n, columns)."""
+    """Arguments: (a, b_q_weight, zeros, scales, g_idx, ...): weights of (depth / n, columns)."""
     a, weight = call.tensor(0), call.tensor(1)
     if len(weight.shape) != 2 or not a.shape or a.shape[-1] % max(weight.shape[0], 1):
         raise UnknownWorkError("operands do not fit together")
@@ -304,7 +297,7 @@ def gptq(call: OpCall) -> Work:
 
 @register("_C::awq_gemm", "sgl_kernel::awq_gemm")
 def awq(call: OpCall) -> Work:
-    """(a, weight, scales, zeros, split_k): weights of (depth, columns / 8) in int32."""
+    """Arguments: (a, weight, scales, zeros, split_k): weights of (depth, columns / 8) in int32."""
     a, weight = call.tensor(0), call.tensor(1)
     if len(weight.shape) != 2 or not a.shape or a.shape[-1] != weight.shape[0]:
         raise UnknownWorkError("the inner sizes of the product differ")
@@ -317,7 +310,7 @@ def awq(call: OpCall) -> Work:
 
 @register("_rocm_C::LLMM1", "_rocm_C::wvSplitK", "_rocm_C::wvSplitKrc")
 def few_rows(call: OpCall) -> Work:
-    """(weight, input, bias, ...): (columns, depth) by (rows, depth)."""
+    """Arguments: (weight, input, bias, ...): (columns, depth) by (rows, depth)."""
     weight, x = call.tensor(0), call.tensor(1)
     if not len(weight.shape) == len(x.shape) == 2 or weight.shape[1] != x.shape[1]:
         raise UnknownWorkError("the inner sizes of the product differ")
@@ -327,23 +320,21 @@ def few_rows(call: OpCall) -> Work:
 
 @register("_rocm_C::wvSplitKQ")
 def few_rows_quantized(call: OpCall) -> Work:
-    """(weight, input, bias, out, scale_a, scale_b, ...); earlier releases have no bias."""
+    """Arguments: (weight, input, bias, out, scale_a, scale_b, ...); earlier releases have no
+    bias."""
     weight, x = call.tensor(0), call.tensor(1)
     if not len(weight.shape) == len(x.shape) == 2 or weight.shape[1] != x.shape[1]:
         raise UnknownWorkError("the inner sizes of the product differ")
     shape = (x.shape[0], weight.shape[0])
-    at = _first_of_shape(call, shape, (3, 2))
+    for at in (3, 2):
+        found = call.optional_tensor(at)
+        if found is not None and found.shape == shape:
+            break
+    else:
+        raise UnknownWorkError(_MISFIT)
     work = product(x, weight, shape, x.shape[1], call.tensor(at).dtype)
     extra = optional_bytes(call, [i for i in (2, at + 1, at + 2) if i != at])
     return replace(work, bytes_read=work.bytes_read + extra)
-
-
-def _first_of_shape(call: OpCall, shape: tuple[int, int], positions: Sequence[int]) -> int:
-    for position in positions:
-        found = call.optional_tensor(position)
-        if found is not None and found.shape == shape:
-            return position
-    raise UnknownWorkError(_MISFIT)
 
 
 # -------------------------------------------------------------------- gradients of grouped products
@@ -357,7 +348,8 @@ def _first_of_shape(call: OpCall, shape: tuple[int, int], positions: Sequence[in
     composite=True,
 )
 def grouped_depth(call: OpCall) -> Work:
-    """(a, b, group_lengths, ...): rows of both, shared out among groups, are what is summed over.
+    """Arguments: (a, b, group_lengths, ...): rows of both, shared out among groups, are what is
+    summed over.
 
     Each group has a result of its own, in the type of `a`.
     """

@@ -1,8 +1,8 @@
-"""Mixtures of experts: routing, sorting, and the products of the experts.
+"""Models of mixtures of experts: routing, sorting, and the matrix products of the experts.
 
-How many tokens each expert gets is data, so that every model of experts is an upper bound: of the
-bytes (at most one expert per routed token is read), and of the operations where an expert may be on
-another device.
+The number of tokens of each expert depends on the data, so every model of experts is an upper
+bound: for the bytes (at most one expert per routed token is read) and for the operations if an
+expert may be on another device.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ _MISFIT = "tokens and weights of the experts do not fit together"
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """Matrices of all experts: (experts, rows, depth), perhaps several elements in one."""
+    """Matrices of all experts, (experts, rows, depth); one stored element may hold several."""
 
     weight: Tensor
     depth: int
-    """Elements of a row."""
+    """Number of elements in a row."""
 
     @property
     def rows(self) -> int:
         return self.weight.shape[1]
 
     def bytes_for(self, routed: int) -> float:
-        """Of the experts that this many pairs of a token and an expert can reach."""
+        """Return the bytes of the experts that this many pairs of token and expert can reach."""
         experts = self.weight.shape[0]
         return self.weight.bytes * min(routed, experts) / experts
 
 
 def _experts(weight: Tensor, depth: int | None) -> _Experts:
-    """Raises UnknownWorkError if rows of the matrices are not of this depth, where that is known.
+    """Check that the rows of the matrices have this depth, if it is known.
 
-    int4 and fp4 share a byte in pairs, eight int4 an int32.
+    Pairs of int4 or fp4 share a byte; eight int4 share an int32.
+
+    Raises:
+        UnknownWorkError: The matrices do not fit.
     """
     if len(weight.shape) != 3 or not weight.elements:
         raise UnknownWorkError(_MISFIT)
@@ -53,22 +56,20 @@ def _experts(weight: Tensor, depth: int | None) -> _Experts:
     return _Experts(weight, depth)
 
 
-def _compute_type(x: Tensor, weight: Tensor) -> str:
-    """That of the weights where they are in 8 or 4 bits, as activations are quantised on the way;
-    weights in words of several elements are widened."""
-    if weight.dtype.label == "int32":
-        return x.dtype.label
-    return weight.dtype.label
-
-
 def _bounded(
     flops: float, read: float, written: float, x: Tensor, weight: Tensor, *, halves: bool
 ) -> Work:
+    """Return an upper bound of the work; `halves` marks weights of 4 bits.
+
+    The type is that of the weights, as activations are quantized to it. Weights packed into int32
+    words are widened to the type of the activations instead.
+    """
+    packed_words = weight.dtype.label == "int32"
     return Work(
         flops,
         read,
         written,
-        dtype="fp4" if halves else _compute_type(x, weight),
+        dtype="fp4" if halves else (x if packed_words else weight).dtype.label,
         unit="matrix",
         upper_bound=True,
         notes=(_NOTE,),
@@ -76,7 +77,7 @@ def _bounded(
 
 
 def _both_products(x: Tensor, up: Tensor, down: Tensor, chosen: int, out: Tensor) -> Work:
-    """tokens x (rows of up x hidden + hidden x inner) for each of the `chosen` experts."""
+    """Count tokens x (rows of up x hidden + hidden x inner) for each of the `chosen` experts."""
     if len(x.shape) != 2 or chosen < 1 or len(down.shape) != 3 or down.shape[0] != up.shape[0]:
         raise UnknownWorkError(_MISFIT)
     tokens, hidden = x.shape[0], down.shape[1]
@@ -105,7 +106,7 @@ def _both_products(x: Tensor, up: Tensor, down: Tensor, chosen: int, out: Tensor
     composite=True,
 )
 def experts(call: OpCall) -> Work:
-    """(hidden_states, w1, w2, topk_weights, topk_ids, ...)"""
+    """Arguments: (hidden_states, w1, w2, topk_weights, topk_ids, ...)"""
     x, up, down, ids = (call.tensor(i) for i in (0, 1, 2, 4))
     if len(ids.shape) != 2 or not x.shape or ids.shape[0] != x.shape[0]:
         raise UnknownWorkError(_MISFIT)
@@ -122,7 +123,8 @@ def experts(call: OpCall) -> Work:
     "aiter::fmoe_fp8_blockscale_g1u1",
 )
 def experts_into(call: OpCall) -> Work:
-    """(out, input, gate, down, sorted_ids, sorted_weights, sorted_expert_ids, valid, topk, ...)"""
+    """Arguments: (out, input, gate, down, sorted_ids, sorted_weights, sorted_expert_ids, valid,
+    topk, ...)"""
     out, x, up, down = (call.tensor(i) for i in range(4))
     return _both_products(x, up, down, call.integer(8), out)
 
@@ -138,7 +140,7 @@ def _one_product(x: Tensor, weight: _Experts, routed: int, out: Tensor) -> Work:
 
 
 def _up(x: Tensor, weight: Tensor, out: Tensor, chosen: int) -> Work:
-    """(tokens, hidden) to (tokens, chosen, inner); the weight has rows for a gate or not."""
+    """Count (tokens, hidden) to (tokens, chosen, inner); the weight may have rows for a gate."""
     if len(x.shape) != 2 or chosen < 1:
         raise UnknownWorkError(_MISFIT)
     depth = x.shape[1] * packing(x, in_bytes=False)
@@ -150,7 +152,7 @@ def _up(x: Tensor, weight: Tensor, out: Tensor, chosen: int) -> Work:
 
 
 def _down(x: Tensor, weight: Tensor, out: Tensor, chosen: int) -> Work:
-    """(tokens, chosen, inner) to (tokens, hidden)"""
+    """Count (tokens, chosen, inner) to (tokens, hidden)."""
     if not x.shape or len(out.shape) != 2 or chosen < 1:
         raise UnknownWorkError(_MISFIT)
     depth = x.shape[-1] * packing(x, in_bytes=False)
@@ -163,32 +165,32 @@ def _down(x: Tensor, weight: Tensor, out: Tensor, chosen: int) -> Work:
 
 @register("aiter::ck_moe_stage1")
 def up_stage(call: OpCall) -> Work:
-    """(hidden_states, w1, w2, sorted_ids, sorted_expert_ids, valid, out, topk, ...)"""
+    """Arguments: (hidden_states, w1, w2, sorted_ids, sorted_expert_ids, valid, out, topk, ...)"""
     return _up(call.tensor(0), call.tensor(1), call.tensor(6), call.integer(7))
 
 
 @register("aiter::ck_moe_stage2")
 def down_stage(call: OpCall) -> Work:
-    """(inner_states, w1, w2, sorted_ids, sorted_expert_ids, valid, out, topk, ...)"""
+    """Arguments: (inner_states, w1, w2, sorted_ids, sorted_expert_ids, valid, out, topk, ...)"""
     return _down(call.tensor(0), call.tensor(2), call.tensor(6), call.integer(7))
 
 
 @register("aiter::moe_cktile2stages_gemm1_ck")
 def up_stage_tiled(call: OpCall) -> Work:
-    """(x, w, y, sorted_ids, sorted_expert_ids, max_token_ids, topk, ...)"""
+    """Arguments: (x, w, y, sorted_ids, sorted_expert_ids, max_token_ids, topk, ...)"""
     return _up(call.tensor(0), call.tensor(1), call.tensor(2), call.integer(6))
 
 
 @register("aiter::moe_cktile2stages_gemm2_ck")
 def down_stage_tiled(call: OpCall) -> Work:
-    """(x, w, y, sorted_ids, sorted_expert_ids, max_token_ids, topk, ...)"""
+    """Arguments: (x, w, y, sorted_ids, sorted_expert_ids, max_token_ids, topk, ...)"""
     return _down(call.tensor(0), call.tensor(1), call.tensor(2), call.integer(6))
 
 
 @register("sglang_profiler::fused_moe_triton_kernels_invoke_fused_moe_kernel", composite=True)
 def stage_of_triton(call: OpCall) -> Work:
-    """(a, b, bias, c, a_scale, b_scale, b_zeros, topk_weights, topk_ids, ...): c has a row for each
-    pair of a token and an expert."""
+    """Arguments: (a, b, bias, c, a_scale, b_scale, b_zeros, topk_weights, topk_ids, ...): c has a
+    row for each pair of a token and an expert."""
     x, weight, out, ids = (call.tensor(i) for i in (0, 1, 3, 8))
     if not x.shape or not out.shape:
         raise UnknownWorkError(_MISFIT)
@@ -200,8 +202,8 @@ def stage_of_triton(call: OpCall) -> Work:
 
 @register("_moe_C::moe_wna16_gemm")
 def stage_of_few_bits(call: OpCall) -> Work:
-    """(input, output, weight, scales, zeros, topk_weights, sorted_ids, expert_ids, padded, top_k,
-    block_m, block_n, block_k, bit): bytes of the weights hold 8 / bit elements."""
+    """Arguments: (input, output, weight, scales, zeros, topk_weights, sorted_ids, expert_ids,
+    padded, top_k, block_m, block_n, block_k, bit): bytes of the weights hold 8 / bit elements."""
     x, out, weight = (call.tensor(i) for i in range(3))
     bits = call.integer(13)
     if bits not in (4, 8) or len(x.shape) != 2 or len(weight.shape) != 3 or not weight.elements:
@@ -222,7 +224,8 @@ def stage_of_few_bits(call: OpCall) -> Work:
 # Operations for each score: softmax 5; sigmoid, or softplus and root, and the bias.
 _SOFTMAX, _SIGMOID, _BIASED = 5, 1, 2
 
-# Where scores, what else is read, and what is written stand. Choosing the greatest is no operation.
+# Positions of the scores, of other inputs and of outputs, and operations per score. Selecting the
+# largest scores counts no operation.
 _ROUTERS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], int]] = {
     "_moe_C::topk_softmax": (3, (), (0, 1, 2), _SOFTMAX),
     "aiter::topk_softmax": (3, (), (0, 1, 2), _SOFTMAX),
@@ -239,7 +242,7 @@ _ROUTERS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], int]] = {
 
 @register(*_ROUTERS)
 def route(call: OpCall) -> Work:
-    """Scores of (tokens, experts) to weights and ids of (tokens, chosen)."""
+    """Count the routing from scores (tokens, experts) to weights and ids (tokens, chosen)."""
     scores_at, read_at, written_at, flops = _ROUTERS[call.name]
     scores, chosen = call.tensor(scores_at), call.tensor(written_at[0])
     if not len(scores.shape) == len(chosen.shape) == 2 or scores.shape[0] != chosen.shape[0]:
@@ -250,7 +253,7 @@ def route(call: OpCall) -> Work:
     return Work(flops * scores.elements, read, optional_bytes(call, written_at))
 
 
-# Where lists are read and written.
+# Positions of the lists that are read and written.
 _SORTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "_moe_C::moe_align_block_size": ((0,), (3, 4, 5)),
     "_moe_C::sgl_moe_align_block_size": ((0,), (3, 4, 5)),
@@ -264,7 +267,7 @@ _SORTS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @register(*_SORTS)
 def sort_by_expert(call: OpCall) -> Work:
-    """Ids (and weights, or scales) to lists by expert; `moe_sorting` clears the experts' result."""
+    """Count sorting ids (and weights or scales) by expert; `moe_sorting` also clears the result."""
     read, written = _SORTS[call.name]
     call.tensor(0), call.tensor(written[0])
     return Work(
@@ -278,7 +281,7 @@ def sort_by_expert(call: OpCall) -> Work:
 
 @register("_moe_C::moe_sum", "aiter::moe_sum")
 def sum_of_experts(call: OpCall) -> Work:
-    """(input, output): (tokens, chosen, hidden) to (tokens, hidden)"""
+    """Arguments: (input, output): (tokens, chosen, hidden) to (tokens, hidden)"""
     x, out = call.tensor(0), call.tensor(1)
     if len(x.shape) != 3 or x.shape[0] * x.shape[2] != out.elements:
         raise UnknownWorkError("its output does not fit its input")
@@ -287,14 +290,15 @@ def sum_of_experts(call: OpCall) -> Work:
 
 @register("sgl_kernel::shuffle_rows")
 def shuffle_rows(call: OpCall) -> Work:
-    """(input, source_of_row, output): a row of the output is one of the input."""
+    """Arguments: (input, source_of_row, output): a row of the output is one of the input."""
     x, rows, out = (call.tensor(i) for i in range(3))
     return Work(0, out.elements * x.dtype.size + rows.bytes, out.bytes)
 
 
 @register("sglang_profiler::fused_moe_triton_kernels_fused_append_shared_experts", composite=True)
 def append_shared(call: OpCall) -> Work:
-    """(topk_ids, topk_weights, shared, ...): both are copied with columns for shared experts."""
+    """Arguments: (topk_ids, topk_weights, shared, ...): both are copied with columns for shared
+    experts."""
     ids, weights = call.tensor(0), call.tensor(1)
     if len(ids.shape) != 2 or ids.shape != weights.shape:
         raise UnknownWorkError("ids and weights do not fit together")

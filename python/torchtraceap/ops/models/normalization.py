@@ -1,4 +1,4 @@
-"""Normalisations. Statistics take 4 operations per element, scaling and shifting by them 2."""
+"""Models of normalizations: statistics take 4 operations per element, applying them takes 2."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchtraceap.ops.models.registry import Work, register, register_unknown_wo
 _STATISTICS = 4  # sum; subtract, square, sum
 _NORMALIZE = 2  # subtract, multiply
 _FP32_BYTES = 4
-# Per element: dy * x_hat and its sum, the sum of dy, and four for the gradient of the input.
+# Operations per element: dy * x_hat and its sum, the sum of dy; four for the input gradient.
 _BACKWARD_SUMS = 3
 _BACKWARD_INPUT = 4
 
@@ -28,7 +28,7 @@ def _forward(
     running: int = 0,
     saved: int = 0,
 ) -> Work:
-    """`running` and `saved` are bytes of statistics: read; written."""
+    """Count a forward pass; `running` and `saved` are bytes of statistics read and written."""
     per_element = statistics + _NORMALIZE + (weight is not None) + (bias is not None)
     return Work(
         flops=x.elements * per_element,
@@ -38,7 +38,7 @@ def _forward(
 
 
 def _groups(x: Tensor, normalized: tuple[int, ...]) -> int:
-    """How many groups of elements have statistics of their own."""
+    """Return the number of groups of elements with their own statistics."""
     inner = prod(normalized)
     if not normalized or x.shape[len(x.shape) - len(normalized) :] != normalized:
         raise UnknownWorkError("the normalised shape does not end the input's")
@@ -46,17 +46,9 @@ def _groups(x: Tensor, normalized: tuple[int, ...]) -> int:
 
 
 @register("aten::native_layer_norm")
-def layer_norm(call: OpCall) -> Work:
-    return _layer_norm(call, call.optional_tensor(2), call.optional_tensor(3))
-
-
 @register("aten::layer_norm", composite=True)
-def layer_norm_outer(call: OpCall) -> Work:
-    return _layer_norm(call, call.optional_tensor(2), call.optional_tensor(3))
-
-
-def _layer_norm(call: OpCall, weight: Tensor | None, bias: Tensor | None) -> Work:
-    x = call.tensor(0)
+def layer_norm(call: OpCall) -> Work:
+    x, weight, bias = call.tensor(0), call.optional_tensor(2), call.optional_tensor(3)
     affine = weight or bias
     normalized = affine.shape if affine is not None else call.integers(1)
     saved = 2 * _groups(x, normalized) * _FP32_BYTES
@@ -65,14 +57,10 @@ def _layer_norm(call: OpCall, weight: Tensor | None, bias: Tensor | None) -> Wor
 
 @register("aten::_fused_rms_norm", "aten::rms_norm", composite=True)
 def rms_norm(call: OpCall) -> Work:
-    """(input, normalized_shape, weight, eps): one sum of squares, no mean, no bias."""
+    """Arguments: (input, normalized_shape, weight, eps): one sum of squares, no mean, no bias."""
     x, weight = call.tensor(0), call.optional_tensor(2)
     normalized = weight.shape if weight is not None else call.integers(1)
     saved = _groups(x, normalized) * _FP32_BYTES
-    return _rms(x, weight, saved)
-
-
-def _rms(x: Tensor, weight: Tensor | None, saved: int) -> Work:
     return Work(
         flops=x.elements * (3 + (weight is not None)),
         bytes_read=_bytes(x, weight),
@@ -87,7 +75,7 @@ register_unknown_work(
 
 @register("aten::native_group_norm")
 def group_norm(call: OpCall) -> Work:
-    """(input, weight, bias, N, C, HxW, groups, eps)"""
+    """Arguments: (input, weight, bias, N, C, HxW, groups, eps)"""
     groups = call.integer(3) * call.integer(6)
     return _forward(
         call.tensor(0),
@@ -100,7 +88,7 @@ def group_norm(call: OpCall) -> Work:
 
 @register("aten::group_norm", composite=True)
 def group_norm_outer(call: OpCall) -> Work:
-    """(input, groups, weight, bias, eps, cudnn_enabled)"""
+    """Arguments: (input, groups, weight, bias, eps, cudnn_enabled)"""
     x, groups = call.tensor(0), call.integer(1)
     if len(x.shape) < 2 or groups < 1:
         raise UnknownWorkError("an input without channels")
@@ -111,7 +99,8 @@ def group_norm_outer(call: OpCall) -> Work:
 
 @register("aten::instance_norm", composite=True)
 def instance_norm(call: OpCall) -> Work:
-    """(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn)
+    """Arguments: (input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps,
+    cudnn)
 
     Statistics are those of each sample and channel; running ones are read and written.
     """
@@ -136,11 +125,12 @@ def instance_norm(call: OpCall) -> Work:
     "aten::miopen_batch_norm",
     "aten::_native_batch_norm_legit",
 )
+@register("aten::batch_norm", "aten::_batch_norm_impl_index", composite=True)
 def batch_norm(call: OpCall) -> Work:
-    """(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    """Arguments: (input, weight, bias, running_mean, running_var, training, momentum, eps)
 
-    In training, statistics are computed and saved, and running ones read and written; else the
-    running ones are read.
+    In training, statistics are computed and saved, and running statistics are read and written.
+    In inference, the running statistics are read.
     """
     return _batch_norm(call, training=call.boolean(5))
 
@@ -153,11 +143,6 @@ def batch_norm_inference(call: OpCall) -> Work:
 @register("aten::_batch_norm_with_update")
 def batch_norm_training(call: OpCall) -> Work:
     return _batch_norm(call, training=True)
-
-
-@register("aten::batch_norm", "aten::_batch_norm_impl_index", composite=True)
-def batch_norm_outer(call: OpCall) -> Work:
-    return _batch_norm(call, training=call.boolean(5))
 
 
 def _batch_norm(call: OpCall, *, training: bool) -> Work:
@@ -187,7 +172,15 @@ def _backward(
     wants: tuple[bool, bool, bool],
     channels: int,
 ) -> Work:
-    """`wants`: gradients of input, weight, bias; `statistics`: bytes that are read."""
+    """Count a backward pass.
+
+    Args:
+        grad, x: Gradient of the output, and the input.
+        statistics: Bytes of statistics that are read.
+        weight: Weight, if there is one.
+        wants: Which gradients of input, weight and bias are computed.
+        channels: Number of elements of the weight.
+    """
     parameter = weight.dtype.size if weight is not None else _FP32_BYTES
     sums = _BACKWARD_SUMS if wants[0] or wants[1] else int(wants[2])
     needs_x = wants[0] or wants[1]
@@ -208,7 +201,7 @@ def _mask(call: OpCall, position: int, length: int = 3) -> tuple[bool, bool, boo
 
 @register("aten::native_layer_norm_backward")
 def layer_norm_backward(call: OpCall) -> Work:
-    """(grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)"""
+    """Arguments: (grad, input, normalized_shape, mean, rstd, weight, bias, output_mask)"""
     weight = call.optional_tensor(5)
     channels = weight.elements if weight is not None else prod(call.integers(2))
     statistics = _bytes(call.optional_tensor(3), call.optional_tensor(4))
@@ -217,7 +210,7 @@ def layer_norm_backward(call: OpCall) -> Work:
 
 @register("aten::_fused_rms_norm_backward")
 def rms_norm_backward(call: OpCall) -> Work:
-    """(grad, input, normalized_shape, rstd, weight, output_mask)"""
+    """Arguments: (grad, input, normalized_shape, rstd, weight, output_mask)"""
     weight = call.optional_tensor(4)
     channels = weight.elements if weight is not None else prod(call.integers(2))
     return _backward(
@@ -232,7 +225,7 @@ def rms_norm_backward(call: OpCall) -> Work:
 
 @register("aten::native_group_norm_backward")
 def group_norm_backward(call: OpCall) -> Work:
-    """(grad, input, mean, rstd, weight, N, C, HxW, groups, output_mask)"""
+    """Arguments: (grad, input, mean, rstd, weight, N, C, HxW, groups, output_mask)"""
     statistics = _bytes(call.optional_tensor(2), call.optional_tensor(3))
     return _backward(
         call.tensor(0),
@@ -247,7 +240,8 @@ def group_norm_backward(call: OpCall) -> Work:
 @register("aten::batch_norm_backward", composite=True)
 @register("aten::native_batch_norm_backward")
 def batch_norm_backward(call: OpCall) -> Work:
-    """(grad, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask)
+    """Arguments: (grad, input, weight, running_mean, running_var, save_mean, save_invstd, train,
+    eps, mask)
 
     In training the saved statistics are read, else the running ones.
     """
@@ -260,14 +254,15 @@ def batch_norm_backward(call: OpCall) -> Work:
     )
     if training or not call.booleans(9)[0]:
         return work
-    # Without batch statistics the input's gradient is dy times a constant.
+    # Without batch statistics the gradient of the input is dy times a constant.
     extra = call.tensor(1).elements * (_BACKWARD_INPUT - 1)
     return Work((work.flops or 0) - extra, work.bytes_read, work.bytes_written)
 
 
 @register("aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward")
 def library_batch_norm_backward(call: OpCall) -> Work:
-    """(input, grad, weight, running_mean, running_var, save_mean, save_var, eps, ...): all three"""
+    """Arguments: (input, grad, weight, running_mean, running_var, save_mean, save_var, eps, ...):
+    all three"""
     statistics = _bytes(call.optional_tensor(5), call.optional_tensor(6))
     return _backward(
         call.tensor(1),

@@ -1,4 +1,4 @@
-"""Optimisers and other operations on lists of tensors."""
+"""Models of optimizers and other operations on lists of tensors."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def _optional_list(call: OpCall, position: int) -> list[Tensor]:
 
 
 def _fused(call: OpCall, states: tuple[int, ...], per_element: int) -> Work:
-    """(parameters, gradients, ...): parameters and `states` are read and written."""
+    """Arguments: (parameters, gradients, ...): parameters and `states` are read and written."""
     parameters, gradients = call.tensor_list(0), call.tensor_list(1)
     kept = [tensor for position in states for tensor in _optional_list(call, position)]
     updated = _bytes(parameters) + _bytes(kept)
     return Work(_elements(parameters) * per_element, updated + _bytes(gradients), updated)
 
 
-# Decay, two moments of three operations each, two corrections, root, sum, quotient, step.
+# 14 operations: decay, two moments of three each, two corrections, root, sum, quotient, step.
 @register("aten::_fused_adam_", "aten::_fused_adamw_")
 def fused_adam(call: OpCall) -> Work:
-    """(parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, ...)"""
+    """Arguments: (parameters, gradients, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps, ...)"""
     return _fused(call, (2, 3, 4), 14)
 
 
 @register("aten::_fused_sgd_")
 def fused_sgd(call: OpCall) -> Work:
-    """(parameters, gradients, momentum_buffers, ...)"""
+    """Arguments: (parameters, gradients, momentum_buffers, ...)"""
     return _fused(call, (2,), 6 if call.argument(2).tensors else 4)
 
 
 @register("aten::_fused_adagrad_")
 def fused_adagrad(call: OpCall) -> Work:
-    """(parameters, gradients, state_sums, steps, ...)"""
+    """Arguments: (parameters, gradients, state_sums, steps, ...)"""
     return _fused(call, (2,), 7)
 
 
@@ -52,12 +52,12 @@ _FOREACH = {
     "sqrt": (1, 1), "rsqrt": (1, 1), "neg": (1, 1), "abs": (1, 1), "exp": (1, 1), "log": (1, 1),
     "reciprocal": (1, 1), "sign": (1, 1), "sigmoid": (1, 1), "tanh": (1, 1), "clone": (1, 0),
 }  # fmt: skip
-"""Lists among the leading arguments, operations per element."""
+"""Number of lists among the leading arguments, and operations per element."""
 
 
 @register(*(f"aten::_foreach_{name}" for name in _FOREACH))
 def foreach(call: OpCall) -> Work:
-    """The result takes the place of the first list, or is as large."""
+    """Count a foreach operator whose result replaces the first list or is as large."""
     base = call.name.removeprefix("aten::_foreach_").rstrip("_")
     count, per_element = _FOREACH[base]
     lists = [call.tensor_list(0), *(_optional_list(call, i) for i in range(1, count))]

@@ -1,8 +1,8 @@
-"""Attention over a cache of keys and values in pages.
+"""Models of attention over a paged cache of keys and values.
 
-The lengths in use are data. What a call names of them (the longest sequence, the pages that are
-read) gives the most that it can be; without that there is no number. The tensor of the cache says
-nothing: it is as large as the memory allows.
+The lengths in use are data. A call that names the longest sequence or the pages that are read has
+an upper bound; other calls have no numbers. The tensor of the cache says nothing because it is as
+large as the memory allows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MISFIT = "queries and cache do not fit together"
 
 
 def _row_bytes(keys: Tensor, values: Tensor, page: int) -> float:
-    """Of keys and values of one position, whatever the layout within a page."""
+    """Return the bytes of the keys and values of one position, for any layout within a page."""
     rows = keys.shape[0] * page if keys.shape else 0
     if not rows or values.shape[:1] != keys.shape[:1] or keys.elements % rows:
         raise UnknownWorkError(_MISFIT)
@@ -35,7 +35,7 @@ def _row_bytes(keys: Tensor, values: Tensor, page: int) -> float:
 def _decode(
     query: Tensor, out: Tensor, row_bytes: float, met: int, other: int, note: str, *, exact: bool
 ) -> Work:
-    """One query of (heads, depth) for each sequence; `met` pairs of a query and a position."""
+    """Count one query of (heads, depth) for each sequence and `met` pairs of query and position."""
     if len(query.shape) != 3 or out.elements != query.elements:
         raise UnknownWorkError(_MISFIT)
     sequences, heads, depth = query.shape
@@ -54,7 +54,7 @@ def _decode(
 
 @dataclass(frozen=True, slots=True)
 class _Paged:
-    """Where the arguments of vLLM's paged attention stand."""
+    """Positions of the arguments of vLLM's paged attention."""
 
     query: int
     tables: int
@@ -71,8 +71,9 @@ _PAGED = {
 
 @register(*_PAGED)
 def paged(call: OpCall) -> Work:
-    """(out, ..., query, key_cache, value_cache, kv_heads, scale, block_tables, lengths, block_size,
-    longest, ...); on ROCm later releases have the starts of queries before the block size."""
+    """Arguments: (out, ..., query, key_cache, value_cache, kv_heads, scale, block_tables, lengths,
+    block_size, longest, ...); on ROCm later releases have the starts of queries before the block
+    size."""
     places = _PAGED[call.name]
     shift = 0
     if call.name.startswith("_rocm_C") and call.integer(11, 0) > 0:
@@ -94,8 +95,8 @@ def paged(call: OpCall) -> Work:
 @register("sglang_profiler::attention_paged_attention_ragged", "aiter::paged_attention_ragged",
           composite=True)  # fmt: skip
 def paged_ragged(call: OpCall) -> Work:
-    """(out, workspace, query, key_cache, value_cache, scale, kv_indptr, page_indices, last_lengths,
-    block_size, ...): the pages of all sequences are listed."""
+    """Arguments: (out, workspace, query, key_cache, value_cache, scale, kv_indptr, page_indices,
+    last_lengths, block_size, ...): the pages of all sequences are listed."""
     out, query, keys, values = (call.tensor(i) for i in (0, 2, 3, 4))
     starts, pages, block = call.tensor(6), call.tensor(7), call.integer(9)
     if not query.shape or starts.elements != query.shape[0] + 1 or block < 1:
@@ -111,8 +112,10 @@ def paged_ragged(call: OpCall) -> Work:
 def _cached(
     call: OpCall, lengths_at: int, longest: tuple[int, int], table: Tensor | None, mask: Mask
 ) -> Work:
-    """Queries of (all, heads, depth), a cache of (pages, page, heads, depth) or (rows, heads,
-    depth)."""
+    """Count packed queries (all, heads, depth) over a cache.
+
+    The cache is (pages, page, heads, depth) or (rows, heads, depth).
+    """
     query, keys, values = (call.tensor(i) for i in range(3))
     starts = call.tensor(lengths_at)
     count = starts.elements - 1
@@ -144,8 +147,8 @@ def _cached(
 
 @register("flash_attn_3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd")
 def flash_attn_3(call: OpCall) -> Work:
-    """(q, k, v, k_new, v_new, qv, out, cu_q, cu_k, cu_k_new, used_q, used_k, max_q, max_k,
-    page_table, ... scale at 23, causal, window_left, window_right, ...)"""
+    """Arguments: (q, k, v, k_new, v_new, qv, out, cu_q, cu_k, cu_k_new, used_q, used_k, max_q,
+    max_k, page_table, ... scale at 23, causal, window_left, window_right, ...)"""
     mask = Mask(call.boolean(24), True, call.integer(25, -1), call.integer(26, -1))
     table = call.optional_tensor(14)
     if any(call.optional_tensor(i) is not None for i in (3, 4, 10)):
@@ -159,8 +162,8 @@ def flash_attn_3(call: OpCall) -> Work:
 
 @register("_vllm_fa2_C::varlen_fwd")
 def flash_attn_2(call: OpCall) -> Work:
-    """(q, k, v, out, cu_q, cu_k, used_k, leftpad_k, block_table, alibi, max_q, max_k, dropout,
-    scale, zero_tensors, causal, window_left, window_right, ...)"""
+    """Arguments: (q, k, v, out, cu_q, cu_k, used_k, leftpad_k, block_table, alibi, max_q, max_k,
+    dropout, scale, zero_tensors, causal, window_left, window_right, ...)"""
     mask = Mask(call.boolean(15), True, call.integer(16, -1), call.integer(17, -1))
     table = call.optional_tensor(8)
     if table is not None:
@@ -172,8 +175,8 @@ def flash_attn_2(call: OpCall) -> Work:
 
 @register("aiter::mha_varlen_fwd", "aiter::fmha_v3_varlen_fwd")
 def aiter_packed(call: OpCall) -> Work:
-    """(q, k, v, cu_q, cu_k, max_q, max_k, min_q, dropout, scale, soft_cap, zero_tensors, causal,
-    window_left, window_right, ...)"""
+    """Arguments: (q, k, v, cu_q, cu_k, max_q, max_k, min_q, dropout, scale, soft_cap, zero_tensors,
+    causal, window_left, window_right, ...)"""
     if len(call.tensor(1).shape) != 3:
         raise UnknownWorkError(_NO_LENGTHS)
     mask = Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
@@ -182,7 +185,7 @@ def aiter_packed(call: OpCall) -> Work:
 
 @register("aiter::mha_batch_prefill")
 def aiter_prefill(call: OpCall) -> Work:
-    """(q, k, v, cu_q, kv_indptr, page_indices, max_q, max_k, dropout, scale, soft_cap,
+    """Arguments: (q, k, v, cu_q, kv_indptr, page_indices, max_q, max_k, dropout, scale, soft_cap,
     zero_tensors, causal, window_left, window_right, ...)"""
     mask = Mask(call.boolean(12), True, call.integer(13, -1), call.integer(14, -1))
     longest = call.integer(6, 0), call.integer(7, 0)
@@ -193,7 +196,8 @@ def aiter_prefill(call: OpCall) -> Work:
 
 
 def _picked(query: Tensor, rows: Tensor, met: int, value_depth: int, other: int) -> Work:
-    """Latent keys of (rows, ..., depth), whose first `value_depth` elements are the values."""
+    """Count latent keys of (rows, ..., depth), whose first `value_depth` elements are the
+    values."""
     tokens, heads, depth = query.shape
     if not rows.shape or rows.shape[-1] != depth or not 0 < value_depth <= depth:
         raise UnknownWorkError(_MISFIT)
@@ -211,7 +215,7 @@ def _picked(query: Tensor, rows: Tensor, met: int, value_depth: int, other: int)
 
 @register("sglang_profiler::tilelang_kernel_tilelang_sparse_fwd", composite=True)
 def sparse_latent(call: OpCall) -> Work:
-    """(q, kv, indices, scale, value_depth): each query has a list of positions."""
+    """Arguments: (q, kv, indices, scale, value_depth): each query has a list of positions."""
     query, rows, indices = (call.tensor(i) for i in range(3))
     if not len(query.shape) == len(rows.shape) == len(indices.shape) == 3:
         raise UnknownWorkError(_MISFIT)
@@ -220,8 +224,8 @@ def sparse_latent(call: OpCall) -> Work:
 
 @register("aiter::pa_sparse_prefill_opus_fwd")
 def sparse_prefill(call: OpCall) -> Work:
-    """(q, unified_kv, prefix_indices, prefix_starts, kv, extend_indices, extend_starts, sink, out,
-    scale): lists of positions in a cache, and in the keys of these tokens."""
+    """Arguments: (q, unified_kv, prefix_indices, prefix_starts, kv, extend_indices, extend_starts,
+    sink, out, scale): lists of positions in a cache, and in the keys of these tokens."""
     query, cache, prefix, own, extend = (call.tensor(i) for i in (0, 1, 2, 4, 5))
     if len(query.shape) != 3:
         raise UnknownWorkError(_MISFIT)
@@ -243,17 +247,21 @@ def sparse_prefill(call: OpCall) -> Work:
 
 _LENGTHS = r"\(sq(\d{1,15})sk(\d{1,15})sqsq(\d{1,15})sqsk(\d{1,15})\)"
 BATCH = re.compile(rf"context_\d+{_LENGTHS}_generation_\d+{_LENGTHS}")
-"""A range of a serving engine that names, of the sequences that it works on, the sums of queries,
-of keys, of squares of queries, and of products of both: of prompts, and of those that go on."""
+"""Pattern of a serving engine's range that describes its batch.
+
+For prompts and for continued sequences it names the sums of the queries, of the keys, of the
+squared queries, and of queries times keys over the sequences.
+"""
 
 
 @register("vllm::unified_attention", "vllm::unified_attention_with_output", composite=True,
           needs_batch=True)  # fmt: skip
 def attention_of_batch(call: OpCall) -> Work:
-    """(query, key, value, output, ...), of (tokens, heads, depth), the tokens of all sequences.
+    """Arguments: (query, key, value, output, ...), of (tokens, heads, depth), the tokens of all
+    sequences.
 
-    A query meets what its sequence has up to itself. Keys are read from the cache, which is in the
-    type of the queries where these are in 8 bits.
+    A query attends to its sequence up to itself. Keys are read from the cache, which has the type
+    of the queries if these have 8 bits.
     """
     named = BATCH.search(call.batch or "")
     if named is None:

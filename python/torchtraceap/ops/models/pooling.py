@@ -1,4 +1,4 @@
-"""Pooling, interpolation and padding."""
+"""Models of pooling, interpolation and padding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _pooled(
     *,
     ceil: bool,
 ) -> int:
-    """Elements of the result. A window may not begin in the padding behind the input."""
+    """Return the elements of the result; no window may begin in the padding after the input."""
     if len(x.shape) <= rank:
         raise UnknownWorkError("an input with too few dimensions")
     stride = stride or kernel
@@ -58,7 +58,7 @@ def _rank(name: str) -> int:
     "aten::max_pool1d", "aten::max_pool3d",
 )  # fmt: skip
 def max_pool(call: OpCall) -> Work:
-    """(self, kernel, stride, padding, dilation, ceil_mode)"""
+    """Arguments: (self, kernel, stride, padding, dilation, ceil_mode)"""
     x, kernel, rank = call.tensor(0), call.integers(1), _rank(call.name)
     elements = _pooled(
         x, rank, kernel, call.integers(2), call.integers(3), call.integers(4), ceil=call.boolean(5)
@@ -70,14 +70,14 @@ def max_pool(call: OpCall) -> Work:
 
 @register("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")
 def max_pool_backward(call: OpCall) -> Work:
-    """(grad, self, kernel, stride, padding, dilation, ceil_mode, indices)"""
+    """Arguments: (grad, self, kernel, stride, padding, dilation, ceil_mode, indices)"""
     grad, x, indices = call.tensor(0), call.tensor(1), call.tensor(7)
     return Work(grad.elements, grad.bytes + indices.bytes, x.elements * x.dtype.size)
 
 
 @register("aten::avg_pool2d", "aten::avg_pool3d", "aten::avg_pool1d")
 def avg_pool(call: OpCall) -> Work:
-    """(self, kernel, stride, padding, ceil_mode, ...)"""
+    """Arguments: (self, kernel, stride, padding, ceil_mode, ...)"""
     x, kernel, rank = call.tensor(0), call.integers(1), _rank(call.name)
     elements = _pooled(
         x, rank, kernel, call.integers(2), call.integers(3), (1,), ceil=call.boolean(4)
@@ -88,7 +88,7 @@ def avg_pool(call: OpCall) -> Work:
 @register("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
 @register("aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool1d", composite=True)
 def adaptive_avg_pool(call: OpCall) -> Work:
-    """(self, output_size)"""
+    """Arguments: (self, output_size)"""
     x, rank = call.tensor(0), _rank(call.name)
     if len(x.shape) <= rank:
         raise UnknownWorkError("an input with too few dimensions")
@@ -104,7 +104,7 @@ def adaptive_avg_pool(call: OpCall) -> Work:
     "aten::avg_pool2d_backward", "aten::avg_pool3d_backward",
 )  # fmt: skip
 def avg_pool_backward(call: OpCall) -> Work:
-    """(grad, self, ...): averages need no input, only its shape."""
+    """Arguments: (grad, self, ...): averages need no input, only its shape."""
     grad, x = call.tensor(0), call.tensor(1)
     return Work(x.elements, grad.bytes, x.elements * x.dtype.size)
 
@@ -124,7 +124,7 @@ def _taps(name: str) -> int:
     "aten::_upsample_nearest_exact3d",
 )  # fmt: skip
 def upsample(call: OpCall) -> Work:
-    """(self, output_size, ...)"""
+    """Arguments: (self, output_size, ...)"""
     x = call.tensor(0)
     sizes = call.integers(1)
     if len(x.shape) != len(sizes) + 2 or any(size < 0 for size in sizes):
@@ -140,7 +140,7 @@ def upsample(call: OpCall) -> Work:
     "aten::upsample_bicubic2d_backward",
 )  # fmt: skip
 def upsample_backward(call: OpCall) -> Work:
-    """(grad_output, output_size, input_size, ...)"""
+    """Arguments: (grad_output, output_size, input_size, ...)"""
     grad = call.tensor(0)
     wanted = call.integers(2)
     if len(wanted) != len(grad.shape) or any(size < 0 for size in wanted):
@@ -154,7 +154,7 @@ def upsample_backward(call: OpCall) -> Work:
     composite=True,
 )  # fmt: skip
 def pad(call: OpCall) -> Work:
-    """(self, pad): pairs from the last dimension on; negative ones cut."""
+    """Arguments: (self, pad): pairs from the last dimension on; negative ones cut."""
     x, amounts = call.tensor(0), call.integers(1)
     shape = list(x.shape)
     if len(amounts) % 2 or len(amounts) // 2 > len(shape):

@@ -1,4 +1,4 @@
-"""Quantisation of activations: 2 operations per element with a given scale, 4 with a new one."""
+"""Models of quantization: 2 operations per element with a given scale, 4 with a computed one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _SORT_NOTE = "rows of scales are counted with what pads them"
 
 @dataclass(frozen=True, slots=True)
 class _Places:
+    """Positions of the arguments of a quantization."""
+
     out: int
     x: int
     read: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
-    """Scales and zero points."""
+    """Scales and zero points that are outputs."""
     flops: int = _DYNAMIC
+    """Operations per element."""
 
 
 _STATIC_OUT = _Places(0, 1, read=(2, 3), flops=_STATIC)
@@ -62,7 +65,7 @@ _PLACES: dict[str, _Places] = {
 
 @register(*_PLACES)
 def quantized_into(call: OpCall) -> Work:
-    """Quantisers that write into arguments."""
+    """Count a quantization that writes into its arguments."""
     return _into(call, _PLACES[call.name])
 
 
@@ -78,7 +81,7 @@ def _into(call: OpCall, places: _Places) -> Work:
 
 @register("sgl_kernel::sgl_per_tensor_quant_fp8")
 def quantized_per_tensor(call: OpCall) -> Work:
-    """(input, output, scale, is_static)"""
+    """Arguments: (input, output, scale, is_static)"""
     if call.boolean(3):
         return _into(call, _Places(1, 0, read=(2,), flops=_STATIC))
     return _into(call, _INPUT_FIRST)
@@ -88,14 +91,15 @@ def quantized_per_tensor(call: OpCall) -> Work:
     "aiter::fused_dynamic_mx_quant_moe_sort_hip", "aiter::fused_dynamic_mxfp4_quant_moe_sort_hip"
 )
 def quantized_and_sorted(call: OpCall) -> Work:
-    """(out, scales, input, sorted_ids, num_valid_ids, ...): scales in the order of the experts."""
+    """Arguments: (out, scales, input, sorted_ids, num_valid_ids, ...): scales in the order of the
+    experts."""
     work = _into(call, _Places(0, 2, read=(3, 4), written=(1,)))
     return replace(work, upper_bound=True, notes=(_SORT_NOTE,))
 
 
 @register("vllm::triton_per_token_group_quant_fp8", composite=True)
 def quantized_fp8_groups(call: OpCall) -> Work:
-    """(input, group_size) to fp8 with a scale in fp32 for each group."""
+    """Arguments: (input, group_size) to fp8 with a scale in fp32 for each group."""
     x = call.tensor(0)
     scales = group_scales(x, call.integer(1)) * FP32.size
     return Work(_DYNAMIC * x.elements, x.bytes, x.elements + scales)
@@ -107,7 +111,7 @@ def quantized_fp8_groups(call: OpCall) -> Work:
     composite=True,
 )
 def quantized_mxfp4(call: OpCall) -> Work:
-    """(input, ...)"""
+    """Arguments: (input, ...)"""
     x = call.tensor(0)
     return Work(_DYNAMIC * x.elements, x.bytes, mxfp4_bytes(x))
 
@@ -115,7 +119,7 @@ def quantized_mxfp4(call: OpCall) -> Work:
 @register("primus_turbo::quantize_fp8_tensorwise",
           "primus_turbo_cpp_extension::quantize_fp8_tensorwise", composite=True)  # fmt: skip
 def quantized_tensorwise(call: OpCall) -> Work:
-    """(input, type, scale): of one scale, which is computed where it is not given."""
+    """Arguments: (input, type, scale): of one scale, which is computed where it is not given."""
     x, scale = call.tensor(0), call.optional_tensor(2)
     given = scale is not None
     return Work(
@@ -128,7 +132,7 @@ def quantized_tensorwise(call: OpCall) -> Work:
 @register(*(f"{name}::quantize_mxfp4_dual" for name in
             ("primus", "primus_turbo", "primus_turbo_cpp_extension")), composite=True)  # fmt: skip
 def quantized_mxfp4_both_ways(call: OpCall) -> Work:
-    """(input, ...): once along rows, once along columns, without what pads them."""
+    """Arguments: (input, ...): once along rows, once along columns, without what pads them."""
     x = call.tensor(0)
     if len(x.shape) != 2:
         raise UnknownWorkError("an input that is no matrix")

@@ -1,4 +1,4 @@
-"""Reductions, scans and sorts. The dimensions are scalars: their values must be in the trace."""
+"""Models of reductions, scans and sorts; the reduced dimensions must be in the trace."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from math import prod
 
 from torchtraceap.core.dtypes import BOOL, INT32, INT64, DType
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.elementwise import binary
+from torchtraceap.ops.models.elementwise import arithmetic_type, binary
 from torchtraceap.ops.models.registry import Work, register
 
 
-def _kept(x: Tensor, dims: tuple[int, ...]) -> int:
-    """Elements of the result; no dims are all dims."""
+def _result_elements(x: Tensor, dims: tuple[int, ...]) -> int:
+    """Return the number of elements of the result; an empty `dims` reduces all dimensions."""
     rank = len(x.shape)
     if any(not -max(rank, 1) <= dim < max(rank, 1) for dim in dims):
         raise UnknownWorkError("a reduced dimension that the input does not have")
@@ -22,7 +22,7 @@ def _kept(x: Tensor, dims: tuple[int, ...]) -> int:
 
 
 def _dims(call: OpCall, position: int) -> tuple[int, ...]:
-    """The reduced dimensions; nothing at that position stands for all."""
+    """Return the reduced dimensions; an argument that was not passed means all."""
     if call.is_none(position):
         return ()
     return call.integers(position)
@@ -31,18 +31,14 @@ def _dims(call: OpCall, position: int) -> tuple[int, ...]:
 def _reduced(
     call: OpCall, kept: int, per_element: int, out_type: DType, *, outputs: int = 0
 ) -> Work:
-    """`outputs`: bytes per result beside the value itself."""
+    """Return the work of a reduction with `outputs` bytes per result besides the value itself."""
     x = call.tensor(0)
     return Work(
         flops=x.elements * per_element,
         bytes_read=x.bytes,
         bytes_written=kept * (out_type.size + outputs),
-        dtype=_arithmetic(x.dtype),
+        dtype=arithmetic_type(x.dtype),
     )
-
-
-def _arithmetic(dtype: DType) -> str:
-    return "fp32" if dtype.label in ("fp16", "bf16", "fp8") else dtype.label
 
 
 def _sum_type(call: OpCall, position: int) -> DType:
@@ -51,87 +47,84 @@ def _sum_type(call: OpCall, position: int) -> DType:
     return given or (own if own.rank >= 2 else INT64)
 
 
-@register("aten::sum", "aten::nansum", "aten::mean", "aten::nanmean")
-def total(call: OpCall) -> Work:
-    """(self, dtype), or (self, dim, keepdim, dtype)"""
+@register("aten::sum", "aten::nansum", "aten::mean", "aten::nanmean", "aten::prod")
+def sum_or_product(call: OpCall) -> Work:
+    """Arguments: (self, dtype), or (self, dim, keepdim, dtype)"""
     over_all = len(call) <= 2
-    kept = _kept(call.tensor(0), () if over_all else _dims(call, 1))
-    return _reduced(call, kept, 1, _sum_type(call, 1 if over_all else 3))
-
-
-@register("aten::prod")
-def product(call: OpCall) -> Work:
-    over_all = len(call) <= 2
-    kept = _kept(call.tensor(0), () if over_all else _dims(call, 1))
+    kept = _result_elements(call.tensor(0), () if over_all else _dims(call, 1))
     return _reduced(call, kept, 1, _sum_type(call, 1 if over_all else 3))
 
 
 @register("aten::amax", "aten::amin")
 def extreme(call: OpCall) -> Work:
-    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, call.tensor(0).dtype)
+    return _reduced(call, _result_elements(call.tensor(0), _dims(call, 1)), 1, call.tensor(0).dtype)
 
 
 @register("aten::aminmax", "aten::_aminmax")
 def extremes(call: OpCall) -> Work:
     own = call.tensor(0).dtype
-    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 2, own, outputs=own.size)
+    return _reduced(
+        call, _result_elements(call.tensor(0), _dims(call, 1)), 2, own, outputs=own.size
+    )
 
 
 @register("aten::max", "aten::min", "aten::median", "aten::nanmedian", "aten::mode")
 def extreme_with_index(call: OpCall) -> Work:
-    """(self), (self, dim, keepdim) with indices, or element by element of two tensors"""
+    """Arguments: (self), (self, dim, keepdim) with indices, or element by element of two tensors"""
     if len(call) > 1 and call.optional_tensor(1) is not None:
         return binary(call)
     if len(call) <= 1:
         return _reduced(call, 1, 1, call.tensor(0).dtype)
-    kept = _kept(call.tensor(0), call.integers(1))
+    kept = _result_elements(call.tensor(0), call.integers(1))
     return _reduced(call, kept, 1, call.tensor(0).dtype, outputs=INT64.size)
 
 
 @register("aten::argmax", "aten::argmin")
 def index_of_extreme(call: OpCall) -> Work:
-    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, INT64)
+    return _reduced(call, _result_elements(call.tensor(0), _dims(call, 1)), 1, INT64)
 
 
 @register("aten::all", "aten::any")
 def logical(call: OpCall) -> Work:
     dims = _dims(call, 1) if len(call) > 1 else ()
     own = call.tensor(0).dtype
-    return _reduced(call, _kept(call.tensor(0), dims), 1, own if own.label == "uint8" else BOOL)
+    return _reduced(
+        call, _result_elements(call.tensor(0), dims), 1, own if own.label == "uint8" else BOOL
+    )
 
 
 @register("aten::count_nonzero")
 def count(call: OpCall) -> Work:
-    return _reduced(call, _kept(call.tensor(0), _dims(call, 1)), 1, INT64)
+    return _reduced(call, _result_elements(call.tensor(0), _dims(call, 1)), 1, INT64)
 
 
 @register("aten::var", "aten::std")
 def variance(call: OpCall) -> Work:
-    """(self, unbiased), or (self, dim, correction, keepdim)"""
+    """Arguments: (self, unbiased), or (self, dim, correction, keepdim)"""
     dims = _dims(call, 1) if len(call) > 2 else ()
-    return _reduced(call, _kept(call.tensor(0), dims), 4, call.tensor(0).dtype)
+    return _reduced(call, _result_elements(call.tensor(0), dims), 4, call.tensor(0).dtype)
 
 
 @register("aten::var_mean", "aten::std_mean")
 def variance_and_mean(call: OpCall) -> Work:
     dims = _dims(call, 1) if len(call) > 2 else ()
     own = call.tensor(0).dtype
-    return _reduced(call, _kept(call.tensor(0), dims), 4, own, outputs=own.size)
+    return _reduced(call, _result_elements(call.tensor(0), dims), 4, own, outputs=own.size)
 
 
 @register("aten::norm", "aten::linalg_vector_norm")
 def norm(call: OpCall) -> Work:
-    """(self, p, dim, keepdim, dtype)"""
+    """Arguments: (self, p, dim, keepdim, dtype)"""
     dims = _dims(call, 2) if len(call) > 2 else ()
     own = call.tensor(0).dtype
     given = call.dtype_argument(4) if call.has_values and len(call) > 4 else None
-    return _reduced(call, _kept(call.tensor(0), dims), 2, given or own)
+    return _reduced(call, _result_elements(call.tensor(0), dims), 2, given or own)
 
 
 @register("aten::linalg_norm", composite=True)
 def any_norm(call: OpCall) -> Work:
-    """(self, ord, dim, keepdim, dtype): of vectors; a kind of norm over two dimensions is of
-    matrices."""
+    """Arguments: (self, ord, dim, keepdim, dtype). With `ord`, two dimensions mean a matrix
+    norm."""
     x, kind = call.tensor(0), call.argument(1).text
     dims = _dims(call, 2)
     if kind and kind != "None" and (len(dims) or len(x.shape)) != 1:
@@ -141,7 +134,9 @@ def any_norm(call: OpCall) -> Work:
 
 @register("aten::logsumexp")
 def logsumexp(call: OpCall) -> Work:
-    return _reduced(call, _kept(call.tensor(0), call.integers(1)), 4, call.tensor(0).dtype)
+    return _reduced(
+        call, _result_elements(call.tensor(0), call.integers(1)), 4, call.tensor(0).dtype
+    )
 
 
 @register("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::_logcumsumexp")
@@ -149,23 +144,23 @@ def scan(call: OpCall) -> Work:
     x = call.tensor(0)
     given = call.dtype_argument(2) if call.has_values and not call.is_none(2) else None
     own = x.dtype if x.dtype.rank >= 2 else INT64
-    return Work(x.elements, x.bytes, x.elements * (given or own).size, _arithmetic(x.dtype))
+    return Work(x.elements, x.bytes, x.elements * (given or own).size, arithmetic_type(x.dtype))
 
 
 @register("aten::cummax", "aten::cummin")
 def scan_with_index(call: OpCall) -> Work:
     x = call.tensor(0)
-    return Work(x.elements, x.bytes, x.elements * (x.dtype.size + 8), _arithmetic(x.dtype))
+    return Work(x.elements, x.bytes, x.elements * (x.dtype.size + 8), arithmetic_type(x.dtype))
 
 
 @register("aten::topk")
 def topk(call: OpCall) -> Work:
-    """(self, k, dim, ...): values and indices of the k greatest of each row."""
+    """Arguments: (self, k, dim, ...): values and indices of the k greatest of each row."""
     x, k = call.tensor(0), call.integer(1)
     dim = call.integer(2)
     if k < 0:
         raise UnknownWorkError("a negative count")
-    kept = _kept(x, (dim,)) * (min(k, x.shape[dim]) if x.shape else 1)
+    kept = _result_elements(x, (dim,)) * (min(k, x.shape[dim]) if x.shape else 1)
     return Work(None, x.bytes, kept * (x.dtype.size + 8))
 
 
@@ -179,7 +174,7 @@ def sort(call: OpCall) -> Work:
 
 @register("aten::searchsorted", "aten::bucketize")
 def search(call: OpCall) -> Work:
-    """Borders and values are read once, positions written."""
+    """Count a search that reads borders and values once and writes positions."""
     first, second = call.tensor(0), call.tensor(1)
     values = second if call.name == "aten::searchsorted" else first
     narrow = call.boolean(2, default=False)

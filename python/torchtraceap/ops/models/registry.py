@@ -1,7 +1,7 @@
-"""Models by operator name: from the arguments of a call to its work.
+"""Registry of the models that compute the work of a call from its arguments.
 
-A model is a function from an `OpCall` to a `Work`. It raises `UnknownWorkError` with the reason
-where the trace says too little: no numbers rather than wrong ones.
+A model is a function from an `OpCall` to a `Work`. It raises `UnknownWorkError` with the reason if
+the trace says too little, because no numbers are better than wrong ones.
 """
 
 from __future__ import annotations
@@ -26,51 +26,53 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Renderable):
-    """What a call computes and moves, counted once for each tensor (compulsory traffic)."""
+class Work(Shown):
+    """Operations and bytes of a call; each tensor is counted once (compulsory traffic)."""
 
     flops: float | None
-    """Floating-point operations; a multiplication and an addition are two. None: not known."""
+    """Floating-point operations; a multiplication and an addition are two. None if unknown."""
     bytes_read: float
     bytes_written: float
     dtype: str = "fp32"
-    """The type in which it computes: fp64, fp32, fp16, bf16, fp8, int8, fp4; else no peak."""
+    """Type of computation: fp64, fp32, fp16, bf16, fp8, int8 or fp4; other types have no peak."""
     unit: str = "vector"
-    """"matrix" if tensor or matrix cores can do it, else "vector"."""
+    """"matrix" if tensor or matrix cores can compute it, else "vector"."""
     upper_bound: bool = False
-    """The numbers are the most that it can be, not exact: lengths or indices are not recorded."""
+    """True if the numbers are an upper bound because lengths or indices are not recorded."""
     notes: tuple[str, ...] = ()
     allow_tf32: bool | None = None
-    """Whether fp32 may be computed as tf32; None where the call does not say."""
+    """True if fp32 may be computed as tf32; None if the call does not say."""
     padding: float = 1.0
-    """What kernels compute over what is needed, as they work in whole tiles; no part of `flops`."""
+    """Operations of kernels in whole tiles over those needed; not included in `flops`."""
 
     @property
     def computed(self) -> float | None:
-        """Floating-point operations of a kernel in whole tiles."""
+        """Floating-point operations of a kernel in whole tiles; None if unknown."""
         return None if self.flops is None else self.flops * self.padding
 
     @property
     def bytes(self) -> float:
+        """Bytes read and written."""
         return self.bytes_read + self.bytes_written
 
 
 Model = Callable[[OpCall], Work]
-# Beyond what any machine computes or moves: shapes of a file may be anything.
+# More operations or bytes than any machine handles; the shapes in a file may be garbage.
 _MOST_WORK = 1e30
 _Function = TypeVar("_Function", bound=Model)
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """A row of the registry."""
+    """A model and its properties."""
 
     model: Model
     composite: bool
+    """The operator usually calls other operators that have models."""
     has_numbers: bool = True
-    """Some calls have: the model is more than a reason."""
+    """False if the model only gives the reason why the work is unknown."""
     needs_batch: bool = False
-    """It asks for the name of the range that says what a serving engine works on."""
+    """The model uses `OpCall.batch`."""
 
 
 _MODELS: dict[str, RegisteredModel] = {}
@@ -79,16 +81,16 @@ _MODELS: dict[str, RegisteredModel] = {}
 def register(
     *names: str, composite: bool = False, needs_batch: bool = False
 ) -> Callable[[_Function], _Function]:
-    """Makes a function the model of operators, in place of an earlier one.
+    """Register a function as the model of operators, replacing any earlier one.
 
-    `register("mylib::op")(lambda call: Work(...))`, or as a decorator. A name stands for its
-    in-place form (with `_` at the end) too, unless that one has a row of its own.
+    Use it as a decorator or as `register("mylib::op")(lambda call: Work(...))`. A name also stands
+    for its in-place form (with `_` at the end) unless that form is registered itself.
 
     Args:
-        names: Of operators, with namespace.
-        composite: It usually calls other operators that have models. It then counts only where
-            no such operator below it launched GPU work.
-        needs_batch: It asks for `OpCall.batch`.
+        names: Names of operators with namespace.
+        composite: The operator usually calls other operators that have models. It then counts only
+            where no such operator below it launched GPU work.
+        needs_batch: The model uses `OpCall.batch`.
     """
 
     def add(model: _Function) -> _Function:
@@ -101,7 +103,7 @@ def register(
 
 
 def register_unknown_work(reason: str, *names: str) -> None:
-    """Says why operators have no numbers, whatever their arguments are."""
+    """Register the reason why the work of operators is unknown for any arguments."""
 
     def model(call: OpCall) -> Work:
         raise UnknownWorkError(reason)
@@ -112,7 +114,7 @@ def register_unknown_work(reason: str, *names: str) -> None:
 
 
 def model_of(name: str) -> RegisteredModel | None:
-    """The row of an operator: its own, else that of the name without `_` or overload."""
+    """Find the model of an operator by its name, or by the name without `_` or overload."""
     found = _MODELS.get(name)
     if found is None and name.endswith("_") and not name.endswith("__"):
         found = _MODELS.get(name[:-1])
@@ -132,16 +134,18 @@ def work_of(
     kernels: Sequence[str] = (),
     batch: str | None = None,
 ) -> tuple[Work | None, str]:
-    """The work of one call and an empty reason, or None and the reason why it is not known.
+    """Compute the work of one call; this never raises.
 
     Args:
-        name: Of the operator.
-        dims, types, strides, concrete: As in a trace's `Input Dims`, `Input type`,
-            `Input Strides` and `Concrete Inputs`: lists, or their JSON text; None where absent.
-        kernels: Names of the kernels that it launched, where known.
-        batch: Name of the range around it in which a serving engine says what it works on.
+        name: Name of the operator.
+        dims, types, strides, concrete: `Input Dims`, `Input type`, `Input Strides` and
+            `Concrete Inputs` of a trace as lists or JSON text; None if absent.
+        kernels: Names of the kernels that it launched, if known.
+        batch: Name of the enclosing range in which a serving engine describes its batch.
 
-    Never raises: a model that fails gives its error as the reason.
+    Returns:
+        The work and an empty string, or None and the reason why the work is unknown. If a model
+        fails, the reason is its error.
     """
     lists = (dims, types, strides, concrete)
     if all(value is None or isinstance(value, str) for value in lists):
@@ -159,12 +163,12 @@ def cached_work_of(
     kernels: tuple[str, ...],
     batch: str | None,
 ) -> tuple[Work | None, str]:
-    """The ranks of a job make the same calls."""
+    """Compute the work of a call from JSON texts, cached because ranks repeat the same calls."""
     return work_of_call(OpCall(name, dims, types, strides, concrete, kernels, batch))
 
 
 def work_of_call(call: OpCall) -> tuple[Work | None, str]:
-    """As `work_of`, of arguments that were read already."""
+    """Compute the work of a call whose arguments were already parsed; see `work_of`."""
     entry = model_of(call.name)
     if entry is None:
         return None, "no model for this operator"
@@ -176,5 +180,5 @@ def work_of_call(call: OpCall) -> tuple[Work | None, str]:
     except UnknownWorkError as reason:
         return None, str(reason)
     except Exception as error:
-        # A model may be a user's own; a mistake in it must not end the whole analysis.
+        # The model may be custom; an error in it must not abort the whole analysis.
         return None, f"its model failed with {type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
-"""Rotary position embeddings: 3 operations for each element that is rotated (two rotated elements
-take four multiplications, an addition and a subtraction). What is not rotated is copied, or left
-alone where the operator works in place.
+"""Models of rotary position embeddings with 3 operations for each rotated element.
+
+Two rotated elements take four multiplications, an addition and a subtraction. The other elements
+are copied, or left alone if the operator works in place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WHOLE_HEADS = "all of each head is counted as rotated"
 
 
 def _angles(positions: Tensor, *tables: Tensor) -> int:
-    """Bytes of the rows of the tables that the positions pick; equal positions pick a row again."""
+    """Return the bytes of the positions and of the rows of the tables that they select."""
     picked = 0
     for table in tables:
         rows = table.shape[0] if table.shape else 0
@@ -30,7 +31,7 @@ def _angles(positions: Tensor, *tables: Tensor) -> int:
 @register("_C::rotary_embedding", "sgl_kernel::rotary_embedding")
 @register("vllm::rocm_aiter_triton_rotary_embedding", composite=True)
 def rotary_in_place(call: OpCall) -> Work:
-    """(positions, query, key, head_size, cos_sin_cache, is_neox)"""
+    """Arguments: (positions, query, key, head_size, cos_sin_cache, is_neox)"""
     table = call.tensor(4)
     if len(table.shape) != 2:
         raise UnknownWorkError("the table of angles has not two dimensions")
@@ -39,14 +40,15 @@ def rotary_in_place(call: OpCall) -> Work:
 
 @register("aiter::rotary_embedding_fwd")
 def rotary_in_place_two_tables(call: OpCall) -> Work:
-    """(positions, query, key, head_size, cos_cache, sin_cache, ...): each of half the angles."""
+    """Arguments: (positions, query, key, head_size, cos_cache, sin_cache, ...): each of half the
+    angles."""
     cos, sin = call.tensor(4), call.tensor(5)
     width = 2 * cos.shape[-1] if cos.shape else 0
     return _in_place(call, width, call.integer(3, 0), _angles(call.tensor(0), cos, sin))
 
 
 def _in_place(call: OpCall, width: int, head: int, angles: int) -> Work:
-    """Of each head, `width` elements of query and key are rotated; others are not touched."""
+    """Count an in-place rotation of `width` elements in each head of query and key."""
     query, key = call.tensor(1), call.optional_tensor(2)
     tensors = [query] if key is None else [query, key]
     known = head >= width > 0 and all(tensor.elements % head == 0 for tensor in tensors)
@@ -63,7 +65,7 @@ def _in_place(call: OpCall, width: int, head: int, angles: int) -> Work:
 
 @register("aiter::rope_cached_positions_2c_fwd_impl")
 def rotary_of_two(call: OpCall) -> Work:
-    """(out_x, out_y, x, y, cos, sin, positions, rotate_style, reuse_front, nope_first)
+    """Arguments: (out_x, out_y, x, y, cos, sin, positions, rotate_style, reuse_front, nope_first)
 
     The tables hold half of the angles where the front half is used again, else all.
     """
@@ -84,7 +86,8 @@ def rotary_of_two(call: OpCall) -> Work:
 
 @register("sgl_kernel::apply_rope_pos_ids_cos_sin_cache")
 def rotary_from_positions(call: OpCall) -> Work:
-    """(q, k, q_rope, k_rope, cos_sin_cache, positions, interleave, ...), perhaps with a cache.
+    """Arguments: (q, k, q_rope, k_rope, cos_sin_cache, positions, interleave, ...), perhaps with a
+    cache.
 
     (..., v, k_buffer, v_buffer, kv_cache_loc) write keys and values to a cache as well.
     """
@@ -94,21 +97,19 @@ def rotary_from_positions(call: OpCall) -> Work:
         raise UnknownWorkError("its outputs do not fit its inputs")
     if any(call.optional_tensor(i) is not None for i in (10, 11)):
         raise UnknownWorkError("which of its outputs are written is not recorded")
-    rotated = sum(_rotated(x, table) for x in inputs)
+    rotated = 0
+    for x in inputs:
+        if len(x.shape) < 3 or len(table.shape) != 2 or table.shape[1] > x.shape[-1]:
+            raise UnknownWorkError("heads and angles do not fit together")
+        rotated += x.elements // max(x.shape[-1], 1) * table.shape[1]
     read = sum(x.bytes for x in inputs) + _angles(positions, table)
     return Work(ROTATION * rotated, read, sum(out.bytes for out in outs))
 
 
-def _rotated(x: Tensor, table: Tensor) -> int:
-    """Elements of (..., heads, depth) that a row of the table rotates."""
-    if len(x.shape) < 3 or len(table.shape) != 2 or table.shape[1] > x.shape[-1]:
-        raise UnknownWorkError("heads and angles do not fit together")
-    return x.elements // max(x.shape[-1], 1) * table.shape[1]
-
-
 @register("FusedRoPEFunc", composite=True)
 def rotary_transformer_engine(call: OpCall) -> Work:
-    """(input, angles, ...): (..., heads, depth); elements beyond the angles are copied."""
+    """Arguments: (input, angles, ...): (..., heads, depth); elements beyond the angles are
+    copied."""
     x, angles = call.tensor(0), call.tensor(1)
     width = angles.shape[-1] if angles.shape else 0
     if len(x.shape) < 3 or not 0 < width <= x.shape[-1]:
@@ -119,7 +120,8 @@ def rotary_transformer_engine(call: OpCall) -> Work:
 
 @register("_C::fused_qk_norm_rope")
 def norm_and_rotary(call: OpCall) -> Work:
-    """(qkv, heads_q, heads_k, heads_v, head_dim, eps, q_weight, k_weight, cos_sin, is_neox, pos)
+    """Arguments: (qkv, heads_q, heads_k, heads_v, head_dim, eps, q_weight, k_weight, cos_sin,
+    is_neox, pos)
 
     In place; values are not touched.
     """
@@ -142,8 +144,8 @@ def norm_and_rotary(call: OpCall) -> Work:
 
 @register("aiter::fused_qk_rope_cat_and_cache_mla", composite=True)
 def rotary_and_latent_cache(call: OpCall) -> Work:
-    """(q_nope, q_pe, k_nope, k_pe, kv_cache, slots, positions, cos, sin, k_scale, is_neox,
-    zero_rows, apply_scale, q_out, decode_q_pe_out, k_pe_out, q_out_dtype, ...)
+    """Arguments: (q_nope, q_pe, k_nope, k_pe, kv_cache, slots, positions, cos, sin, k_scale,
+    is_neox, zero_rows, apply_scale, q_out, decode_q_pe_out, k_pe_out, q_out_dtype, ...)
 
     The query is returned whole; rotated parts are returned alone as well where asked.
     """
@@ -158,7 +160,8 @@ def rotary_and_latent_cache(call: OpCall) -> Work:
 
 @register("aiter::fused_qk_rope_concat_and_cache_mla")
 def rotary_and_latent_cache_into(call: OpCall) -> Work:
-    """(q_nope, q_pe, kv_c, k_pe, kv_cache, q_out, slots, k_scale, q_scale, positions, cos, sin)"""
+    """Arguments: (q_nope, q_pe, kv_c, k_pe, kv_cache, q_out, slots, k_scale, q_scale, positions,
+    cos, sin)"""
     q, q_pe, k, k_pe, out = (call.tensor(i) for i in (0, 1, 2, 3, 5))
     if out.elements != q.elements + q_pe.elements:
         raise UnknownWorkError("its output does not fit its input")
@@ -172,7 +175,7 @@ def _latent(
     written: int,
     slots_at: int = 5,
 ) -> Work:
-    """Rotates the second and fourth part and stores the third beside the fourth."""
+    """Count rotating the second and fourth part and storing the third next to the fourth."""
     cache, slots = call.tensor(4), call.tensor(slots_at)
     rows = parts[2].shape[0] if parts[2].shape else 0
     per_row = (parts[2].elements + parts[3].elements) // rows if rows else 0
@@ -188,7 +191,7 @@ def _latent(
 
 @register("_C_cache_ops::concat_and_cache_mla_rope_fused")
 def rotary_in_place_and_latent_cache(call: OpCall) -> Work:
-    """(positions, q_pe, k_pe, kv_c, cos_sin_cache, is_neox, slots, kv_cache, ...)"""
+    """Arguments: (positions, q_pe, k_pe, kv_c, cos_sin_cache, is_neox, slots, kv_cache, ...)"""
     positions, q, k, latent, table = (call.tensor(i) for i in range(5))
     slots, cache = call.tensor(6), call.tensor(7)
     if not cache.shape or not latent.shape:

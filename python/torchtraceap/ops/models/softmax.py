@@ -1,12 +1,12 @@
-"""Softmax, and losses on what comes out of it."""
+"""Models of softmax and of losses."""
 
 from __future__ import annotations
 
-from torchtraceap.core.dtypes import FP32, DType
+from torchtraceap.core.dtypes import FP32
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError, promote
 from torchtraceap.ops.models.registry import Work, register
 
-# maximum; subtract, exponential, sum; divide (or subtract the logarithm of the sum)
+# Maximum; subtract, exponential, sum; divide (or subtract the logarithm of the sum).
 _FORWARD = 5
 _BACKWARD = 4  # multiply and sum; subtract, multiply
 
@@ -14,22 +14,18 @@ _BACKWARD = 4  # multiply and sum; subtract, multiply
 @register("aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax")
 @register("aten::softmax", "aten::log_softmax", composite=True)
 def softmax(call: OpCall) -> Work:
-    """(input, dim, half_to_float), or (input, dim, dtype)"""
+    """Arguments: (input, dim, half_to_float), or (input, dim, dtype)"""
     x = call.tensor(0)
-    written = x.elements * _softmax_output(call, x.dtype).size
-    return Work(x.elements * _FORWARD, x.bytes, written)
-
-
-def _softmax_output(call: OpCall, own: DType) -> DType:
     if call.name in ("aten::_softmax", "aten::_log_softmax"):
-        widened = own.label == "fp16" and call.boolean(2)
-        return FP32 if widened else own
-    return call.dtype_argument(2) or own
+        out_type = FP32 if x.dtype.label == "fp16" and call.boolean(2) else x.dtype
+    else:
+        out_type = call.dtype_argument(2) or x.dtype
+    return Work(x.elements * _FORWARD, x.bytes, x.elements * out_type.size)
 
 
 @register("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
 def softmax_backward(call: OpCall) -> Work:
-    """(grad, output, dim, input_dtype)"""
+    """Arguments: (grad, output, dim, input_dtype)"""
     grad, output = call.tensor(0), call.tensor(1)
     out_type = call.dtype_argument(3) or grad.dtype
     written = output.elements * out_type.size
@@ -38,7 +34,8 @@ def softmax_backward(call: OpCall) -> Work:
 
 @register("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def nll_loss(call: OpCall) -> Work:
-    """(input, target, weight, reduction, ignore_index): one element of each row is read."""
+    """Arguments: (input, target, weight, reduction, ignore_index): one element of each row is
+    read."""
     scores, target, weight = call.tensor(0), call.tensor(1), call.optional_tensor(2)
     weights = 0 if weight is None else min(weight.bytes, target.elements * weight.dtype.size)
     written = target.elements if _keeps_elements(call, 3) else 1
@@ -51,7 +48,8 @@ def nll_loss(call: OpCall) -> Work:
 
 @register("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 def nll_loss_backward(call: OpCall) -> Work:
-    """(grad, input, target, weight, ...): one element of each row; `zero_` clears the rest."""
+    """Arguments: (grad, input, target, weight, ...): one element of each row; `zero_` clears the
+    rest."""
     grad, scores, target = (call.tensor(i) for i in range(3))
     weight = call.optional_tensor(3)
     weights = 0 if weight is None else min(weight.bytes, target.elements * weight.dtype.size)
@@ -67,7 +65,7 @@ _LOSSES = {
     "aten::binary_cross_entropy": (3, 7),
     "aten::soft_margin_loss": (2, 5),
 }
-"""Where `reduction` stands, and operations per element with the sum."""
+"""Position of `reduction`, and operations per element including the sum."""
 
 
 @register(*_LOSSES)
@@ -94,7 +92,7 @@ _LOSS_GRADIENTS = {
 
 @register(*_LOSS_GRADIENTS)
 def loss_backward(call: OpCall) -> Work:
-    """(grad, input, target, ...)"""
+    """Arguments: (grad, input, target, ...)"""
     grad, x, target = (call.tensor(i) for i in range(3))
     return Work(
         x.elements * _LOSS_GRADIENTS[call.name],
@@ -104,13 +102,14 @@ def loss_backward(call: OpCall) -> Work:
 
 
 def _keeps_elements(call: OpCall, position: int) -> bool:
-    """`reduction="none"` is 0."""
+    """Return True for `reduction="none"`, which is recorded as 0."""
     return call.integer(position) == 0
 
 
 @register("CrossEntropyFunction", composite=True)
 def cross_entropy_transformer_engine(call: OpCall) -> Work:
-    """(scores, target, ...): the gradient replaces the scores, a loss in fp32 is written per row.
+    """Arguments: (scores, target, ...): the gradient replaces the scores, a loss in fp32 is written
+    per row.
 
     Functions of other libraries have the same name, and no such kernels.
     """

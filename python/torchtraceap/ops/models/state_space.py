@@ -1,4 +1,4 @@
-"""Convolutions and scans of state space models (Mamba)."""
+"""Models of the convolutions and scans of state space models (Mamba)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torchtraceap.ops.models.registry import Work, register
 
 @register("DaoAILab::_causal_conv1d_fwd_cpp")
 def causal_convolution(call: OpCall) -> Work:
-    """(x, weight, bias, seq_idx, initial_states, out, final_states, silu)
+    """Arguments: (x, weight, bias, seq_idx, initial_states, out, final_states, silu)
 
-    x of (batch, channels, length), each channel with a kernel of its own.
+    x is (batch, channels, length), and each channel has its own kernel.
     """
     x, weight, out = call.tensor(0), call.tensor(1), call.tensor(5)
     if len(x.shape) != 3 or len(weight.shape) != 2 or weight.shape[0] != x.shape[1]:
@@ -26,12 +26,13 @@ def causal_convolution(call: OpCall) -> Work:
 
 @register("MambaSplitConv1dScanCombinedFn", composite=True)
 def mamba2(call: OpCall) -> Work:
-    """(zxbcdt, conv_weight, conv_bias, dt_bias, A, D, chunk_size, initial_states, seq_idx,
-    dt_limit, return_final_states, activation, norm_weight, norm_eps, out_weight, out_bias, headdim,
-    groups, ...), its matrix products in chunks (arXiv:2405.21060, section 6).
+    """Arguments: (zxbcdt, conv_weight, conv_bias, dt_bias, A, D, chunk_size, initial_states,
+    seq_idx, dt_limit, return_final_states, activation, norm_weight, norm_eps, out_weight, out_bias,
+    headdim, groups, ...)
 
-    In a chunk of Q positions: C B^T and its product with x where a key is not behind its query, the
-    state of the chunk, and what earlier chunks add.
+    The matrix products are computed in chunks (arXiv:2405.21060, section 6). A chunk of Q positions
+    takes C B^T and its causal product with x, the state of the chunk, and the contribution of
+    earlier chunks.
     """
     x, kernel, heads_of = call.tensor(0), call.tensor(1), call.tensor(3)
     if call.optional_tensor(14) is not None:
@@ -39,7 +40,9 @@ def mamba2(call: OpCall) -> Work:
     if len(x.shape) != 3 or len(kernel.shape) != 2:
         raise UnknownWorkError("its input is not (batch, length, channels)")
     length, chunk = x.shape[1], call.integer(6)
-    heads, depth, groups = heads_of.elements, _head_depth(call), call.integer(17, 1)
+    skip = call.tensor(5)  # (heads, depth), or (heads) with the depth as another argument
+    depth = skip.shape[1] if len(skip.shape) == 2 else call.integer(16)
+    heads, groups = heads_of.elements, call.integer(17, 1)
     inner = heads * depth
     state, rest = divmod(x.shape[2] - 2 * inner - heads, 2 * groups) if groups > 0 else (0, 1)
     if rest or state < 1 or chunk < 1 or kernel.shape[0] != inner + 2 * groups * state:
@@ -59,19 +62,12 @@ def mamba2(call: OpCall) -> Work:
     )
 
 
-def _head_depth(call: OpCall) -> int:
-    """D is (heads, depth), or (heads) with the depth beside it."""
-    skip = call.tensor(5)
-    if len(skip.shape) == 2:
-        return skip.shape[1]
-    return call.integer(16)
-
-
 @register("_C::selective_scan_fwd")
 def selective_scan(call: OpCall) -> Work:
-    """(u, delta, A, B, C, D, z, delta_bias, softplus, ...): (channels, length) or with a batch.
+    """Arguments: (u, delta, A, B, C, D, z, delta_bias, softplus, ...): (channels, length) or with a
+    batch.
 
-    For each channel and state: exp(delta A), the state times that, delta u B added, times C summed.
+    Each channel and state takes exp(delta A), the state times that plus delta u B, times C, summed.
     """
     u, delta, a = call.tensor(0), call.tensor(1), call.tensor(2)
     if len(a.shape) != 2 or len(u.shape) < 2 or u.shape[-2] != a.shape[0] or u.shape != delta.shape:

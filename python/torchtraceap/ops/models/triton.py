@@ -1,4 +1,4 @@
-"""Kernels that a compiler generated: what their arguments hold, without knowing the code."""
+"""Model of compiler-generated Triton kernels, from the sizes of their arguments alone."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _PART_NOTE = "every argument is counted whole; the kernel uses slices of some"
 
 @register("triton_*")
 def generated(call: OpCall) -> Work:
-    """Pointwise and reduction kernels of Inductor read or write each of their tensors once.
+    """Count each tensor of an Inductor kernel once, as pointwise and reduction kernels do.
 
-    Kernels that pick elements by an index use an unknown part of an argument: no number. Kernels
-    with slices use at most all of it. Operations are not counted: the code is not in the trace.
+    Kernels that select elements by an index use an unknown part of an argument and have no numbers.
+    Kernels with slices use at most the whole argument. Operations are not counted because the code
+    is not in the trace.
     """
     if _PICKS.search(call.name):
         raise UnknownWorkError("it picks elements: how much of its arguments it uses is unknown")

@@ -1,1 +1,1 @@
-"""Models of operators as TraceLens has them, for numbers that must equal its."""
+"""Models of operators as TraceLens has them, for numbers that must equal those of TraceLens."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torchtraceap.core.records import dataclass
@@ -22,7 +24,7 @@ _BNHD = (0, 2, 1, 3)
 
 
 def _halved(flops: float, p: dict[str, Any], n_q: float, n_kv: float) -> float:
-    """Causal attention needs half, which theirs only knows for equal lengths."""
+    """Halve the FLOPs of causal attention, which TraceLens supports for equal lengths only."""
     if not p["causal"]:
         return flops
     if n_q != n_kv:
@@ -36,7 +38,7 @@ def _forward_flops(p: dict[str, Any], n_q: float, n_kv: float) -> float:
 
 
 def _backward_flops(p: dict[str, Any], n_q: float, n_kv: float) -> float:
-    """Five products where the kernel recomputes q k, else four; and the sums of grouped heads."""
+    """Count five products if the kernel recomputes q k, else four, plus sums of grouped heads."""
     d_qk, d_v = p["d_h_qk"], p["d_h_v"]
     per_pair = 2 * (2 * d_v + (3 if p["flash_impl"] else 2) * d_qk)
     groups = p["H_Q"] // p["H_KV"] - 1
@@ -58,7 +60,7 @@ def _backward_elements(p: dict[str, Any]) -> int:
 
 
 def _shapes(qkv: Sequence[Sequence[int]], order: Sequence[int]) -> Any:
-    """Batch, heads, lengths and head sizes; `order` says where they stand in a shape."""
+    """Return batch, heads, lengths and head sizes; `order` gives their positions in a shape."""
     q, k, v = qkv
     batch, heads, n_q, d_q = (q[i] for i in order)
     batch_k, heads_k, n_k, d_k = (k[i] for i in order)
@@ -76,16 +78,9 @@ def _shapes(qkv: Sequence[Sequence[int]], order: Sequence[int]) -> Any:
     }
 
 
-def _optional_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where an operator keeps its arguments."""
+    """Positions of the arguments of an operator; calling it computes the work."""
 
     q: int = 0
     order: tuple[int, ...] = _BNHD
@@ -93,7 +88,7 @@ class _Layout:
     causal: int = 0
     flash: bool = True
     dtypes: bool = False
-    """Does theirs know the dtypes? Without them there is no Compute Spec."""
+    """True if TraceLens reads the dtypes; without them there is no Compute Spec."""
     strides: bool = False
     backward: bool = False
 
@@ -103,9 +98,10 @@ class _Layout:
         if self.strides:
             names = ("q_stride", "k_stride", "v_stride")
             p |= {n: tuple(call.strides[i]) for n, i in zip(names, places, strict=True)}
-        p["dropout"] = (
-            0.0 if self.dropout is None else _optional_number(call.concrete[self.dropout])
-        )
+        p["dropout"] = 0.0
+        if self.dropout is not None:
+            with suppress(ValueError):
+                p["dropout"] = float(call.concrete[self.dropout])
         p["causal"] = call.concrete[self.causal].lower() == "true"
         p["flash_impl"] = self.flash
         if self.dtypes:
@@ -117,7 +113,7 @@ class _Layout:
 
 
 def _work(p: dict[str, Any], *, backward: bool, element_bytes: int | None = 2) -> Work:
-    """Two bytes an element, whatever the dtype."""
+    """Return the work with two bytes per element by default, for any dtype."""
     spec = precision_of("matrix", p.get("dtype_A_B", [None])[0])
 
     def of_backward() -> tuple[float, float | None]:
@@ -131,7 +127,7 @@ def _work(p: dict[str, Any], *, backward: bool, element_bytes: int | None = 2) -
 
 
 def _flash_backward(call: Call) -> Work:
-    """Arguments dout, q, k, v; the only one whose bytes follow the dtype."""
+    """Count (dout, q, k, v, ...), the only attention whose bytes depend on the dtype."""
     concrete = [*call.concrete, *[""] * 11]
     known = [text or default for text, default in ((concrete[8], "0"), (concrete[10], "True"))]
     texts = [*concrete[:8], known[0], concrete[9], known[1]]
@@ -140,8 +136,16 @@ def _flash_backward(call: Call) -> Work:
     return _work(p, backward=True, element_bytes=bytes_of(p["dtype_A_B"][0]))
 
 
-def _varlen(call: Call, q: int, at: int, flops: Callable[..., float], *, backward: bool) -> Work:
-    """One sequence of the greatest length, the rest equal; `at` is where cu_seqlens_q stands."""
+def _varlen(call: Call, *, q: int, at: int, backward: bool) -> Work:
+    """Count one sequence of the greatest length and the rest of equal length.
+
+    Args:
+        call: The call.
+        q: Position of the queries.
+        at: Position of cu_seqlens_q.
+        backward: The call is a backward pass.
+    """
+    flops = _backward_flops if backward else _forward_flops
     shapes = [[1, *call.dims[i]] for i in range(q, q + 3)]
     p: dict[str, Any] = _shapes(shapes, _BNHD)
     names = ("q_stride", "k_stride", "v_stride")
@@ -164,16 +168,8 @@ def _varlen(call: Call, q: int, at: int, flops: Callable[..., float], *, backwar
     return Work(p, total, 2 * elements, spec)
 
 
-def _varlen_forward(call: Call) -> Work:
-    return _varlen(call, 0, 3, _forward_flops, backward=False)
-
-
-def _varlen_backward(call: Call) -> Work:
-    return _varlen(call, 1, 9, _backward_flops, backward=True)
-
-
 def _evoformer(call: Call) -> Work:
-    """Shapes [batch, sequences, residues, heads, size]; sequences join the batch."""
+    """Count shapes [batch, sequences, residues, heads, size]; sequences join the batch."""
     batch, sequences, length, heads, size = call.dims[0]
     p: dict[str, Any] = _shapes([(batch * sequences, length, heads, size)] * 3, _BNHD)
     p |= {"causal": False, "flash_impl": False, "dtype_A_B": [call.types[0]]}
@@ -188,8 +184,8 @@ MODELS: dict[str, Model] = {
     "FlashAttnFunc": _FLASH,
     "flash_attn::_flash_attn_forward": _FLASH,
     "flash_attn::_flash_attn_backward": _flash_backward,
-    "flash_attn::_flash_attn_varlen_forward": _varlen_forward,
-    "flash_attn::_flash_attn_varlen_backward": _varlen_backward,
+    "flash_attn::_flash_attn_varlen_forward": partial(_varlen, q=0, at=3, backward=False),
+    "flash_attn::_flash_attn_varlen_backward": partial(_varlen, q=1, at=9, backward=True),
     "aten::_scaled_dot_product_cudnn_attention": _ATEN,
     "aten::_scaled_dot_product_efficient_attention": _ATEN,
     "aten::_scaled_dot_product_flash_attention": _Layout(

@@ -1,7 +1,7 @@
 """Convolutions as TraceLens counts them, forward and backward.
 
-The backward pass of apex's fused ones has no model here: theirs keeps the forward calls of the
-process in a cache by sequence number, across traces.
+The backward pass of Apex's fused convolutions has no model here, because TraceLens takes it from a
+process-wide cache of forward calls by sequence number, across traces.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _forward(p: dict[str, Any]) -> tuple[int, int | None]:
 
 
 def _backward(p: dict[str, Any]) -> tuple[int, int | None]:
-    """Gradients of input and weight, whatever `output_mask` asks for."""
+    """Count the gradients of input and weight for any `output_mask`."""
     x, w, out = p["input_shape"], p["filter_shape"], _out_shape(p)
     transposed = p["transposed_conv"]
     first, second = (_swap(out), _swap(x)) if transposed else (_swap(x), _swap(out))
@@ -72,7 +72,7 @@ def _backward(p: dict[str, Any]) -> tuple[int, int | None]:
 
 
 def _params(call: Call, at: int, bias: Any, geometry: dict[str, Any]) -> dict[str, Any]:
-    """Input and weight stand at `at` and `at + 1`."""
+    """Return the parameters of a convolution with input and weight at `at` and `at + 1`."""
     x, w = tuple(call.dims[at]), tuple(call.dims[at + 1])
     dtypes = tuple(call.types[at : at + 2])
     if dtypes[0] != dtypes[1] or len(x) not in (3, 4, 5):
@@ -91,7 +91,7 @@ def _params(call: Call, at: int, bias: Any, geometry: dict[str, Any]) -> dict[st
 
 
 def _geometry(concrete: Sequence[str], at: int, ndims: int) -> dict[str, Any]:
-    """Stride, padding, dilation, transposed, output padding and groups from place `at` on."""
+    """Read stride, padding, dilation, transposed, output padding and groups from `at` on."""
 
     def spatial(place: int, default: int) -> Shape:
         text = concrete[place]
@@ -114,7 +114,7 @@ def _work(p: dict[str, Any]) -> Work:
 
 
 def _convolution(call: Call) -> Work:
-    """The bias is inferred from the number of arguments, which is nine in practice."""
+    """Infer the bias from the number of arguments, as TraceLens does; it is nine in practice."""
     geometry = _geometry(call.concrete, 3, len(call.dims[0]) - 2)
     return _work(_params(call, 0, len(call.dims) == 3, geometry))
 
@@ -127,7 +127,7 @@ def _convolution_backward(call: Call) -> Work:
 
 
 def _with_bias(call: Call) -> Work:
-    """apex's fused convolution: square stride and padding, always a bias."""
+    """Count Apex's fused convolution with equal strides and paddings and always a bias."""
     ndims = len(call.dims[0]) - 2
 
     def spatial(place: int, default: int) -> Shape:

@@ -41,14 +41,14 @@ def _moving(
     out_size: int | None,
     dtype: str,
 ) -> Work:
-    """One operation per element that is written."""
+    """Return the work of one operation per written element; sizes are bytes of an element."""
     known = size is not None and out_size is not None
     moved = read * (size or 0) + written * (out_size or 0)
     return Work(params, written, moved if known else None, precision_of("vector", dtype))
 
 
 def _resized(call: Call, out: tuple[int, ...]) -> Work:
-    """Input and output of different shapes; theirs fails on a dtype without a size."""
+    """Count an output of another shape; TraceLens fails on a dtype without a size."""
     shape, dtype = tuple(call.dims[0]), call.types[0]
     params = {
         "input_shape": shape,
@@ -114,9 +114,9 @@ _REDUCTIONS = ("mean", "max", "min", "norm")
 
 
 def _reduce(call: Call) -> Work:
-    """Dimensions stand in a trace as texts, which theirs does not read: one output element.
+    """Count a reduction to one element, because TraceLens does not read the dimensions.
 
-    A call without shapes is one of no elements, not one that cannot be read.
+    A call without shapes counts as one without elements rather than as unreadable.
     """
     if not call.dims or call.dims[0] is None:
         nothing = {"num_input_elems": 0, "num_output_elems": 0, "dtype_in_out": (None, None)}

@@ -13,7 +13,7 @@ _DEFAULT_DTYPE = "c10::BFloat16"
 
 
 def _element_bytes(call: Call) -> int:
-    """Of the first argument; two where that is unknown."""
+    """Return the bytes of an element of the first argument; two if unknown."""
     return bytes_of(call.types[0] if call.types else _DEFAULT_DTYPE) or 2
 
 
@@ -22,7 +22,7 @@ def _spec(unit: str, call: Call) -> str:
 
 
 def _grouped(call: Call) -> Work:
-    """[M, K] with [groups, K, N] or [groups, N, K]."""
+    """Count [M, K] times [groups, K, N] or [groups, N, K]."""
     (m, k), weights = call.dims[0][:2], call.dims[1]
     groups, n = weights[0], weights[2] if weights[1] == k else weights[1]
     if k not in weights[1:]:
@@ -65,7 +65,7 @@ def _concrete_int(call: Call, place: int, default: int) -> int:
 
 
 def _mamba(call: Call) -> Work:
-    """The four matrix terms of the chunked algorithm and its convolution (arXiv 2405.21060)."""
+    """Count the four matrix terms of the chunked scan and its convolution (arXiv 2405.21060)."""
     batch, length, combined = call.dims[0]
     channels, width = call.dims[1][:2]
     heads = call.dims[3][0]
@@ -92,12 +92,12 @@ def _mamba(call: Call) -> Work:
     per_token = channels * width + groups * chunk * state + heads * size * (chunk + 2 * state)
     element = _element_bytes(call)
 
-    def of(place: int, default: int) -> int:
+    def size_at(place: int, default: int) -> int:
         known = len(call.types) > place and call.types[place]
         return (bytes_of(call.types[place]) if known else None) or default
 
     tensors = batch * length * (combined + inner) + channels * (width + 1)
-    moved = tensors * element + heads * (of(3, 4) + of(4, 4) + of(5, element))
+    moved = tensors * element + heads * (size_at(3, 4) + size_at(4, 4) + size_at(5, element))
     flops = 2 * batch * length * per_token
     return Work(p, flops, moved, _spec("matrix", call), lambda: (flops, moved))
 

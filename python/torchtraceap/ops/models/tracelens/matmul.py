@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torchtraceap.ops.models.tracelens.work import (
@@ -20,7 +21,7 @@ __all__ = ["MODELS"]
 def _work(
     call: Call, params: dict[str, Any], sizes: tuple[float | None, ...], batch: int = 1
 ) -> Work:
-    """A product with `sizes` in bytes of an element of A, B, bias and output."""
+    """Return the work of a product; `sizes` are bytes of an element of A, B, bias and output."""
     m, n, k, bias = (params[key] for key in ("M", "N", "K", "bias"))
     params.setdefault("B", 1)
     if call.transpose is not None:
@@ -35,7 +36,7 @@ def _work(
 
 
 def _product(call: Call, at: int, *, bias: bool) -> dict[str, Any]:
-    """Parameters of A @ B that stand at places `at` and `at + 1`."""
+    """Return the parameters of A @ B at positions `at` and `at + 1`."""
     (m, k), n = call.dims[at][:2], call.dims[at + 1][1]
     stride_a, stride_b = tuple_pair(call.strides, at, at + 1)
     return {
@@ -50,21 +51,16 @@ def _product(call: Call, at: int, *, bias: bool) -> dict[str, Any]:
 
 
 def _like_a(params: dict[str, Any]) -> tuple[int | None, ...]:
-    """All operands counted with the dtype of A, the output too."""
+    """Return the size of an element of A for all operands and the output."""
     return (bytes_of(params["dtype_A_B"][0]),) * 4
 
 
-def _mm(call: Call) -> Work:
-    params = _product(call, 0, bias=False)
+def _mm(call: Call, at: int, *, bias: bool) -> Work:
+    params = _product(call, at, bias=bias)
     return _work(call, params, _like_a(params))
 
 
-def _addmm(call: Call) -> Work:
-    params = _product(call, 1, bias=True)
-    return _work(call, params, _like_a(params))
-
-
-def _batched(call: Call, at: int, *, bias: bool) -> Work:
+def _bmm(call: Call, at: int, *, bias: bool) -> Work:
     batch, m, k = call.dims[at]
     _, _, n = call.dims[at + 1]
     stride_a, stride_b = tuple_pair(call.strides, at, at + 1)
@@ -81,16 +77,8 @@ def _batched(call: Call, at: int, *, bias: bool) -> Work:
     return _work(call, params, _like_a(params), batch)
 
 
-def _bmm(call: Call) -> Work:
-    return _batched(call, 0, bias=False)
-
-
-def _baddbmm(call: Call) -> Work:
-    return _batched(call, 1, bias=True)
-
-
 def _scaled_mm(call: Call) -> Work:
-    """A and B in 8 bits give 16 bits; the bias is read off the number of arguments."""
+    """Count 16-bit output of 8-bit operands; three arguments mean a bias."""
     params = _product(call, 0, bias=len(call.dims) == 3)
     size, other = (bytes_of(dtype) for dtype in params["dtype_A_B"])
     if size is None or other is None:
@@ -108,7 +96,7 @@ def _two_byte_output(call: Call) -> Work:
 
 
 def _dynamic_quant(call: Call) -> Work:
-    """The first two matrices among the arguments; the second holds its rows transposed."""
+    """Count the product of the first two matrices among the arguments, the second transposed."""
     a, b = [shape for shape in call.dims if isinstance(shape, list) and len(shape) == 2][:2]
     stride_a, stride_b = tuple_pair(call.strides, 0, 1)
     params = {
@@ -124,7 +112,7 @@ def _dynamic_quant(call: Call) -> Work:
 
 
 def _transformer_engine(call: Call) -> Work:
-    """`te_gemm_ts`: A at 0, B at 5, output at 10; whether they are transposed at 4 and 9."""
+    """Count `te_gemm_ts`: A at 0, B at 5, output at 10, transposition flags at 4 and 9."""
     a, b = call.dims[0], call.dims[5]
     m, k = (a[0], a[1]) if call.concrete[4] == "1" else (a[1], a[0])
     stride_a, stride_b = tuple_pair(call.strides, 0, 5)
@@ -156,7 +144,7 @@ def _serving(
     halves: tuple[bool, bool] = (False, False),
     spec: str = "",
 ) -> Work:
-    """(M, K) by (N, K), the result in `out`; an operand in halves of a byte is half as large."""
+    """Count (M, K) by (N, K) with a result of type `out`; `halves` marks operands of 4 bits."""
     a, b = call.dims[0], call.dims[1]
     m, k, n = a[-2], a[-1] * packing, b[-2]
     params = {
@@ -175,7 +163,7 @@ def _serving(
 
 
 def _blockscale(call: Call) -> Work:
-    """Scales are parameters, and no bytes; the result is taken for bf16."""
+    """Count a product whose scales are parameters without bytes and whose result is bf16."""
     work = _serving(call, _BF16)
     p, dims, types = work.params, call.dims, call.types
     if len(dims) > 3:
@@ -253,14 +241,14 @@ MODELS: dict[str, Model] = {
     "aiter::_gemm_a16w16_asm": _split_k_asm,
     "aiter::batched_gemm_a16wfp4_": _fp4_weights,
     "aiter::gemm_afp4wfp4_": _fp4,
-    "aten::mm": _mm,
-    "aten::addmm": _addmm,
+    "aten::mm": partial(_mm, at=0, bias=False),
+    "aten::addmm": partial(_mm, at=1, bias=True),
     "aten::_scaled_mm": _scaled_mm,
     "trtllm::cublas_scaled_mm": _scaled_mm,
     "bitsandbytes::int8_linear_matmul": _scaled_mm,
-    "aten::bmm": _bmm,
+    "aten::bmm": partial(_bmm, at=0, bias=False),
     "tex_ts::te_gemm_ts": _transformer_engine,
-    "aten::baddbmm": _baddbmm,
+    "aten::baddbmm": partial(_bmm, at=1, bias=True),
     "vllm::gemm_with_dynamic_quant": _dynamic_quant,
     **dict.fromkeys(
         (

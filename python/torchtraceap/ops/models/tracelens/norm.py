@@ -33,7 +33,7 @@ def norm_params(
     bias: bool = True,
     training: bool = True,
 ) -> dict[str, Any]:
-    """The input stands at place `at`."""
+    """Return the parameters of a norm whose input is at position `at`."""
     return {
         "op_shape": tuple(call.dims[at]),
         "dtype_in_out": (call.types[at], None),
@@ -86,7 +86,7 @@ def _batch(call: Call) -> Work:
 
 
 def _batch_backward(call: Call) -> Work:
-    """cuDNN's and MIOpen's take the input first, PyTorch's own the gradient."""
+    """Count a backward pass; cuDNN and MIOpen take the input first, PyTorch the gradient."""
     library = call.name in ("aten::cudnn_batch_norm_backward", "aten::miopen_batch_norm_backward")
     at = 0 if library else 1
     training = False if library else bool(call.concrete[7])
@@ -94,7 +94,7 @@ def _batch_backward(call: Call) -> Work:
     return _backward(p, [library or call.dims[0] is not None])
 
 
-def _layer(call: Call) -> Work:
+def _layer_forward(call: Call) -> Work:
     channels = prod(parse_ints(call.concrete[1]))
     bias, affine = call.dims[3] is not None, call.dims[2] is not None
     return _forward(norm_params(call, 0, channels, affine=affine, bias=bias))
@@ -106,7 +106,7 @@ def _layer_backward(call: Call) -> Work:
     return _backward(norm_params(call, 1, channels, affine=mask[1], bias=mask[2]), mask)
 
 
-def _group(call: Call) -> Work:
+def _group_forward(call: Call) -> Work:
     affine = call.dims[2] is not None
     return _forward(norm_params(call, 0, call.dims[0][1], affine=affine))
 
@@ -117,7 +117,7 @@ def _group_backward(call: Call) -> Work:
     return _backward(p, parse_bools(call.concrete[9]))
 
 
-def _undefined(call: Call) -> Work:
+def _no_model(call: Call) -> Work:
     raise UnmodeledError(call.name)
 
 
@@ -128,7 +128,7 @@ def _rms(call: Call) -> Work:
 
 
 def rms_work(p: dict[str, Any]) -> Work:
-    """Of an RMS norm with these parameters: input and result in one type, and a weight."""
+    """Return the work of an RMS norm whose input and result have one type."""
     n, channels, affine, size = prod(p["op_shape"]), p["num_channels"], p["is_affine"], _size(p)
     flops = n / channels * (2 * channels + 2) + n * (2 if affine else 1)
     spec = precision_of("vector", p["dtype_in_out"][0])
@@ -158,9 +158,9 @@ def _variants(norm: str, forward: Model, backward: Callable[[Call], Work]) -> di
 
 MODELS: dict[str, Model] = {
     **_variants("batch_norm", _batch, _batch_backward),
-    **_variants("layer_norm", _layer, _layer_backward),
-    **_variants("group_norm", _group, _group_backward),
-    **_variants("instance_norm", _batch, _undefined),
+    **_variants("layer_norm", _layer_forward, _layer_backward),
+    **_variants("group_norm", _group_forward, _group_backward),
+    **_variants("instance_norm", _batch, _no_model),
     "aten::_fused_rms_norm": _rms,
     "aten::_fused_rms_norm_backward": _rms_backward,
     **{f"aten::{library}rms_norm_backward": _rms_backward for library in ("", "native_")},

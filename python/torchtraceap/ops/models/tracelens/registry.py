@@ -1,8 +1,8 @@
-"""FLOPs and bytes as TraceLens counts them, with its quirks.
+"""FLOPs and bytes as TraceLens counts them, including its quirks.
 
-For numbers that must equal theirs; `models/` holds the ones that are right, and
-docs/compatibility.md says where and why the two differ. Nothing of a trace is evaluated here,
-where theirs calls `eval` on it.
+Use these where numbers must equal those of TraceLens. `models/` holds the accurate models, and
+docs/compatibility.md explains the differences. Text of a trace is parsed here and never evaluated,
+whereas TraceLens calls `eval` on it.
 
 Source: the formulas of TraceLens at 171dd747, PerfModel/perf_model.py, as its reference tables
 show them.
@@ -34,29 +34,29 @@ __all__ = ["MODELS", "Entry", "compat_work", "find_model", "run_model", "transpo
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model of the registry and where its operators are listed."""
+    """A model and the sheet and categories under which TraceLens lists its operators."""
 
     model: Model
     sheet: str
-    """Name of their sheet, without `_fwd` and `_bwd`."""
+    """Name of the sheet, without `_fwd` and `_bwd`."""
     category: str
     backward_category: str | None = None
-    """Of the backward pass, if their unified table takes its work from the forward operator."""
+    """Category of the backward pass if its work is derived from the forward operator."""
 
 
 _WORK_FROM_FORWARD = ("SDPA", "CONV", "GroupedGEMM", "SSM", "Normalization")
 
 
-def _registry() -> dict[str, Entry]:
-    """Operators by name; the order is that of their sheets."""
+def _build_registry() -> dict[str, Entry]:
+    """Return the models by operator, in the order of the sheets."""
     entries: dict[str, Entry] = {}
 
     def add(models: Iterable[tuple[str, Model]], sheet: str, forward: str, backward: str) -> None:
-        of_forward = backward if sheet in _WORK_FROM_FORWARD else None
+        derived = backward if sheet in _WORK_FROM_FORWARD else None
         for name, model in models:
             is_backward = name.lower().endswith(("_backward", "backward", "_bwd"))
             category = backward if is_backward else forward
-            entries[name] = Entry(model, sheet, category, of_forward)
+            entries[name] = Entry(model, sheet, category, derived)
 
     add(matmul.MODELS.items(), "GEMM", "GEMM", "GEMM")
     add(attention.MODELS.items(), "SDPA", "SDPA_fwd", "SDPA_bwd")
@@ -82,18 +82,18 @@ def _registry() -> dict[str, Entry]:
     return entries
 
 
-MODELS = _registry()
+MODELS = _build_registry()
 
 
 def find_model(name: str) -> Model | None:
-    """The model of an operator, Inductor's Triton kernels included."""
+    """Find the model of an operator or of a Triton kernel of Inductor."""
     if name in MODELS:
         return MODELS[name].model
     return triton.triton_model if name.startswith(triton.PREFIXES) else None
 
 
 _MOST_WORK = 1e30
-"""FLOPs or bytes of a call; garbage among sizes gives more, up to infinity and NaN."""
+"""Most FLOPs or bytes of a call; garbage among sizes gives more, up to infinity and NaN."""
 
 
 def run_model(
@@ -101,23 +101,23 @@ def run_model(
     texts: tuple[str | None, str | None, str | None, str | None],
     transpose: tuple[bool | None, bool | None] | None = None,
 ) -> Work | None:
-    """The work of a call; None where the model cannot read its arguments.
+    """Compute the work of a call; None if the model cannot read its arguments.
 
     Args:
-        name: Of the operator.
+        name: Name of the operator.
         texts: JSON texts of Input Dims, Input type, Input Strides and Concrete Inputs.
-        transpose: Of a product, see `transpose_of`.
+        transpose: Transposed operands of a product; see `transpose_of`.
 
     Raises:
         UnmodeledError: The operator has no model.
-        ModelAbsentError: Its model asks for what the trace lacks.
+        ModelAbsentError: The model needs arguments that the trace lacks.
     """
     model = find_model(name)
     if model is None:
         raise UnmodeledError(name)
     try:
-        dims, strides = _sizes(texts[0]), _sizes(texts[2])
-        types, concrete = _parsed(texts[1]), _parsed(texts[3])
+        dims, strides = _parse_sizes(texts[0]), _parse_sizes(texts[2])
+        types, concrete = _parse_json(texts[1]), _parse_json(texts[3])
         work = model(Call(name, dims, types, strides, concrete, transpose))
         sensible = work.flops <= _MOST_WORK and (work.bytes or 0) <= _MOST_WORK
         return work if sensible else None
@@ -132,11 +132,11 @@ def compat_work(
     strides: str | None,
     concrete: str | None,
 ) -> tuple[float, float | None] | None:
-    """FLOPs and bytes of a call as TraceLens counts them; None without a model or arguments.
+    """Return FLOPs and bytes of a call as TraceLens counts them; None without model or arguments.
 
     Args:
-        name: Of the operator.
-        dims: `Input Dims` as the trace's JSON text, None if absent; so with the other three.
+        name: Name of the operator.
+        dims: `Input Dims` as the trace's JSON text; None if absent, like the other three.
         types: `Input type`.
         strides: `Input Strides`.
         concrete: `Concrete Inputs`.
@@ -149,9 +149,13 @@ def compat_work(
 
 
 @lru_cache(maxsize=1 << 14)
-def _sizes(text: str | None) -> Any:
-    """Nested lists of numbers: a text among sizes would be repeated as often as they say."""
-    parsed = _parsed(text)
+def _parse_sizes(text: str | None) -> Any:
+    """Parse nested lists of numbers and reject strings, which a product would repeat.
+
+    Raises:
+        TypeError: A size is not a number.
+    """
+    parsed = _parse_json(text)
     open_lists = [parsed]
     while open_lists:
         item = open_lists.pop()
@@ -163,7 +167,7 @@ def _sizes(text: str | None) -> Any:
 
 
 @lru_cache(maxsize=1 << 14)
-def _parsed(text: str | None) -> Any:
+def _parse_json(text: str | None) -> Any:
     try:
         return None if text is None else json.loads(text)
     except (ValueError, RecursionError):
@@ -174,7 +178,7 @@ _TENSILE = re.compile(r"C[a-z]{3}_A[a-z]{3}_B[a-z]{3}")
 
 
 def transpose_of(kernel: str) -> tuple[bool | None, bool | None] | None:
-    """Which operands a matrix kernel reads transposed, from Tensile's and nvjet's names."""
+    """Return which operands a matrix kernel reads transposed, from a Tensile or nvjet name."""
     if _TENSILE.search(kernel):
         first = False if "_Ailk_" in kernel else True if "_Alik_" in kernel else None
         second = False if "_Bljk_" in kernel else True if "_Bjlk_" in kernel else None

@@ -6,6 +6,7 @@ Source: TraceLens at 021be668, PerfModel/extensions; no reference table has such
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -44,26 +45,19 @@ def _rms(call: Call, at: int, weight: int) -> Work:
     return rms_work(norm_params(call, at, channels, affine=True, bias=False, training=False))
 
 
-def _more(work: Work, flops: float, moved: float) -> Work:
+def _with_quantization(work: Work, flops: float, moved: float) -> Work:
+    """Add FLOPs to the work of a norm and replace its bytes."""
     return replace(work, flops=work.flops + flops, bytes=moved)
-
-
-def _rms_returned(call: Call) -> Work:
-    return _rms(call, 0, 1)
-
-
-def _rms_into(call: Call) -> Work:
-    return _rms(call, 1, 2)
 
 
 def _rms_with_add(call: Call) -> Work:
     work = _rms(call, 1, 4)
     n, size = prod(call.dims[1]), _size(call.types[1])
-    return _more(work, n, 4 * n * size + call.dims[4][0] * size)
+    return _with_quantization(work, n, 4 * n * size + call.dims[4][0] * size)
 
 
 def _quantized(work: Work, call: Call, at: int, channels: int, group: int) -> tuple[int, int]:
-    """Elements, and bytes: input and weight read, a byte per element and scales written."""
+    """Return the elements and the bytes of input, weight, one-byte result and scales."""
     n, size = prod(call.dims[at]), _size(call.types[at])
     scales = n // channels * -(-channels // group) * 4
     return n, n * size + channels * size + n + scales
@@ -72,26 +66,26 @@ def _quantized(work: Work, call: Call, at: int, channels: int, group: int) -> tu
 def _rms_per_token(call: Call) -> Work:
     work, channels = _rms(call, 1, 3), call.dims[3][0]
     n, moved = _quantized(work, call, 1, channels, channels)
-    return _more(work, 2 * n, moved)
+    return _with_quantization(work, 2 * n, moved)
 
 
 def _rms_group_into(call: Call) -> Work:
     work, channels = _rms(call, 1, 3), call.dims[3][0]
     group = int(call.concrete[5]) if call.concrete and call.concrete[5] else 0
     n, moved = _quantized(work, call, 1, channels, group if group > 0 else channels)
-    return _more(work, 2 * n, moved)
+    return _with_quantization(work, 2 * n, moved)
 
 
 def _rms_group(call: Call) -> Work:
     work = _rms(call, 0, 1)
     n, moved = _quantized(work, call, 0, call.dims[1][0], int(call.concrete[3]))
-    return _more(work, 2 * n, moved)
+    return _with_quantization(work, 2 * n, moved)
 
 
 def _rms_group_with_add(call: Call) -> Work:
     work = _rms(call, 0, 2)
     n, moved = _quantized(work, call, 0, call.dims[2][0], int(call.concrete[4]))
-    return _more(work, 3 * n, moved + 2 * n * _size(call.types[0]))
+    return _with_quantization(work, 3 * n, moved + 2 * n * _size(call.types[0]))
 
 
 def _rms_of_two(call: Call) -> Work:
@@ -112,9 +106,9 @@ def _rms_of_two(call: Call) -> Work:
 
 
 RMS_NORM: dict[str, Model] = {
-    "aiter::rms_norm": _rms_returned,
-    "aiter::rmsnorm": _rms_into,
-    "aiter::rmsnorm2d_fwd_ck": _rms_returned,
+    "aiter::rms_norm": partial(_rms, at=0, weight=1),
+    "aiter::rmsnorm": partial(_rms, at=1, weight=2),
+    "aiter::rmsnorm2d_fwd_ck": partial(_rms, at=0, weight=1),
     "aiter::rmsnorm2d_fwd_with_add_ck": _rms_with_add,
     "aiter::add_rmsnorm": _rms_with_add,
     "aiter::rmsnorm2d_fwd_with_dynamicquant_ck": _rms_per_token,
@@ -154,11 +148,11 @@ GATED: dict[str, Model] = {
 # ------------------------------------------------------------------------------ quantisation
 
 _PER_ELEMENT = 2.59375
-"""Operations that TraceLens found in a counter of rocprof."""
+"""Operations per element that TraceLens measured with a rocprof counter."""
 
 
 def _quant_into(call: Call) -> Work:
-    """(out, input, scales); where the input stands first its roles are mixed up, as theirs are."""
+    """Count (out, input, scales); like TraceLens, take an input that comes first for the output."""
     shapes = [tuple(shape) for shape in call.dims[:3]]
     strides = [tuple(stride) for stride in call.strides[:3]]
     out, x, scales = call.types[:3]
@@ -287,7 +281,7 @@ def _concatenate_query(call: Call) -> Work:
 
 
 def _needs_annotations(call: Call) -> Work:
-    """Lengths come from annotations of a patched engine there."""
+    """Fail, because TraceLens takes the lengths from annotations of a patched engine."""
     raise ValueError(call.name)
 
 
@@ -307,7 +301,7 @@ ATTENTION: dict[str, Model] = {
 
 
 def _fused_experts(call: Call) -> Work:
-    """(out, input, gate, down, ...): experts that are read, if the choice is uniform."""
+    """Count (out, input, gate, down, ...) with the experts that a uniform choice reads."""
     tokens, up, down = call.dims[0][0], call.dims[2], call.dims[3]
     _, hidden, inner = down
     inner *= hidden // up[-1]

@@ -1,9 +1,8 @@
-"""Triton kernels of Inductor as TraceLens counts them: by the operators in their name."""
+"""Triton kernels of Inductor as TraceLens counts them, from the operators in their names."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 from torchtraceap.ops.kernel_names import triton_name
 from torchtraceap.ops.models.tracelens.work import Call, ModelAbsentError, Work
@@ -12,7 +11,7 @@ __all__ = ["PREFIXES", "triton_model"]
 
 PREFIXES = ("triton_poi_", "triton_red_", "triton_per_")
 
-# Operators that its table lacks count nothing.
+# Operators that are missing in this table of TraceLens count nothing.
 _FLOPS_OF_ELEMENT = {
     **dict.fromkeys(
         (
@@ -36,7 +35,7 @@ _FLOPS_OF_ELEMENT = {
     **dict.fromkeys(("exp", "log", "sigmoid", "tanh", "silu"), 4),
     "gelu": 8,
 }
-# As its table spells them. What a trace calls `float` is not among them and counts no bytes.
+# Spellings in a table of TraceLens. It lacks `float`, as traces spell it, which counts no bytes.
 _BYTES_OF_ELEMENT = {
     "c10::BFloat16": 2,
     "c10::Half": 2,
@@ -50,15 +49,19 @@ _BYTES_OF_ELEMENT = {
 
 
 def triton_model(call: Call) -> Work:
-    """Operations of every source operator for every element; each tensor moves once.
+    """Count the operations of every source operator for every element, and each tensor once.
 
     The numbers of elements are the last integers among the arguments: `xnumel`, and `rnumel` of a
-    reduction. A pointwise kernel writes `xnumel` elements of its first tensor's type once more.
+    reduction. A pointwise kernel also writes `xnumel` elements of its first tensor's type.
 
     Raises:
         ModelAbsentError: The trace has no arguments or no numbers of elements.
     """
-    counts = [int(text) for text in call.concrete or () if _is_integer(text)]
+    counts = [
+        int(text)
+        for text in call.concrete or ()
+        if isinstance(text, str) and text.removeprefix("-").isdecimal()
+    ]
     if not counts or not call.dims or not call.types:
         raise ModelAbsentError(call.name)
     reduces = not call.name.startswith("triton_poi_")
@@ -81,7 +84,3 @@ def triton_model(call: Call) -> Work:
     computes_as = next((dtype for _, size, dtype in tensors if size), "")
     spec = f"vector_{computes_as.split('::')[-1].lower()}" if computes_as else ""
     return Work(params, float(per_element * x * r), float(moved), spec)
-
-
-def _is_integer(text: Any) -> bool:
-    return isinstance(text, str) and text.removeprefix("-").isdecimal()

@@ -1,4 +1,4 @@
-"""What a performance model gets and gives, and how it reads the texts of a trace."""
+"""Input and output of TraceLens's performance models, and parsers of the texts of a trace."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""What a model raises on arguments that it cannot read; their report leaves such a call out."""
+"""Exceptions of a model that cannot read its arguments; TraceLens's report omits such a call."""
 
 
 class UnmodeledError(Exception):
-    """The operator has no such model; their unified table drops the call and its time."""
+    """Raised if the operator has no model; the unified table drops the call and its time."""
 
 
 class ModelAbsentError(UnmodeledError):
-    """The model says before it runs that it cannot: theirs treats the call as one without."""
+    """Raised if a model lacks the arguments it needs; the call counts as one without a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of a call as parsed JSON; None where the trace lacks them."""
+    """Arguments of a call as parsed JSON; None if the trace lacks them."""
 
     name: str
     dims: Any
@@ -51,26 +51,26 @@ class Call:
     strides: Any
     concrete: Any
     transpose: tuple[bool | None, bool | None] | None = None
-    """Which operands of a product its kernel reads transposed, if the kernel's name says so."""
+    """Transposition of the operands of a product, if the kernel's name reveals it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """FLOPs and bytes of one call, with the parameters that theirs prints."""
+    """FLOPs and bytes of one call, with the parameters that TraceLens prints."""
 
     params: dict[str, Any]
     flops: float
     bytes: float | None
-    """None where a dtype is unknown."""
+    """Bytes read and written; None if a dtype is unknown."""
     spec: str
     """Unit and precision such as "matrix_bf16"; empty if unknown."""
     backward: Callable[[], tuple[float, float | None]] | None = None
-    """FLOPs and bytes of the backward pass, if the forward operator has a model of it."""
+    """Function that returns FLOPs and bytes of the backward pass, if they are modeled."""
 
 
 Model = Callable[[Call], Work]
 
-# Those that their table of sizes has.
+# Dtypes in TraceLens's table of sizes.
 _SIZED = (
     "double",
     "long int",
@@ -104,39 +104,39 @@ _PRECISIONS = {
 
 
 def bytes_of(dtype: str) -> int | None:
-    """Bytes of an element; None for dtypes that their table lacks, such as bool and short."""
+    """Return the bytes of an element; None for dtypes without a size, such as bool and short."""
     return _BYTES_OF.get(dtype.lower())
 
 
 def precision_of(unit: str, dtype: str | None) -> str:
-    """Their "Compute Spec"; empty for dtypes without one."""
+    """Return TraceLens's "Compute Spec"; empty for dtypes without one."""
     precision = _PRECISIONS.get(dtype.lower()) if dtype else None
     return f"{unit}_{precision}" if precision else ""
 
 
 def tuple_pair(values: Any, first: int, second: int) -> tuple[Any, Any]:
-    """Two entries as tuples; None and None where the trace lacks the key."""
+    """Return two entries as tuples; None and None if the trace lacks the key."""
     if values is None:
         return None, None
     return tuple(values[first]), tuple(values[second])
 
 
 def parse_ints(text: str) -> tuple[int, ...]:
-    """`[1, 2]` as the integers; never evaluated."""
+    """Parse integers such as `[1, 2]`."""
     inner = text.strip()[1:-1].strip()
     return tuple(int(part) for part in inner.split(",")) if inner else ()
 
 
 def parse_bools(text: str) -> list[bool]:
-    """`[True, False]` as booleans; never evaluated."""
+    """Parse booleans such as `[True, False]`."""
     return [parse_bool(part.strip()) for part in text.strip()[1:-1].split(",")]
 
 
 def parse_bool(text: str) -> bool:
-    """`True` or `False`.
+    """Parse `True` or `False`.
 
     Raises:
-        ValueError: Anything else.
+        ValueError: The text is anything else.
     """
     if text not in ("True", "False"):
         raise ValueError(text)
