@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
@@ -50,30 +51,47 @@ def _check(x: Tensor, weight: Tensor) -> int:
 
 
 def _forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    output_padding: tuple[int, ...] | None,
-    groups: int,
-    allow_tf32: bool | None,
-    *extra: Tensor | None,
+    call: OpCall,
+    *,
+    stride: int,
+    padding: int,
+    dilation: int | None = None,
+    output_padding: int | None = None,
+    groups: int | None = None,
+    bias: Tensor | None = None,
+    extra: Sequence[Tensor] = (),
+    allow_tf32: bool | None = None,
 ) -> Work:
+    """Count a forward convolution of the first two arguments, input and weight.
+
+    Args:
+        call: The call.
+        stride, padding: Positions of these arguments.
+        dilation: Position of the dilation; None for a dilation of 1.
+        output_padding: Position of the output padding of a transposed convolution, else None.
+        groups: Position of the number of groups; None if only the weight tells it.
+        bias: Bias, if there is one.
+        extra: Other tensors that are read.
+        allow_tf32: fp32 may be computed as tf32; None if the call does not say.
+    """
+    x, weight = call.tensor(0), call.tensor(1)
+    transposed = output_padding is not None
+    strides, paddings = call.integers(stride), call.integers(padding)
+    dilations = (1,) if dilation is None else call.integers(dilation)
+    output_paddings = None if output_padding is None else call.integers(output_padding)
+    group_count = 1 if groups is None else call.integer(groups)
     rank = _check(x, weight)
-    if groups < 1:
+    if group_count < 1:
         raise UnknownWorkError("fewer than one group")
     spatial = _output_sizes(
         x,
         weight,
-        _spatial(stride, rank),
-        _spatial(padding, rank),
-        _spatial(dilation, rank),
-        None if output_padding is None else _spatial(output_padding, rank),
+        _spatial(strides, rank),
+        _spatial(paddings, rank),
+        _spatial(dilations, rank),
+        None if output_paddings is None else _spatial(output_paddings, rank),
     )
-    transposed = output_padding is not None
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    channels = weight.shape[1] * group_count if transposed else weight.shape[0]
     output = x.shape[0] * channels * prod(spatial)
     read = x.bytes + weight.bytes + sum(t.bytes for t in (bias, *extra) if t is not None)
     return Work(
@@ -91,169 +109,95 @@ def _operations(weight: Tensor, positions: int) -> int:
     return 2 * positions * prod(weight.shape[1:])
 
 
-@register("aten::convolution", "aten::convolution_overrideable", composite=True)
+@register("aten::convolution", "aten::convolution_overrideable", "aten::_convolution",
+          composite=True)  # fmt: skip
 def convolution(call: OpCall) -> Work:
-    return _general(call, None)
-
-
-@register("aten::_convolution", composite=True)
-def convolution_with_flags(call: OpCall) -> Work:
-    allow = call.boolean(12) if len(call) > 12 and call.has_values else None
-    return _general(call, allow)
-
-
-def _general(call: OpCall, allow_tf32: bool | None) -> Work:
-    transposed = call.boolean(6)
-    return _forward(
-        call.tensor(0),
-        call.tensor(1),
-        call.optional_tensor(2),
-        call.integers(3),
-        call.integers(4),
-        call.integers(5),
-        call.integers(7) if transposed else None,
-        call.integer(8),
-        allow_tf32,
-    )
+    """Arguments: (input, weight, bias, stride, padding, dilation, transposed, output_padding,
+    groups, ...); `_convolution` has `allow_tf32` at 12."""
+    has_flag = call.name.startswith("aten::_convolution") and len(call) > 12 and call.has_values
+    allow_tf32 = call.boolean(12) if has_flag else None
+    output_padding = 7 if call.boolean(6) else None
+    bias = call.optional_tensor(2)
+    return _forward(call, stride=3, padding=4, dilation=5, output_padding=output_padding,
+                    groups=8, bias=bias, allow_tf32=allow_tf32)  # fmt: skip
 
 
 @register("aten::conv1d", "aten::conv2d", "aten::conv3d", composite=True)
 def conv(call: OpCall) -> Work:
-    return _forward(
-        call.tensor(0),
-        call.tensor(1),
-        call.optional_tensor(2),
-        call.integers(3),
-        call.integers(4),
-        call.integers(5),
-        None,
-        call.integer(6),
-        None,
-    )
+    """Arguments: (input, weight, bias, stride, padding, dilation, groups)"""
+    return _forward(call, stride=3, padding=4, dilation=5, groups=6, bias=call.optional_tensor(2))
 
 
 @register(
     "aten::conv_transpose1d", "aten::conv_transpose2d", "aten::conv_transpose3d", composite=True
 )
 def conv_transpose(call: OpCall) -> Work:
-    return _forward(
-        call.tensor(0),
-        call.tensor(1),
-        call.optional_tensor(2),
-        call.integers(3),
-        call.integers(4),
-        call.integers(7),
-        call.integers(5),
-        call.integer(6),
-        None,
-    )
+    """Arguments: (input, weight, bias, stride, padding, output_padding, groups, dilation)"""
+    bias = call.optional_tensor(2)
+    return _forward(call, stride=3, padding=4, output_padding=5, groups=6, dilation=7, bias=bias)
 
 
 @register("aten::cudnn_convolution")
 def cudnn_convolution(call: OpCall) -> Work:
-    """Count a convolution; another operator adds the bias, which older versions had at 2."""
-    at = 3 if call.optional_tensor(2) is not None or call.is_none(2) else 2
-    return _library(call, at, call.optional_tensor(2), allow=at + 6)
+    """Arguments: (input, weight, padding, stride, dilation, groups, ...).
+
+    Another operator adds the bias, which older versions had at 2.
+    """
+    bias = call.optional_tensor(2)
+    at = 3 if bias is not None or call.is_none(2) else 2
+    allow_tf32 = call.boolean(at + 6) if call.has_values and at + 6 < len(call) else None
+    return _forward(call, padding=at, stride=at + 1, dilation=at + 2, groups=at + 3, bias=bias,
+                    allow_tf32=allow_tf32)  # fmt: skip
 
 
 @register(
     "aten::miopen_convolution", "aten::miopen_depthwise_convolution", "aten::mkldnn_convolution"
 )
 def library_convolution(call: OpCall) -> Work:
-    return _library(call, 3, call.optional_tensor(2))
-
-
-def _library(
-    call: OpCall,
-    at: int,
-    bias: Tensor | None,
-    allow: int | None = None,
-    *,
-    transposed: bool = False,
-) -> Work:
-    """Read padding, output padding if transposed, stride, dilation and groups from `at` on."""
-    known = allow is not None and call.has_values and allow < len(call)
-    after = at + 1 + transposed
-    return _forward(
-        call.tensor(0),
-        call.tensor(1),
-        bias,
-        call.integers(after),
-        call.integers(at),
-        call.integers(after + 1),
-        call.integers(at + 1) if transposed else None,
-        call.integer(after + 2),
-        call.boolean(allow) if known and allow is not None else None,
-    )
+    """Arguments: (input, weight, bias, padding, stride, dilation, groups, ...)"""
+    return _forward(call, padding=3, stride=4, dilation=5, groups=6, bias=call.optional_tensor(2))
 
 
 @register("aten::cudnn_convolution_transpose")
 def cudnn_convolution_transpose(call: OpCall) -> Work:
-    return _library(call, 2, None, allow=9, transposed=True)
+    """Arguments: (input, weight, padding, output_padding, stride, dilation, groups, ...)"""
+    allow_tf32 = call.boolean(9) if call.has_values and len(call) > 9 else None
+    return _forward(call, padding=2, output_padding=3, stride=4, dilation=5, groups=6,
+                    allow_tf32=allow_tf32)  # fmt: skip
 
 
 @register("aten::miopen_convolution_transpose")
 def miopen_convolution_transpose(call: OpCall) -> Work:
-    return _library(call, 3, call.optional_tensor(2), transposed=True)
+    """Arguments: (input, weight, bias, padding, output_padding, stride, dilation, groups, ...)"""
+    bias = call.optional_tensor(2)
+    return _forward(call, padding=3, output_padding=4, stride=5, dilation=6, groups=7, bias=bias)
 
 
 @register("aten::cudnn_convolution_relu", "aten::miopen_convolution_relu")
 def convolution_relu(call: OpCall) -> Work:
-    return _fused(call, 3, call.optional_tensor(2))
+    """Arguments: (input, weight, bias, stride, padding, dilation, groups)"""
+    return _forward(call, stride=3, padding=4, dilation=5, groups=6, bias=call.optional_tensor(2))
 
 
 @register("aten::cudnn_convolution_add_relu", "aten::miopen_convolution_add_relu")
 def convolution_add_relu(call: OpCall) -> Work:
-    return _fused(call, 5, call.optional_tensor(4), call.tensor(2))
-
-
-def _fused(call: OpCall, at: int, bias: Tensor | None, *extra: Tensor) -> Work:
-    """Read stride, padding, dilation and groups from position `at` on."""
-    return _forward(
-        call.tensor(0),
-        call.tensor(1),
-        bias,
-        call.integers(at),
-        call.integers(at + 1),
-        call.integers(at + 2),
-        None,
-        call.integer(at + 3),
-        None,
-        *extra,
-    )
+    """Arguments: (input, weight, z, alpha, bias, stride, padding, dilation, groups)"""
+    bias, z = call.optional_tensor(4), call.tensor(2)
+    return _forward(call, stride=5, padding=6, dilation=7, groups=8, bias=bias, extra=[z])
 
 
 @register("aten::thnn_conv2d", "aten::_slow_conv2d_forward")
-def slow_conv2d(call: OpCall) -> Work:
-    return _native(call, None)
-
-
-@register(
-    "aten::_conv_depthwise2d",
-    "aten::conv_depthwise3d",
-    "aten::slow_conv_dilated2d",
-    "aten::slow_conv_dilated3d",
-)
-def native_dilated(call: OpCall) -> Work:
-    return _native(call, call.integers(6))
-
-
-def _native(call: OpCall, dilation: tuple[int, ...] | None) -> Work:
-    """Read bias, stride and padding from position 3 on; only depthwise kernels have groups."""
+@register("aten::_conv_depthwise2d", "aten::conv_depthwise3d", "aten::slow_conv_dilated2d",
+          "aten::slow_conv_dilated3d")  # fmt: skip
+def native_convolution(call: OpCall) -> Work:
+    """Arguments: (input, weight, kernel_size, bias, stride, padding), and dilation if dilated."""
     x, weight = call.tensor(0), call.tensor(1)
     _check(x, weight)
-    groups = x.shape[1] // weight.shape[1] if weight.shape[1] else 1
-    return _forward(
-        x,
-        weight,
-        call.optional_tensor(3),
-        call.integers(4),
-        call.integers(5),
-        dilation or (1,),
-        None,
-        groups,
-        None,
-    )
+    if x.shape[1] < weight.shape[1]:
+        raise UnknownWorkError("fewer than one group")
+    plain = call.name.startswith(("aten::thnn_conv2d", "aten::_slow_conv2d_forward"))
+    dilation = None if plain or not call.integers(6) else 6
+    return _forward(call, stride=4, padding=5, dilation=dilation, bias=call.optional_tensor(3))
 
 
 @register("aten::convolution_backward", "aten::convolution_backward_overrideable")
@@ -317,10 +261,7 @@ def _half_backward(call: OpCall, *, weight_at: int, weight_gradient: bool) -> Wo
 @register("ConvBias_", "ConvBiasReLU_", composite=True)
 def convolution_apex(call: OpCall) -> Work:
     """Arguments: (input, weight, bias, padding, stride)"""
-    padding, stride = call.integers(3), call.integers(4)
-    return _forward(
-        call.tensor(0), call.tensor(1), call.tensor(2), stride, padding, (1,), None, 1, None
-    )
+    return _forward(call, stride=4, padding=3, bias=call.tensor(2))
 
 
 register_unknown_work(
