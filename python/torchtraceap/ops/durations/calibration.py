@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.durations.estimate import Estimate, Estimates
 
 __all__ = [
@@ -71,7 +70,7 @@ def kernel_class(family: str, dtype: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class KindTimes(Shown):
+class KindTimes(Renderable):
     """Measured and estimated times of kinds; all sequences have one entry per kind."""
 
     kinds: Sequence[Hashable]
@@ -116,7 +115,7 @@ class KindTimes(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class ClassRatio(Shown):
+class ClassRatio(Renderable):
     """Ratio of measured over estimated time of one class."""
 
     name: str
@@ -224,7 +223,7 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class Calibration(Shown):
+class Calibration(Renderable):
     """Ratios of a trace's measured to estimated times, passed to functions that estimate.
 
     It is displayed as a table of the ratios with the number of kinds and calls behind each.

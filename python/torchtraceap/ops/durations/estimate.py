@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Renderable, renderable
+from torchtraceap.core.rendering import renderable
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
 from torchtraceap.ops.devices import Device, device_named, find_device
 
@@ -67,7 +67,7 @@ class Estimate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Estimates(Shown):
+class Estimates(Renderable):
     """Durations of `n` cases; NaN where there is none, with the reason as its source."""
 
     ns: FloatArray

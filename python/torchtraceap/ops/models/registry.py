@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 
 __all__ = [
@@ -26,7 +25,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Shown):
+class Work(Renderable):
     """Operations and bytes of a call; each tensor is counted once (compulsory traffic)."""
 
     flops: float | None
