@@ -178,7 +178,7 @@ def problems(machine: dict[str, Any], device: str) -> list[str]:
 def run_all(options: Options, names: list[str], minutes: float, again: bool) -> int:
     """Runs the stages; returns 0 if all of them are complete, 1 if one failed, else 3."""
     ends = time.monotonic() + 60 * minutes
-    _take_over(options.work)
+    _take_over(options)
     state = _read_state(options.work)
     state["machine"] = describe()
     print(json.dumps(state["machine"], indent=1), flush=True)
@@ -265,11 +265,20 @@ def _write_state(work: Path, state: dict[str, Any]) -> None:
     (work / STATE).write_text(json.dumps(state, indent=1) + "\n", "utf-8")
 
 
-def _take_over(work: Path) -> None:
-    """What earlier calls left in the pack, unless a call on this machine went further."""
-    work.mkdir(parents=True, exist_ok=True)
-    if not (work / STATE).exists() and (PACK / "done").is_dir():
-        shutil.copytree(PACK / "done", work, dirs_exist_ok=True)
+def _take_over(options: Options) -> None:
+    """Drops what a call of another kind left, such as a tiny one on a CPU, and takes over what the
+    pack has of earlier calls, unless a call on this machine went further."""
+    wanted = {"device": options.device, "tiny": options.tiny}
+
+    def is_alike(folder: Path) -> bool:
+        state = _read_state(folder)
+        return all(state.get(key) == value for key, value in wanted.items())
+
+    if (options.work / STATE).exists() and not is_alike(options.work):
+        shutil.rmtree(options.work)
+    options.work.mkdir(parents=True, exist_ok=True)
+    if not (options.work / STATE).exists() and is_alike(PACK / "done"):
+        shutil.copytree(PACK / "done", options.work, dirs_exist_ok=True)
 
 
 def _commit() -> str | None:

@@ -307,13 +307,15 @@ def test_keep_unpacks_and_leaves_small_files_for_the_next_call(
     (options.work / "pairs/traces/.pairs").mkdir(parents=True)
     (options.work / "pairs/traces/.pairs/0.json").write_text("{}", "utf-8")
     (options.work / "pairs/traces/0.json.gz").write_bytes(b"0" * 100)
-    state = {"stages": {"pairs": {"status": "unfinished"}}}
+    state = {"stages": {"pairs": {"status": "unfinished"}}, "device": "cpu", "tiny": True}
     (options.work / "state.json").write_text(json.dumps(state), "utf-8")
     driver.pack(options, state)
     assert driver.keep(options.out) == 0
     assert (tmp_path / "build/back/pairs/traces/0.json.gz").is_file()
     shutil.rmtree(options.work)
-    driver._take_over(options.work)
+    driver._take_over(driver.Options("cuda", False, options.work, options.out))
+    assert not (options.work / "state.json").exists()  # a trial on a CPU answers nothing
+    driver._take_over(options)
     assert (options.work / "pairs/traces/.pairs/0.json").is_file()
     assert not (options.work / "pairs/traces/0.json.gz").exists()
 
