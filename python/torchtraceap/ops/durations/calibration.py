@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.durations.estimate import Estimate, Estimates
 
 __all__ = [

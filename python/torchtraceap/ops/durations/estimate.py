@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import renderable
+from torchtraceap.core.rendering import Renderable, renderable
 from torchtraceap.errors import AmbiguousDeviceError, OptionError
 from torchtraceap.ops.devices import Device, device_named, find_device
 

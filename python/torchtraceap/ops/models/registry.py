@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 
 __all__ = [
