@@ -7,7 +7,8 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-WERROR ?= OFF
+# The same for everybody, so that what `make demo` compiled serves `make test` and CI finds nothing of its own.
+WERROR ?= ON
 TRACE ?= examples/traces/resnet50_num_workers_0.json.gz
 TORCH ?= torch==2.13.0
 FUZZ_SECONDS ?= 600
@@ -29,6 +30,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # What one clone compiled serves another at another place.
 export CCACHE_BASEDIR := $(CURDIR)
 export CCACHE_NOHASHDIR := 1
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --durations=30
 
 .PHONY: help
 help: ## list the targets
@@ -47,8 +49,12 @@ demo: install ## diagnose the bundled ResNet-50 trace in the terminal, write out
 	@echo "    $(BIN)/torchtraceap diff $(TRACE) examples/traces/resnet50_num_workers_4.json.gz --by cause"
 
 .PHONY: test
-test: lint test-cpp test-asan test-tsan test-python test-wheel ## lint, C++ tests (plain, sanitized), fuzzing, Python tests, wheel
-	@echo "==> all tests passed"
+test: lint test-cpp test-python ## lint, C++ tests, the fast Python tests: about ten minutes of two cores after the build
+	@echo "==> the tests passed; \`make check\` runs the slow ones too"
+
+.PHONY: check
+check: test test-asan test-tsan test-slow test-wheel demo cuda-check ## what a change has to pass: make test, sanitizers, fuzzing, slow tests, wheel, demo
+	@echo "==> all checks passed"
 
 .PHONY: venv
 venv: ## make the virtual environment, with the build tools in it
@@ -86,7 +92,8 @@ test-cpp: install-test ## C++ tests
 
 .PHONY: build-asan
 build-asan: install-test
-	@cmake --preset asan -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+	@tools/install_packages.sh check
+	@cmake --preset asan -DTRACEAP_WERROR=$(WERROR) -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	@cmake --build build/asan --parallel $(JOBS) -- --quiet
 
 .PHONY: test-asan
@@ -94,6 +101,7 @@ test-asan: build-asan ## C++ tests and hostile traces with address and undefined
 	@echo "==> C++ tests under sanitizers"
 	@ctest --test-dir build/asan --parallel $(JOBS) --output-on-failure --no-tests=error
 	@echo "==> hostile traces, the extension under sanitizers"
+	@cmake --build build/asan --parallel $(JOBS) --target python_modules -- --quiet
 	@tools/test_asan_python.sh $(BIN)/python build/asan
 	@echo "==> fuzzing for $(CI_FUZZ_SECONDS) s"
 	@$(BIN)/python tools/fuzz --jobs $(JOBS) --seconds $(CI_FUZZ_SECONDS)
@@ -104,17 +112,24 @@ fuzz: build-asan ## ten minutes of fuzzing over all targets (FUZZ_SECONDS), othe
 
 .PHONY: test-tsan
 test-tsan: ## C++ tests of what several threads run, with the thread sanitizer
-	@tools/install_packages.sh build test
+	@tools/install_packages.sh build test check
 	@echo "==> C++ tests under the thread sanitizer"
-	@cmake --preset tsan >/dev/null
+	@cmake --preset tsan -DTRACEAP_WERROR=$(WERROR) >/dev/null
 	@cmake --build --preset tsan --parallel $(JOBS) -- --quiet
 	@ctest --preset tsan --parallel $(JOBS) --no-tests=error
 
 .PHONY: test-python
-test-python: install-test ## Python tests
+test-python: install-test ## the fast Python tests
 	@echo "==> Python tests"
 	@mkdir -p out
-	@$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile 2>&1 | tee out/pytest.log
+	@$(PYTEST) -m 'not (slow or browser or notebook or proof)' 2>&1 | tee out/pytest.log
+
+.PHONY: test-slow
+test-slow: install-test ## the Python tests that take long, drive a browser or run a notebook
+	@tools/install_packages.sh check
+	@echo "==> slow Python tests"
+	@mkdir -p out
+	@$(PYTEST) -m '(slow or browser or notebook) and not proof' 2>&1 | tee out/pytest-slow.log
 
 .PHONY: proofs
 proofs: install-test ## tests of accuracy on held-out data outside of the repository, in minutes

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages that a build needs; does nothing when all are there.
-#   tools/install_packages.sh GROUP...      groups: python build test bench format tidy wheel
+#   tools/install_packages.sh GROUP...      groups: python build test check bench format tidy wheel
 # Elsewhere, environment.yml holds the same for conda-forge.
 set -euo pipefail
 
 declare -A groups=(
   [python]="python3 python3-venv python3-dev"
   [build]="g++ cmake ninja-build pkg-config libsimdjson-dev libisal-dev libzstd-dev zlib1g-dev
-           libeigen3-dev libxtensor-dev"
+           libeigen3-dev libxtensor-dev ccache"
+  [test]="catch2"
   # clang with its runtime: sanitizers and libFuzzer; llvm: names in their reports. chromium: the
   # browser tests of the HTML report.
-  # ccache: `make test` compiles much of the code three times, and each clone anew.
-  [test]="catch2 clang libclang-rt-14-dev llvm chromium fonts-dejavu-core ccache"
+  [check]="clang libclang-rt-14-dev llvm chromium fonts-dejavu-core"
   [bench]="libbenchmark-dev"
   [format]="clang-format"
   [tidy]="clang-tidy"
-  # nasm: ISA-L; ccache: the wheels of several Pythons share most of what is compiled.
-  [wheel]="make nasm ccache"
+  # nasm: ISA-L.
+  [wheel]="make nasm"
 )
 
 is_installed() {

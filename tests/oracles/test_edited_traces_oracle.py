@@ -82,6 +82,7 @@ def _check_predictions(trace: Ranks) -> None:
             assert written.step_ns == pytest.approx(replays.steady_ns[0], rel=0.005), name
 
 
+@pytest.mark.slow  # goes through every trace of the corpus
 @pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
 def test_real_traces(corpus_file: Path) -> None:
     try:
@@ -92,6 +93,7 @@ def test_real_traces(corpus_file: Path) -> None:
     _check_predictions(trace)
 
 
+@pytest.mark.slow  # reads whole sets of ranks
 def test_sets_of_ranks(corpus: Path) -> None:
     for folder in ("param/dlrm_8ranks", "torchrec_4ranks_late_rank"):
         if (corpus / folder).is_dir():

@@ -13,6 +13,7 @@ from .conftest import corpus_files
 from .interface_reference import summary as reference_summary
 
 
+@pytest.mark.slow  # goes through every trace of the corpus
 @pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
 def test_summary_equals_the_reference(corpus_file: Path) -> None:
     try:

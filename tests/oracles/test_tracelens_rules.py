@@ -86,6 +86,7 @@ def compared(path: Path) -> tuple[Counts, list[str]] | None:
     return counts, found
 
 
+@pytest.mark.slow  # goes through every trace of the corpus
 @pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
 def test_rules(corpus_file: Path) -> None:
     try:

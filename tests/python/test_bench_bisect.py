@@ -376,6 +376,7 @@ def test_versions_of_a_folder_are_in_order(tmp_path: Path) -> None:
         package_versions(Source("--index-url=x"), "1.0..1.1")
 
 
+@pytest.mark.slow  # installs a package
 def test_a_version_is_installed_beside_our_own_packages(tmp_path: Path) -> None:
     pytest.importorskip("pip")
     wheel(tmp_path / "wheels", "1.0")

@@ -205,6 +205,7 @@ def test_alarms_of_a_suite_take_more_looks_until_they_are_beyond_its_number() ->
     assert [each["pairs"] for each in found["comparisons"][:-1]] == [10] * 20
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_an_alarm_that_the_suite_does_not_bear_out_is_undecided() -> None:
     plan = Plan(looks=(10,))
     entries = [SuiteEntry(f"same {i}", *made(0.0), plan) for i in range(40)]

@@ -59,6 +59,7 @@ def measured(own: str) -> Coverage:
 # ------------------------------------------------------------------------- coverage
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_functions_are_those_that_torchbench_counts(measured: Coverage) -> None:
     train = measured.rows[0]
     assert train.mode == "train"
@@ -105,6 +106,7 @@ def test_stored_coverage_is_of_the_whole_suite() -> None:
     assert all(row.made_s >= 0 and row.step_s >= 0 for row in stored.rows)
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_stored_coverage_is_what_is_measured() -> None:
     torch = pytest.importorskip("torch")
     stored = stored_coverage()

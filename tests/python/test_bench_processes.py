@@ -252,6 +252,7 @@ def test_steps_of_another_form_are_refused(text: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- traces
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_steps_of_a_program_are_recorded(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code = TRAINED + textwrap.indent(
@@ -296,6 +297,7 @@ def test_a_program_without_steps_is_recorded_whole(tmp_path: Path) -> None:
     assert "/" not in document.get("traceName", "")
 
 
+@pytest.mark.slow  # starts processes that import torch
 @pytest.mark.parametrize(
     "recorder",
     ["torch.profiler.profile(on_trace_ready=lambda p: p.export_chrome_trace(sys.argv[1]))",

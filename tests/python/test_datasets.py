@@ -28,6 +28,7 @@ from torchtraceap.lab.generation.generate import generate
 from torchtraceap.trace.ranks import RankTrace
 
 pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.slow  # generates traces and builds data sets of them
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]
 WriteTrace = Callable[..., Path]

@@ -121,6 +121,7 @@ def test_the_pages_have_commands() -> None:
     assert len(COMMANDS) > 50
 
 
+@pytest.mark.slow  # runs every command of the documentation
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_commands_of_the_documentation_run(
     page: str, command: str, desk: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,6 +184,7 @@ def test_the_pages_have_blocks_of_python() -> None:
     assert len(BLOCKS) > 18
 
 
+@pytest.mark.slow  # runs every example of the documentation
 @pytest.mark.parametrize(
     ("page", "place", "block"), BLOCKS, ids=[f"{page}-{place}" for page, place, _ in BLOCKS]
 )

@@ -65,6 +65,7 @@ def steps_ns(trace: ttap.Trace) -> int:
     return int(iterations_of(trace.ranks[0]).length_ns.sum())
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 def test_every_trace_has_a_label_and_every_fault_a_twin(
     folder: Path, labels: list[dict[str, Any]]
 ) -> None:
@@ -186,6 +187,7 @@ def test_processes_do_not_matter(folder: Path, tmp_path: Path) -> None:
     same_files(folder, tmp_path / "again")
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     shutil.copytree(folder, again)
@@ -261,6 +263,7 @@ def _excerpt(whole: RankTrace, start_ns: int, end_ns: int) -> tuple[Any, None, A
     return table, None, tree
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 @pytest.mark.parametrize("form", [*FAULTS, *DECOYS], ids=lambda form: form.name)
 def test_every_form_finds_a_place(whole: RankTrace, form: Any) -> None:
     base = base_of(whole, 2 if form.name in NEEDS_TWO else 1)
@@ -346,6 +349,7 @@ def test_a_late_rank_is_found_across_ranks(with_a_late_rank: Pair, tmp_path: Pat
     assert finding.facts["late rank"].value == str(with_a_late_rank.late_rank)
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 def test_a_shorter_set_has_the_beginning_of_a_longer_one(tmp_path: Path) -> None:
     """What is recorded with fewer ranks at its end is made again."""
     generate(tmp_path / "grown", 5, SEED, bases=BASES)
@@ -370,6 +374,7 @@ def test_tasks_that_are_never_trained_on_are_unseen(whole: RankTrace) -> None:
 # ---------------------------------------------------------------------------------- predicted
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 def test_a_predicted_run_does_not_depend_on_others() -> None:
     pytest.importorskip("torch")
     from torchtraceap.lab.generation.predicted_bases import PredictedBases

@@ -31,6 +31,7 @@ def test_a_block_lasts_as_long_as_its_fault_costs(name: str) -> None:
         assert 0.8 * 20_000 <= lost <= 1.2 * 20_000
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 def test_traces_with_a_fault_are_longer_by_what_the_labels_say() -> None:
     found = list(group_traces(GROUP_OF_BASE, 1))
     again = list(group_traces(GROUP_OF_BASE, 1))

@@ -238,6 +238,7 @@ def of_transformers(torch: Any) -> Any:
     return transformers.TraceCallback
 
 
+@pytest.mark.slow  # trains networks or trees
 def test_trainer_is_recorded_and_told(
     tmp_path: Path, torch: Any, of_transformers: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -417,6 +418,7 @@ os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts now
 """
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_ranks_under_torchrun_choose_the_same_steps(tmp_path: Path, torch: Any) -> None:
     library("accelerate")
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():

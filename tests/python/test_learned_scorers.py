@@ -272,6 +272,7 @@ def made_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "load_samples", load)
 
 
+@pytest.mark.slow  # trains networks or trees
 @pytest.mark.usefixtures("made_dataset")
 @pytest.mark.parametrize("track", ["S", "W"])
 def test_trees_learn_where_time_is_lost(tmp_path: Path, track: str) -> None:

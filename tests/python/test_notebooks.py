@@ -92,6 +92,7 @@ def test_no_outputs_are_stored(path: Path) -> None:
 
 
 # Jupyter's own packages warn of their own futures.
+@pytest.mark.notebook
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_the_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

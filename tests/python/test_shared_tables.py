@@ -265,6 +265,7 @@ def test_a_step_without_a_loss_looks_up_alone() -> None:
     assert not named(capture, "backward")
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_the_exchanges_are_those_of_a_real_job() -> None:
     """TorchRec on 8 GPUs: 24 tables of 16 columns shared, 3 on each rank, batch 16."""
     path = CORPUS / "param" / "dlrm_8ranks" / "rank0.json"

@@ -841,6 +841,7 @@ def run_job(tmp_path: Path, workload: str, job: str) -> list[Path]:
     return outs
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_two_processes_shard_the_same(tmp_path: Path) -> None:
     outs = run_job(tmp_path, _TOWER, _SHARDS)
     make = find_workload(f"{tmp_path / 'model.py'}:make")
@@ -861,6 +862,7 @@ def _written(call: Call) -> list[int]:
     return [] if call.collective is None else [call.collective.elements_out]
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_two_stages_do_the_same(tmp_path: Path) -> None:
     outs = run_job(tmp_path, _TOWER, _PIPELINE)
     make = find_workload(f"{tmp_path / 'model.py'}:make")
@@ -875,6 +877,7 @@ def test_two_stages_do_the_same(tmp_path: Path) -> None:
         assert _recorded(out, alike) == expected
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_two_processes_exchange_the_same(tmp_path: Path) -> None:
     outs = run_job(tmp_path, _WORKLOAD, _JOB)
     found = one_of(find_workload(f"{tmp_path / 'model.py'}:make"), "ddp", 2)

@@ -205,6 +205,7 @@ def test_saved_weights_hold_what_scoring_needs(tmp_path: Path) -> None:
     assert weights.array("calibration", np.float64)[0] > 0
 
 
+@pytest.mark.slow  # trains networks or trees
 def test_a_data_set_becomes_weights_that_score(tmp_path: Path) -> None:
     """From the command line, with events; what was trained is not trained over."""
     pytest.importorskip("pyarrow")
@@ -356,6 +357,7 @@ with joined_processes() as group:
 """
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     """Through gloo, on shares of uneven weight: of the last batch one has nothing."""
     for name in ("one", "two"):

@@ -32,5 +32,6 @@ def test_views_of_the_bundled_trace_agree(bundled: Path) -> None:
     assert_views_agree(ttap.load(bundled))
 
 
+@pytest.mark.slow  # goes through every trace of the corpus
 def test_views_of_a_real_trace_agree(corpus_file: Path) -> None:
     assert_views_agree(ttap.load(corpus_file))

@@ -464,6 +464,7 @@ os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts now
 """
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_ranks_record_the_same_steps_under_torchrun(tmp_path: Path, torch: Any) -> None:
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no gloo")

@@ -52,6 +52,7 @@ def rows(traces: Traces) -> dict[str, MeasuredRow]:
     return found
 
 
+@pytest.mark.slow  # starts processes that import torch
 @pytest.mark.parametrize("win", ALL, ids=lambda win: win.name)
 def test_the_fault_is_found_in_the_bad_side_alone(win: Win, rows: dict[str, MeasuredRow]) -> None:
     row = rows[win.name]

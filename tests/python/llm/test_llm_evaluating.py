@@ -484,6 +484,7 @@ def test_a_name_is_neither_right_nor_wrong_where_the_type_is_not_known(
 # ---------------------------------------------------------------------------------- command
 
 
+@pytest.mark.slow  # generates traces and diagnoses them
 def test_the_command(mini: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["judge", str(mini), "--windows", str(WINDOWS)]
     out = tmp_path / "judge.json"
