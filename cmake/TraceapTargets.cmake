@@ -29,6 +29,12 @@ if(TRACEAP_BUILD_FUZZ)
                          -fno-sanitize-coverage=trace-cmp)
 endif()
 
+# Compiles the files of a target in groups of `size`: where headers and their templates cost more than the files' own
+# text, as those of pybind11 do. Names in unnamed namespaces must differ between the files of such a target.
+function(traceap_compile_together target size)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${TRACEAP_UNITY} UNITY_BUILD_BATCH_SIZE ${size})
+endfunction()
+
 function(traceap_add_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;PRIVATE_DEPENDS" ${ARGN})
   add_library(traceap_${name} STATIC ${ARG_SOURCES})

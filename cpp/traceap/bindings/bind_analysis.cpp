@@ -10,32 +10,31 @@
 namespace traceap::bindings {
 namespace {
 
-using Bounds = std::pair<std::int64_t, std::int64_t>;
-using IdleClass = py::class_<IdleBreakdown, std::shared_ptr<IdleBreakdown>>;
+using GpuIdleClass = py::class_<IdleBreakdown, std::shared_ptr<IdleBreakdown>>;
 
-Interval checked(const Bounds& bounds) {
+Interval checked_interval(const Bounds& bounds) {
   if (bounds.second < bounds.first) throw OptionError("bounds: the end lies before the start");
   return {bounds.first, bounds.second};
 }
 
-GpuIntervals intervals_of(const TablePtr& table, const BoundTree& tree, bool linked_only,
+GpuIntervals gpu_intervals_of(const TablePtr& table, const BoundTree& tree, bool linked_only,
                           std::int32_t device) {
   return build_gpu_intervals(*table, tree_of(table, tree), {linked_only, device});
 }
 
 Timeline timeline(const TablePtr& table, const BoundTree& tree, bool linked_only,
                   std::int32_t device, const std::optional<Bounds>& bounds) {
-  const GpuIntervals gpu = intervals_of(table, tree, linked_only, device);
-  return bounds ? compute_timeline(gpu, checked(*bounds)) : compute_timeline(gpu);
+  const GpuIntervals gpu = gpu_intervals_of(table, tree, linked_only, device);
+  return bounds ? compute_timeline(gpu, checked_interval(*bounds)) : compute_timeline(gpu);
 }
 
 std::vector<Timeline> timelines(const TablePtr& table, const BoundTree& tree,
                                 const std::vector<Bounds>& bounds, bool linked_only,
                                 std::int32_t device) {
-  const GpuIntervals gpu = intervals_of(table, tree, linked_only, device);
+  const GpuIntervals gpu = gpu_intervals_of(table, tree, linked_only, device);
   std::vector<Timeline> result;
   result.reserve(bounds.size());
-  for (const Bounds& pair : bounds) result.push_back(compute_timeline(gpu, checked(pair)));
+  for (const Bounds& pair : bounds) result.push_back(compute_timeline(gpu, checked_interval(pair)));
   return result;
 }
 
@@ -56,7 +55,7 @@ NamedIntervals gpu_intervals(const TablePtr& table, const BoundTree& tree, bool 
   GpuIntervals gpu;
   {
     const Unlocked unlocked;
-    gpu = intervals_of(table, tree, linked_only, device);
+    gpu = gpu_intervals_of(table, tree, linked_only, device);
   }
   NamedIntervals result;
   result["busy"] = adopt(std::move(gpu.busy));
@@ -69,7 +68,7 @@ NamedIntervals gpu_intervals(const TablePtr& table, const BoundTree& tree, bool 
 std::shared_ptr<IdleBreakdown> idle(const TablePtr& table, const BoundTree& tree,
                                     const std::optional<Bounds>& bounds) {
   tree_of(table, tree);
-  return tree.idle(bounds ? std::optional(checked(*bounds)) : std::nullopt);
+  return tree.idle(bounds ? std::optional(checked_interval(*bounds)) : std::nullopt);
 }
 
 void bind_timeline(py::module_& module) {
@@ -96,7 +95,7 @@ NamedTimes idle_totals(const IdleBreakdown& idle) {
 void bind_idle(py::module_& module) {
   using Idle = IdleBreakdown;
   using I = IdleInterval;
-  IdleClass(module, "IdleBreakdown", "Idle intervals of the GPU with one cause each.")
+  GpuIdleClass(module, "IdleBreakdown", "Idle intervals of the GPU with one cause each.")
       .def("__len__", [](const IdleBreakdown& self) { return self.intervals.size(); })
       .def_property_readonly("start_ns",
                              column_of(&Idle::intervals, &I::interval, &Interval::start_ns),

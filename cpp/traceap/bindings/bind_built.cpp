@@ -10,24 +10,16 @@
 namespace traceap::bindings {
 namespace {
 
-/// Any sequence of numbers, as an array.
-template <typename T>
-using AnyArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
 using Numbers = AnyArray<std::uint32_t>;
-using Times = AnyArray<std::int64_t>;
+using AnyTimes = AnyArray<std::int64_t>;
 using SmallCodes = AnyArray<std::uint8_t>;
-
-template <typename T>
-std::span<const T> items(const AnyArray<T>& array) {
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
 
 std::shared_ptr<ExecutionGraph> graph_of_parts(
     const Numbers& lane_rank, const SmallCodes& lane_kind, const Numbers& lane_index,
-    const Times& time_ns, const Numbers& lane, const Numbers& row, const SmallCodes& is_end,
+    const AnyTimes& time_ns, const Numbers& lane, const Numbers& row, const SmallCodes& is_end,
     const SmallCodes& held, const Numbers& name, const Numbers& source, const Numbers& destination,
-    const SmallCodes& kind, const SmallCodes& evidence, const Numbers& owner, const Times& lag_ns,
-    const Times& residual_ns, const Numbers& rows) {
+    const SmallCodes& kind, const SmallCodes& evidence, const Numbers& owner, const AnyTimes& lag_ns,
+    const AnyTimes& residual_ns, const Numbers& rows) {
   GraphParts parts;
   parts.lane_rank = items(lane_rank);
   parts.lane_kind = items(lane_kind);
@@ -52,7 +44,7 @@ std::shared_ptr<ExecutionGraph> graph_of_parts(
 
 using TimesOut = py::typing::Tuple<Int64Array, Int64Array>;
 TimesOut times_of_rows(const ExecutionGraph& graph, std::uint32_t rank, const EventTable& table,
-                       const Times& replayed_ns, std::int64_t gpu_shift_ns) {
+                       const AnyTimes& replayed_ns, std::int64_t gpu_shift_ns) {
   RowTimes times;
   {
     const Unlocked unlocked;

@@ -10,13 +10,11 @@
 namespace traceap::bindings {
 namespace {
 
-using Bounds = std::vector<std::pair<std::int64_t, std::int64_t>>;
 using TreePtr = std::shared_ptr<const BoundTree>;
 using CostsPtr = std::shared_ptr<const GpuCosts>;
-using Codes = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
-using Side = std::tuple<TablePtr, TreePtr, CostsPtr, Codes>;
+using Side = std::tuple<TablePtr, TreePtr, CostsPtr, AnyArray<std::int32_t>>;
 
-std::vector<Interval> checked(const Bounds& bounds) {
+std::vector<Interval> checked_intervals(const std::vector<Bounds>& bounds) {
   std::vector<Interval> intervals;
   for (const auto& [start, end] : bounds) {
     if (end < start) throw OptionError("bounds: an end lies before its start");
@@ -29,8 +27,8 @@ std::vector<Interval> checked(const Bounds& bounds) {
 }
 
 std::shared_ptr<StepPieces> step_pieces(const TablePtr& table, const BoundTree& tree,
-                                        const Bounds& bounds) {
-  const std::vector<Interval> intervals = checked(bounds);
+                                        const std::vector<Bounds>& bounds) {
+  const std::vector<Interval> intervals = checked_intervals(bounds);
   return std::make_shared<StepPieces>(build_step_pieces(*table, tree_of(table, tree), intervals));
 }
 

@@ -14,7 +14,6 @@ namespace {
 using WindowsClass = py::class_<BoundWindows, std::shared_ptr<BoundWindows>>;
 using FeatureClass = py::class_<FeatureBlock, std::shared_ptr<FeatureBlock>>;
 using Times = py::array_t<std::int64_t, py::array::c_style>;
-using Bounds = std::pair<std::int64_t, std::int64_t>;
 
 std::shared_ptr<BoundWindows> windows(const TablePtr& table, const std::shared_ptr<BoundTree>& tree,
                                       std::uint32_t count, std::int64_t length_ns, bool host_rows,

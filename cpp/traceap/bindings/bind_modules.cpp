@@ -9,14 +9,9 @@
 namespace traceap::bindings {
 namespace {
 
-using Bounds = std::pair<std::int64_t, std::int64_t>;
-using GroupArray = py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>;
+using GroupArray = AnyArray<std::int32_t>;
 using ModuleClass = py::class_<ModuleTree, std::shared_ptr<ModuleTree>>;
-using IdleClass = py::class_<HostIdle, std::shared_ptr<HostIdle>>;
-
-std::span<const std::int32_t> span_of(const GroupArray& groups) {
-  return {groups.data(), static_cast<std::size_t>(groups.size())};
-}
+using HostIdleClass = py::class_<HostIdle, std::shared_ptr<HostIdle>>;
 
 // --------------------------------------------------------------------------------- modules
 
@@ -84,7 +79,7 @@ void bind_module_tree(py::module_& module) {
 std::shared_ptr<HostIdle> host_idle(const TablePtr& table, const BoundTree& tree,
                                     const IdleBreakdown& idle, const Bounds& bounds,
                                     const GroupArray& group_of, std::size_t groups) {
-  const std::span<const std::int32_t> of_row = span_of(group_of);
+  const std::span<const std::int32_t> of_row = items(group_of);
   const EventTree& links = tree_of(table, tree);
   if (of_row.size() != table->size()) throw OptionError("group_of needs an entry for every row");
   if (groups > of_row.size() + 1) throw OptionError("more groups than rows");
@@ -94,7 +89,7 @@ std::shared_ptr<HostIdle> host_idle(const TablePtr& table, const BoundTree& tree
 }
 
 void bind_host_idle(py::module_& module) {
-  IdleClass(module, "HostIdle", "What host threads did, and what while the GPU was idle; in ns.")
+  HostIdleClass(module, "HostIdle", "What host threads did, and what while the GPU was idle; in ns.")
       .def_property_readonly("track", column_of(&HostIdle::threads, &HostThread::track),
                              "uint32 [threads]: track id.")
       .def_property_readonly("busy_ns", column_of(&HostIdle::threads, &HostThread::busy_ns),

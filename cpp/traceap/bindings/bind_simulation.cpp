@@ -18,7 +18,7 @@ namespace traceap::bindings {
 namespace {
 
 using DependencyArgument = std::tuple<std::uint32_t, Row, Row>;
-using Times = std::vector<std::int64_t>;
+using TimeVector = std::vector<std::int64_t>;
 using GraphClass = py::class_<ExecutionGraph, std::shared_ptr<ExecutionGraph>>;
 
 std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>& ranks,
@@ -41,14 +41,8 @@ std::shared_ptr<ExecutionGraph> execution_graph(const std::vector<RankArgument>&
 
 using Int64Pair = py::typing::Tuple<Int64Array, Int64Array>;
 
-/// Any sequence of numbers, as an array.
-constexpr int kAnySequence = py::array::c_style | py::array::forcecast;
-using IndexArray = py::array_t<Point, kAnySequence>;
-using TimeArray = py::array_t<std::int64_t, kAnySequence>;
-
-std::span<const std::int64_t> items(const TimeArray& array) {
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
+using IndexArray = AnyArray<Point>;
+using TimeArray = AnyArray<std::int64_t>;
 
 std::shared_ptr<ExecutionGraph> plain_graph(const TimeArray& duration_ns, const IndexArray& source,
                                             const IndexArray& destination, const TimeArray& lag_ns,
@@ -261,7 +255,7 @@ void bind_delta(py::module_& module) {
 // ---- replays
 
 Int64Array replay_once(const ExecutionGraph& graph, const GraphDelta* delta, bool with_residuals) {
-  Times time_ns;
+  TimeVector time_ns;
   {
     const Unlocked unlocked;
     time_ns = replay(graph, delta ? *delta : GraphDelta(), {.with_residuals = with_residuals});
@@ -272,7 +266,7 @@ Int64Array replay_once(const ExecutionGraph& graph, const GraphDelta* delta, boo
 Int64Array replay_copies(const ExecutionGraph& graph, const TimeArray& carries,
                          std::uint32_t copies, const GraphDelta* delta, bool with_residuals) {
   const std::vector<PlainEdge> carried = carried_edges(carries);
-  Times time_ns;
+  TimeVector time_ns;
   {
     const Unlocked unlocked;
     time_ns = replay_chain(graph, carried, copies, delta ? *delta : GraphDelta(),
@@ -345,7 +339,7 @@ void bind_replays(py::module_& module) {
   module.def(
       "held_out_lags",
       [](const ExecutionGraph& graph, const IndexArray& step_of_point, std::uint32_t steps) {
-        Times lag_ns;
+        TimeVector lag_ns;
         {
           const Unlocked unlocked;
           lag_ns = held_out_lags(

@@ -16,7 +16,7 @@ auto text_of(std::string T::*member) {
   return [member](const T& self) { return to_str(self.*member); };
 }
 
-Row checked(const EventTable& table, std::int64_t row) {
+Row checked_row(const EventTable& table, std::int64_t row) {
   if (row < 0 || row >= static_cast<std::int64_t>(table.size())) {
     throw py::index_error("row " + std::to_string(row) + " of a table with " +
                           std::to_string(table.size()) + " rows");
@@ -150,7 +150,7 @@ RowChoice chosen(const EventTable& table, const std::optional<RowNumbers>& rows)
   if (!rows) return std::nullopt;
   std::vector<Row> wanted;
   wanted.reserve(static_cast<std::size_t>(rows->size()));
-  for (py::ssize_t i = 0; i < rows->size(); ++i) wanted.push_back(checked(table, rows->data()[i]));
+  for (py::ssize_t i = 0; i < rows->size(); ++i) wanted.push_back(checked_row(table, rows->data()[i]));
   return wanted;
 }
 
@@ -200,19 +200,19 @@ void bind_table_rows(TableClass& table) {
       .def(
           "name_of",
           [](const EventTable& self, std::int64_t row) {
-            return to_str(self.name_of(checked(self, row)));
+            return to_str(self.name_of(checked_row(self, row)));
           },
           py::arg("row"), "Name of an event.")
       .def(
           "args_json",
           [](const EventTable& self, std::int64_t row) {
-            return to_str(args_json(self, checked(self, row)));
+            return to_str(args_json(self, checked_row(self, row)));
           },
           py::arg("row"), "JSON text of an event's args.")
       .def(
           "event_json",
           [](const EventTable& self, std::int64_t row) {
-            return to_str(event_json(self, checked(self, row)));
+            return to_str(event_json(self, checked_row(self, row)));
           },
           py::arg("row"), "JSON text of a whole event.")
       .def("int_column", int_column, py::arg("key"), py::arg("rows") = py::none(),

@@ -90,22 +90,14 @@ py::bytes table_json(const EventTable& table) {
 
 // ---------------------------------------------------------------------------------- from arrays
 
-/// Any sequence of numbers, as an array.
-template <typename T>
-using AnyArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
-using Codes = AnyArray<std::uint32_t>;
+using Numbers = AnyArray<std::uint32_t>;
 using Mask = std::optional<AnyArray<std::uint8_t>>;
 /// (codes, texts, whether the texts are JSON as they stand).
-using TextsTuple = std::tuple<Codes, std::vector<std::string>, bool>;
+using TextsTuple = std::tuple<Numbers, std::vector<std::string>, bool>;
 using CellTuple =
     std::tuple<std::string, std::variant<AnyArray<std::int64_t>, AnyArray<double>, TextsTuple>,
                Mask>;
 using Members = std::vector<std::pair<std::string, std::string>>;
-
-template <typename T>
-std::span<const T> items(const AnyArray<T>& array) {
-  return {array.data(), static_cast<std::size_t>(array.size())};
-}
 
 std::vector<CellColumn> cell_columns(const std::vector<CellTuple>& tuples) {
   std::vector<CellColumn> columns;
@@ -126,8 +118,8 @@ std::vector<CellColumn> cell_columns(const std::vector<CellTuple>& tuples) {
 }
 
 TablePtr table_of_columns(const AnyArray<std::int64_t>& ts_ns, const AnyArray<std::int64_t>& dur_ns,
-                          const AnyArray<std::uint8_t>& phase, const Codes& name,
-                          const Codes& category, const Codes& track,
+                          const AnyArray<std::uint8_t>& phase, const Numbers& name,
+                          const Numbers& category, const Numbers& track,
                           const std::vector<std::string>& strings, const Members& tracks,
                           const std::vector<CellTuple>& args, const std::vector<CellTuple>& members,
                           const Members& metadata, const std::string& path) {

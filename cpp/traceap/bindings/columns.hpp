@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -39,6 +40,16 @@ using scalar_t = typename detail::Scalar<T>::type;
 
 using TextList = py::typing::List<py::str>;
 using Int64Array = py::array_t<std::int64_t>;
+/// The start and the end of a stretch of time, in ns.
+using Bounds = std::pair<std::int64_t, std::int64_t>;
+/// Any sequence of numbers, as an array.
+template <typename T>
+using AnyArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
+/// A view of the numbers that an argument holds.
+template <typename T>
+std::span<const T> items(const AnyArray<T>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
 
 /// Clears the writeable flag.
 void make_read_only(const py::array& array);
