@@ -38,6 +38,7 @@ def by_name(table: ColumnTable, *columns: str, key: str = "name") -> dict[Any, t
     return {name: tuple(found[c] for c in columns) for name, found in sums.items()}
 
 
+@pytest.mark.slow  # goes through every trace of the corpus
 @pytest.mark.parametrize("corpus_file", corpus_files(), indirect=True)
 def test_kernels_operators_launches_and_copies(corpus_file: Path) -> None:
     reference = reference_of(corpus_file)

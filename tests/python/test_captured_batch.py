@@ -109,6 +109,7 @@ def at_batch(path: Path, batch: int) -> Capture:
     return capture_profile(ttap.load(path).ranks[0], batch)
 
 
+@pytest.mark.slow  # records models at two batch sizes
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [

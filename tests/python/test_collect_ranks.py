@@ -240,6 +240,7 @@ def program(tmp_path: Path) -> Path:
     return written(tmp_path, "train.py", PROGRAM)
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_torchrun_gives_one_diagnosis_of_both_ranks(program: Path, tmp_path: Path) -> None:
     for _ in range(2):
         done = torchrun(program, str(tmp_path / "runs"), "60")
@@ -255,6 +256,7 @@ def test_torchrun_gives_one_diagnosis_of_both_ranks(program: Path, tmp_path: Pat
     assert sum(str(folder) in done.stdout for folder in folders) == 1
 
 
+@pytest.mark.slow  # starts processes that import torch
 def test_a_rank_without_a_file_is_named_under_torchrun(program: Path, tmp_path: Path) -> None:
     done = torchrun(program, str(tmp_path / "runs"), "3", str(tmp_path / "other"))
     assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow  # measures kernels for seconds
 @needs_torch
 def test_every_part_writes_its_rows(tmp_path: Path) -> None:
     done = run("--device", "cpu", "--rows", "6", "--minutes", "2", "--out", str(tmp_path))
@@ -46,6 +47,7 @@ def test_every_part_writes_its_rows(tmp_path: Path) -> None:
     assert all(float(row["profiled_ns"]) > 0 for row in profiled)
 
 
+@pytest.mark.slow  # measures kernels for seconds
 @needs_torch
 def test_the_same_seed_draws_the_same_work(tmp_path: Path) -> None:
     shapes = []

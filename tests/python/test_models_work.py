@@ -361,6 +361,7 @@ lists = st.lists(shapes | st.lists(shapes, max_size=3), max_size=16)
 NAMES = sorted(registry_module._MODELS)
 
 
+@pytest.mark.slow  # tries 1,500 calls
 @settings(max_examples=1500)
 @given(st.sampled_from(NAMES), lists, st.lists(types, max_size=16), st.lists(values, max_size=16))
 def test_no_argument_makes_a_model_fail(

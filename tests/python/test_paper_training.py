@@ -55,6 +55,7 @@ def test_it_learns_from_the_events_that_scoring_reads(tmp_path):
         assert np.diff(read.offsets.astype(int)).max() == 16
 
 
+@pytest.mark.slow  # trains networks or trees
 def test_training_writes_weights_that_load(tmp_path):
     data = tmp_path / "data"
     shutil.copytree(ROOT / "examples/mini_dataset", data)

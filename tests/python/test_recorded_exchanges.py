@@ -122,6 +122,7 @@ def test_operators_of_other_libraries_are_named(tmp_path: Path) -> None:
     assert found.gpu.compute_ns > 0
 
 
+@pytest.mark.slow  # predicts eight ranks of a real job
 def test_a_folder_of_all_ranks_is_predicted_together(tmp_path: Path) -> None:
     if not DLRM.exists():
         pytest.skip(f"no {DLRM}; set TORCHTRACEAP_CORPUS")

@@ -167,6 +167,7 @@ def exchanged(capture: Capture) -> Counter[tuple[str, str, int, int]]:
     )
 
 
+@pytest.mark.slow  # starts processes that import torch
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
