@@ -145,19 +145,22 @@ test-wheel: install-test ## install a wheel of what was built into an empty virt
 	  --config-settings=cmake.define.TRACEAP_BUILD_TESTS=ON .
 	@tools/check_wheel.sh $(BIN)/python build/wheel/torchtraceap-*.whl $(TRACE)
 
-# Code for GPUs is compiled here and runs nowhere: `benchmarks/device/all.sh` is for that.
+# Code for GPUs is compiled here and runs nowhere: `benchmarks/device/all.sh` is for that. Where the virtual
+# environment has torch, of any build, the networks are compiled with the calls of the kernels.
 NVCC ?= $(shell command -v nvcc || ls /usr/local/cuda*/bin/nvcc 2>/dev/null | tail -n 1)
 .PHONY: cuda-check
-cuda-check: ## compile the kernels for GPUs of three generations, where there is nvcc
+cuda-check: ## compile the kernels for GPUs of three generations and what calls them, where there is nvcc
 ifeq ($(strip $(NVCC)),)
 	@echo "==> kernels for GPUs: skipped, there is no nvcc (set NVCC)"
 else
 	@tools/install_packages.sh build
 	@echo "==> kernels for GPUs, by $(NVCC)"
 	@mkdir -p build
-	@cmake -S . -B build/cuda -G Ninja -DCMAKE_CUDA_COMPILER=$(NVCC) -DTRACEAP_CUDA=ON -DTRACEAP_BUILD_PYTHON=OFF \
-	  -DTRACEAP_WERROR=$(WERROR) >build/cuda.log || { cat build/cuda.log; exit 1; }
-	@cmake --build build/cuda --parallel $(JOBS) --target cuda_parity traceap_emulated_kernels -- --quiet
+	@cmake -S . -B build/cuda -G Ninja -DCMAKE_CUDA_COMPILER=$(NVCC) -DTRACEAP_CUDA=ON -DTRACEAP_WERROR=$(WERROR) \
+	  $(if $(wildcard $(VENV)/lib/python3*/site-packages/torch),-DTRACEAP_BUILD_PYTHON=ON \
+	    -DPython_EXECUTABLE=$(abspath $(BIN)/python),-DTRACEAP_BUILD_PYTHON=OFF) \
+	  -DCMAKE_OPTIMIZE_DEPENDENCIES=ON >build/cuda.log || { cat build/cuda.log; exit 1; }
+	@cmake --build build/cuda --parallel $(JOBS) --target cuda_check -- --quiet
 endif
 
 .PHONY: lint

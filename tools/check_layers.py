@@ -48,7 +48,7 @@ CPP_LAYERS: dict[str, set[str]] = {
     "detect": {"tree", "analysis"},
     "features": {"windows", "analysis"},
     "simulation": {"analysis"},
-    "model": {"features"},
+    "model": {"features", "cuda"},
     "bindings": {"trace", "detect", "features", "simulation", "model"},
 }
 # Third-party header -> the one layer that may see it. What matches nothing must be standard.
@@ -60,7 +60,7 @@ CPP_THIRD_PARTY: dict[str, str] = {
     r"cuda_runtime\.h": "cuda",
     r"pybind11/.*": "bindings",
 }
-STANDARD = re.compile(r"[a-z_0-9]+|(sys/\w+|unistd|fcntl|malloc|immintrin)\.h")
+STANDARD = re.compile(r"[a-z_0-9]+|(sys/\w+|unistd|fcntl|malloc|dlfcn|immintrin)\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

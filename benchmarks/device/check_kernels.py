@@ -40,6 +40,10 @@ def check(stage: Stage) -> None:
         stage.left_out.append("the kernels did not run: there is no GPU")
     elif done.returncode:
         stage.failed = True
+    else:
+        peer = [sys.executable, str(ROOT / "benchmarks/device/tokens_by_torch.py")]
+        by_torch = subprocess.run(peer, capture_output=True, text=True, timeout=stage.left_s())
+        stage.keep(by_torch=by_torch.stdout.splitlines(), by_torch_exit_code=by_torch.returncode)
 
 
 if __name__ == "__main__":

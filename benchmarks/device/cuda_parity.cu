@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "traceap/base/ids.hpp"
 #include "traceap/cuda/kernels.hpp"
 
 using namespace traceap;
@@ -106,40 +105,28 @@ std::vector<float> drawn(std::size_t count, float most, std::mt19937_64& draw) {
   for (float& value : result) value = values(draw);
   return result;
 }
-std::vector<std::int64_t> ascending(std::size_t count, std::int64_t most_apart,
-                                    std::mt19937_64& draw) {
-  std::vector<std::int64_t> result(count);
-  std::int64_t at = 0;
-  for (std::int64_t& value : result) {
-    value = at += 1 + static_cast<std::int64_t>(draw() % static_cast<std::uint64_t>(most_apart));
-  }
+/// Rows of a table with `rows` of them, [tokens].
+std::vector<std::int64_t> drawn_rows(std::size_t tokens, std::size_t rows, std::mt19937_64& draw) {
+  std::vector<std::int64_t> result(tokens);
+  for (std::int64_t& row : result) row = static_cast<std::int64_t>(draw() % rows);
   return result;
 }
 
 void compare_gather(std::size_t tokens, std::mt19937_64& draw, Report& report) {
-  const auto bounds = ascending(kCodes - 1, 40'000, draw);
   const auto names = drawn(kNames * kWidth, 1, draw), cpu_names = drawn(kNames * kWidth, 1, draw);
   const auto delays = drawn((kCodes + 1) * kWidth, 1, draw);
   const auto durations = drawn(kCodes * kWidth, 1, draw);
-  std::vector<std::int64_t> delay_ns, duration_ns;
-  std::vector<std::int32_t> name, cpu_name;
-  for (std::size_t t = 0; t < tokens; ++t) {
-    delay_ns.push_back(t % 9 == 0 ? kNoId : static_cast<std::int64_t>(draw() % 6'000'000));
-    duration_ns.push_back(t % 5 == 0 ? bounds[draw() % bounds.size()]
-                                     : static_cast<std::int64_t>(draw() % 6'000'000));
-    name.push_back(static_cast<std::int32_t>(draw() % kNames));
-    cpu_name.push_back(static_cast<std::int32_t>(draw() % kNames));
-  }
+  const auto name = drawn_rows(tokens, kNames, draw), cpu_name = drawn_rows(tokens, kNames, draw);
+  const auto delay = drawn_rows(tokens, kCodes + 1, draw);
+  const auto duration = drawn_rows(tokens, kCodes, draw);
   std::vector<float> host(tokens * kWidth);
-  on_cpu::gather_tokens({delay_ns, duration_ns, name, cpu_name},
-                        {names, cpu_names, delays, durations, bounds, bounds}, host, nullptr);
-  const OnDevice d_bounds(bounds), d_delay(delay_ns), d_duration(duration_ns);
-  const OnDevice d_name(name), d_cpu_name(cpu_name);
+  on_cpu::gather_tokens({name, cpu_name, delay, duration}, {names, cpu_names, delays, durations},
+                        host, nullptr);
+  const OnDevice d_name(name), d_cpu_name(cpu_name), d_delay(delay), d_duration(duration);
   const OnDevice d_names(names), d_cpu_names(cpu_names), d_delays(delays), d_durations(durations);
   const OnDevice device(std::vector<float>(host.size()));
-  const TokenColumns columns{d_delay.span(), d_duration.span(), d_name.span(), d_cpu_name.span()};
-  const TokenTables tables{d_names.span(),     d_cpu_names.span(), d_delays.span(),
-                           d_durations.span(), d_bounds.span(),    d_bounds.span()};
+  const TokenColumns columns{d_name.span(), d_cpu_name.span(), d_delay.span(), d_duration.span()};
+  const TokenTables tables{d_names.span(), d_cpu_names.span(), d_delays.span(), d_durations.span()};
   const double us =
       device_us([&] { on_gpu::gather_tokens(columns, tables, device.span(), nullptr); });
   report.compare("gather_tokens", host, read(device), 0, us,
@@ -166,44 +153,6 @@ void compare_places(std::size_t tokens, std::mt19937_64& draw, Report& report) {
                  static_cast<double>(2 * host.size() * sizeof(float)));
 }
 
-void compare_windows(std::size_t events, std::size_t windows, std::mt19937_64& draw,
-                     Report& report) {
-  const auto edges = ascending(2 * events, 20'000, draw);
-  std::vector<std::int64_t> starts, ends, lengths;
-  for (std::size_t i = 0; i < events; ++i) {
-    starts.push_back(edges[2 * i]);
-    ends.push_back(edges[2 * i + 1]);
-    lengths.push_back(ends[i] - starts[i]);
-  }
-  const std::int64_t span = events == 0 ? 1000 : edges.back();
-  std::vector<std::int64_t> bounds;
-  for (std::size_t w = 0; w <= windows; ++w) {
-    bounds.push_back(1 + span * static_cast<std::int64_t>(w) / static_cast<std::int64_t>(windows));
-  }
-  std::vector<std::int64_t> covered(windows);
-  std::vector<std::uint32_t> offsets(windows + 1), counts(windows);
-  on_cpu::cover_windows(starts, ends, bounds, covered, nullptr);
-  on_cpu::find_windows(starts, bounds, offsets, nullptr);
-  on_cpu::count_below(lengths, offsets, 10'000, counts, nullptr);
-  const OnDevice d_starts(starts), d_ends(ends), d_lengths(lengths), d_bounds(bounds);
-  const OnDevice d_covered(std::vector<std::int64_t>(windows, -1));
-  const OnDevice d_offsets(std::vector<std::uint32_t>(windows + 1, 7));
-  const OnDevice d_counts(std::vector<std::uint32_t>(windows, 7));
-  const auto bytes = static_cast<double>(events * sizeof(std::int64_t));
-  const double cover_us = device_us([&] {
-    on_gpu::cover_windows(d_starts.span(), d_ends.span(), d_bounds.span(), d_covered.span(),
-                          nullptr);
-  });
-  const double find_us = device_us(
-      [&] { on_gpu::find_windows(d_starts.span(), d_bounds.span(), d_offsets.span(), nullptr); });
-  const double count_us = device_us([&] {
-    on_gpu::count_below(d_lengths.span(), d_offsets.span(), 10'000, d_counts.span(), nullptr);
-  });
-  report.compare("cover_windows", covered, read(d_covered), 0, cover_us, 2 * bytes);
-  report.compare("find_windows", offsets, read(d_offsets), 0, find_us, 0);
-  report.compare("count_below", counts, read(d_counts), 0, count_us, bytes);
-}
-
 int compare_all() {
   std::mt19937_64 draw(14);
   Report report;
@@ -211,12 +160,6 @@ int compare_all() {
     std::printf("%zu tokens\n", tokens);
     compare_gather(tokens, draw, report);
     compare_places(tokens, draw, report);
-  }
-  for (const std::size_t events : {0, 1, 5'000, 1'000'000}) {
-    for (const std::size_t windows : {1, 100, 20'000}) {
-      std::printf("%zu events in %zu windows\n", events, windows);
-      compare_windows(events, windows, draw, report);
-    }
   }
   check(cudaDeviceSynchronize());
   std::puts(report.failed() ? "the twins DIFFER" : "the twins agree");

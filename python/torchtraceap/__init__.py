@@ -122,7 +122,11 @@ def diagnose(
 
 
 def score(
-    trace: Trace | PathLike | Sequence[PathLike], *, windows: int = 100, scorer: str | None = None
+    trace: Trace | PathLike | Sequence[PathLike],
+    *,
+    windows: int = 100,
+    scorer: str | None = None,
+    device: str = "cpu",
 ) -> Windows:
     """How likely each window of a trace holds lost time, in all and by type.
 
@@ -130,8 +134,9 @@ def score(
         trace: A loaded trace, or what `load` takes.
         windows: Number of windows of equal time.
         scorer: Who scores them, by name; the default one for None.
+        device: Where the scorer's network runs: "cpu", or "cuda" for `paper` and `v2`.
     """
-    return _loaded(trace).score(windows=windows, scorer=scorer)
+    return _loaded(trace).score(windows=windows, scorer=scorer, device=device)
 
 
 def diff(

@@ -15,7 +15,8 @@ from conftest import WriteTrace
 import torchtraceap as ttap
 from torchtraceap import _core, cli
 from torchtraceap.core.results import PAPER_TYPES, Windows
-from torchtraceap.diagnosis.scoring import DEFAULT, SCORERS, label_of, load_scorer
+from torchtraceap.diagnosis.scoring import DEFAULT, NETWORKS, SCORERS, label_of, load_scorer
+from torchtraceap.diagnosis.scoring.base import BatchScorer
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError
 from torchtraceap.trace.event_table import event_table
 from torchtraceap.trace.ranks import RankTrace
@@ -123,6 +124,28 @@ def test_an_unknown_scorer_is_told_the_names(slow: ttap.Trace) -> None:
         slow.score(windows=0)
 
 
+@pytest.mark.parametrize("name", sorted(set(SCORERS) - set(NETWORKS)))
+def test_a_scorer_without_a_network_runs_on_the_cpu_alone(slow: ttap.Trace, name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name} has no network .* paper or v2"):
+        slow.score(scorer=name, device="cuda")
+
+
+@pytest.mark.parametrize("name", NETWORKS, indirect=True)
+def test_a_device_that_is_not_there_is_refused(slow: ttap.Trace, name: str) -> None:
+    with pytest.raises(OptionError, match="device is cpu or cuda, not abacus"):
+        slow.score(scorer=name, device="abacus")
+    try:
+        on_gpu = slow.score(scorer=name, device="cuda")
+    except OptionError as error:
+        assert any(
+            why in str(error)
+            for why in ("TRACEAP_CUDA=ON", "this torch has no CUDA", "torch finds no GPU")
+        )
+    else:
+        on_cpu = slow.score(scorer=name).scores
+        np.testing.assert_allclose(on_gpu.scores, on_cpu, atol=1e-3)
+
+
 def test_the_rules_are_asked_once(slow: ttap.Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     found = slow.diagnose(scorer="evidence")
     monkeypatch.delattr(_core, "detect")
@@ -155,6 +178,77 @@ def test_many_traces_are_scored_and_a_bad_one_is_named(
     assert [entry["path"] for entry in (scored, clean)] == [str(good), str(healthy)]
     assert max(scored["scores"]) > 0.9 > 0.5 > max(clean["scores"])
     assert scored["scores"] == ttap.score(good, scorer="evidence").scores.tolist()
+
+
+@pytest.fixture
+def batched() -> BatchScorer:
+    for name in usable():
+        scorer = load_scorer(name)
+        if isinstance(scorer, BatchScorer):
+            return scorer
+    pytest.skip("the scorers of batches need torch")
+
+
+@pytest.mark.parametrize("rows", [1, 150, 10**6], ids=["alone", "in pairs", "together"])
+def test_a_batch_of_traces_gets_the_scores_of_each_alone(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    batched: BatchScorer,
+    rows: int,
+) -> None:
+    monkeypatch.setattr(type(batched), "rows_at_once", rows)
+    paths = [
+        samples.slow_loader().write(tmp_path / "slow.json"),
+        samples.host_only().write(tmp_path / "host.json"),
+        tmp_path / "none.json",
+        samples.healthy().write(tmp_path / "healthy.json"),
+        tmp_path / "slow.json",
+    ]
+    code, out, _ = run(capsys, "score", *paths, "--json", "--scorer", batched.name, "--windows", 50)
+    answers = json.loads(out)["traces"]
+    assert (code, [answer["path"] for answer in answers]) == (2, [str(path) for path in paths])
+    assert "no such file" in answers[2]["error"]
+    for path, answer in zip(paths, answers, strict=True):
+        if "error" not in answer:
+            alone = ttap.score(path, windows=50, scorer=batched.name)
+            np.testing.assert_allclose(answer["scores"], alone.scores, rtol=0, atol=1e-6)
+            assert answer["bounds_ns"] == list(alone.bounds_ns)
+    assert max(answers[0]["scores"]) > 0 == max(answers[1]["scores"])
+
+
+def test_traces_that_fail_together_are_scored_one_by_one(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    batched: BatchScorer,
+) -> None:
+    score = type(batched).score_inputs
+
+    def small_memory(self: BatchScorer, traces: list) -> list[Windows]:
+        if sum(len(trace) for trace in traces) > 200:
+            raise MemoryError("std::bad_alloc")
+        return score(self, traces)
+
+    monkeypatch.setattr(type(batched), "score_inputs", small_memory)
+    small = samples.slow_loader().write(tmp_path / "small.json")
+    kernel = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 5}
+    large = tmp_path / "large.json"
+    large.write_text(json.dumps({"traceEvents": [kernel | {"ts": 10 * i} for i in range(300)]}))
+    words = ("--json", "--scorer", batched.name, "--windows", 50)
+    code, out, _ = run(capsys, "score", small, large, small, *words)
+    first, failed, last = json.loads(out)["traces"]
+    assert code == 2 and failed["error"] == "not enough memory"
+    assert first["scores"] == last["scores"] and len(first["scores"]) == 50
+
+
+def test_inputs_of_a_batch_keep_no_trace(slow: ttap.Trace, batched: BatchScorer) -> None:
+    inputs = batched.inputs(slow, 50)
+    (rank,) = inputs.ranks  # type: ignore[attr-defined]
+    columns = {name: array for name, array in rank.tokens.arrays().items() if name != "names"}
+    assert len(columns) > 10 and len(inputs) == len(rank.tokens) + 50
+    for name, array in columns.items():
+        assert array.base is None, name
 
 
 def test_a_person_reads_the_worst_window_of_each_trace(

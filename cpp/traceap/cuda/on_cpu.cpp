@@ -28,39 +28,4 @@ void add_places(const TokenPlaces& places, std::span<const float> frequencies,
   }
 }
 
-void cover_windows(std::span<const std::int64_t> starts_ns, std::span<const std::int64_t> ends_ns,
-                   std::span<const std::int64_t> bounds_ns, std::span<std::int64_t> covered_ns,
-                   Stream) {
-  check_sizes(starts_ns.size() == ends_ns.size(), "cover_windows: starts and ends don't fit");
-  check_windows(bounds_ns.size(), covered_ns.size());
-  for (std::size_t w = 0; w < covered_ns.size(); ++w) {
-    const std::int64_t from = bounds_ns[w], to = bounds_ns[w + 1];
-    std::int64_t sum = 0;
-    for (std::size_t i = count_before<true>(ends_ns, from);
-         i < starts_ns.size() && starts_ns[i] < to; ++i) {
-      sum += within(starts_ns[i], ends_ns[i], from, to);
-    }
-    covered_ns[w] = sum;
-  }
-}
-
-void find_windows(std::span<const std::int64_t> times_ns, std::span<const std::int64_t> bounds_ns,
-                  std::span<std::uint32_t> offsets, Stream) {
-  check_sizes(bounds_ns.size() == offsets.size(),
-              "find_windows: there is an offset for each bound");
-  for (std::size_t w = 0; w < offsets.size(); ++w) offsets[w] = offset_of(times_ns, bounds_ns, w);
-}
-
-void count_below(std::span<const std::int64_t> values, std::span<const std::uint32_t> offsets,
-                 std::int64_t limit, std::span<std::uint32_t> counts, Stream) {
-  check_windows(offsets.size(), counts.size());
-  for (std::size_t w = 0; w < counts.size(); ++w) {
-    std::uint32_t count = 0;
-    for (std::size_t i = offsets[w]; i < offsets[w + 1]; ++i) {
-      if (values[i] < limit) ++count;
-    }
-    counts[w] = count;
-  }
-}
-
 }  // namespace traceap::cuda::on_cpu

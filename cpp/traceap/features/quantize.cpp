@@ -43,22 +43,4 @@ std::vector<std::int32_t> quantize_ns(std::span<const std::int64_t> times_ns,
   return codes;
 }
 
-std::vector<std::int64_t> quantize_bounds_ns(const QuantizeRange& range) {
-  check(range);
-  const double scale = code_scale(range);
-  const auto last_ns = static_cast<std::int64_t>(std::ceil(range.max_us * 1000.0));
-  std::vector<std::int64_t> bounds;
-  std::int64_t below = -1;  // its code is smaller than the one that is looked for
-  for (std::int32_t code = 1; code < range.levels; ++code) {
-    std::int64_t reached = last_ns;
-    while (reached - below > 1) {
-      const std::int64_t middle = below + (reached - below) / 2;
-      const std::int32_t found = code_of(static_cast<double>(middle) / 1000.0, range, scale);
-      (found < code ? below : reached) = middle;
-    }
-    bounds.push_back(reached);
-  }
-  return bounds;
-}
-
 }  // namespace traceap

@@ -22,8 +22,4 @@ std::int32_t quantize_us(double time_us, const QuantizeRange& range);
 std::vector<std::int32_t> quantize_ns(std::span<const std::int64_t> times_ns,
                                       const QuantizeRange& range);
 
-/// [levels - 1]: the smallest time (ns, from 0 on) of each code but the first, so that a time's
-/// code is the number of bounds that it has reached: the same without a logarithm.
-std::vector<std::int64_t> quantize_bounds_ns(const QuantizeRange& range);
-
 }  // namespace traceap

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
@@ -23,9 +23,12 @@ from torchtraceap.cli.parser import (
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.diagnosis.scoring.base import Scorer
+    from torchtraceap.core.results import Windows
+    from torchtraceap.diagnosis.scoring.base import BatchScorer, Scorer
 
 SCHEMA = "torchtraceap.scores/1"
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def add_scorer(parser: Parser) -> None:
@@ -39,8 +42,16 @@ def _scorers() -> str:
 
 
 def _describe(parser: Parser) -> None:
+    from torchtraceap.diagnosis.scoring import DEVICES, NETWORKS
+
     add_paths(parser, help_text="traces, each a file or a folder of ranks; - is standard input")
     add_scorer(parser)
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help=f"where the network of {' or '.join(NETWORKS)} runs [cpu]",
+    )
     add_windows(parser)
     add_json(parser)
     add_threads(parser)
@@ -50,7 +61,7 @@ def _describe(parser: Parser) -> None:
 def _score(options: Options) -> int:
     from torchtraceap.diagnosis.scoring import label_of, load_scorer
 
-    scorer = load_scorer(options.scorer)
+    scorer = load_scorer(options.scorer, device=options.device)
     answers = _answers(options.paths, scorer, options.windows, options.threads)
     if options.json:
         failed = _print_json(label_of(scorer), answers)
@@ -62,16 +73,63 @@ def _score(options: Options) -> int:
 def _answers(
     paths: Sequence[str], scorer: Scorer, count: int, threads: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answer for each path; a trace is freed before the next one is read."""
+    """Yield the answer for each path; a trace is freed before the next one is read.
+
+    A scorer of batches gets the inputs of as many traces together as are worth a batch.
+    """
+    from torchtraceap.diagnosis.scoring.base import BatchScorer
+
+    if not isinstance(scorer, BatchScorer):
+        for path in paths:
+            yield _answer(path, _tried(lambda at: scorer.score(load([at], threads), count), path))
+        return
+    batch: list[tuple[str, Any]] = []
+    rows = 0
+    for path in paths:
+        read = _tried(lambda at: scorer.inputs(load([at], threads), count), path)
+        batch.append((path, read))
+        rows += 0 if isinstance(read, Exception) else len(read)
+        if rows >= scorer.rows_at_once:
+            yield from _batch_answers(scorer, batch)
+            batch, rows = [], 0
+    yield from _batch_answers(scorer, batch)
+
+
+def _batch_answers(scorer: BatchScorer, batch: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+    read = [inputs for _, inputs in batch if not isinstance(inputs, Exception)]
+    scored = iter(_together(scorer, read))
+    for path, inputs in batch:
+        yield _answer(path, inputs if isinstance(inputs, Exception) else next(scored))
+
+
+def _together(scorer: BatchScorer, inputs: list[Any]) -> list[Windows | Exception]:
+    """Score a batch; where its traces fail together, score each by itself."""
+    found = _tried(scorer.score_inputs, inputs)
+    if not isinstance(found, Exception):
+        return list(found)
+    if len(inputs) == 1:
+        return [found]
+    return [one for alone in inputs for one in _together(scorer, [alone])]
+
+
+def _tried(work: Callable[[S], T], argument: S) -> T | Exception:
+    """Return the result of the work, or the error that kept it from being done."""
     from torchtraceap.errors import TraceError
 
-    for path in paths:
-        try:
-            scores = scorer.score(load([path], threads), count).to_dict()
-        except (TraceError, OSError, MemoryError) as error:
-            yield {"path": path, "error": " ".join(str(error).split()) or "not enough memory"}
-        else:
-            yield {"path": path} | {key: scores[key] for key in ("bounds_ns", "scores", "types")}
+    try:
+        return work(argument)
+    except (TraceError, OSError, MemoryError) as error:
+        # Without the frames, which hold what was being read.
+        return error.with_traceback(None)
+
+
+def _answer(path: str, found: Windows | Exception) -> dict[str, Any]:
+    if isinstance(found, MemoryError):
+        return {"path": path, "error": "not enough memory"}
+    if isinstance(found, Exception):
+        return {"path": path, "error": " ".join(str(found).split())}
+    scores = found.to_dict()
+    return {"path": path} | {key: scores[key] for key in ("bounds_ns", "scores", "types")}
 
 
 def _print_json(scorer: str, answers: Iterator[dict[str, Any]]) -> bool:

@@ -103,19 +103,22 @@ class Trace(Ranks):
 
         return answer(diagnosis or self.diagnose(), question, settings=model, redacted=redacted)
 
-    def score(self, *, windows: int = 100, scorer: str | None = None) -> Windows:
+    def score(
+        self, *, windows: int = 100, scorer: str | None = None, device: str = "cpu"
+    ) -> Windows:
         """Return the probability that each window of equal time holds lost time, in all and by
         type.
 
         Args:
             windows: The number of windows.
             scorer: Who scores them (docs/scorers.md); the default one for None.
+            device: Where the scorer's network runs: "cpu", or "cuda" for `paper` and `v2`.
         """
         from torchtraceap.diagnosis.scoring import load_scorer
         from torchtraceap.tables.windows.windows import check_count
 
         check_count("windows", windows)
-        return load_scorer(scorer).score(self, windows)
+        return load_scorer(scorer, device=device).score(self, windows)
 
     def tree(self, rank: int | None = None) -> TreeView:
         """Host stacks with the kernels that they launched."""

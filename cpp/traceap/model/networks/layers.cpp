@@ -1,6 +1,10 @@
 #include "traceap/model/networks/layers.hpp"
 
+#include <dlfcn.h>
+
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <sstream>
 
 #include "traceap/base/error.hpp"
@@ -8,10 +12,62 @@
 namespace traceap::networks {
 namespace {
 
+/// The part of LibTorch that has CUDA. The networks are linked without it, so that a build serves
+/// any build of torch; it registers its operators when it is loaded.
+struct TorchCuda {
+  void* library = nullptr;
+  std::string error;  ///< why there is none
+  /// aoti_torch_get_current_cuda_stream of torch/csrc/inductor/aoti_torch/c/shim.h: a C function,
+  /// which torch has had for long; c10::Stream::native_handle is not in torch 2.11.
+  std::int32_t (*current_stream)(std::int32_t device_index, void** stream) = nullptr;
+
+  TorchCuda() : library(dlopen("libtorch_cuda.so", RTLD_NOW)) {
+    void* found = library;
+    if (found != nullptr) found = dlsym(library, "aoti_torch_get_current_cuda_stream");
+    if (found == nullptr) error = dlerror();
+    current_stream = reinterpret_cast<decltype(current_stream)>(found);
+  }
+};
+const TorchCuda& torch_cuda() {
+  static const TorchCuda loaded;
+  return loaded;
+}
+
+void check_device(const std::string& device) {
+  // Also for the CPU: LibTorch asks what CUDA offers at its first convolution, and once only.
+  if constexpr (cuda::kBuilt) torch_cuda();
+  if (device == "cpu") return;
+  if (device != "cuda") throw OptionError("device is cpu or cuda, not " + device);
+  if constexpr (cuda::kBuilt) {
+    if (!torch_cuda().error.empty()) {
+      throw OptionError("device cuda: this torch has no CUDA (" + torch_cuda().error + ")");
+    }
+    if (!at::hasCUDA()) throw OptionError("device cuda: torch finds no GPU on this machine");
+  } else {
+    throw OptionError(
+        "device cuda: this build has no code for GPUs; where nvcc is, build it beside a torch with "
+        "CUDA: pip install . --no-build-isolation "
+        "--config-settings=cmake.define.TRACEAP_CUDA=ON");
+  }
+}
+
 std::string text_of(at::IntArrayRef shape) {
   std::ostringstream text;
   text << shape;
   return text.str();
+}
+
+/// What `part` makes of each group, [count, length, width], one behind the other.
+template <typename Part>
+Tensor each_group(const Tensor& x, std::span<const SequenceGroup> groups, const Part& part) {
+  std::vector<Tensor> parts;
+  std::int64_t row = 0;
+  for (const SequenceGroup& group : groups) {
+    const std::int64_t rows = group.count * group.length;
+    parts.push_back(part(x.narrow(0, row, rows).view({group.count, group.length, x.size(1)})));
+    row += rows;
+  }
+  return at::cat(parts);
 }
 
 /// [rows, heads * size] of `groups.count` sequences to [count, heads, length, size].
@@ -23,9 +79,7 @@ Tensor split_heads(const Tensor& x, std::int64_t count, std::int64_t heads) {
 
 Weights::Weights(std::span<const WeightArray> arrays, Precision encoder, const std::string& device)
     : encoder_type_(encoder == Precision::kBfloat16 ? at::kBFloat16 : at::kFloat) {
-  if (device != "cpu" && !(device == "cuda" && at::hasCUDA())) {
-    throw OptionError("device: " + device + " is not there");
-  }
+  check_device(device);
   for (const WeightArray& array : arrays) {
     // from_blob borrows and does not write.
     Tensor tensor = at::from_blob(const_cast<float*>(array.data), array.shape, at::kFloat).clone();
@@ -120,12 +174,6 @@ void Encoder::feed_forward(const Layer& layer, Tensor& x) const {
 }
 
 Tensor Encoder::first_rows(Tensor x, std::span<const SequenceGroup> groups) const {
-  std::vector<std::int64_t> first;
-  std::int64_t row = 0;
-  for (const SequenceGroup& group : groups) {
-    for (std::int64_t i = 0; i < group.count; ++i, row += group.length) first.push_back(row);
-  }
-  const Tensor first_rows = borrow(first).to(x.device());
   if (!layers_.empty()) x = x.to(layers_.front().qkv.weight.scalar_type());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
@@ -140,13 +188,13 @@ Tensor Encoder::first_rows(Tensor x, std::span<const SequenceGroup> groups) cons
         return at::linear(rows, layer.qkv.weight.narrow(0, from, size),
                           layer.qkv.bias.narrow(0, from, size));
       };
-      const Tensor q = part(h.index_select(0, first_rows), 0, width_);
+      const Tensor q = part(networks::first_rows(h, groups), 0, width_);
       const Tensor kv = part(h, width_, 2 * width_);
-      x = x.index_select(0, first_rows).add_(layer.out(attend(q, kv, groups, true)));
+      x = networks::first_rows(x, groups).add_(layer.out(attend(q, kv, groups, true)));
     }
     feed_forward(layer, x);
   }
-  if (layers_.empty()) x = x.index_select(0, first_rows);
+  if (layers_.empty()) x = networks::first_rows(x, groups);
   return norm_(x.to(at::kFloat));
 }
 
@@ -157,21 +205,28 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t
 }
 
 Tensor means(const Tensor& x, std::span<const SequenceGroup> groups) {
-  std::vector<Tensor> parts;
-  std::int64_t row = 0;
-  for (const SequenceGroup& group : groups) {
-    const std::int64_t rows = group.count * group.length;
-    parts.push_back(x.narrow(0, row, rows).view({group.count, group.length, x.size(1)}).mean(1));
-    row += rows;
-  }
-  return at::cat(parts);
+  return each_group(x, groups, [](const Tensor& group) { return group.mean(1); });
+}
+
+Tensor first_rows(const Tensor& x, std::span<const SequenceGroup> groups) {
+  return each_group(x, groups, [](const Tensor& group) { return group.select(1, 0); });
+}
+
+Tensor shifted(const Tensor& x, std::int64_t by) {
+  const std::int64_t rows = x.size(0), kept = std::max<std::int64_t>(rows - std::abs(by), 0);
+  const Tensor none = at::zeros({rows - kept, x.size(1)}, x.options());
+  if (by > 0) return at::cat({none, x.narrow(0, 0, kept)});
+  return at::cat({x.narrow(0, rows - kept, kept), none});
+}
+
+Tensor frequencies(const Tensor& like, std::int64_t width) {
+  const std::int64_t half = width / 2;
+  const double step = -std::log(10000.0) / static_cast<double>(half);
+  return at::exp(at::arange(half, like.options()).mul_(step));
 }
 
 Tensor sinusoids(const Tensor& values, std::int64_t width) {
-  const std::int64_t half = width / 2;
-  const double step = -std::log(10000.0) / static_cast<double>(half);
-  const Tensor exponent = at::arange(half, values.options()).mul_(step);
-  const Tensor angles = values.unsqueeze(1) * at::exp(exponent);
+  const Tensor angles = values.unsqueeze(1) * frequencies(values, width);
   return at::cat({at::sin(angles), at::cos(angles)}, 1);
 }
 
@@ -182,6 +237,21 @@ Tensor borrow(std::span<const float> values, at::IntArrayRef shape) {
 Tensor borrow(std::span<const std::int64_t> values) {
   return at::from_blob(const_cast<std::int64_t*>(values.data()),
                        {static_cast<std::int64_t>(values.size())}, at::kLong);
+}
+
+std::vector<Tensor> upload(const std::vector<Tensor>& vectors, at::Device device) {
+  std::vector<std::int64_t> sizes;
+  for (const Tensor& vector : vectors) sizes.push_back(vector.size(0));
+  return at::cat(vectors).to(device).split_with_sizes(sizes);
+}
+
+cuda::Stream stream_of(const Tensor& x) {
+  if (!x.is_cuda()) return nullptr;
+  cuda::Stream stream = nullptr;
+  if (torch_cuda().current_stream(x.device().index(), &stream) != 0) {
+    throw Error("CUDA: torch does not tell its current stream");
+  }
+  return stream;
 }
 
 }  // namespace traceap::networks

@@ -5,10 +5,13 @@
 #include <ATen/ATen.h>
 
 #include <map>
+#include <new>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "traceap/cuda/kernels.hpp"
 #include "traceap/model/networks/weights.hpp"
 
 namespace traceap::networks {
@@ -19,7 +22,7 @@ using at::Tensor;
 class Weights {
  public:
   /// Throws SchemaError for two arrays of one name or values that are not finite, OptionError for a
-  /// device that is not there.
+  /// device that this build or this machine does not have.
   Weights(std::span<const WeightArray> arrays, Precision encoder, const std::string& device);
 
   /// Throws SchemaError where the array is missing or has another shape.
@@ -93,10 +96,39 @@ class Encoder {
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads);
 /// The mean of each sequence: [sequences, width].
 Tensor means(const Tensor& x, std::span<const SequenceGroup> groups);
-/// sin and cos of each value at `width` / 2 frequencies 10000^(-2k / width): [n, width].
+/// The first row of each sequence: [sequences, width].
+Tensor first_rows(const Tensor& x, std::span<const SequenceGroup> groups);
+/// [n, width]: the row `by` places before each, zeros before the first; behind it if negative.
+Tensor shifted(const Tensor& x, std::int64_t by);
+/// 10000^(-2k / width): [width / 2], with the type and device of `like`.
+Tensor frequencies(const Tensor& like, std::int64_t width);
+/// sin and cos of each value at the frequencies of `width`: [n, width].
 Tensor sinusoids(const Tensor& values, std::int64_t width);
 /// A borrowed array as a tensor. Valid as long as its memory is.
 Tensor borrow(std::span<const float> values, at::IntArrayRef shape);
 Tensor borrow(std::span<const std::int64_t> values);
+/// Vectors of one type on a device, brought there by one copy.
+std::vector<Tensor> upload(const std::vector<Tensor>& vectors, at::Device device);
+
+/// The memory of a contiguous tensor, on whichever device it lies.
+template <typename T>
+std::span<T> memory_of(const Tensor& x) {
+  TORCH_INTERNAL_ASSERT(x.is_contiguous());
+  return {x.data_ptr<std::remove_const_t<T>>(), static_cast<std::size_t>(x.numel())};
+}
+/// LibTorch's current stream on the tensor's device; nullptr on the CPU.
+cuda::Stream stream_of(const Tensor& x);
+
+/// The result of a network's work, done without gradients. A GPU that runs out of memory throws
+/// std::bad_alloc, as the host does.
+template <typename Work>
+auto infer(const Work& work) {
+  const c10::InferenceMode no_gradients;
+  try {
+    return work();
+  } catch (const c10::OutOfMemoryError&) {
+    throw std::bad_alloc();
+  }
+}
 
 }  // namespace traceap::networks

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "traceap/base/error.hpp"
+#include "traceap/cuda/kernels.hpp"
 #include "traceap/features/quantize.hpp"
 #include "traceap/features/tokens.hpp"
 #include "traceap/model/networks/layers.hpp"
@@ -14,16 +15,13 @@ using namespace networks;
 
 namespace {
 
-/// Rows that pass the encoder at once: few enough for the caches, enough for matrix products.
-constexpr std::int64_t kChunkRows = 4096;
+/// Rows that pass the encoder at once. On the CPU they are few enough for the caches and enough for
+/// matrix products; on a GPU a chunk costs some hundred launches, whatever its size.
+constexpr std::int64_t kChunkRows = 4096, kDeviceChunkRows = 65'536;
 constexpr std::int64_t kDelayCodes = kNoDelayCode + 1;
 constexpr std::int64_t kDurationCodes = kDurationRange.levels;
 constexpr std::int64_t kNeckKernel = 3;
 constexpr std::int64_t kRelationKernel = 3;
-
-std::int64_t size_of(std::span<const std::int64_t> offsets) {
-  return static_cast<std::int64_t>(offsets.size()) - 1;
-}
 
 void check(bool holds, const char* what) {
   if (!holds) throw SchemaError(std::string("paper: ") + what);
@@ -42,30 +40,105 @@ void check_codes(std::span<const std::int64_t> codes, std::int64_t count, std::s
       what);
 }
 
+/// Windows in the order in which the encoder reads them: by length, so that those of one length
+/// share a call.
+struct Packing {
+  std::vector<std::int64_t> order;                 ///< [windows]
+  std::vector<std::int64_t> rows;                  ///< of each window CLS, then its tokens
+  std::vector<std::vector<SequenceGroup>> chunks;  ///< what passes the encoder at once
+};
+
+/// CLS is the row behind the last token. A window longer than `chunk_rows` is a chunk of its own.
+Packing pack_windows(std::span<const std::int64_t> offsets, std::int64_t chunk_rows) {
+  Packing packing;
+  packing.order.resize(offsets.size() - 1);
+  std::iota(packing.order.begin(), packing.order.end(), std::int64_t{0});
+  const auto length = [&](std::int64_t w) {
+    return 1 + offsets[static_cast<std::size_t>(w) + 1] - offsets[static_cast<std::size_t>(w)];
+  };
+  std::stable_sort(packing.order.begin(), packing.order.end(),
+                   [&](std::int64_t a, std::int64_t b) { return length(a) < length(b); });
+  std::int64_t free_rows = 0;
+  for (const std::int64_t w : packing.order) {
+    if (packing.chunks.empty() || length(w) > free_rows) {
+      packing.chunks.emplace_back();
+      free_rows = chunk_rows;
+    }
+    free_rows -= length(w);
+    std::vector<SequenceGroup>& groups = packing.chunks.back();
+    if (groups.empty() || groups.back().length != length(w)) groups.push_back({0, length(w)});
+    ++groups.back().count;
+    packing.rows.push_back(offsets.back());
+    packing.rows.resize(packing.rows.size() + static_cast<std::size_t>(length(w)) - 1);
+    std::iota(packing.rows.end() - (length(w) - 1), packing.rows.end(),
+              offsets[static_cast<std::size_t>(w)]);
+  }
+  return packing;
+}
+
+/// A batch on the device of the network.
+struct Inputs {
+  Tensor names, position, stream;
+  Tensor name, cpu_name, delay_code, duration_code;
+  Tensor starts, ends;  ///< first and last token of each window that has any
+  Tensor rows, order;   ///< of Packing
+};
+
+/// Copies everything before any work begins, so that the device does not wait for the host later.
+Inputs upload_batch(const PaperBatch& batch, const Packing& packing, std::int64_t text_width,
+                    at::Device device) {
+  std::vector<std::int64_t> starts, ends;
+  for (std::size_t w = 0; w + 1 < batch.offsets.size(); ++w) {
+    if (batch.offsets[w] == batch.offsets[w + 1]) continue;
+    starts.push_back(batch.offsets[w]);
+    ends.push_back(batch.offsets[w + 1] - 1);
+  }
+  const auto vector = [](std::span<const float> values) {
+    return borrow(values, {static_cast<std::int64_t>(values.size())});
+  };
+  const std::vector<Tensor> floats =
+      upload({vector(batch.names), vector(batch.position), vector(batch.stream)}, device);
+  const std::vector<Tensor> integers =
+      upload({borrow(batch.name), borrow(batch.cpu_name), borrow(batch.delay_code),
+              borrow(batch.duration_code), borrow(starts), borrow(ends), borrow(packing.rows),
+              borrow(packing.order)},
+             device);
+  return {floats[0].view({-1, text_width}),
+          floats[1],
+          floats[2],
+          integers[0],
+          integers[1],
+          integers[2],
+          integers[3],
+          integers[4],
+          integers[5],
+          integers[6],
+          integers[7]};
+}
+
 }  // namespace
 
 struct PaperNet::Impl {
   Impl(const PaperConfig& options, const Weights& weights);
 
-  Tensor tokens(const PaperBatch& batch) const;
-  Tensor windows(const Tensor& tokens, std::span<const std::int64_t> offsets) const;
+  void check_batch(const PaperBatch& batch) const;
+  std::vector<float> score(const PaperBatch& batch) const;
+  Tensor tokens(const Inputs& inputs) const;
+  Tensor windows(const Inputs& inputs, const Packing& packing) const;
   Tensor meet_platform(const Tensor& windows, std::int64_t platform) const;
   Tensor relate(const Tensor& windows) const;
-  Tensor neck(const Tensor& x, std::span<const std::int64_t> offsets) const;
+  Tensor neck(const Tensor& x, const Inputs& inputs) const;
   Tensor name_table(const Tensor& names, const Linear& adapter, std::int64_t block) const;
-  Tensor code_table(const Tensor& codes, const LayerNorm& norm, const Linear& fc,
+  Tensor code_table(const Weights& weights, const std::string& name, std::int64_t codes,
                     std::int64_t block) const;
-  void check_batch(const PaperBatch& batch) const;
-  Tensor on_device(const Tensor& tensor) const { return tensor.to(cls.device()); }
 
   PaperConfig config;
   std::int64_t wide;  ///< 2d
   Linear name_adapter, cpu_adapter;
   Tensor projection;
-  Tensor delay_table, duration_table;
-  LayerNorm delay_norm, duration_norm;
-  Linear delay_fc, duration_fc;
   Tensor neck1, neck2;
+  Tensor delays, durations;  ///< Note [Tables]
+  Tensor place_frequencies;
   LayerNorm neck_norm1, neck_norm2;
   Tensor cls;
   Encoder encoder;
@@ -86,18 +159,15 @@ PaperNet::Impl::Impl(const PaperConfig& options, const Weights& w)
   } else {
     projection = w.get("projection", {config.text_width, d});
   }
-  delay_table = w.get("delay_table.weight", {kDelayCodes, d});
-  duration_table = w.get("duration_table.weight", {kDurationCodes, d});
-  delay_norm = LayerNorm(w, "delay_norm", d);
-  duration_norm = LayerNorm(w, "duration_norm", d);
-  delay_fc = Linear(w, "delay_fc", d, d);
-  duration_fc = Linear(w, "duration_fc", d, d);
   neck1 = w.get("neck1.weight", {wide, 4 * d, 1}).squeeze(2);
+  delays = code_table(w, "delay", kDelayCodes, 2);
+  durations = code_table(w, "duration", kDurationCodes, 3);
   neck2 = w.get("neck2.weight", {wide, wide, kNeckKernel});
   neck2 = neck2.permute({0, 2, 1}).reshape({wide, kNeckKernel * wide});  // by offset, then channel
   neck_norm1 = LayerNorm(w, "neck_norm1", wide);
   neck_norm2 = LayerNorm(w, "neck_norm2", wide);
   cls = w.get("cls", {wide});
+  place_frequencies = frequencies(cls, d);
   if (config.transformer) {
     encoder = Encoder(w, "encoder", config.layers, wide, config.heads, config.feed_forward);
   }
@@ -147,84 +217,58 @@ Tensor PaperNet::Impl::name_table(const Tensor& names, const Linear& adapter,
   return at::matmul(adapted, neck1.narrow(1, block * config.width, config.width).t());
 }
 
-Tensor PaperNet::Impl::code_table(const Tensor& codes, const LayerNorm& norm, const Linear& fc,
+/// [codes, 2d]: the same of a code, from the weights of the network alone.
+Tensor PaperNet::Impl::code_table(const Weights& w, const std::string& name, std::int64_t codes,
                                   std::int64_t block) const {
-  return at::matmul(at::relu(fc(norm(codes))),
-                    neck1.narrow(1, block * config.width, config.width).t());
+  const std::int64_t d = config.width;
+  const Tensor table = w.get(name + "_table.weight", {codes, d});
+  const LayerNorm norm(w, name + "_norm", d);
+  const Linear fc(w, name + "_fc", d, d);
+  return at::matmul(at::relu(fc(norm(table))), neck1.narrow(1, block * d, d).t());
 }
 
 /// [tokens, 2d], with their place in time and among the streams.
-Tensor PaperNet::Impl::tokens(const PaperBatch& batch) const {
-  const auto count = static_cast<std::int64_t>(batch.name.size());
-  const auto names_count = static_cast<std::int64_t>(batch.names.size()) / config.text_width;
-  const Tensor names = on_device(borrow(batch.names, {names_count, config.text_width}));
-  const auto rows = [&](const Tensor& table, std::span<const std::int64_t> index) {
-    return table.index_select(0, on_device(borrow(index)));
-  };
-  Tensor x = rows(name_table(names, name_adapter, 0), batch.name);
-  x.add_(rows(name_table(names, cpu_adapter, 1), batch.cpu_name));
-  x.add_(rows(code_table(delay_table, delay_norm, delay_fc, 2), batch.delay_code));
-  x.add_(rows(code_table(duration_table, duration_norm, duration_fc, 3), batch.duration_code));
-  x = neck(x, batch.offsets);
-  x.narrow(1, 0, config.width)
-      .add_(sinusoids(on_device(borrow(batch.position, {count})), config.width));
-  x.narrow(1, config.width, config.width)
-      .add_(sinusoids(on_device(borrow(batch.stream, {count})), config.width));
+Tensor PaperNet::Impl::tokens(const Inputs& inputs) const {
+  const Tensor names = name_table(inputs.names, name_adapter, 0);
+  const Tensor cpu_names = name_table(inputs.names, cpu_adapter, 1);
+  Tensor x = at::empty({inputs.name.size(0), wide}, names.options());
+  const cuda::Kernels kernels = cuda::kernels_for(x.is_cuda());
+  kernels.gather_tokens(
+      {memory_of<const std::int64_t>(inputs.name), memory_of<const std::int64_t>(inputs.cpu_name),
+       memory_of<const std::int64_t>(inputs.delay_code),
+       memory_of<const std::int64_t>(inputs.duration_code)},
+      {memory_of<const float>(names), memory_of<const float>(cpu_names),
+       memory_of<const float>(delays), memory_of<const float>(durations)},
+      memory_of<float>(x), stream_of(x));
+  x = neck(x, inputs);
+  kernels.add_places(
+      {memory_of<const float>(inputs.position), memory_of<const float>(inputs.stream)},
+      memory_of<const float>(place_frequencies), memory_of<float>(x), stream_of(x));
   return x;
 }
 
 /// The rest of the neck: a convolution along the events of each window, zeros beyond its ends.
-Tensor PaperNet::Impl::neck(const Tensor& x, std::span<const std::int64_t> offsets) const {
-  const std::int64_t count = x.size(0);
-  std::vector<std::int64_t> before(static_cast<std::size_t>(count)), after(before.size());
-  std::iota(before.begin(), before.end(), -1);
-  std::iota(after.begin(), after.end(), 1);
-  for (std::int64_t w = 0; w < size_of(offsets); ++w) {
-    const auto begin = static_cast<std::size_t>(offsets[static_cast<std::size_t>(w)]);
-    const auto end = static_cast<std::size_t>(offsets[static_cast<std::size_t>(w) + 1]);
-    if (begin == end) continue;
-    before[begin] = after[end - 1] = count;  // the row of zeros
-  }
-  const Tensor padded = at::cat({neck_norm1(x), at::zeros({1, wide}, x.options())});
-  const Tensor columns =
-      at::cat({padded.index_select(0, on_device(borrow(before))), padded.narrow(0, 0, count),
-               padded.index_select(0, on_device(borrow(after)))},
-              1);
-  return neck_norm2(at::matmul(columns, neck2.t()));
+Tensor PaperNet::Impl::neck(const Tensor& x, const Inputs& inputs) const {
+  const Tensor normed = neck_norm1(x);
+  const Tensor before = shifted(normed, 1).index_fill_(0, inputs.starts, 0);
+  const Tensor after = shifted(normed, -1).index_fill_(0, inputs.ends, 0);
+  return neck_norm2(at::matmul(at::cat({before, normed, after}, 1), neck2.t()));
 }
 
-/// [windows, 2d]. Windows are read by length, so that those of one length share a call.
-Tensor PaperNet::Impl::windows(const Tensor& tokens, std::span<const std::int64_t> offsets) const {
-  const std::int64_t count = size_of(offsets);
-  const auto length = [&](std::int64_t w) {
-    return 1 + offsets[static_cast<std::size_t>(w) + 1] - offsets[static_cast<std::size_t>(w)];
-  };
-  std::vector<std::int64_t> order(static_cast<std::size_t>(count));
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::int64_t a, std::int64_t b) { return length(a) < length(b); });
-  const Tensor source = at::cat({tokens, cls.unsqueeze(0)});
+/// [windows, 2d].
+Tensor PaperNet::Impl::windows(const Inputs& inputs, const Packing& packing) const {
+  const Tensor source = at::cat({tokens(inputs), cls.unsqueeze(0)});
   std::vector<Tensor> parts;
-  for (std::size_t next = 0; next < order.size();) {
-    std::vector<std::int64_t> rows;
-    std::vector<SequenceGroup> groups;
-    do {
-      const std::int64_t w = order[next++];
-      rows.push_back(tokens.size(0));  // CLS
-      for (std::int64_t t = offsets[static_cast<std::size_t>(w)];
-           t < offsets[static_cast<std::size_t>(w) + 1]; ++t) {
-        rows.push_back(t);
-      }
-      if (groups.empty() || groups.back().length != length(w)) groups.push_back({0, length(w)});
-      ++groups.back().count;
-    } while (next < order.size() &&
-             static_cast<std::int64_t>(rows.size()) + length(order[next]) <= kChunkRows);
-    const Tensor x = source.index_select(0, on_device(borrow(rows)));
+  std::int64_t row = 0;
+  for (const std::vector<SequenceGroup>& groups : packing.chunks) {
+    std::int64_t rows = 0;
+    for (const SequenceGroup& group : groups) rows += group.count * group.length;
+    const Tensor x = source.index_select(0, inputs.rows.narrow(0, row, rows));
     parts.push_back(config.transformer ? encoder.first_rows(x, groups) : means(x, groups));
+    row += rows;
   }
-  if (parts.empty()) return at::empty({0, wide}, tokens.options());
-  Tensor sorted = at::cat(parts), result = at::empty_like(sorted);
-  return result.index_copy_(0, on_device(borrow(order)), sorted);
+  const Tensor sorted = at::cat(parts);
+  return at::empty_like(sorted).index_copy_(0, inputs.order, sorted);
 }
 
 /// Windows ask the tokens of their trace's platform.
@@ -246,6 +290,25 @@ Tensor PaperNet::Impl::relate(const Tensor& windows) const {
       merge(at::cat({at::relu(near(x)), at::relu(middle(x)), at::relu(far(x)), all}, 1)));
 }
 
+std::vector<float> PaperNet::Impl::score(const PaperBatch& batch) const {
+  const at::Device device = cls.device();
+  const c10::DeviceGuard current(device);
+  const Packing packing =
+      pack_windows(batch.offsets, device.is_cuda() ? kDeviceChunkRows : kChunkRows);
+  const Tensor encoded = windows(upload_batch(batch, packing, config.text_width, device), packing);
+  std::vector<Tensor> parts;
+  for (std::size_t t = 0; t < batch.platform.size(); ++t) {
+    const std::int64_t count = batch.trace_offsets[t + 1] - batch.trace_offsets[t];
+    if (count == 0) continue;
+    Tensor x = meet_platform(encoded.narrow(0, batch.trace_offsets[t], count), batch.platform[t]);
+    if (config.relation) x = relate(x);
+    parts.push_back(x);
+  }
+  const Tensor hidden = at::relu(head1(at::cat(parts)));
+  const Tensor scores = at::sigmoid(head2(hidden)).cpu().contiguous();
+  return {scores.data_ptr<float>(), scores.data_ptr<float>() + scores.numel()};
+}
+
 PaperNet::PaperNet(const PaperConfig& config, std::span<const WeightArray> weights,
                    Precision precision, const std::string& device)
     : impl_(std::make_unique<Impl>(config, Weights(weights, precision, device))) {}
@@ -253,22 +316,9 @@ PaperNet::~PaperNet() = default;
 PaperNet::PaperNet(PaperNet&&) noexcept = default;
 
 std::vector<float> PaperNet::score(const PaperBatch& batch) const {
-  const c10::InferenceMode no_gradients;
   impl_->check_batch(batch);
   if (batch.offsets.size() < 2) return {};
-  const Tensor windows = impl_->windows(impl_->tokens(batch), batch.offsets);
-  std::vector<Tensor> parts;
-  for (std::size_t t = 0; t < batch.platform.size(); ++t) {
-    const std::int64_t count = batch.trace_offsets[t + 1] - batch.trace_offsets[t];
-    if (count == 0) continue;
-    Tensor x =
-        impl_->meet_platform(windows.narrow(0, batch.trace_offsets[t], count), batch.platform[t]);
-    if (impl_->config.relation) x = impl_->relate(x);
-    parts.push_back(x);
-  }
-  const Tensor hidden = at::relu(impl_->head1(at::cat(parts)));
-  const Tensor scores = at::sigmoid(impl_->head2(hidden)).cpu().contiguous();
-  return {scores.data_ptr<float>(), scores.data_ptr<float>() + scores.numel()};
+  return infer([&] { return impl_->score(batch); });
 }
 
 }  // namespace traceap

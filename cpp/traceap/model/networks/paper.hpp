@@ -37,8 +37,8 @@ struct PaperBatch {
 
 class PaperNet {
  public:
-  /// `device`: "cpu", or "cuda" in a process that has loaded torch with it. Throws SchemaError for
-  /// weights that don't fit, OptionError for a device that is not there.
+  /// `device`: "cpu" or "cuda". Throws SchemaError for weights that don't fit, OptionError for a
+  /// device that this build or this machine does not have.
   PaperNet(const PaperConfig& config, std::span<const WeightArray> weights,
            Precision precision = Precision::kFloat32, const std::string& device = "cpu");
   ~PaperNet();

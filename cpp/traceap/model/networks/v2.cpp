@@ -57,14 +57,6 @@ std::vector<float> values_of(const Tensor& tensor) {
   return {flat.data_ptr<float>(), flat.data_ptr<float>() + flat.numel()};
 }
 
-/// [n, width]: the row `by` places before each, zeros before the first; behind it if negative.
-Tensor shifted(const Tensor& x, std::int64_t by) {
-  const std::int64_t rows = x.size(0), kept = std::max<std::int64_t>(rows - std::abs(by), 0);
-  const Tensor none = at::zeros({rows - kept, x.size(1)}, x.options());
-  if (by > 0) return at::cat({none, x.narrow(0, 0, kept)});
-  return at::cat({x.narrow(0, rows - kept, kept), none});
-}
-
 struct Mlp {
   LayerNorm norm;
   Linear up, down;
@@ -305,10 +297,9 @@ V2Net::~V2Net() = default;
 V2Net::V2Net(V2Net&&) noexcept = default;
 
 V2Scores V2Net::score(const V2Trace& trace) const {
-  const c10::InferenceMode no_gradients;
   const OneThread alone;
   impl_->check_trace(trace);
-  return impl_->score(trace);
+  return infer([&] { return impl_->score(trace); });
 }
 
 }  // namespace traceap

@@ -43,8 +43,8 @@ struct V2Scores {
 
 class V2Net {
  public:
-  /// `device`: "cpu", or "cuda" in a process that has loaded torch with it. Throws SchemaError for
-  /// weights that don't fit, OptionError for a device that is not there.
+  /// `device`: "cpu" or "cuda". Throws SchemaError for weights that don't fit, OptionError for a
+  /// device that this build or this machine does not have.
   V2Net(const V2Shape& shape, std::span<const WeightArray> weights,
         const std::string& device = "cpu");
   ~V2Net();

@@ -6,7 +6,8 @@ profiled nanosecond of any rank, so that a score means the same time on every ra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence, Sized
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from torchtraceap.core.results import Int64Array, Windows
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["Scorer", "WindowScores", "common_bounds"]
+__all__ = ["BatchScorer", "Scorer", "WindowScores", "common_bounds"]
 
 WindowScores = Windows
 """What a scorer gives; every number is finite and in [0, 1]."""
@@ -37,6 +38,21 @@ class Scorer(Protocol):
 
         A trace that has nothing to judge, such as one without GPU events, gets scores of 0.
         """
+
+
+@runtime_checkable
+class BatchScorer(Scorer, Protocol):
+    """A scorer that reads several traces at once, which is faster than one after the other."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows of inputs, by their `len`, are worth a batch."""
+
+    def inputs(self, trace: Ranks, count: int) -> Sized:
+        """What the scorer reads of `count` windows; the trace can be let go then."""
+
+    def score_inputs(self, traces: Sequence[Any]) -> list[WindowScores]:
+        """The scores of each trace, up to rounding the same as `score` gives for it alone."""
 
 
 def common_bounds(trace: Ranks, count: int) -> Int64Array:

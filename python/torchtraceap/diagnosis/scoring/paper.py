@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,25 @@ from torchtraceap.tables.windows.tokens import build_tokens
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["PaperScorer", "load", "paper_tokens"]
+__all__ = ["PaperScorer", "ScorerInputs", "load", "paper_tokens"]
 
 WEIGHTS = Path(__file__).parent / "weights" / "paper.safetensors"
-_EVENTS_AT_ONCE = 1 << 18
-"""Ranks and traces are scored together up to this many events: about 1 GB at full width."""
+_EVENTS_AT_ONCE = 1 << 16
+"""Ranks and traces are scored together up to this many events: 0.8 GB at full width."""
+
+
+@dataclass(frozen=True)
+class ScorerInputs:
+    """What the network reads of one trace."""
+
+    bounds_ns: Int64Array
+    """int64 `[W + 1]`."""
+    ranks: tuple[TraceTokens, ...]
+    """Of each rank that has GPU events."""
+
+    def __len__(self) -> int:
+        """Rows of the window encoder: events, and one for each window."""
+        return sum(len(rank.tokens) + rank.tokens.window_count for rank in self.ranks)
 
 
 class PaperScorer:
@@ -39,14 +55,16 @@ class PaperScorer:
         encoder: What turns names into vectors; by default the one that the network learned with.
         precision: Of the window encoder. "bfloat16" is twice as fast where the processor has it,
             and moves scores by less than 0.01.
-        device: "cpu", or "cuda" where torch has one.
+        device: One of `scoring.DEVICES`.
 
     Raises:
+        OptionError: This build or this machine does not have the device.
         MissingDependencyError: The build is without networks, or torch is absent.
         SchemaError: The weights don't fit the configuration.
     """
 
     name = "paper"
+    rows_at_once = _EVENTS_AT_ONCE
 
     def __init__(
         self,
@@ -76,15 +94,26 @@ class PaperScorer:
         A rank without GPU events has nothing to judge and gets 0. Of windows with more than
         `config.cap` events as many are read, spread evenly.
         """
+        return self.score_inputs([self.inputs(trace, count)])[0]
+
+    def inputs(self, trace: Ranks, count: int) -> ScorerInputs:
+        """What the network reads of `count` windows; nothing of the trace is kept in memory."""
         bounds_ns = common_bounds(trace, count)
         ranks = [rank for rank in trace.ranks if len(rank.tree.gpu_rows)]
-        found = self.score_tokens([paper_tokens(rank, bounds_ns, self.config) for rank in ranks])
-        scores = np.max([np.zeros(count), *found], axis=0)
-        return WindowScores(
-            bounds_ns=tuple(bounds_ns.tolist()),
-            scores=scores,
-            types={name: np.zeros(count) for name in PAPER_TYPES},
-        )
+        read = [paper_tokens(rank, bounds_ns, self.config) for rank in ranks]
+        alone = [TraceTokens(rank.tokens.detached(), rank.platform) for rank in read]
+        return ScorerInputs(bounds_ns, tuple(alone))
+
+    def score_inputs(self, traces: Sequence[ScorerInputs]) -> list[WindowScores]:
+        """The scores of each trace, as `score` gives them."""
+        found = iter(self.score_tokens([rank for trace in traces for rank in trace.ranks]))
+        scored = []
+        for trace in traces:
+            count = len(trace.bounds_ns) - 1
+            scores = np.max([np.zeros(count), *islice(found, len(trace.ranks))], axis=0)
+            types = {name: np.zeros(count) for name in PAPER_TYPES}
+            scored.append(WindowScores(tuple(trace.bounds_ns.tolist()), scores, types))
+        return scored
 
     def score_tokens(self, traces: Sequence[TraceTokens]) -> list[npt.NDArray[np.float64]]:
         """float64 `[windows]` of each trace, several at once: their names are embedded once."""

@@ -59,15 +59,21 @@ class Attribution:
 
 
 class V2Scorer:
-    """A network of one file of weights."""
+    """A network of one file of weights.
+
+    Args:
+        weights: Of the file.
+        device: One of `scoring.DEVICES`.
+
+    Raises:
+        SchemaError: The weights are damaged, or not of this scorer.
+        MissingDependencyError: torch is absent, or the build is without networks.
+        OptionError: This build or this machine does not have the device.
+    """
 
     name = "v2"
 
-    def __init__(self, weights: Weights) -> None:
-        """Raises SchemaError for weights that are damaged, or not of this scorer.
-
-        Raises MissingDependencyError where torch is absent, or the build is without networks.
-        """
+    def __init__(self, weights: Weights, device: str = "cpu") -> None:
         from torchtraceap._model import native
 
         if weights.says("scorer", str) != self.name:
@@ -86,7 +92,7 @@ class V2Scorer:
         }
         try:
             self.view = TokenView(**weights.about.get("view", {}))
-            self._net = native.V2Net(native.V2Shape(**shape), parameters)
+            self._net = native.V2Net(native.V2Shape(**shape), parameters, device)
         except TypeError as error:
             raise SchemaError(f"{weights.path}: its shape is of another version") from error
 
@@ -185,11 +191,16 @@ def _figures(said: dict[str, Array]) -> WindowFigures:
 
 
 @cache
-def load(path: PathLike | None = None) -> V2Scorer:
+def load(path: PathLike | None = None, *, device: str = "cpu") -> V2Scorer:
     """The scorer with the weights of a file; None: those that are shipped.
 
+    Args:
+        path: Of the file.
+        device: One of `scoring.DEVICES`.
+
     Raises:
+        OptionError: This build or this machine does not have the device.
         MissingDependencyError: torch, this build's networks or safetensors are absent.
         SchemaError: The file holds something else.
     """
-    return V2Scorer(read_weights(shipped(V2Scorer.name) if path is None else path))
+    return V2Scorer(read_weights(shipped(V2Scorer.name) if path is None else path), device)

@@ -76,6 +76,15 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.row)
 
+    def detached(self) -> Tokens:
+        """A copy that does not keep the table of its trace in memory, as views of it do."""
+        copies: dict[str, Any] = {
+            field.name: getattr(self, field.name).copy()
+            for field in dataclasses.fields(self)
+            if field.name != "names"
+        }
+        return dataclasses.replace(self, **copies)
+
     def arrays(self) -> dict[str, Array]:
         """All fields, for a file: the names as an array of text."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
