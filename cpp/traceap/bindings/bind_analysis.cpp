@@ -18,7 +18,7 @@ Interval checked_interval(const Bounds& bounds) {
 }
 
 GpuIntervals gpu_intervals_of(const TablePtr& table, const BoundTree& tree, bool linked_only,
-                          std::int32_t device) {
+                              std::int32_t device) {
   return build_gpu_intervals(*table, tree_of(table, tree), {linked_only, device});
 }
 

@@ -18,8 +18,8 @@ std::shared_ptr<ExecutionGraph> graph_of_parts(
     const Numbers& lane_rank, const SmallCodes& lane_kind, const Numbers& lane_index,
     const AnyTimes& time_ns, const Numbers& lane, const Numbers& row, const SmallCodes& is_end,
     const SmallCodes& held, const Numbers& name, const Numbers& source, const Numbers& destination,
-    const SmallCodes& kind, const SmallCodes& evidence, const Numbers& owner, const AnyTimes& lag_ns,
-    const AnyTimes& residual_ns, const Numbers& rows) {
+    const SmallCodes& kind, const SmallCodes& evidence, const Numbers& owner,
+    const AnyTimes& lag_ns, const AnyTimes& residual_ns, const Numbers& rows) {
   GraphParts parts;
   parts.lane_rank = items(lane_rank);
   parts.lane_kind = items(lane_kind);

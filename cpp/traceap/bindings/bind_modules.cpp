@@ -89,7 +89,8 @@ std::shared_ptr<HostIdle> host_idle(const TablePtr& table, const BoundTree& tree
 }
 
 void bind_host_idle(py::module_& module) {
-  HostIdleClass(module, "HostIdle", "What host threads did, and what while the GPU was idle; in ns.")
+  HostIdleClass(module, "HostIdle",
+                "What host threads did, and what while the GPU was idle; in ns.")
       .def_property_readonly("track", column_of(&HostIdle::threads, &HostThread::track),
                              "uint32 [threads]: track id.")
       .def_property_readonly("busy_ns", column_of(&HostIdle::threads, &HostThread::busy_ns),

@@ -150,7 +150,8 @@ RowChoice chosen(const EventTable& table, const std::optional<RowNumbers>& rows)
   if (!rows) return std::nullopt;
   std::vector<Row> wanted;
   wanted.reserve(static_cast<std::size_t>(rows->size()));
-  for (py::ssize_t i = 0; i < rows->size(); ++i) wanted.push_back(checked_row(table, rows->data()[i]));
+  for (py::ssize_t i = 0; i < rows->size(); ++i)
+    wanted.push_back(checked_row(table, rows->data()[i]));
   return wanted;
 }
 
