@@ -28,6 +28,7 @@ pack() {
   # As deep below the root as the other builds, so that ccache finds what they compiled.
   export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
   cmake -S . -B build/device-core -DCMAKE_BUILD_TYPE=Release -DTRACEAP_BUILD_MODEL=ON \
+    -DTRACEAP_CUDA=ON -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES="${arch#sm_}-real" \
     -DPython_EXECUTABLE="$venv/bin/python" > /dev/null
   cmake --build build/device-core --parallel "$(nproc)" --target python_modules
   mkdir -p "$PACK/built/_model" "$PACK/built/lib"
