@@ -44,12 +44,13 @@ def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 ENDLESS = """
 import sys
-from torchtraceap import _core, cli, diagnosis
+from torchtraceap import _core, cli
+from torchtraceap.diagnosis import diagnose
 def detect(trace):
     print("now", flush=True)
     while True:
         {work}
-diagnosis.detect = detect
+diagnose.detect = detect
 sys.exit(cli.main({arguments}))
 """
 
@@ -70,7 +71,8 @@ def test_a_call_that_hears_nothing_keeps_no_command_line(bundled: Path) -> None:
 def test_what_an_unwritten_file_grows_in_is_removed(tmp_path: Path) -> None:
     program = f"""
 import sys
-from torchtraceap import cli, writing
+from torchtraceap import cli
+from torchtraceap.core import writing
 def run(given, is_process):
     cli._set_up_process()
     with writing.replacing(sys.argv[1]) as staged:

@@ -26,7 +26,7 @@ from torchtraceap.explanation.numbers import numbers_in
 from torchtraceap.tables.circumstances import WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "python/torchtraceap/knowledge"
+FOLDER = ROOT / "python/torchtraceap/core/knowledge"
 RULES = ROOT / "cpp/traceap/detect/rules"
 ENTRIES = tuple(load_knowledge().values())
 OFFICIAL_HOSTS = {

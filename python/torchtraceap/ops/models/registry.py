@@ -63,7 +63,7 @@ _Function = TypeVar("_Function", bound=Model)
 
 
 @dataclass(frozen=True, slots=True)
-class RegisteredModel:
+class RegisteredModel(Renderable):
     """A model and its properties."""
 
     model: Model

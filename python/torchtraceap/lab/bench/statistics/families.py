@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchtraceap.core.aliases import Array
+from torchtraceap.lab.bench.statistics import scipy_stats
 
 __all__ = ["FDR", "q_values"]
 
@@ -23,7 +24,6 @@ FDR = 0.05
 def q_values(p: Sequence[float]) -> Array:
     """Return the smallest false discovery rate at which each comparison is a discovery (Benjamini
     and Hochberg)."""
-    from scipy.stats import false_discovery_control
 
-    found: Array = false_discovery_control(p)
+    found: Array = scipy_stats().false_discovery_control(p)
     return found

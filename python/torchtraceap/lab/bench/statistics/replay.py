@@ -19,6 +19,7 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
+from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
 from torchtraceap.lab.bench.statistics.rules import RULES, Rule
 from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide_many
@@ -42,11 +43,10 @@ class Share(Result):
 
 def share_of(count: int, of: int) -> Share:
     """Return a share with its exact interval, which assumes independent trials."""
-    from scipy.stats import beta
 
     error = (1 - _CONFIDENCE) / 2
-    low = float(beta.ppf(error, count, of - count + 1)) if count else 0.0
-    high = float(beta.ppf(1 - error, count + 1, of - count)) if count < of else 1.0
+    low = float(scipy_stats().beta.ppf(error, count, of - count + 1)) if count else 0.0
+    high = float(scipy_stats().beta.ppf(1 - error, count + 1, of - count)) if count < of else 1.0
     return Share(count, of, count / of, low, high)
 
 

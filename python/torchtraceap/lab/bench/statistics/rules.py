@@ -17,6 +17,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
+from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.bench.statistics.rank_sum import least_p, rank_sum_p
 
 __all__ = ["BLOCK_RUNS", "RULES", "Rule", "RuleAnswer"]
@@ -84,9 +85,8 @@ def _asv_different(a: Array, b: Array) -> bool:
     if least_p(len(a), len(b)) / 2 < _ASV_P:
         if max(len(a), len(b)) <= _ASV_EXACT:
             return rank_sum_p(a, b) < _ASV_P
-        from scipy.stats import mannwhitneyu
 
-        asymptotic = mannwhitneyu(a, b, use_continuity=False, method="asymptotic")
+        asymptotic = scipy_stats().mannwhitneyu(a, b, use_continuity=False, method="asymptotic")
         return bool(asymptotic.pvalue < _ASV_P)
     (a_low, a_high), (b_low, b_high) = _median_interval(a), _median_interval(b)
     return bool(a_high < b_low or b_high < a_low)
@@ -94,10 +94,9 @@ def _asv_different(a: Array, b: Array) -> bool:
 
 def _median_interval(samples: Array) -> tuple[float, float]:
     """Return the 99 % interval of the median by order statistics; infinite for too few samples."""
-    from scipy.stats import binom
 
     ordered = np.sort(samples)
-    cut = int(binom.ppf(0.005, len(ordered), 0.5))
+    cut = int(scipy_stats().binom.ppf(0.005, len(ordered), 0.5))
     if cut == 0:
         return -np.inf, np.inf
     return float(ordered[cut - 1]), float(ordered[-cut])
