@@ -165,13 +165,13 @@ def watching(stage: Stage) -> dict[str, Any]:
 
 
 def fences(stage: Stage) -> list[dict[str, Any]]:
-    from torchtraceap.lab.bench.runs.config import Asked, Protocol
+    from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
     from torchtraceap.lab.bench.runs.run import measure as measure_run
 
     rows = []
     protocol = Protocol(processes=1, steps=4 if stage.tiny else 20, trace=False, timeout_s=120.0)
     for name in stage.each(_FENCED[:1] if stage.tiny else _FENCED, 15.0):
-        asked = Asked(name, "train", stage.device, "fp32", size=stage.size)
+        asked = WorkloadConfig(name, "train", stage.device, "fp32", size=stage.size)
         with tempfile.TemporaryDirectory() as folder:
             run = measure_run(asked, protocol, Path(folder))
         kept = ("step_ns", "free_step_ns", "lost_overlap_ns", "lost_overlap_share", "memory")
