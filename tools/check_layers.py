@@ -105,7 +105,7 @@ def check_cpp(root: Path) -> Iterator[str]:
 
 
 class Rooms:
-    """What `layers.toml` says."""
+    """The contents of `layers.toml`."""
 
     def __init__(self, text: str) -> None:
         data: dict[str, Any] = tomllib.loads(text)
@@ -234,7 +234,7 @@ class Figure(NamedTuple):
 
 
 def figures(modules: Sequence[Module], rooms: Rooms) -> Iterator[Figure]:
-    """What has a maximum, of the rooms that the tree holds."""
+    """Yield the figures that have a maximum, for the rooms that the tree holds."""
     for room, maxima in rooms.maxima.items():
         inside = [module for module in modules if room_of(module) == room]
         if inside:
@@ -257,7 +257,7 @@ def check_maxima(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
 
 
 def notes(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
-    """What `layers.toml` allows beyond need: `--tighten` lowers it."""
+    """Yield what `layers.toml` allows beyond need: `--tighten` lowers it."""
     for each in figures(modules, rooms):
         if each.lowered < (1 - SLACK) * each.maximum:
             yield f"{each.room}: {each.what} {each.found}, so lower the maximum {each.maximum}"

@@ -197,7 +197,7 @@ _NO_TRACES = ("cpu_op_map",)
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process records: an input and the commands that read it."""
+    """An input that one process records, and the commands that read it."""
 
     name: str
     inputs: dict[str, str]
@@ -214,7 +214,7 @@ def _tables() -> Iterator[str]:
 
 
 def units(corpus: Path, examples: Path) -> list[Unit]:
-    """What is recorded; the inputs are paths below `traces/` and `examples/`."""
+    """Return what is recorded; the inputs are paths below `traces/` and `examples/`."""
     of_trace = (*_DIAGNOSES, *_tables())
     found = [
         Unit("without_trace", {}, (*_WITHOUT_TRACE, *(f"{name} --help" for name in _COMMANDS))),

@@ -213,7 +213,7 @@ def _run_and_leave(task: Callable[[], None]) -> None:
 
 
 def version() -> str:
-    """What `--version` says, without the name."""
+    """Return the version that `--version` prints, without the name."""
     import contextlib
     import io
 

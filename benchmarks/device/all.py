@@ -41,7 +41,7 @@ BUILD = ROOT / "build/device"
 PACK = Path(os.environ.get("PACK", BUILD / "pack"))
 STATE = "state.json"
 PIECE_BYTES, MOST_PIECES = 15 << 20, 4
-"""Of what comes back: 60 MiB in all."""
+"""The most bytes of a piece that comes back; all pieces may have 60 MiB."""
 _LARGEST_BYTES = 28 << 20
 _CARRIED_BYTES = 1 << 18
 """A file that is larger does not travel to the next call."""
@@ -96,7 +96,7 @@ class Options:
 
 
 def command(entry: Entry, seconds: float, options: Options) -> list[str]:
-    """What starts a stage that may take so many seconds."""
+    """Return the command that starts a stage which may take so many seconds."""
     folder = str(options.work / entry.name)
     words = [sys.executable, "-W", "ignore", str(HERE / entry.program)]
     if entry.program == "nccl_two_ranks.py":
@@ -122,7 +122,7 @@ def _dataset() -> Path:
 
 
 def describe() -> dict[str, Any]:
-    """What this machine has, without importing torch: it takes a fraction of a second."""
+    """Describe this machine without importing torch, in a fraction of a second."""
     asked = "name,driver_version,memory.total,clocks.max.sm,power.limit"
     smi = shutil.which("nvidia-smi")
     gpu = None
@@ -148,7 +148,7 @@ def describe() -> dict[str, Any]:
 
 
 def problems(machine: dict[str, Any], device: str) -> list[str]:
-    """What will make stages fail, in sentences."""
+    """Name in sentences what will make stages fail."""
     found = []
     if device != "cpu" and not machine["gpu"]:
         found.append("nvidia-smi is not here: there is no GPU")
@@ -282,7 +282,7 @@ def _take_over(options: Options) -> None:
 
 
 def _commit() -> str | None:
-    """Of the tree, or where no git is here, of what was packed."""
+    """Return the commit of the tree or, where there is no git, of the pack."""
     try:
         asked = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)

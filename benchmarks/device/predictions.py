@@ -116,7 +116,7 @@ def workload_of(model: str, precision: str) -> Callable[[], Any]:
 
 
 def _predicted(found: Any) -> dict[str, Any]:
-    """What a measurement can be compared with, ns and bytes."""
+    """The predicted figures that a measurement is compared with, in ns and bytes."""
     memory = found.memory_bytes
     return {
         "step_ns": found.step.predicted_ns,

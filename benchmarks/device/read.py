@@ -36,9 +36,9 @@ from stage import ROOT
 
 Row = dict[str, Any]
 TRACES_BYTES = 2_000_000
-"""Of all traces that become examples."""
+"""The most bytes that all traces which become examples may have."""
 _VALUE = ("served_", "win_", "model_*_graph", "model_*_compiled", "model_")
-"""Which traces are chosen first, by the beginnings of their names."""
+"""The beginnings of names of the traces that are chosen first."""
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ class Back:
         self.state: Row = json.loads((folder / "state.json").read_text("utf-8"))
 
     def result(self, stage: str) -> Row:
-        """What a stage found; empty where it has no result."""
+        """Return what a stage found; empty where it has no result."""
         path = self.folder / stage / "result.json"
         document: Row = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         found: Row = document.get("found", document)
@@ -238,7 +238,7 @@ def _inside(predicted: Row, ns: float) -> bool:
 
 
 def _share_inside(predicted: Row, measured: Row) -> float | None:
-    """Of the GPU time of operators that both have, the part whose interval holds it."""
+    """Return the part of the GPU time of common operators that lies in its interval."""
     known = {row["name"]: row for row in predicted["ops"]}
     both = [(known[row["name"]], row["gpu_ns"]) for row in measured["ops"] if row["name"] in known]
     total = sum(ns for _, ns in both)
@@ -470,7 +470,7 @@ ESTIMATES: dict[str, Callable[[Row, Any], Any]] = {
     "backward": _backward,
     "convolutions": _convolution,
 }
-"""What the duration models say of a row, by part."""
+"""The functions that estimate a row with the duration models, by part."""
 
 
 def own_parts(back: Back, _: Row) -> Iterator[str]:

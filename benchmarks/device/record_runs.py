@@ -290,7 +290,7 @@ def _graphed(forward: Callable[[], Any]) -> Callable[[], None]:
 
 
 def _told(path: Path) -> dict[str, Any]:
-    """What `diagnose` says of a trace, and how many of its kernels have a node of a graph."""
+    """Diagnose a trace, and count its kernels that have a node of a graph."""
     import gzip
     import json
 

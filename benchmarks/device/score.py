@@ -138,7 +138,7 @@ def _timed(
 
 
 def _flops(network: Any, config: Any, traces: Sequence[Any]) -> float:
-    """Of a forward pass, mean over the traces, as PyTorch counts products and attention."""
+    """Return the FLOPs of a forward pass, mean over the traces, as PyTorch counts them."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from torchtraceap.diagnosis.scoring.paper_inputs import join_traces

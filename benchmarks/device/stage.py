@@ -1,4 +1,4 @@
-"""What the stages of `all.py` share: their options, their time, their result file.
+"""The options, the time and the result file that the stages of `all.py` share.
 
 A stage is a program that is started as
 
@@ -48,10 +48,10 @@ class Stage:
     """Sizes that a CPU finishes in seconds; the figures mean nothing."""
     out: Path
     ends: float
-    """By `time.monotonic()`."""
+    """The end of the time, in seconds of `time.monotonic()`."""
     found: dict[str, Any] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    """What was not measured, and why."""
+    """Sentences that name what was not measured, and why."""
     failed: bool = False
     """A check does not hold."""
     unfinished: bool = False
@@ -86,7 +86,7 @@ class Stage:
         partial.replace(self.out / RESULT)
 
     def rows(self, key: str) -> list[dict[str, Any]]:
-        """What an earlier call found under a key, to be added to."""
+        """Return what an earlier call found under a key, to be added to."""
         return list(self.found.get(key, []))
 
     def each(self, items: Iterable[Item], least_s: float = 5.0) -> Iterator[Item]:
@@ -172,7 +172,7 @@ def run_stage(document: str | None, work: Callable[[Stage], None]) -> int:
 
 
 def _found_before(out: Path) -> dict[str, Any]:
-    """What an earlier call of this stage found."""
+    """Return what an earlier call of this stage found."""
     path = out / RESULT
     if not path.is_file():
         return {}

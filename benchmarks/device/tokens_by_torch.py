@@ -31,7 +31,7 @@ def device_us(run: Callable[[], object]) -> float:
 
 
 def by_torch(count: int, device: str = "cuda") -> tuple[Callable[[], object], ...]:
-    """What `gather_tokens` and what `add_places` do, on drawn data of `count` tokens."""
+    """Return the work of `gather_tokens` and `add_places` on `count` random tokens."""
     import torch
 
     rows = (NAMES, NAMES, CODES, CODES)
