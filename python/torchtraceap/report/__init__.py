@@ -22,11 +22,30 @@ _RENDERERS = (
     ("builtins.object", "text", "result_tables", "result_text"),
     ("builtins.object", "html", "notebook", "result_html"),
 )
-"""Class, way, module and function; what is not here is shown by its tables
-(`result_tables.tables_of`)."""
+"""Class, way, module and function. Packages above this one add theirs with `add_renderer`."""
+
+_TABLES = {
+    "core.table.ColumnTable": "column_tables",
+    "core.results.Summary": "summary_result_tables",
+    "core.results.Finding": "finding_tables",
+    "trace.ranks.Ranks": "trace_tables",
+    "trace.ranks.RankTrace": "rank_tables",
+    "simulation.simulate.Simulation": "simulation_result_tables",
+    "ops.durations.estimate.Estimates": "estimate_tables",
+    "ops.durations.calibration.KindTimes": "kind_time_tables",
+    "ops.durations.calibration.Calibration": "calibration_tables",
+    "trace.execution.ExecutionTrace": "execution_trace_tables",
+    "record.session.Recording": "recording_tables",
+    "record.trace_handler.TraceHandler": "trace_handler_tables",
+}
+"""Class, and the function of `result_tables` that gives its tables; other results are shown by
+their fields."""
 
 
 def register() -> None:
     """Lets results show themselves; what draws them is imported when one is asked for."""
     for kind, way, module, function in _RENDERERS:
         add_renderer(kind, way, lazy_renderer(f"torchtraceap.report.{module}", function))
+    for kind, function in _TABLES.items():
+        describe = lazy_renderer("torchtraceap.report.result_tables", function)
+        add_renderer(f"torchtraceap.{kind}", "tables", describe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -57,34 +57,30 @@ def tree_text(tree: TreeView) -> str:
 
 
 def tables_of(result: object) -> list[TextTable]:
-    """What a person reads of a result: of its class or the nearest one above it that has an entry,
-    else its fields."""
-    for kind in type(result).__mro__:
-        describe = _TABLES.get(f"{kind.__module__.removeprefix('torchtraceap.')}.{kind.__name__}")
-        if describe is not None:
-            return describe(result)
+    """Return the tables that are registered for the result's class, or the nearest one above it;
+    else a table of its fields."""
     describe = find_renderer(type(result), "tables")
     return describe(result) if describe else [_fields_table(type(result).__name__, _fields(result))]
 
 
-def _column_table(table: ColumnTable) -> list[TextTable]:
+def column_tables(table: ColumnTable) -> list[TextTable]:
     return [table_for_reading(table, limit=MAX_ROWS)]
 
 
-def _summary(summary: Summary) -> list[TextTable]:
+def summary_result_tables(summary: Summary) -> list[TextTable]:
     return summary_tables(summary)
 
 
-def _trace(trace: Ranks) -> list[TextTable]:
+def trace_tables(trace: Ranks) -> list[TextTable]:
     return summary_tables(build_summary(trace))
 
 
-def _rank(rank: RankTrace) -> list[TextTable]:
+def rank_tables(rank: RankTrace) -> list[TextTable]:
     told = {"rank": rank.rank, "events": len(rank.table), "path": rank.path}
     return [_fields_table("Rank of a trace", told.items())]
 
 
-def _finding(finding: Finding) -> list[TextTable]:
+def finding_tables(finding: Finding) -> list[TextTable]:
     share = format_percent(finding.cost_share)
     rows: list[tuple[str, str]] = [
         ("type", finding.type),
@@ -100,11 +96,11 @@ def _finding(finding: Finding) -> list[TextTable]:
     return [TextTable(finding.title, ("", ""), [], "\n".join(f"{n}: {v}" for n, v in rows))]
 
 
-def _simulation(simulation: Simulation) -> list[TextTable]:
+def simulation_result_tables(simulation: Simulation) -> list[TextTable]:
     return simulation_tables(simulation.to_dict())
 
 
-def _estimates(estimates: Estimates) -> list[TextTable]:
+def estimate_tables(estimates: Estimates) -> list[TextTable]:
     sources = [estimates.sources[code] for code in estimates.source[:MAX_ROWS].tolist()]
     columns: dict[str, Any] = {
         "estimate_ns": estimates.ns[:MAX_ROWS],
@@ -115,7 +111,7 @@ def _estimates(estimates: Estimates) -> list[TextTable]:
     return [_cut(ColumnTable(columns), len(estimates))]
 
 
-def _kind_times(times: KindTimes) -> list[TextTable]:
+def kind_time_tables(times: KindTimes) -> list[TextTable]:
     columns: dict[str, Any] = {
         "class": np.array([str(name) for name in times.classes[:MAX_ROWS]], dtype=object),
         "calls": times.calls[:MAX_ROWS],
@@ -125,7 +121,7 @@ def _kind_times(times: KindTimes) -> list[TextTable]:
     return [_cut(ColumnTable(columns), len(times.kinds))]
 
 
-def _calibration(calibration: Calibration) -> list[TextTable]:
+def calibration_tables(calibration: Calibration) -> list[TextTable]:
     head = ("class", "ratio", "median", "10 %", "90 %", "kinds", "calls", "")
     rows = [
         (
@@ -140,12 +136,12 @@ def _calibration(calibration: Calibration) -> list[TextTable]:
     return [TextTable("", head, rows, "" if rows else "no kernels that a model estimates")]
 
 
-def _execution_trace(trace: ExecutionTrace) -> list[TextTable]:
+def execution_trace_tables(trace: ExecutionTrace) -> list[TextTable]:
     told = {"path": trace.path, "schema": trace.schema, "pid": trace.pid}
-    return [_fields_table("Execution trace", told.items()), *_column_table(trace.nodes)]
+    return [_fields_table("Execution trace", told.items()), *column_tables(trace.nodes)]
 
 
-def _recording(recording: Any) -> list[TextTable]:
+def recording_tables(recording: Any) -> list[TextTable]:
     told = {
         "file": None if recording.path is None else str(recording.path),
         "steps": recording.steps,
@@ -154,27 +150,9 @@ def _recording(recording: Any) -> list[TextTable]:
     return [_fields_table("Recording", told.items())]
 
 
-def _handler(handler: Any) -> list[TextTable]:
+def trace_handler_tables(handler: Any) -> list[TextTable]:
     told = {"folder": str(handler.folder), "files": [path.name for path in handler.paths]}
     return [_fields_table("Trace handler", told.items())]
-
-
-_TABLES: Mapping[str, Callable[[Any], list[TextTable]]] = {
-    "core.table.ColumnTable": _column_table,
-    "core.results.Summary": _summary,
-    "core.results.Finding": _finding,
-    "trace.ranks.Ranks": _trace,
-    "trace.ranks.RankTrace": _rank,
-    "simulation.simulate.Simulation": _simulation,
-    "ops.durations.estimate.Estimates": _estimates,
-    "ops.durations.calibration.KindTimes": _kind_times,
-    "ops.durations.calibration.Calibration": _calibration,
-    "trace.execution.ExecutionTrace": _execution_trace,
-    "record.session.Recording": _recording,
-    "record.trace_handler.TraceHandler": _handler,
-}
-"""By module and class. Packages above this one add theirs with `add_renderer(..., "tables", ...)`;
-other results are shown by their fields."""
 
 
 def _cut(table: ColumnTable, total: int) -> TextTable:
