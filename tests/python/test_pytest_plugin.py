@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 import torchtraceap
 from torchtraceap.cli import COMMANDS, main
@@ -336,7 +337,6 @@ def test_xfail():
     assert "test_it.py::test_broken: syncs: 1 (before 0)" in text
     assert "test_it.py::test_bare: syncs: 1 (new)" in text
     assert not (run.path / "j").exists() and not (run.path / ".pytest_cache/d/x").exists()
-    yaml = pytest.importorskip("yaml")
     written = yaml.safe_load((run.path / "contracts.yaml").read_text())
     assert written["contracts"]["test_it.py::test_broken"] == {"syncs": 1}
     bare = written["contracts"]["test_it.py::test_bare"]
@@ -491,7 +491,6 @@ def test_the_contracts_of_the_page_and_of_the_workflow_can_be_read() -> None:
     whole = (ROOT / "examples/workflows/contracts.yaml").read_text("utf-8")
     assert parse_contracts(text).named == parse_contracts(whole).named
     assert parse_contracts(text).names == ("tests/test_train.py::test_step",)
-    yaml = pytest.importorskip("yaml")
     workflow = yaml.safe_load((ROOT / "examples/workflows/performance.yml").read_text("utf-8"))
     steps = workflow["jobs"]["contracts"]["steps"]
     (check,) = [s["run"] for s in steps if "torchtraceap check" in s.get("run", "")]
