@@ -36,6 +36,7 @@ __all__: list[str] = [
     "HostIdle",
     "HostMemory",
     "HtaPath",
+    "IMPOSSIBLE",
     "IdleBreakdown",
     "IdleCause",
     "KernelSequences",
@@ -60,6 +61,7 @@ __all__: list[str] = [
     "QUEUE_DEPTH",
     "REPAIRED",
     "RankCollectives",
+    "RecordingNote",
     "RowGroups",
     "Rule",
     "Step",
@@ -143,6 +145,7 @@ __all__: list[str] = [
     "runs_on_host",
     "say_interrupted",
     "split_merged_trace",
+    "split_processes",
     "step_part_names",
     "step_pieces",
     "timeline",
@@ -633,6 +636,36 @@ class Stream:
         None if the trace does not say.
         """
 
+class RecordingNote:
+    """
+    What is wrong with a recording, and where.
+    """
+    @property
+    def code(self) -> str:
+        """
+        Such as `impossible_duration`.
+        """
+    @property
+    def count(self) -> int:
+        """
+        Records or launches concerned.
+        """
+    @property
+    def end_ns(self) -> int | None:
+        """
+        On the GPU's clock; None where no time can be trusted.
+        """
+    @property
+    def message(self) -> str:
+        """
+        One sentence for a person.
+        """
+    @property
+    def start_ns(self) -> int | None:
+        """
+        On the GPU's clock; None where no time can be trusted.
+        """
+
 class EventTree:
     """
     Links between the rows of an EventTable.
@@ -732,6 +765,16 @@ class EventTree:
         Track id of the thread that carries steps or most launches.
         """
     @property
+    def missing(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n, 2]: where GPU work has no record, on the GPU's clock; sorted, disjoint.
+        """
+    @property
+    def not_judged(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [n, 2]: what no timeline, idle cause, cost or share covers; `missing` and waits for the start of other recordings.
+        """
+    @property
     def op(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [n]: innermost cpu_op above a row, or NO_ROW.
@@ -752,9 +795,19 @@ class EventTree:
         (start_ns, end_ns): first to last step, else complete events.
         """
     @property
+    def recording_notes(self) -> list[RecordingNote]:
+        """
+        What is wrong with the recording; empty for one that is fine.
+        """
+    @property
     def step(self) -> numpy.typing.NDArray[numpy.uint32]:
         """
         uint32 [n]: index in steps of the step that holds a row's start (of GPU events: its launch), or NO_ROW.
+        """
+    @property
+    def step_is_recorded(self) -> list[bool]:
+        """
+        Per step: its launches have their records, and most of it is judged.
         """
     @property
     def steps(self) -> list[Step]:
@@ -2444,10 +2497,13 @@ def build_tokens(
     """
 
 def build_tree(
-    table: EventTable, *, overlap_tolerance_ns: typing.SupportsInt | typing.SupportsIndex = 1000
+    table: EventTable,
+    *,
+    overlap_tolerance_ns: typing.SupportsInt | typing.SupportsIndex = 1000,
+    last_rank_began_ns: typing.SupportsInt | typing.SupportsIndex | None = None,
 ) -> EventTree:
     """
-    Links the rows of a table.
+    Links the rows of a table. `last_rank_began_ns`: first event of the rank of the job that began to record last; None where the rank is read alone.
     """
 
 def build_windows(
@@ -2923,6 +2979,11 @@ def split_merged_trace(
     The ranks, (rank, table), of a trace that write_merged_trace wrote, else nothing.
     """
 
+def split_processes(table: EventTable) -> list[EventTable]:
+    """
+    The processes that launch GPU work, a table for each; nothing where there are fewer than two.
+    """
+
 def step_part_names() -> list[str]:
     """
     Names of StepPieces.part.
@@ -3039,6 +3100,7 @@ def write_trace(
 
 HAS_DURATION: int = 2
 HAS_TIME: int = 1
+IMPOSSIBLE: int = 16
 MATCHED_END: int = 4
 MATERIAL_SHARE: float = 0.02
 MAX_EVIDENCE: int = 20

@@ -99,8 +99,8 @@ def test_tree_is_built_once_and_only_when_needed(
 ) -> None:
     built: list[_core.EventTree] = []
 
-    def build(table: _core.EventTable) -> _core.EventTree:
-        built.append(build_tree(table))
+    def build(table: _core.EventTable, **options: int | None) -> _core.EventTree:
+        built.append(build_tree(table, **options))
         return built[-1]
 
     build_tree = _core.build_tree

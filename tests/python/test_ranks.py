@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rank_samples import Job, describe, late_rank
 
@@ -196,24 +195,22 @@ def raw(path: Path) -> dict[str, Any]:
 
 
 def test_merged_ranks_are_one_trace_to_others(tmp_path: Path) -> None:
-    """Without the record of what was merged it is a file like any other."""
+    """Without the record of what was merged it is a file of several processes."""
     trace = late_rank().load(tmp_path / "job", offsets=[0, 500_000, 0, 0])
     merge_ranks(trace, tmp_path / "merged.json.gz")
     document = raw(tmp_path / "merged.json.gz")
     assert len(document.pop("mergedRanks")) == 4
     (tmp_path / "other.json").write_text(json.dumps(document))
     merged = ttap.load(tmp_path / "other.json")
-    parts = [rank.table for rank in trace.ranks]
-    complete = sum(int(t.complete.sum()) for t in parts)
-    table = merged.ranks[0].table
-    assert int(table.complete.sum()) == complete
-    assert len(merged.ranks[0].tree.linked_gpu_rows) == sum(
-        len(rank.tree.linked_gpu_rows) for rank in trace.ranks
-    )
-    names = {track.process_name.split(":")[0] for track in table.tracks}
-    assert {f"rank {r}" for r in range(4)} <= names
-    correlations = table.correlation[merged.ranks[0].tree.gpu_rows]
-    assert len(np.unique(correlations)) == len(correlations)
+    assert [rank.rank for rank in merged.ranks] == [0, 1, 2, 3]
+    correlations: list[int] = []
+    for part, whole in zip(merged.ranks, trace.ranks, strict=True):
+        assert int(part.table.complete.sum()) == int(whole.table.complete.sum())
+        assert len(part.tree.linked_gpu_rows) == len(whole.tree.linked_gpu_rows)
+        names = {track.process_name.split(":")[0] for track in part.table.tracks}
+        assert f"rank {part.rank}" in names
+        correlations += part.table.correlation[part.tree.gpu_rows].tolist()
+    assert len(set(correlations)) == len(correlations)
 
 
 def events_of(table: _core.EventTable) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from rank_samples import Job, describe
 
 import torchtraceap as ttap
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import OptionError, ParseError
 from torchtraceap.tables.ranks.joined import join_ranks
 
 
@@ -42,11 +42,13 @@ def test_one_rank_of_a_job_lists_no_absent_ranks(tmp_path: Path) -> None:
     assert any("One rank alone" in note for note in notes)
 
 
-def test_the_largest_world_counts(tmp_path: Path) -> None:
+def test_ranks_of_worlds_of_other_sizes_are_no_job(tmp_path: Path) -> None:
     job = reducing(2, world_size=4)
-    job.ranks[1].top["distributedInfo"]["world_size"] = 6
     facts = job.load(tmp_path / "job").collectives().facts
-    assert (facts["world_size"], facts["absent_ranks"]) == (6, [2, 3, 4, 5])
+    assert (facts["world_size"], facts["absent_ranks"]) == (4, [2, 3])
+    job.ranks[1].top["distributedInfo"]["world_size"] = 6
+    with pytest.raises(ParseError, match="several_jobs"):
+        job.load(tmp_path / "others")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ void bind_constants(py::module_& module) {
   module.attr("NO_ID") = kNoId;
   module.attr("HAS_TIME") = static_cast<int>(kHasTime);
   module.attr("HAS_DURATION") = static_cast<int>(kHasDuration);
+  module.attr("IMPOSSIBLE") = static_cast<int>(kImpossible);
   module.attr("MATCHED_END") = static_cast<int>(kMatchedEnd);
   module.attr("REPAIRED") = static_cast<int>(kRepaired);
 }

@@ -9,6 +9,7 @@
 #include "traceap/bindings/interrupt.hpp"
 #include "traceap/trace/event_columns.hpp"
 #include "traceap/trace/merge.hpp"
+#include "traceap/trace/processes.hpp"
 #include "traceap/trace/read.hpp"
 #include "traceap/trace/write.hpp"
 
@@ -77,6 +78,14 @@ std::vector<std::pair<std::int64_t, TablePtr>> split_merged(const EventTable& ta
     ranks.emplace_back(split.rank, std::make_shared<EventTable>(std::move(split.table)));
   }
   return ranks;
+}
+
+std::vector<TablePtr> split_into_processes(const EventTable& table) {
+  std::vector<TablePtr> parts;
+  for (EventTable& part : split_processes(table)) {
+    parts.push_back(std::make_shared<EventTable>(std::move(part)));
+  }
+  return parts;
 }
 
 py::bytes table_json(const EventTable& table) {
@@ -169,6 +178,9 @@ void bind_trace(py::module_& module) {
   module.def("split_merged_trace", split_merged, py::arg("table"), py::kw_only(),
              py::arg("threads") = 0, py::call_guard<Unlocked>(),
              "The ranks, (rank, table), of a trace that write_merged_trace wrote, else nothing.");
+  module.def("split_processes", split_into_processes, py::arg("table"), py::call_guard<Unlocked>(),
+             "The processes that launch GPU work, a table for each; nothing where there are fewer "
+             "than two.");
   module.def("build_table", table_of_columns, py::kw_only(), py::arg("ts_ns"), py::arg("dur_ns"),
              py::arg("phase"), py::arg("name"), py::arg("category"), py::arg("track"),
              py::arg("strings"), py::arg("tracks"), py::arg("args"), py::arg("members"),

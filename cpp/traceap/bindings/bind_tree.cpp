@@ -58,6 +58,30 @@ void bind_stream(py::module_& module) {
           "count", [](const Stream& self) { return self.rows.size(); }, "GPU events.");
 }
 
+void bind_recording_note(py::module_& module) {
+  py::class_<RecordingNote>(module, "RecordingNote", "What is wrong with a recording, and where.")
+      .def_property_readonly(
+          "code",
+          [](const RecordingNote& self) { return to_str(recording_fault_name(self.fault)); },
+          "Such as `impossible_duration`.")
+      .def_readonly("count", &RecordingNote::count, "Records or launches concerned.")
+      .def_property_readonly(
+          "start_ns",
+          [](const RecordingNote& self) {
+            return self.time ? std::optional(self.time->start_ns) : std::nullopt;
+          },
+          "On the GPU's clock; None where no time can be trusted.")
+      .def_property_readonly(
+          "end_ns",
+          [](const RecordingNote& self) {
+            return self.time ? std::optional(self.time->end_ns) : std::nullopt;
+          },
+          "On the GPU's clock; None where no time can be trusted.")
+      .def_property_readonly(
+          "message", [](const RecordingNote& self) { return to_str(self.message); },
+          "One sentence for a person.");
+}
+
 /// Getter for a vector of the tree as a view that keeps the tree alive.
 template <typename T>
 auto tree_column(std::vector<T> EventTree::*member) {
@@ -124,6 +148,26 @@ void bind_tree_members(TreeClass& tree) {
           },
           "(start_ns, end_ns): first to last step, else complete events.")
       .def_property_readonly(
+          "recording_notes", [](const BoundTree& self) { return self.tree.recording.notes; },
+          "What is wrong with the recording; empty for one that is fine.")
+      .def_property_readonly(
+          "missing",
+          [](py::object self) {
+            return view(self.cast<const BoundTree&>().tree.recording.missing, self);
+          },
+          "int64 [n, 2]: where GPU work has no record, on the GPU's clock; sorted, disjoint.")
+      .def_property_readonly(
+          "not_judged",
+          [](py::object self) {
+            return view(self.cast<const BoundTree&>().tree.recording.not_judged, self);
+          },
+          "int64 [n, 2]: what no timeline, idle cause, cost or share covers; `missing` and waits "
+          "for the start of other recordings.")
+      .def_property_readonly(
+          "step_is_recorded",
+          [](const BoundTree& self) { return self.tree.recording.step_is_recorded; },
+          "Per step: its launches have their records, and most of it is judged.")
+      .def_property_readonly(
           "diagnostics", [](const BoundTree& self) { return self.tree.diagnostics.entries(); },
           "Of linking.")
       .def(
@@ -132,8 +176,10 @@ void bind_tree_members(TreeClass& tree) {
           "int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.");
 }
 
-std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tolerance_ns) {
+std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tolerance_ns,
+                                 std::optional<std::int64_t> last_rank_began_ns) {
   TreeOptions options;
+  options.last_rank_began_ns = last_rank_began_ns;
   options.overlap_tolerance_ns = overlap_tolerance_ns;
   return std::make_shared<BoundTree>(BoundTree{table, build_tree(*table, options)});
 }
@@ -159,12 +205,15 @@ void bind_tree(py::module_& module) {
   bind_step(module);
   bind_warm_up(module);
   bind_stream(module);
+  bind_recording_note(module);
   TreeClass tree(module, "EventTree", "Links between the rows of an EventTable.");
   bind_tree_columns(tree);
   bind_tree_members(tree);
   module.def("build_tree", build, py::arg("table"), py::kw_only(),
              py::arg("overlap_tolerance_ns") = TreeOptions().overlap_tolerance_ns,
-             py::call_guard<Unlocked>(), "Links the rows of a table.");
+             py::arg("last_rank_began_ns") = py::none(), py::call_guard<Unlocked>(),
+             "Links the rows of a table. `last_rank_began_ns`: first event of the rank of the job "
+             "that began to record last; None where the rank is read alone.");
   module.def(
       "excerpt", excerpt, py::arg("table"), py::arg("tree"), py::arg("start_ns"), py::arg("end_ns"),
       "The rows that lie inside a stretch of time (host clock), with the GPU events launched "

@@ -94,8 +94,13 @@ void bound_saving(const Signals& signals, const Draft& draft, Finding& finding) 
 }  // namespace
 
 bool in_profile(const Signals& signals, Row row) {
-  return signals.table.ts_ns[row] <= signals.profiled.end_ns &&
-         signals.table.end_ns(row) >= signals.profiled.start_ns;
+  const Interval own = interval_of(signals.table, row);
+  const bool is_gpu = signals.tree.gpu_class[row] != GpuClass::kNone;
+  const Interval on_gpu = is_gpu ? own : signals.on_gpu_clock(own);
+  const bool judged = signals.gpu.not_judged.empty() || on_gpu.length_ns() == 0 ||
+                      covered_ns(signals.gpu.not_judged, on_gpu) < on_gpu.length_ns();
+  return judged && own.start_ns <= signals.profiled.end_ns &&
+         own.end_ns >= signals.profiled.start_ns;
 }
 
 bool is_material(const Signals& signals, std::int64_t cost_ns) {
@@ -106,7 +111,9 @@ bool is_material(const Signals& signals, std::int64_t cost_ns) {
 
 Finding finish_finding(const Signals& signals, Draft draft) {
   Finding finding;
-  finding.intervals = set_clip(make_union(std::move(draft.cost)), signals.profiled);
+  finding.intervals =
+      set_difference(set_clip(make_union(std::move(draft.cost)), signals.profiled),
+                     set_union(signals.gpu.not_judged, signals.tree.recording.missing));
   finding.cost_ns = total_length_ns(finding.intervals);
   finding.verdict = is_material(signals, finding.cost_ns) ? Verdict::kPresent : Verdict::kAbsent;
   set_evidence(signals, draft, finding);

@@ -74,7 +74,7 @@ struct Signals {
   IdleBreakdown idle;  ///< over `profiled`
   Interval profiled;   ///< tree.profiled
   DetectOptions options;
-  IntervalSet gpu_idle;                 ///< complement of gpu.busy in `profiled`
+  IntervalSet gpu_idle;                 ///< complement of gpu.busy, as far as it is judged
   std::vector<Copy> copies;             ///< every memcpy-class GPU event, by start
   std::vector<Row> api_rows;            ///< complete runtime and driver calls by start
   bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists
@@ -84,7 +84,15 @@ struct Signals {
   bool on_host = false;                 ///< the run computes on the host (`runs_on_host`)
   std::vector<Collective> collectives;  ///< communication kernels by start
   PeerView peers;                       ///< empty where this rank was read alone
-  std::int64_t profiled_ns() const { return profiled.end_ns - profiled.start_ns; }
+  /// Of the profiled time, what the recording can be trusted for.
+  std::int64_t profiled_ns() const {
+    return profiled.length_ns() - covered_ns(gpu.not_judged, profiled);
+  }
+  /// Is there hardly any time to judge?
+  bool is_unrecorded() const {
+    constexpr std::int64_t kLeastPart = 50;
+    return !gpu.not_judged.empty() && profiled_ns() < profiled.length_ns() / kLeastPart;
+  }
   /// A host interval in the GPU's clock (they differ in some ROCm traces).
   Interval on_gpu_clock(Interval host) const {
     const std::int64_t shift_ns = -tree.launch_delay_correction_ns;

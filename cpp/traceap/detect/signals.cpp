@@ -95,7 +95,8 @@ Signals build_signals(const EventTable& table, const EventTree& tree, GpuInterva
                   .idle = std::move(idle),
                   .profiled = tree.profiled,
                   .options = options};
-  signals.gpu_idle = set_complement(signals.gpu.busy, signals.profiled);
+  signals.gpu_idle = set_difference(set_complement(signals.gpu.busy, signals.profiled),
+                                    set_union(signals.gpu.not_judged, tree.recording.missing));
   signals.copies = build_copies(table, tree);
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);

@@ -112,7 +112,8 @@ void add_timeline_features(const GpuIntervals& gpu, const WindowSet& windows,
 void add_longest_idle(const GpuIntervals& gpu, const WindowSet& windows, FeatureMatrix& matrix) {
   const Interval all{windows.bounds_ns.front(), windows.bounds_ns.back()};
   std::uint32_t first = 0;
-  for (const Interval& idle : set_complement(gpu.busy, all)) {
+  const IntervalSet gaps = set_difference(set_complement(gpu.busy, all), gpu.not_judged);
+  for (const Interval& idle : gaps) {
     while (windows.bounds_ns[first + 1] <= idle.start_ns) ++first;
     for (std::uint32_t w = first; w < windows.count() && windows.bounds_ns[w] < idle.end_ns; ++w) {
       const std::int64_t from = std::max(idle.start_ns, windows.bounds_ns[w]);

@@ -24,6 +24,7 @@ enum EventFlag : std::uint8_t {
   kHasDuration = 2,  ///< phase X with dur, or a B that met its E: with kHasTime, *complete*
   kMatchedEnd = 4,   ///< an E that closed a B
   kRepaired = 8,     ///< the text needed a repair
+  kImpossible = 16,  ///< its times can't be true (trace/impossible_times.cpp): never *complete*
 };
 
 /// What metadata events say of a process: at most kMaxNameBytes each, or empty.
@@ -121,7 +122,7 @@ struct EventTable {
     return category[r] == kNoString ? std::string_view() : strings[category[r]];
   }
   bool is_complete(Row r) const {
-    return (flags[r] & (kHasTime | kHasDuration)) == (kHasTime | kHasDuration);
+    return (flags[r] & (kHasTime | kHasDuration | kImpossible)) == (kHasTime | kHasDuration);
   }
   bool is_gpu_event(Row r) const { return is_gpu(kind[r]) && is_complete(r); }
 };

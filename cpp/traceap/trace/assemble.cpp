@@ -427,6 +427,7 @@ void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers 
   classify_xla_events(t);
   classify_ascend_events(t);
   drop_events_beside_kernels(t);
+  flag_impossible_times(t);
 }
 
 }  // namespace traceap

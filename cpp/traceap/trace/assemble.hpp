@@ -49,5 +49,8 @@ void classify_xla_events(EventTable& table);
 void classify_ascend_events(EventTable& table);
 /// Makes events of MTIA's command processors annotations where kernels are recorded beside them.
 void drop_events_beside_kernels(EventTable& table);
+/// Flags GPU events whose times can't be true as kImpossible and counts them in the diagnostics;
+/// needs the final kinds, devices and streams. O(events + GPU events log GPU events).
+void flag_impossible_times(EventTable& table);
 
 }  // namespace traceap

@@ -41,7 +41,8 @@ EventTree build_tree(const EventTable& table, const TreeOptions& options) {
   run(classify_api_rows, group_host_rows, nest_host_rows, name_phases, classify_gpu_rows,
       link_by_correlation, link_by_flows, invert_launches, classify_copies, assign_gpu_ops,
       read_sequence_numbers, link_forward, choose_main_track, collect_steps, infer_steps,
-      measure_profiled, place_phases, group_streams, compare_clocks, assign_steps, find_warm_up);
+      measure_profiled, place_phases, group_streams, compare_clocks, assign_steps, find_warm_up,
+      judge_recording);
   return tree;
 }
 

@@ -2,6 +2,7 @@
 // EventTree: links between the rows of an EventTable. Row numbers are the table's.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "traceap/table/api_call.hpp"
 #include "traceap/table/copy_kind.hpp"
 #include "traceap/table/event_table.hpp"
+#include "traceap/tree/recording.hpp"
 
 namespace traceap {
 
@@ -50,6 +52,9 @@ struct TreeOptions {
   /// An event that ends after its would-be parent by at most this much is its child all the same:
   /// profilers round start and duration apart, and the clock reads take time.
   std::int64_t overlap_tolerance_ns = 1000;
+  /// When the last rank of the job began to record, on a clock that the ranks share; unset where
+  /// this rank is read alone. It tells a wait for a later recording from a wait for a late rank.
+  std::optional<std::int64_t> last_rank_began_ns;
 };
 
 /// Invariants: parent[r] < r or kNoRow (parents precede children in row order); launch[r] and
@@ -97,6 +102,8 @@ struct EventTree {
   /// INTERFACE profiled_ns: first to last ProfilerStep (inferred ones don't count), else first to
   /// last complete event without the profiler's own `Trace` record.
   Interval profiled{0, 0};
+  /// What the recording can be trusted for; every later stage asks it and nothing else.
+  Recording recording;
   std::vector<TrackId> host_tracks;
   Diagnostics diagnostics;  ///< of linking; the table's own are in the table
 

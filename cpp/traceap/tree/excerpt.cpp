@@ -173,6 +173,7 @@ void pick_steps(const EventTree& from, const RowMap& map, Interval window, Event
     if (step.start_ns < window.start_ns || step.end_ns > window.end_ns) continue;
     number[i] = static_cast<std::uint32_t>(to.steps.size());
     to.steps.push_back({step.name, step.start_ns, step.end_ns, map[step.row]});
+    to.recording.step_is_recorded.push_back(from.recording.step_is_recorded[i]);
   }
   to.step = map.pick(from.step);
   for (std::uint32_t& step : to.step) {
@@ -191,6 +192,8 @@ EventTree pick_tree(const EventTree& from, const RowMap& map, Interval window) {
   pick_nesting(from, map, to);
   pick_launches(from, map, to);
   pick_steps(from, map, window, to);
+  to.recording.missing = from.recording.missing;
+  to.recording.not_judged = from.recording.not_judged;
   to.api = map.pick(from.api);
   to.copy_direction = map.pick(from.copy_direction);
   to.host_memory = map.pick(from.host_memory);

@@ -234,7 +234,8 @@ def _describe_diff(parser: Parser) -> None:
         "--gate",
         type=percentage,
         metavar="PERCENT",
-        help="exit with 1 if the median step of B is slower than that of A by more than this",
+        help="exit with 1 if the median step of B is slower than that of A by more than this, or "
+        "if the two are not comparable because records are missing",
     )
     parser.add_argument(
         "--tracelens-csv",
@@ -292,6 +293,8 @@ def _compare_as_tracelens(before: Trace, after: Trace, options: Options) -> None
 def _gate_reason(table: ColumnTable, percent: float | None) -> str:
     """Return the reason why the gate fails; empty if it passes or there is none."""
     before_ns, difference_ns = table.facts["before_step_ns"], table.facts["difference_ns"]
+    if percent is not None and table.facts["why_not"]:
+        return str(table.facts["why_not"])
     if percent is None or difference_ns * 100 <= percent * before_ns:
         return ""
     share = f"{difference_ns / before_ns * 100:.1f} % slower" if before_ns else "slower"

@@ -41,6 +41,7 @@ from torchtraceap.contracts.wording import (
 )
 from torchtraceap.core.records import dataclass
 from torchtraceap.tables.detection import detect, judge
+from torchtraceap.tables.quality import why_not_comparable
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["check"]
@@ -63,14 +64,25 @@ def check(
     ]
     if price:
         results = _add_prices(trace, results)
+    why_not = why_not_comparable(trace)
+    if why_not:
+        # What is not recorded may break a limit: none is kept for sure.
+        results = [_unproven(each, why_not) for each in results]
     return CheckResult(
-        passed=all(each.status != FAILED for each in results),
+        passed=why_not is None and all(each.status != FAILED for each in results),
         results=tuple(results),
         name=contract.name,
         file=contract.file,
         paths=tuple(part.path for part in trace.ranks),
         device=device,
     )
+
+
+def _unproven(result: KeyResult, why_not: str) -> KeyResult:
+    """Return a passed result as inconclusive: the recording lacks what could break the limit."""
+    if result.status != PASSED:
+        return result
+    return replace(result, status=INCONCLUSIVE, reason=f"not comparable: {why_not}")
 
 
 def _add_prices(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:

@@ -136,6 +136,33 @@ class Diagnostic(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class QualityNote(Result):
+    """What is wrong with a recording, and where."""
+
+    code: str
+    """Such as `impossible_duration` (docs/quality.md)."""
+    rank: int | None
+    count: int
+    """Records, launches or files concerned."""
+    start_ns: int | None
+    """On the clock of the rank's GPU; None where no time can be told."""
+    end_ns: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quality(Result):
+    """What a recording can be trusted for (docs/quality.md)."""
+
+    comparable: bool = True
+    """Its times can be held against those of another recording."""
+    recorded_share: float = 1.0
+    """Of the profiled GPU time; 1.0 where nothing is known to be missing."""
+    notes: tuple[QualityNote, ...] = ()
+    """Empty for a recording that is fine."""
+
+
+@dataclass(frozen=True, slots=True)
 class EventCounts(Result):
     """Numbers of events, summed over the files."""
 
@@ -204,6 +231,8 @@ class Summary(Result):
     """Versions of the profiler, the driver and libraries in the first file, under its names."""
     step: StepTime | None = None
     """Time of a step; None if no rank has steps."""
+    quality: Quality = field(default_factory=Quality)
+    """What the recording can be trusted for."""
 
     @property
     def device_names(self) -> tuple[str, ...]:

@@ -53,6 +53,7 @@ from torchtraceap.diagnosis.verdict import (
 )
 from torchtraceap.tables.circumstances import circumstances_of
 from torchtraceap.tables.detection import PerRank, detect, judge, known
+from torchtraceap.tables.quality import is_unrecorded
 from torchtraceap.tables.steps.iterations import counted_spans, step_time
 from torchtraceap.tables.summary import build_summary
 from torchtraceap.tables.windows.windows import check_count
@@ -78,7 +79,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     """
     check_count("windows", windows)
     judge_of_windows = load_scorer(scorer)
-    profiled_ns = clamp(sum(rank.profiled_ns for rank in trace.ranks))
+    profiled_ns = clamp(sum(_profiled_ns(trace)))
     with progress_stage("looking for anti-patterns"):
         by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
@@ -111,7 +112,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         idle_ns=idle_by_cause(trace),
         time_ns=parts,
         computes_on=computes_on(trace),
-        bound_by=largest_part(parts),
+        bound_by=None if is_unrecorded(trace) else largest_part(parts),
         lead=Lead(lead.type, is_beside(trace, lead, parts)) if lead else None,
         summary=summary,
         trace=trace,
@@ -119,6 +120,13 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         replay=outlook.replay if outlook else None,
         waiting_ns=_waiting_ns(by_type["straggler"]),
     )
+
+
+def _profiled_ns(trace: Ranks) -> list[int]:
+    """By rank: what is judged of it, but the whole where hardly anything is."""
+    if is_unrecorded(trace):
+        return [end_ns - start_ns for start_ns, end_ns in (r.tree.profiled for r in trace.ranks)]
+    return [rank.profiled_ns for rank in trace.ranks]
 
 
 def _waiting_ns(straggler: PerRank) -> int:

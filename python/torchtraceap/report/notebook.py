@@ -91,6 +91,7 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
     verdict = (
         f'<p style="font-size:130%;font-weight:600;margin:.2em 0">{escape(view.headline)}</p>'
         f"<p>{escape(view.explanation)} · {escape(view.sureness)}</p>"
+        + (f"<p>Recording: {escape(view.recording)}.</p>" if view.recording else "")
     )
     drawn = _timelines([source.rank(number) for number in source.shown])
     places = "".join(_places(source, number) for number in range(len(view.findings))[:MAX_STRIPS])

@@ -362,6 +362,11 @@ def _file_table(summary: Summary) -> TextTable:
     )
     if summary.step:
         note += f"\nStep {format_ns(summary.step.measured_ns)} ({step_note(summary)})"
+    for fault in summary.quality.notes:
+        of_rank = (
+            f" (rank {fault.rank})" if len(summary.files) > 1 and fault.rank is not None else ""
+        )
+        note += f"\nrecording{of_rank}: {one_line(fault.message, 300)}"
     return TextTable("", ("file", "rank", "world"), rows, note)
 
 

@@ -23,6 +23,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.diagnosis.verdict import COMPUTATION
 from torchtraceap.report.simulation_trust import trust_text
 from torchtraceap.report.step import step_note
+from torchtraceap.tables.quality import is_unrecorded, recording_line
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import (
@@ -208,6 +209,8 @@ class ReportView:
     facts: tuple[str, ...]
     headline: str
     explanation: str
+    recording: str
+    """What the recording lacks (`recording_line`); empty where it is fine."""
     sureness: str
     step_ns: int | None
     step_note: str
@@ -267,6 +270,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         facts=facts_of(diagnosis.summary),
         headline=headline_of(diagnosis),
         explanation=_explanation(diagnosis),
+        recording=recording_line(diagnosis.trace),
         sureness=_sureness(diagnosis),
         step_ns=diagnosis.step.measured_ns if diagnosis.step else None,
         step_note=step_note(diagnosis.summary),
@@ -401,9 +405,14 @@ def _loss(diagnosis: Diagnosis) -> str | None:
     return worst if worst and _share(diagnosis, worst) >= LOST_SHARE else None
 
 
+def _is_whole(diagnosis: Diagnosis) -> bool:
+    """Is nothing known to be missing from the recording, or to be left out?"""
+    return all(note.code == "several_processes" for note in diagnosis.summary.quality.notes)
+
+
 def _is_healthy(diagnosis: Diagnosis) -> bool:
     on_gpu = diagnosis.computes_on == "gpu"
-    is_busy = on_gpu and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
+    is_busy = on_gpu and _is_whole(diagnosis) and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
     return diagnosis.lead is None and is_busy and _loss(diagnosis) is None
 
 
@@ -580,7 +589,18 @@ def _whose_trace_would_tell(diagnosis: Diagnosis) -> str:
     return "; collectives wait for another rank: the other ranks' traces would tell who is late"
 
 
+def _not_recorded(diagnosis: Diagnosis) -> str:
+    """What stands in place of a verdict where there is hardly anything to judge; else empty."""
+    if not is_unrecorded(diagnosis.trace):
+        return ""
+    if any(note.code == "no_load" for note in diagnosis.summary.quality.notes):
+        return "Hardly anything ran while this was recorded: there is nothing to judge"
+    return "The GPU's work is not recorded: nothing can be said of its time"
+
+
 def _leading_sentence(diagnosis: Diagnosis) -> str:
+    if not_recorded := _not_recorded(diagnosis):
+        return not_recorded
     lead = diagnosis.finding(diagnosis.lead.type) if diagnosis.lead else None
     if lead and diagnosis.lead:
         whose = "all ranks' time" if len(diagnosis.summary.files) > 1 else "the time"
@@ -600,7 +620,8 @@ def _leading_sentence(diagnosis: Diagnosis) -> str:
 
 
 def _without_lead(diagnosis: Diagnosis) -> str:
-    busy = f"the GPU is busy {format_percent(diagnosis.busy_share)} of the time"
+    part = "the time" if _is_whole(diagnosis) else "the recorded time"
+    busy = f"the GPU is busy {format_percent(diagnosis.busy_share)} of {part}"
     minor = sum(1 for f in diagnosis.findings if f.saving and f.saving.believed_ns > 0)
     small = f"; {minor} smaller {'thing' if minor == 1 else 'things'} to change" if minor else ""
     if _is_healthy(diagnosis):

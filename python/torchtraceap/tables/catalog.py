@@ -85,6 +85,9 @@ TABLES: Mapping[str, TableEntry] = MappingProxyType(
             "the longest chain of dependent work, and what it consists of",
             "critical_path",
         ),
+        "quality": TableEntry(
+            "quality", "what the recording lacks, and what was left out of it", "quality"
+        ),
     }
 )
 """By the name of the command, in the order in which they are listed."""

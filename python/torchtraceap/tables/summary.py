@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.results import Device, EventCounts, RankTimeline, Step, Summary, Timeline
+from torchtraceap.tables.quality import quality_of
 from torchtraceap.tables.steps.iterations import step_time
+from torchtraceap.tables.steps.pieces import recorded_steps
 from torchtraceap.trace.ranks import Ranks, RankTrace, from_core_timeline
 
 __all__ = ["build_summary"]
@@ -40,6 +42,7 @@ def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
         steps_inferred=any(rank.tree.steps_inferred for rank in trace.ranks),
         versions=_versions(trace.ranks[0].table),
         step=step_time(trace.ranks),
+        quality=quality_of(trace),
     )
 
 
@@ -130,7 +133,8 @@ def _devices(rank: RankTrace, linked_only: bool) -> list[Device]:
 
 
 def _steps(rank: RankTrace, linked_only: bool) -> list[Step]:
-    steps = rank.tree.steps
+    # Nothing can be said of a step whose records are lost.
+    steps = recorded_steps(rank)
     bounds = [(step.start_ns, step.end_ns) for step in steps]
     timelines = _core.timelines(rank.table, rank.tree, bounds, linked_only=linked_only)
     return [

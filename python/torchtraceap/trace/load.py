@@ -8,12 +8,21 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+import numpy as np
+
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Diagnostic
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
-from torchtraceap.trace.files import RankClaim, assign_ranks, check_one_run, expand_paths
+from torchtraceap.trace.files import (
+    RankClaim,
+    RecordedJob,
+    assign_ranks,
+    check_one_job,
+    check_one_run,
+    expand_paths,
+)
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace
 
@@ -59,11 +68,35 @@ def load(
     claims = [RankClaim(p, rank, table.world_size) for p, rank, table in tables]
     numbers, diagnostics = assign_ranks(claims)
     check_one_run(path, claims, diagnostics)
+    # Parts of one file are of one job.
+    of_files = {p: table for p, _, table in reversed(tables)}
+    if len(of_files) > 1:
+        diagnostics += check_one_job([_recorded_job(p, table) for p, table in of_files.items()])
     ranks = [
         RankTrace(table, number) for (_, _, table), number in zip(tables, numbers, strict=True)
     ]
     ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
     return Trace(ranks, [*skipped, *diagnostics])
+
+
+_LEAST_TELLING = 32
+"""Events: two recordings of so many never have equal times, short ones made by hand may."""
+
+
+def _recorded_job(path: Path, table: _core.EventTable) -> RecordedJob:
+    rows = np.flatnonzero(table.complete)
+    start_ns, dur_ns = table.ts_ns[rows], table.dur_ns[rows]
+    content = None
+    if len(rows) >= _LEAST_TELLING:
+        content = hash((table.rank, start_ns.tobytes(), dur_ns.tobytes()))
+    return RecordedJob(
+        path=path,
+        devices=tuple(sorted({device.name for device in table.devices if device.name})),
+        world_size=table.world_size,
+        start_ns=int(start_ns[0]) if len(rows) else 0,
+        end_ns=int((start_ns + dur_ns).max()) if len(rows) else 0,
+        content=content,
+    )
 
 
 _Read = tuple[Path, int | None, _core.EventTable]
@@ -89,6 +122,7 @@ def _read_all(
 ) -> tuple[list[_Read], list[Diagnostic]]:
     at_once = min(threads or core_count(), len(files))
     each = max(1, (threads or core_count()) // at_once)
+    processes: dict[int, int] = {}
     reports = _share_progress(progress, files) if progress else [None] * len(files)
 
     def read(index: int) -> list[_Read] | ParseError:
@@ -100,6 +134,9 @@ def _read_all(
             if not skip:
                 raise
             return error
+        if not split and (parts := _core.split_processes(table)):
+            split = list(enumerate(parts))
+            processes[index] = len(parts)
         return [(path, rank, part) for rank, part in split] or [(path, table.rank, table)]
 
     read_files = map_on_threads(read, range(len(files)), threads=at_once)
@@ -108,10 +145,16 @@ def _read_all(
     if not tables:
         first = f": {failures[0]}" if failures else ""
         raise ParseError(f"none of {len(files)} files is a trace{first}")
+    notes = []
+    if processes:
+        at = min(processes)
+        holds = f"{files[at].name} holds {processes[at]} processes"
+        message = f"{holds}: each is read as a rank of its own"
+        notes.append(Diagnostic("several_processes", sum(processes.values()), None, message))
     if not failures:
-        return tables, []
+        return tables, notes
     message = f"files of the folder that hold no trace were skipped, the first: {failures[0]}"
-    return tables, [Diagnostic("skipped_file", len(failures), None, message)]
+    return tables, [*notes, Diagnostic("skipped_file", len(failures), None, message)]
 
 
 def _share_progress(progress: Progress, files: Sequence[Path]) -> list[Progress]:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from torchtraceap import _core
+from torchtraceap.core.intervals import covered_ns, union
 from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import Diagnostic, Timeline, TraceFile
+from torchtraceap.core.sums import total
 from torchtraceap.errors import OptionError
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]
+
+_HOST_KINDS = (
+    _core.EventKind.CPU_OP,
+    _core.EventKind.USER_ANNOTATION,
+    _core.EventKind.PYTHON_FUNCTION,
+    _core.EventKind.RUNTIME,
+    _core.EventKind.DRIVER,
+)
 
 
 class RankTrace(Renderable):
     """One rank: its event table, and its tree once something asks for it."""
 
-    __slots__ = ("cached", "path", "rank", "table", "world_size")
+    __slots__ = ("cached", "last_rank_began_ns", "path", "rank", "table", "world_size")
 
     def __init__(
         self, table: _core.EventTable, rank: int | None, tree: _core.EventTree | None = None
@@ -26,6 +38,8 @@ class RankTrace(Renderable):
         self.rank = rank
         self.world_size: int | None = table.world_size
         self.table = table
+        self.last_rank_began_ns: int | None = None
+        """When the last rank of the trace began to record; None where this one was read alone."""
         self.cached = MemoCache()
         """Cache of values that several tables need of the rank."""
         if tree is not None:
@@ -38,7 +52,7 @@ class RankTrace(Renderable):
 
     def _build_tree(self) -> _core.EventTree:
         with progress_stage("linking events"):
-            return _core.build_tree(self.table)
+            return _core.build_tree(self.table, last_rank_began_ns=self.last_rank_began_ns)
 
     @property
     def costs(self) -> _core.GpuCosts:
@@ -62,9 +76,19 @@ class RankTrace(Renderable):
 
     @property
     def profiled_ns(self) -> int:
-        """First to last profiled step, else first to last complete event."""
+        """First to last profiled step, else first to last complete event, without what the
+        recording can't be trusted for."""
         start_ns, end_ns = self.tree.profiled
-        return end_ns - start_ns
+        left_out = union([self.tree.not_judged, self.tree.missing])
+        if not len(left_out):
+            return end_ns - start_ns
+        return end_ns - start_ns - total(covered_ns(left_out, np.array([start_ns, end_ns])))
+
+    @property
+    def began_ns(self) -> int | None:
+        """Start of the first event of the host; None where there is none."""
+        rows = self.table.complete & np.isin(self.table.kind, _HOST_KINDS)
+        return int(self.table.ts_ns[np.argmax(rows)]) if rows.any() else None
 
     def step_bounds(self, step: str | int | None) -> tuple[int, int] | None:
         """Start and end of a step, by name or by place (0 is the first); None for no step.
@@ -138,6 +162,10 @@ class Ranks(Renderable):
         self._load_diagnostics = tuple(diagnostics)
         if not self.ranks:
             raise OptionError("a trace has at least one rank")
+        if len(self.ranks) > 1:
+            began = [ns for rank in self.ranks if (ns := rank.began_ns) is not None]
+            for rank in self.ranks:
+                rank.last_rank_began_ns = max(began, default=None)
 
     def __repr__(self) -> str:
         events = sum(len(rank.table) for rank in self.ranks)

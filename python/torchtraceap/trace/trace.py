@@ -120,6 +120,12 @@ class Trace(Ranks):
         check_count("windows", windows)
         return load_scorer(scorer, device=device).score(self, windows)
 
+    def quality(self) -> ColumnTable:
+        """What the recording lacks, and what was left out of it; empty where it is fine."""
+        from torchtraceap.tables.quality import build_quality
+
+        return build_quality(self)
+
     def tree(self, rank: int | None = None) -> TreeView:
         """Host stacks with the kernels that they launched."""
         from torchtraceap.tables.tree import TreeView

@@ -119,10 +119,10 @@ class Program {
   int correlation_ = 0;
 };
 
-struct Recording : Analysed {
+struct RecordedProgram : Analysed {
   GpuCosts costs;
   std::vector<std::int32_t> dims;
-  explicit Recording(const TraceText& text)
+  explicit RecordedProgram(const TraceText& text)
       : Analysed(text), costs(build_gpu_costs(table, tree)), dims(table.size(), -1) {
     const ArgReader reader(table, "Input Dims");
     for (Row row = 0; row < table.size(); ++row) {
@@ -132,18 +132,20 @@ struct Recording : Analysed {
       }
     }
   }
-  explicit Recording(const Program& program) : Recording(program.text()) {}
+  explicit RecordedProgram(const Program& program) : RecordedProgram(program.text()) {}
   DiffSide side() const { return {table, tree, costs, dims}; }
 };
 
 /// Nodes as "depth before after how", in order.
-std::vector<std::string> describe(const Recording& a, const Recording& b) {
+std::vector<std::string> describe(const RecordedProgram& a, const RecordedProgram& b) {
   const DiffPair pair{a.side(), b.side()};
   const TreeDiff diff = build_tree_diff({&pair, 1});
   std::vector<std::string> lines;
   for (std::size_t i = 0; i < diff.before_row.size(); ++i) {
     static const char* const kHow[]{"shape", "name", "position", "unmatched"};
-    const auto name = [](const Recording& r, Row row) { return row == kNoRow ? "-" : r.name(row); };
+    const auto name = [](const RecordedProgram& r, Row row) {
+      return row == kNoRow ? "-" : r.name(row);
+    };
     lines.push_back(std::to_string(diff.depth[i]) + " " + name(a, diff.before_row[i]) + " " +
                     name(b, diff.after_row[i]) + " " +
                     kHow[static_cast<std::size_t>(diff.matched_by[i])]);
@@ -283,7 +285,7 @@ TEST_CASE("pieces: no steps, no events") {
 TEST_CASE("trees: equal programs match call by call") {
   Program program;
   program.op("aten::linear").leaf("aten::addmm", "[[2,3]]").end().leaf("aten::relu");
-  const Recording a(program), b(program);
+  const RecordedProgram a(program), b(program);
   CHECK(describe(a, b) == Lines{"0 aten::linear aten::linear shape",
                                 "1 aten::addmm aten::addmm shape",
                                 "0 aten::relu aten::relu shape"});
@@ -293,14 +295,15 @@ TEST_CASE("trees: calls that launch nothing are no nodes") {
   Program before, after;
   before.op("aten::view").end().leaf("aten::relu");
   after.leaf("aten::relu");
-  CHECK(describe(Recording(before), Recording(after)) == Lines{"0 aten::relu aten::relu shape"});
+  CHECK(describe(RecordedProgram(before), RecordedProgram(after)) ==
+        Lines{"0 aten::relu aten::relu shape"});
 }
 
 TEST_CASE("trees: shapes decide which of equal names is which") {
   Program before, after;
   before.leaf("aten::mm", "[[1]]").leaf("aten::mm", "[[2]]").leaf("aten::mm", "[[3]]");
   after.leaf("aten::mm", "[[1]]").leaf("aten::mm", "[[3]]");
-  CHECK(describe(Recording(before), Recording(after)) ==
+  CHECK(describe(RecordedProgram(before), RecordedProgram(after)) ==
         Lines{"0 aten::mm aten::mm shape", "0 aten::mm - unmatched", "0 aten::mm aten::mm shape"});
 }
 
@@ -312,8 +315,8 @@ TEST_CASE("trees: a wrapper that came is opened, one that went as well") {
   const Lines came{"0 - my::block unmatched", "0 - my::inner unmatched",
                    "0 aten::addmm aten::addmm shape", "0 aten::relu aten::relu shape",
                    "0 aten::sum aten::sum shape"};
-  CHECK(describe(Recording(bare), Recording(wrapped)) == came);
-  Lines went = describe(Recording(wrapped), Recording(bare));
+  CHECK(describe(RecordedProgram(bare), RecordedProgram(wrapped)) == came);
+  Lines went = describe(RecordedProgram(wrapped), RecordedProgram(bare));
   CHECK(went[0] == "0 my::block - unmatched");
   CHECK(went[2] == "0 aten::addmm aten::addmm shape");
 }
@@ -323,7 +326,7 @@ TEST_CASE("trees: different wrappers on both sides that wrap the same calls are 
   before.op("my::norm").leaf("aten::mean", "[[4]]").leaf("aten::rsqrt", "[[4]]").end();
   before.op("my::gate").leaf("aten::mul", "[[4]]").end();
   after.op("my::norm_and_gate").leaf("aten::mean", "[[4]]").leaf("aten::mul", "[[4]]").end();
-  CHECK(describe(Recording(before), Recording(after)) ==
+  CHECK(describe(RecordedProgram(before), RecordedProgram(after)) ==
         Lines{"0 my::norm - unmatched", "0 my::gate - unmatched", "0 - my::norm_and_gate unmatched",
               "0 aten::mean aten::mean shape", "0 aten::rsqrt - unmatched",
               "0 aten::mul aten::mul shape"});
@@ -333,7 +336,7 @@ TEST_CASE("trees: wrappers whose calls agree in name alone stay as they are") {
   Program before, after;
   before.op("my::norm").leaf("aten::copy_", "[[4]]").end().leaf("my::gate");
   after.op("my::loss").leaf("aten::copy_", "[[9]]").end().leaf("a").leaf("b");
-  CHECK(describe(Recording(before), Recording(after)) ==
+  CHECK(describe(RecordedProgram(before), RecordedProgram(after)) ==
         Lines{"0 my::norm - unmatched", "1 aten::copy_ - unmatched", "0 my::gate - unmatched",
               "0 - my::loss unmatched", "1 - aten::copy_ unmatched", "0 - a unmatched",
               "0 - b unmatched"});
@@ -343,7 +346,7 @@ TEST_CASE("trees: what stands alone between equal neighbours was renamed") {
   Program before, after;
   before.leaf("aten::mm").op("aten::gelu").leaf("aten::mul").end().leaf("aten::sum");
   after.leaf("aten::mm").op("my::gelu").leaf("aten::mul").end().leaf("aten::sum");
-  const Lines lines = describe(Recording(before), Recording(after));
+  const Lines lines = describe(RecordedProgram(before), RecordedProgram(after));
   CHECK(lines[1] == "0 aten::gelu my::gelu position");
   CHECK(lines[2] == "1 aten::mul aten::mul shape");
 }
@@ -352,7 +355,7 @@ TEST_CASE("trees: vendors' names for one operator match") {
   Program cuda, hip;
   cuda.leaf("aten::cudnn_convolution");
   hip.leaf("aten::miopen_convolution");
-  CHECK(describe(Recording(cuda), Recording(hip)) ==
+  CHECK(describe(RecordedProgram(cuda), RecordedProgram(hip)) ==
         Lines{"0 aten::cudnn_convolution aten::miopen_convolution shape"});
 }
 
@@ -360,7 +363,7 @@ TEST_CASE("trees: module frames that only one side recorded do not hide the oper
   Program with, without;
   with.op("nn.Module: Net_0").leaf("aten::mm").leaf("aten::relu").end();
   without.leaf("aten::mm").leaf("aten::relu");
-  CHECK(describe(Recording(with), Recording(without)) ==
+  CHECK(describe(RecordedProgram(with), RecordedProgram(without)) ==
         Lines{"0 aten::mm aten::mm shape", "0 aten::relu aten::relu shape"});
 }
 
@@ -368,7 +371,7 @@ TEST_CASE("trees: calls without partner join the context of their name") {
   Program before, after;
   for (int i = 0; i < 3; ++i) before.op("aten::linear").leaf("aten::mm").end();
   after.op("aten::linear").leaf("aten::mm").end();
-  const Recording a(before), b(after);
+  const RecordedProgram a(before), b(after);
   const DiffPair pair{a.side(), b.side()};
   const TreeDiff diff = build_tree_diff({&pair, 1});
   CHECK(diff.context_parent.size() == 2);
@@ -379,8 +382,8 @@ TEST_CASE("trees: calls without partner join the context of their name") {
 
 TEST_CASE("trees: every row of random traces has the node around it, every node its place") {
   for (unsigned seed = 0; seed < 60; ++seed) {
-    const Recording a(RandomTrace(seed, 150, 100'000).text());
-    const Recording b(RandomTrace(seed + (seed % 3), 150, 100'000).text());
+    const RecordedProgram a(RandomTrace(seed, 150, 100'000).text());
+    const RecordedProgram b(RandomTrace(seed + (seed % 3), 150, 100'000).text());
     const DiffPair pair{a.side(), b.side()};
     const TreeDiff diff = build_tree_diff({&pair, 1});
     std::set<Row> before, after;
@@ -415,5 +418,5 @@ TEST_CASE("trees: depth and length of hostile traces are no problem") {
   for (int i = 0; i < 3000; ++i) deep.end();
   Program flat;
   for (int i = 0; i < 3000; ++i) flat.leaf(i % 3 == 0 ? "opx" : "opxx");
-  CHECK(describe(Recording(deep), Recording(flat)).size() >= 3000);
+  CHECK(describe(RecordedProgram(deep), RecordedProgram(flat)).size() >= 3000);
 }

@@ -110,8 +110,22 @@ class LatenessMeter {
   }
 
  private:
-  static bool is_usable(const CollectiveMatch& match) {
+  static bool tells_arrivals(const CollectiveMatch& match) {
     return match.comparable && match.synchronising;
+  }
+
+  /// Where a rank's recording can't be trusted, nobody is late.
+  bool is_judged(const CollectiveMatch& match) const {
+    const auto parts = all_.parts_of(match);
+    return std::none_of(parts.begin(), parts.end(), [&](const CollectivePart& part) {
+      const RankInput& rank = ranks_[part.rank];
+      const Interval own{rank.table->ts_ns[part.call.row], rank.table->end_ns(part.call.row)};
+      return 2 * covered_ns(rank.tree->recording.not_judged, own) > own.length_ns();
+    });
+  }
+
+  bool is_usable(const CollectiveMatch& match) const {
+    return tells_arrivals(match) && is_judged(match);
   }
 
   void add_waits(const CollectiveMatch& match) {
@@ -150,7 +164,7 @@ class LatenessMeter {
     const std::vector<bool> waits = find_waiting();
     std::map<std::vector<std::uint32_t>, std::vector<std::int64_t>> level;  // by ranks that meet
     for (const CollectiveMatch& match : all_.matches) {
-      if (!is_usable(match)) continue;
+      if (!tells_arrivals(match)) continue;
       std::vector<std::uint32_t> met;
       std::vector<std::int64_t> ends_ns;
       bool all_wait = true;
@@ -163,7 +177,8 @@ class LatenessMeter {
       if (std::adjacent_find(met.begin(), met.end()) != met.end()) continue;
       const auto known = level.find(met);
       const std::int64_t begun_ns = known == level.end() ? recorded_since_ns(met) : 0;
-      for (std::uint32_t k = 0; k < match.count; ++k) {
+      const bool judged = is_judged(match);
+      for (std::uint32_t k = 0; judged && k < match.count; ++k) {
         const std::int64_t since_ns = known == level.end() ? begun_ns : known->second[k];
         // What lies before all ranks were recorded can't be attributed, so it does not count.
         const std::int64_t start_ns = all_.parts[match.first + k].start_ns;

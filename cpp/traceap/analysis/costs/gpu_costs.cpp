@@ -46,7 +46,7 @@ void share_out(const EventTable& table, const EventTree& tree, GpuClass wanted,
 
 std::vector<std::int64_t> build_exclusive(const EventTable& table, const EventTree& tree) {
   std::vector<std::int64_t> exclusive_ns(table.size(), 0);
-  const GpuIntervals gpu = build_gpu_intervals(table, tree);
+  const GpuIntervals gpu = build_gpu_intervals(table, tree, {.keep_not_judged = true});
   share_out(table, tree, GpuClass::kCompute, {}, exclusive_ns);
   share_out(table, tree, GpuClass::kCommunication, gpu.compute, exclusive_ns);
   share_out(table, tree, GpuClass::kMemcpy, set_union(gpu.compute, gpu.communication),

@@ -5,9 +5,9 @@
 #include <memory>
 #include <span>
 
-#include "traceap/analysis/idle/graph_captures.hpp"
 #include "traceap/analysis/idle/host_cursor.hpp"
 #include "traceap/base/interrupt.hpp"
+#include "traceap/tree/graph_captures.hpp"
 
 namespace traceap {
 namespace {
@@ -542,10 +542,29 @@ std::string_view idle_cause_name(IdleCause cause) {
   return kNames[static_cast<std::size_t>(cause)];
 }
 
+namespace {
+
+void leave_out(IdleBreakdown& idle, const IntervalSet& left_out) {
+  std::vector<IdleInterval> left;
+  idle.total_ns.fill(0);
+  for (const IdleInterval& whole : idle.intervals) {
+    for (const Interval& part : set_difference(std::span(&whole.interval, 1), left_out)) {
+      left.push_back({part, whole.cause, whole.explained_by, whole.next_gpu_row});
+      idle.total_ns[static_cast<std::size_t>(whole.cause)] += part.length_ns();
+    }
+  }
+  idle.intervals = std::move(left);
+}
+
+}  // namespace
+
 IdleBreakdown explain_idle(const EventTable& table, const EventTree& tree, const GpuIntervals& gpu,
                            Interval bounds) {
   if (bounds.end_ns <= bounds.start_ns) return {};
-  return IdleExplainer(table, tree, gpu, bounds).explain();
+  IdleBreakdown idle = IdleExplainer(table, tree, gpu, bounds).explain();
+  const IntervalSet left_out = set_union(gpu.not_judged, tree.recording.missing);
+  if (!left_out.empty()) leave_out(idle, left_out);
+  return idle;
 }
 
 }  // namespace traceap

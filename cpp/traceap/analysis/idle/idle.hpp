@@ -53,9 +53,10 @@ inline constexpr std::int64_t kRefillBoundNs = 300'000;
 /// that takes longer does something else: the pause is no refill.
 inline constexpr std::int64_t kRefillReachNs = 1'000'000;
 
-/// Idle = complement of gpu.busy in `bounds`. An idle interval may be split where the cause changes
-/// (the host loads data, then launches). The rules stand in docs/idle_causes.md. Narrower bounds
-/// give the same causes, clipped. O(idle intervals * log events + host rows met).
+/// Idle = complement of gpu.busy and gpu.not_judged in `bounds`. An idle interval may be split
+/// where the cause changes (the host loads data, then launches). The rules stand in
+/// docs/idle_causes.md. Narrower bounds give the same causes, clipped. O(idle intervals * log
+/// events + host rows met).
 IdleBreakdown explain_idle(const EventTable& table, const EventTree& tree, const GpuIntervals& gpu,
                            Interval bounds);
 

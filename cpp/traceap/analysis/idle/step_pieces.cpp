@@ -91,6 +91,13 @@ void add_idle(const EventTable& table, const EventTree& tree, const GpuIntervals
   }
 }
 
+/// What neither the records nor the causes of idle time tell.
+void add_missing(const IntervalSet& busy, const IntervalSet& not_judged, PieceWriter& writer) {
+  writer.restart();
+  const auto part = static_cast<StepPart>(kPartIdle + static_cast<int>(IdleCause::kUnknown));
+  for (const Interval& gap : set_difference(not_judged, busy)) writer.add(gap, part, kNoRow);
+}
+
 /// Each instant of the main thread to the innermost row around it.
 void add_host(const EventTable& table, const EventTree& tree, Interval hull, PieceWriter& writer) {
   writer.restart();
@@ -144,12 +151,13 @@ StepPieces build_step_pieces(const EventTable& table, const EventTree& tree,
     add_host(table, tree, {bounds.front().start_ns, bounds.back().end_ns}, writer);
     return pieces;
   }
-  const GpuIntervals gpu = build_gpu_intervals(table, tree);
+  const GpuIntervals gpu = build_gpu_intervals(table, tree, {.keep_not_judged = true});
   add_class(table, tree, GpuClass::kCompute, kPartCompute, {}, writer);
   add_class(table, tree, GpuClass::kCommunication, kPartCommunication, gpu.compute, writer);
   add_class(table, tree, GpuClass::kMemcpy, kPartMemcpy, set_union(gpu.compute, gpu.communication),
             writer);
-  add_idle(table, tree, gpu, bounds, writer);
+  add_idle(table, tree, build_gpu_intervals(table, tree), bounds, writer);
+  add_missing(gpu.busy, set_union(tree.recording.not_judged, tree.recording.missing), writer);
   return pieces;
 }
 

@@ -40,8 +40,17 @@ std::int64_t common_ns(const IntervalSet& a, const IntervalSet& b, Interval boun
   return total;
 }
 
+void leave_out(GpuIntervals& gpu, const IntervalSet& not_judged) {
+  if (not_judged.empty()) return;
+  for (IntervalSet* set : {&gpu.busy, &gpu.compute, &gpu.communication, &gpu.memcpy}) {
+    *set = set_difference(*set, not_judged);
+  }
+  gpu.not_judged = not_judged;
+}
+
 /// Unions of `rows`, which stand in order of start.
-GpuIntervals unite(const EventTable& table, const EventTree& tree, std::span<const Row> rows) {
+GpuIntervals unite(const EventTable& table, const EventTree& tree, std::span<const Row> rows,
+                   bool keep_not_judged = false) {
   std::vector<Interval> busy, compute, communication, memcpy;
   GpuIntervals gpu;
   busy.reserve(rows.size());
@@ -68,6 +77,7 @@ GpuIntervals unite(const EventTable& table, const EventTree& tree, std::span<con
   gpu.compute = make_union(std::move(compute));
   gpu.communication = make_union(std::move(communication));
   gpu.memcpy = make_union(std::move(memcpy));
+  if (!keep_not_judged) leave_out(gpu, tree.recording.not_judged);
   return gpu;
 }
 
@@ -80,11 +90,11 @@ const std::vector<Row>& rows_of(const EventTree& tree, bool linked_only) {
 GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
                                  const TimelineOptions& options) {
   const std::vector<Row>& rows = rows_of(tree, options.linked_only);
-  if (options.device < 0) return unite(table, tree, rows);
+  if (options.device < 0) return unite(table, tree, rows, options.keep_not_judged);
   std::vector<Row> chosen;
   std::copy_if(rows.begin(), rows.end(), std::back_inserter(chosen),
                [&](Row r) { return table.device[r] == options.device; });
-  return unite(table, tree, chosen);
+  return unite(table, tree, chosen, options.keep_not_judged);
 }
 
 std::vector<DeviceTimeline> compute_device_timelines(const EventTable& table, const EventTree& tree,
@@ -112,7 +122,7 @@ Timeline compute_timeline(const GpuIntervals& gpu) {
 Timeline compute_timeline(const GpuIntervals& gpu, Interval bounds) {
   Timeline t;
   if (bounds.end_ns <= bounds.start_ns) return t;
-  t.span_ns = bounds.length_ns();
+  t.span_ns = bounds.length_ns() - covered_ns(gpu.not_judged, bounds);
   t.busy_ns = covered_ns(gpu.busy, bounds);
   t.idle_ns = t.span_ns - t.busy_ns;
   t.compute_ns = covered_ns(gpu.compute, bounds);

@@ -11,7 +11,8 @@
 
 namespace traceap {
 
-/// All in ns. compute + exposed_communication + exposed_memcpy + idle = span, exactly.
+/// All in ns. compute + exposed_communication + exposed_memcpy + idle = span, exactly. What the
+/// recording can't be trusted for (tree/recording.hpp) is part of none.
 struct Timeline {
   std::int64_t span_ns = 0, busy_ns = 0, idle_ns = 0, compute_ns = 0, communication_ns = 0,
                memcpy_ns = 0, exposed_communication_ns = 0, exposed_memcpy_ns = 0;
@@ -19,9 +20,10 @@ struct Timeline {
 };
 
 /// Unions of GPU events by class; what a Timeline and every detector start from.
-/// Invariant: busy is the union of the other three.
+/// Invariants: busy is the union of the other three; not_judged overlaps none of them.
 struct GpuIntervals {
   IntervalSet busy, compute, communication, memcpy;
+  IntervalSet not_judged;  ///< Recording::not_judged: neither busy nor idle
   /// First start to last end of the events, those of no length included; empty (start = end = 0)
   /// without events, or where the sets were made by hand: then busy says it.
   Interval span{0, 0};
@@ -30,6 +32,8 @@ struct GpuIntervals {
 struct TimelineOptions {
   bool linked_only = false;  ///< leave orphans out
   std::int32_t device = -1;  ///< only this device; -1 = all merged into one union
+  /// Keep what the recording can't be trusted for: sums over events are of all that is recorded.
+  bool keep_not_judged = false;
 };
 
 struct DeviceTimeline {
@@ -42,7 +46,8 @@ GpuIntervals build_gpu_intervals(const EventTable& table, const EventTree& tree,
                                  const TimelineOptions& options = {});
 /// Over the span of `gpu` itself (first start to last end). All zeros without GPU events.
 Timeline compute_timeline(const GpuIntervals& gpu);
-/// Clipped to `bounds`; span is the length of `bounds` (0 if they are reversed).
+/// Clipped to `bounds`; span is the length of `bounds` (0 if they are reversed), without what is
+/// not judged.
 /// O(log n + intervals inside the bounds).
 Timeline compute_timeline(const GpuIntervals& gpu, Interval bounds);
 /// One for each device that ran something, by device, each over its own span.

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "traceap/analysis/idle/graph_captures.hpp"
 #include "traceap/detect/finding.hpp"
+#include "traceap/tree/graph_captures.hpp"
 
 namespace traceap {
 

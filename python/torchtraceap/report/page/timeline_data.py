@@ -34,6 +34,7 @@ MAX_HOST_EVENTS = 250_000
 MAX_BLOB_BYTES = 3_300_000
 MAX_NAME_CHARS = 160  # a templated kernel name reaches thousands of characters
 MAX_HOST_LANES = 10
+MAX_MISSING = 1000  # stretches without GPU records, the longest
 MAX_GPU_LANES = 16
 MAX_DEPTH = 48  # rows of one thread: deeper frames cannot be told apart on a screen
 OVERVIEW_BUCKETS = 600
@@ -391,6 +392,10 @@ def _pack_once(
         "overview": overview(gpu, low, high),
         "kinds": list(kind_names),
     }
+    missing = np.clip(tree.missing, low, high) - low
+    missing = missing[np.argsort(missing[:, 0] - missing[:, 1], kind="stable")][:MAX_MISSING]
+    if len(missing):
+        more["missing"] = np.sort(missing, axis=0).tolist()  # hatched; sets are disjoint
     notes = _notes(shown, total, hidden_streams, hidden_tracks)
     data = _serialise(names, lanes + stream_lanes + host_lanes, more)
     return TimelineBlob(data, low, shown, total, notes)

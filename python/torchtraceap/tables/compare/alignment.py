@@ -11,14 +11,14 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
+from torchtraceap.tables.quality import quality_of_both
 from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cut,
     cut,
     joined,
     median_ns,
-    step_bounds,
-    whole_steps,
+    whole_step_bounds,
 )
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ def compare(before: Ranks, after: Ranks) -> Comparison:
         bounds = tuple(_compared_bounds(part, basis) for part in parts)
         sides.append(Side(recording, tuple(map(cut, parts, bounds)), bounds))
     comparison = Comparison(sides[0], sides[1], basis, notes)
+    _, why_not = quality_of_both(before, after)
+    if why_not:
+        notes.insert(0, f"{why_not[0].upper()}{why_not[1:]}. What is recorded is compared.")
     notes[:0] = _describe(comparison, pairs)
     return comparison
 
@@ -129,8 +132,7 @@ def _basis(pairs: Sequence[tuple[RankTrace, RankTrace]]) -> str:
 def _compared_bounds(part: RankTrace, basis: str) -> Bounds:
     if basis == "profiled range":
         return [part.tree.profiled]
-    bounds = step_bounds(part)
-    return bounds[whole_steps(len(bounds))]
+    return whole_step_bounds(part)
 
 
 def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:

@@ -37,6 +37,7 @@ from torchtraceap.tables.compare.noise import (
 )
 from torchtraceap.tables.detection import detect, judge
 from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.quality import quality_of_both
 from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cells,
@@ -704,7 +705,10 @@ def _significance(delta: Array, noise: Array) -> Array:
 
 
 def _facts(comparison: Comparison) -> dict[str, Any]:
+    quality, why_not = quality_of_both(comparison.before.recording, comparison.after.recording)
     return {
+        "quality": quality.to_dict(),
+        "why_not": why_not,
         "difference_ns": comparison.difference_ns,
         "before_step_ns": comparison.step_ns[0],
         "after_step_ns": comparison.step_ns[1],

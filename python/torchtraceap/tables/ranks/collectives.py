@@ -109,7 +109,7 @@ def rank_notes(matched: MatchedCollectives) -> list[str]:
     """What the set of files lacks, and what then cannot be known."""
     notes = []
     codes = {entry.code: entry for entry in matched.trace.diagnostics}
-    for code in ("duplicate_rank", "world_size_mismatch", "rank_from_order"):
+    for code in ("duplicate_rank", "rank_from_order"):
         if code in codes:
             notes.append(f"{codes[code].count} {codes[code].message}.")
     absent = matched.absent_ranks

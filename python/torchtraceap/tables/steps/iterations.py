@@ -127,7 +127,11 @@ def counted_steps(part: RankTrace) -> Array:
     whole[-1:] = not part.tree.steps_inferred
     if warm_up.known:
         whole &= starts >= warm_up.end_ns
-    return whole if whole.sum() >= _LEAST_COUNTED else np.ones(len(starts), dtype=bool)
+    # A step whose records are lost has no length; without any other one the host's have to do.
+    recorded = np.array(part.tree.step_is_recorded, dtype=bool)
+    usable = recorded if recorded.any() else np.ones(len(starts), dtype=bool)
+    whole &= usable
+    return whole if whole.sum() >= _LEAST_COUNTED else usable
 
 
 def counted_spans(part: RankTrace) -> Array:

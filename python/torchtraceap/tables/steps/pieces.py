@@ -24,8 +24,10 @@ __all__ = [
     "median_ns",
     "middle_half",
     "part_titles",
+    "recorded_steps",
     "robust_sigma",
     "step_bounds",
+    "whole_step_bounds",
     "whole_steps",
 ]
 
@@ -48,6 +50,22 @@ def whole_steps(count: int) -> slice:
 def step_bounds(part: RankTrace) -> Bounds:
     """(start_ns, end_ns) of every step."""
     return [(step.start_ns, step.end_ns) for step in part.tree.steps]
+
+
+def recorded_steps(part: RankTrace) -> list[_core.Step]:
+    """The steps whose GPU records are there: nothing can be said of the others."""
+    flags = part.tree.step_is_recorded
+    return [step for step, there in zip(part.tree.steps, flags, strict=True) if there]
+
+
+def whole_step_bounds(part: RankTrace) -> Bounds:
+    """Those of the whole steps whose records are there; of all recorded ones, then of all whole
+    ones, where there are none."""
+    bounds, there = step_bounds(part), part.tree.step_is_recorded
+    chosen = whole_steps(len(bounds))
+    pairs = list(zip(bounds, there, strict=True))
+    kept = [each for each, is_there in pairs[chosen] if is_there]
+    return kept or [each for each, is_there in pairs if is_there] or bounds[chosen]
 
 
 def median_ns(values: Array) -> int:

@@ -34,8 +34,8 @@ from torchtraceap.tables.steps.pieces import (
     first_idle_part,
     median_ns,
     part_titles,
+    recorded_steps,
     robust_sigma,
-    step_bounds,
     whole_steps,
 )
 
@@ -67,19 +67,22 @@ SIGNIFICANT = 0.01
 
 
 def build_steps(part: RankTrace) -> ColumnTable:
-    """One row per step, in order of time; empty with a note where the trace has no steps.
+    """One row per step, in order of time; empty with a note where the trace has no steps. Steps
+    whose GPU records are lost have no row; a note counts them.
 
     Columns: `name`, `start_ns`, `duration_ns`; `whole` (not the first or last of three or more),
     `inferred`; the classes of GPU time and the idle causes, which sum to the duration; `z`
     (robust, against the whole steps), `outlier`, `slow` (above 1.5 times the median);
     `differs` (JSON: name and ns of what takes longest beyond the typical step).
     """
-    steps = part.tree.steps
-    bounds = step_bounds(part)
+    steps = recorded_steps(part)
+    bounds = [(step.start_ns, step.end_ns) for step in steps]
     pieces = cut(part, bounds)
     durations = pieces.durations
-    whole = np.zeros(len(steps), dtype=bool)
-    whole[whole_steps(len(steps))] = True
+    recorded = np.array(part.tree.step_is_recorded, dtype=bool)
+    whole = np.zeros(len(recorded), dtype=bool)
+    whole[whole_steps(len(recorded))] = True
+    whole = whole[recorded]
     z = _robust_z(durations, whole)
     median = float(np.median(durations[whole])) if whole.any() else 0.0
     outlier = (np.abs(z) >= OUTLIER_SIGMAS) & (np.abs(durations - median) >= OUTLIER_SHARE * median)
@@ -220,6 +223,9 @@ def _notes(part: RankTrace, durations: Array, whole: Array, outlier: Array) -> l
     if not len(durations):
         return ["The trace has no steps: call `profiler.step()` at the end of each iteration."]
     notes = []
+    lost = len(part.tree.steps) - len(durations)
+    if lost:
+        notes.append(f"{lost} of {len(part.tree.steps)} steps lack GPU records and have no row.")
     if part.tree.steps_inferred:
         notes.append("No step is marked; these were inferred from a pattern that repeats.")
     if not whole.all():

@@ -377,10 +377,14 @@ def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evide
     if before is None or after is None:
         sides = " and ".join(missing)
         return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
+    from torchtraceap.tables.quality import quality_of_both
     from torchtraceap.trace.load import load
 
     try:
         traces = load(before), load(after)
+        _, why_not = quality_of_both(*traces)
+        if why_not:  # lost records are no change
+            return Evidence(notes=(f"no counts and no causes: {why_not}",))
         counts, counted_by = _counts(*traces)
     except TraceError as error:  # the verdict stands without it
         return Evidence(notes=(f"no counts and no causes: {error}",))

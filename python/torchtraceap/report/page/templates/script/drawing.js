@@ -46,6 +46,32 @@ const drawFocusBands = () => {
   ink.fillRect(left, RULER - 3, Math.max(2, right - left), 3);
 };
 
+// Where GPU records are missing: hatched over everything, as nothing is known there.
+const drawMissing = () => {
+  const missing = state.rank.missing;
+  if (!missing) return;
+  ink.save();
+  ink.strokeStyle = palette.muted;
+  ink.lineWidth = 1;
+  for (const [from, to] of missing) {
+    const left = clamp(xOf(from), state.gutter, state.width), right = clamp(xOf(to), state.gutter, state.width);
+    if (right - left < 1) continue;
+    const height = state.height - RULER;
+    ink.save();
+    ink.beginPath();
+    ink.rect(left, RULER, right - left, height);
+    ink.clip();
+    ink.beginPath();
+    for (let x = left - height; x < right; x += 12) {
+      ink.moveTo(x, state.height);
+      ink.lineTo(x + height, RULER);
+    }
+    ink.stroke();
+    ink.restore();
+  }
+  ink.restore();
+};
+
 const drawLane = (place) => {
   for (let number = 0; number < place.count; number++) {
     drawRow(place.lane, place.lane.rows[place.skip + number], place.first + number * place.height, place.height - 1);

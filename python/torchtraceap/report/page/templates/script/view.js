@@ -134,6 +134,7 @@ const draw = () => {
   drawGrid();
   drawFocusBands();
   for (const place of state.placed) drawLane(place);
+  drawMissing();
   drawLaunchLink();
   drawOutline(state.selected, 2);
   drawOutline(state.hover, 1);

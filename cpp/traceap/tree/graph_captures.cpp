@@ -1,4 +1,4 @@
-#include "traceap/analysis/idle/graph_captures.hpp"
+#include "traceap/tree/graph_captures.hpp"
 
 #include <algorithm>
 
