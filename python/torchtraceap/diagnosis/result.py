@@ -113,6 +113,7 @@ class Diagnosis(Result):
         return {
             "schema": "torchtraceap.diagnosis/1",
             "profiled_ns": self.profiled_ns,
+            "quality": self.summary.quality.to_dict(),
             "verdicts": dict(self.verdicts),
             "findings": [finding.to_dict() for finding in self.findings],
             "abstained": [
