@@ -75,6 +75,7 @@ __all__: list[str] = [
     "Trees",
     "WarmUp",
     "WindowSet",
+    "Workload",
     "arrow_batches",
     "binding_edges",
     "both_lags",
@@ -273,6 +274,7 @@ class IdleCause(enum.IntEnum):
     LAUNCH_LATENCY = 7
     PROFILER = 8
     UNKNOWN = 9
+    WITHIN_GRAPH = 10
 
 class PathCause(enum.IntEnum):
     """CriticalPath.cause."""
@@ -582,6 +584,11 @@ class Step:
     @property
     def end_ns(self) -> int: ...
     @property
+    def kind(self) -> str:
+        """
+        Phase of an iteration of a serving engine, such as `decode`; else `unmarked`.
+        """
+    @property
     def name(self) -> str: ...
     @property
     def row(self) -> int | None:
@@ -609,6 +616,36 @@ class WarmUp:
     def known(self) -> bool:
         """
         Steps or the repetition of kernels tell.
+        """
+
+class Workload:
+    """
+    What the recorded program is.
+    """
+    @property
+    def framework(self) -> str:
+        """
+        pytorch, xla or unknown.
+        """
+    @property
+    def framework_row(self) -> int | None:
+        """
+        Row of an event that shows it; None if unknown.
+        """
+    @property
+    def parallelism(self) -> dict:
+        """
+        Row of an event that shows each of ddp, fsdp, tensor, pipeline and expert.
+        """
+    @property
+    def role(self) -> str:
+        """
+        training, inference, prefill, decode, mixed, diffusion, evaluation or unknown.
+        """
+    @property
+    def role_row(self) -> int | None:
+        """
+        Row of an event that shows it; None if unknown.
         """
 
 class Stream:
@@ -838,6 +875,11 @@ class EventTree:
     def warm_up(self) -> WarmUp:
         """
         Where warm-up ends.
+        """
+    @property
+    def workload(self) -> Workload:
+        """
+        What the recorded program is.
         """
 
 class Timeline:

@@ -77,7 +77,7 @@ def test_classes_and_causes_sum_to_each_step(load: Load) -> None:
     parts = ("compute_ns", "exposed_communication_ns", "exposed_memcpy_ns", "idle_ns")
     np.testing.assert_array_equal(sum(table[name] for name in parts), table["duration_ns"])
     causes = [n for n in table.columns if n.startswith("idle_") and n != "idle_ns"]
-    assert len(causes) == 10
+    assert len(causes) == 11
     np.testing.assert_array_equal(sum(table[name] for name in causes), table["idle_ns"])
     assert table["idle_data_loading_ns"].tolist() == [0, 100_000, 200_000, 300_000, 400_000]
     assert table.to_list("whole") == [False, True, True, True, False]

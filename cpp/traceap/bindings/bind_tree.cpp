@@ -33,7 +33,10 @@ void bind_step(py::module_& module) {
       .def_readonly("end_ns", &Step::end_ns)
       .def_property_readonly(
           "row", [](const Step& self) { return unless(self.row, kNoRow); },
-          "Row of its annotation; None where the step is inferred.");
+          "Row of its annotation; None where the step is inferred.")
+      .def_property_readonly(
+          "kind", [](const Step& self) { return to_str(iteration_phase_name(self.kind)); },
+          "Phase of an iteration of a serving engine, such as `decode`; else `unmarked`.");
 }
 
 void bind_warm_up(py::module_& module) {
@@ -41,6 +44,34 @@ void bind_warm_up(py::module_& module) {
       .def_readonly("known", &WarmUp::known, "Steps or the repetition of kernels tell.")
       .def_readonly("by_steps", &WarmUp::by_steps, "Steps tell.")
       .def_readonly("end_ns", &WarmUp::end_ns, "On the host's clock; 0 where it is not known.");
+}
+
+void bind_workload(py::module_& module) {
+  py::class_<Workload>(module, "Workload", "What the recorded program is.")
+      .def_property_readonly(
+          "framework", [](const Workload& self) { return to_str(framework_name(self.framework)); },
+          "pytorch, xla or unknown.")
+      .def_property_readonly(
+          "framework_row", [](const Workload& self) { return unless(self.framework_row, kNoRow); },
+          "Row of an event that shows it; None if unknown.")
+      .def_property_readonly(
+          "role", [](const Workload& self) { return to_str(traceap::role_name(self.role)); },
+          "training, inference, prefill, decode, mixed, diffusion, evaluation or unknown.")
+      .def_property_readonly(
+          "role_row", [](const Workload& self) { return unless(self.role_row, kNoRow); },
+          "Row of an event that shows it; None if unknown.")
+      .def_property_readonly(
+          "parallelism",
+          [](const Workload& self) {
+            py::dict rows;
+            for (int kind = 0; kind < kParallelismCount; ++kind) {
+              const Row row = self.parallelism[static_cast<std::size_t>(kind)];
+              if (row != kNoRow)
+                rows[to_str(parallelism_name(static_cast<Parallelism>(kind)))] = row;
+            }
+            return rows;
+          },
+          "Row of an event that shows each of ddp, fsdp, tensor, pipeline and expert.");
 }
 
 void bind_stream(py::module_& module) {
@@ -131,6 +162,9 @@ void bind_tree_members(TreeClass& tree) {
       .def_property_readonly(
           "warm_up", [](const BoundTree& self) { return self.tree.warm_up; }, "Where warm-up ends.")
       .def_property_readonly(
+          "workload", [](const BoundTree& self) { return self.tree.workload; },
+          "What the recorded program is.")
+      .def_property_readonly(
           "streams", [](const BoundTree& self) { return self.tree.streams; },
           "By device and stream.")
       .def_property_readonly(
@@ -204,6 +238,7 @@ ExcerptOut excerpt(const TablePtr& table, const BoundTree& tree, std::int64_t st
 void bind_tree(py::module_& module) {
   bind_step(module);
   bind_warm_up(module);
+  bind_workload(module);
   bind_stream(module);
   bind_recording_note(module);
   TreeClass tree(module, "EventTree", "Links between the rows of an EventTable.");

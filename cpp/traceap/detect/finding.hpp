@@ -83,6 +83,7 @@ struct Signals {
   bool foreign_kernels = false;         ///< of a device whose kernels are not named as CUDA's
   bool on_host = false;                 ///< the run computes on the host (`runs_on_host`)
   std::vector<Collective> collectives;  ///< communication kernels by start
+  std::vector<ProcessGroup> groups;     ///< those that `Collective::group` counts
   PeerView peers;                       ///< empty where this rank was read alone
   /// Of the profiled time, what the recording can be trusted for.
   std::int64_t profiled_ns() const {

@@ -101,7 +101,9 @@ Signals build_signals(const EventTable& table, const EventTree& tree, GpuInterva
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);
   signals.has_operators = any_operator(table);
-  signals.collectives = build_collectives(table, tree).collectives;
+  CollectiveList list = build_collectives(table, tree);
+  signals.collectives = std::move(list.collectives);
+  signals.groups = std::move(list.groups);
   std::erase_if(signals.collectives, [&](const Collective& c) {
     return tree.gpu_class[c.row] != GpuClass::kCommunication;  // a CPU backend's
   });

@@ -12,6 +12,13 @@
 
 namespace traceap {
 
+/// Idle causes that the scorers know: they were trained when a gap within a CUDA graph counted as
+/// launch latency, and it still does for them.
+inline constexpr int kScoredIdleCauseCount = static_cast<int>(IdleCause::kUnknown) + 1;
+constexpr IdleCause scored_idle_cause(IdleCause cause) {
+  return cause == IdleCause::kWithinGraph ? IdleCause::kLaunchLatency : cause;
+}
+
 /// Column numbers; kFeatureNames in window_features.cpp has the same order.
 enum Feature : std::uint8_t {
   kBusyShare = 0,
@@ -21,8 +28,8 @@ enum Feature : std::uint8_t {
   kExposedCommunicationShare,
   kExposedMemcpyShare,
   kCommunicationOverlapRatio,
-  kIdleShareFirst,  // one per IdleCause
-  kIdleLongestShare = kIdleShareFirst + kIdleCauseCount,
+  kIdleShareFirst,  // one per scored IdleCause
+  kIdleLongestShare = kIdleShareFirst + kScoredIdleCauseCount,
   kQueueDepthMean,
   kQueueDepthMax,
   kQueueDepthMin,

@@ -33,7 +33,7 @@ constexpr int class_count(TokenKind kind) {
     case TokenKind::kCopy:
       return (kCopyDirectionCount - 1) * kHostMemoryCount;  // a copy has a direction
     case TokenKind::kGap:
-      return kIdleCauseCount;
+      return kScoredIdleCauseCount;
     default:
       return 1;
   }
@@ -131,8 +131,9 @@ class ItemCollector {
   void add_gaps(const IdleBreakdown& idle) {
     for (const IdleInterval& gap : idle.intervals) {
       if (gap.interval.length_ns() <= kMinGapNs) continue;
+      const int cause = static_cast<int>(scored_idle_cause(gap.cause));
       items_.push_back({gap.interval.start_ns, gap.interval.end_ns, gap.explained_by, kNoRow,
-                        TokenKind::kGap, class_of(TokenKind::kGap, static_cast<int>(gap.cause))});
+                        TokenKind::kGap, class_of(TokenKind::kGap, cause)});
     }
   }
 
@@ -260,7 +261,7 @@ class TokenWriter {
     }
     std::sort(message_bytes_.begin(), message_bytes_.end());
     tokens_.names = {"[none]", "[no launch]"};
-    for (int cause = 0; cause < kIdleCauseCount; ++cause) {
+    for (int cause = 0; cause < kScoredIdleCauseCount; ++cause) {
       tokens_.names.push_back(idle_cause_name(static_cast<IdleCause>(cause)));
     }
     tokens_.offsets.push_back(0);

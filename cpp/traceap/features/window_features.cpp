@@ -126,11 +126,12 @@ void add_longest_idle(const GpuIntervals& gpu, const WindowSet& windows, Feature
 
 void add_idle_features(const IdleBreakdown& idle, const WindowSet& windows, FeatureMatrix& matrix) {
   std::vector<CoverColumn> columns;
-  for (int cause = 0; cause < kIdleCauseCount; ++cause) {
+  for (int cause = 0; cause < kScoredIdleCauseCount; ++cause) {
     columns.emplace_back(windows, matrix, kIdleShareFirst + cause);
   }
   for (const IdleInterval& i : idle.intervals) {
-    columns[static_cast<std::size_t>(i.cause)].add(i.interval.start_ns, i.interval.end_ns);
+    columns[static_cast<std::size_t>(scored_idle_cause(i.cause))].add(i.interval.start_ns,
+                                                                      i.interval.end_ns);
   }
 }
 
@@ -139,7 +140,7 @@ void divide_by_length(const WindowSet& windows, FeatureMatrix& matrix) {
     const auto length_ns = static_cast<double>(windows.bounds(w).length_ns());
     if (length_ns <= 0) continue;  // nothing was covered
     for (const Feature f : kCoverColumns) matrix.at(w, f) /= length_ns;
-    for (int c = 0; c < kIdleCauseCount; ++c) matrix.at(w, kIdleShareFirst + c) /= length_ns;
+    for (int c = 0; c < kScoredIdleCauseCount; ++c) matrix.at(w, kIdleShareFirst + c) /= length_ns;
   }
 }
 

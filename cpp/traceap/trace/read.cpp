@@ -10,6 +10,7 @@
 #include "traceap/trace/assemble.hpp"
 #include "traceap/trace/container.hpp"
 #include "traceap/trace/decompress.hpp"
+#include "traceap/trace/foreign_files.hpp"
 #include "traceap/trace/parser_threads.hpp"
 #include "traceap/trace/repair.hpp"
 #include "traceap/trace/unread_text.hpp"
@@ -144,6 +145,9 @@ class Reader {
   }
 
   [[noreturn]] void refuse(std::string_view head) {
+    if (const std::string_view foreign = describe_foreign_file(head); !foreign.empty()) {
+      throw ParseError(table_.path, 0, std::string(foreign));
+    }
     const std::string_view text = trim_space(head.substr(0, 200));
     std::string shown;
     append_json_string(shown, text.substr(0, 40));

@@ -102,6 +102,8 @@ void compare_clocks(const TreeContext& context, EventTree& tree);
 void assign_steps(const TreeContext& context, EventTree& tree);
 /// warm_up.
 void find_warm_up(const TreeContext& context, EventTree& tree);
+/// workload.
+void describe_workload(const TreeContext& context, EventTree& tree);
 /// recording.
 void judge_recording(const TreeContext& context, EventTree& tree);
 

@@ -42,7 +42,7 @@ EventTree build_tree(const EventTable& table, const TreeOptions& options) {
       link_by_correlation, link_by_flows, invert_launches, classify_copies, assign_gpu_ops,
       read_sequence_numbers, link_forward, choose_main_track, collect_steps, infer_steps,
       measure_profiled, place_phases, group_streams, compare_clocks, assign_steps, find_warm_up,
-      judge_recording);
+      describe_workload, judge_recording);
   return tree;
 }
 

@@ -12,7 +12,9 @@
 #include "traceap/table/api_call.hpp"
 #include "traceap/table/copy_kind.hpp"
 #include "traceap/table/event_table.hpp"
+#include "traceap/tree/iteration_name.hpp"
 #include "traceap/tree/recording.hpp"
+#include "traceap/tree/workload.hpp"
 
 namespace traceap {
 
@@ -36,6 +38,7 @@ struct Step {
   std::string name;  ///< ProfilerStep#N, or "step N" where inferred
   std::int64_t start_ns, end_ns;
   Row row;  ///< the annotation's row; kNoRow where no annotation covers it
+  IterationPhase kind = IterationPhase::kUnmarked;  ///< of an iteration of a serving engine
 };
 
 /// No step holds the row.
@@ -96,6 +99,7 @@ struct EventTree {
   /// end. GPU events belong to the step that launched them, on the host's clock.
   std::vector<std::uint32_t> step;
   WarmUp warm_up;
+  Workload workload;
   TrackId main_track = kNoTrack;  ///< host thread that carries steps or most launches
   /// Added to (GPU start - launch start) gives a sane launch delay: 0 unless the clocks disagree.
   std::int64_t launch_delay_correction_ns = 0;

@@ -172,7 +172,7 @@ void pick_steps(const EventTree& from, const RowMap& map, Interval window, Event
     const Step& step = from.steps[i];
     if (step.start_ns < window.start_ns || step.end_ns > window.end_ns) continue;
     number[i] = static_cast<std::uint32_t>(to.steps.size());
-    to.steps.push_back({step.name, step.start_ns, step.end_ns, map[step.row]});
+    to.steps.push_back({step.name, step.start_ns, step.end_ns, map[step.row], step.kind});
     to.recording.step_is_recorded.push_back(from.recording.step_is_recorded[i]);
   }
   to.step = map.pick(from.step);
@@ -192,6 +192,9 @@ EventTree pick_tree(const EventTree& from, const RowMap& map, Interval window) {
   pick_nesting(from, map, to);
   pick_launches(from, map, to);
   pick_steps(from, map, window, to);
+  to.workload = from.workload;
+  for (Row* row : {&to.workload.framework_row, &to.workload.role_row}) *row = map[*row];
+  for (Row& row : to.workload.parallelism) row = map[row];
   to.recording.missing = from.recording.missing;
   to.recording.not_judged = from.recording.not_judged;
   to.api = map.pick(from.api);

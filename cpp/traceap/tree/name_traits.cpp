@@ -31,10 +31,11 @@ bool starts_with_all_collective(std::string_view text) {
   return text.starts_with("all");
 }
 
-bool starts_with_reduce_scatter(std::string_view text) {
-  if (!consume(text, "reduce")) return false;
+/// `first` and `second` with or without an underscore between them, at the front of `text`.
+bool starts_with_two(std::string_view text, std::string_view first, std::string_view second) {
+  if (!consume(text, first)) return false;
   consume_underscore(text);
-  return text.starts_with("scatter");
+  return text.starts_with(second);
 }
 
 /// One of INTERFACE's alternatives, or Ascend's prefix of collectives (hcom_broadcast_), at the
@@ -42,27 +43,46 @@ bool starts_with_reduce_scatter(std::string_view text) {
 bool starts_with_communication_word(std::string_view text) {
   switch (text.front()) {
     case 'n':
-      return text.starts_with("nccl");
+      return text.starts_with("nccl") || text.starts_with("nvshmem");
     case 'r':
-      return text.starts_with("rccl") || starts_with_reduce_scatter(text);
+      return text.starts_with("rccl") || starts_with_two(text, "reduce", "scatter");
     case 'c':
       return text.starts_with("cross_device_reduce");
     case 'm':
-      return text.starts_with("msccl");
+      return text.starts_with("msccl") || text.starts_with("multimem");
     case 'o':
       return text.starts_with("oneccl");
     case 'h':
       return text.starts_with("hccl") || text.starts_with("hcom_");
     case 'a':
       return starts_with_all_collective(text);
+    case 'd':
+      return starts_with_two(text, "deep", "ep");
+    case 'p':
+      return text.starts_with("pplx");
+    case 's':
+      return starts_with_two(text, "symm", "mem");
+    case 'u':
+      return text.starts_with("userbuffers");
     default:
       return false;
   }
 }
 
+/// A namespace or prefix of a communication library (MORI, TransformerEngine's userbuffers) at the
+/// front of lower-case `text`. These letters end other names too, as in `cub::`.
+bool starts_with_communication_scope(std::string_view text) {
+  return text.starts_with("mori::") || text.starts_with("mori_") || text.starts_with("ub::");
+}
+
+bool is_word_char(char c) { return is_digit(c) || (c >= 'a' && c <= 'z') || c == '_'; }
+
 bool contains_communication_word(std::string_view lower_text) {
   for (std::size_t i = 0; i < lower_text.size(); ++i) {
-    if (starts_with_communication_word(lower_text.substr(i))) return true;
+    const std::string_view rest = lower_text.substr(i);
+    if (starts_with_communication_word(rest)) return true;
+    const bool begins_word = i == 0 || !is_word_char(lower_text[i - 1]);
+    if (begins_word && starts_with_communication_scope(rest)) return true;
   }
   return false;
 }

@@ -27,7 +27,9 @@ NameTraits classify_name(std::string_view name);
 std::vector<NameTraits> classify_names(const StringPool& strings);
 
 /// `nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|reduce_?scatter|
-/// all_?to_?all` anywhere in the name, in any case (INTERFACE, Words), or Ascend's `hcom_`.
+/// all_?to_?all|deep_?ep|nvshmem|pplx|userbuffers|symm_?mem|multimem` anywhere in the name, in any
+/// case, or `mori::`, `mori_`, `ub::` at the start of a word (INTERFACE, Words), or Ascend's
+/// `hcom_`.
 bool is_communication_name(std::string_view name);
 
 }  // namespace traceap

@@ -7,6 +7,7 @@ fractions in [0, 1]. Nothing here reads a trace or computes more than a sum.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any
 
@@ -318,6 +319,9 @@ class StepTime(Result):
     """Counted, on all ranks together."""
     left_out: int
     """Steps that are not counted: those of the warm-up, and the last of inferred ones."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """Median in ns of each kind of iteration that a serving engine marks, such as "decode"; empty
+    where all steps are of one kind."""
 
 
 @dataclass(frozen=True, slots=True)

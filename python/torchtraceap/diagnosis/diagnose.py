@@ -173,7 +173,7 @@ def _advised(
 ) -> list[Finding]:
     """Findings with the advice that fits the trace."""
     entries = [load_knowledge()[finding.type] for finding in findings]
-    wanted = {word for entry in entries for words, _ in entry.instead for word in words}
+    wanted = {word for entry in entries for words, _ in entry.instead for word in words} | {"xla"}
     circumstances = circumstances_of(trace, by_type, findings, wanted)
     advice = (entry.advice_for(circumstances) for entry in entries)
     return [

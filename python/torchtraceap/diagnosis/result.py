@@ -87,6 +87,21 @@ class Diagnosis(Result):
         return self.summary.step
 
     @property
+    def role(self) -> str:
+        """ "training", "inference", "prefill", "decode", "mixed", "diffusion" or "evaluation", as
+        the trace shows it; "unknown" where it does not, or where ranks differ."""
+        return self._shared([rank.tree.workload.role for rank in self.trace.ranks])
+
+    @property
+    def framework(self) -> str:
+        """ "pytorch" or "xla"; "unknown" where the trace does not show it, or where ranks differ."""
+        return self._shared([rank.tree.workload.framework for rank in self.trace.ranks])
+
+    @staticmethod
+    def _shared(values: list[str]) -> str:
+        return values[0] if len(set(values)) == 1 else "unknown"
+
+    @property
     def profiled_timeline(self) -> Timeline:
         """The timeline clipped to the profiled time, summed over the ranks."""
         return sum((rank.profiled_timeline() for rank in self.trace.ranks), Timeline())
@@ -129,6 +144,8 @@ class Diagnosis(Result):
             "lead": self.lead.to_dict() if self.lead else None,
             "computes_on": self.computes_on,
             "bound_by": self.bound_by,
+            "role": self.role,
+            "framework": self.framework,
             "busy_share": self.busy_share,
             "time_ns": dict(self.time_ns),
             "device": ", ".join(self.summary.device_names) or None,

@@ -28,6 +28,9 @@ def step_note(summary: Summary) -> str:
         parts = [f"the only {inferred}step"]
     elif format_ns(step.median_ns) != format_ns(step.measured_ns):
         parts.append(f"median {format_ns(step.median_ns)}")
+    if step.kinds:
+        kinds = (f"{kind} {format_ns(ns)}" for kind, ns in step.kinds.items())
+        parts.append(f"medians: {', '.join(kinds)}")
     if step.left_out:
         parts.append(f"{step.left_out} left out")
     if abs(step.host_ns - step.measured_ns) > HOST_APART * step.measured_ns:

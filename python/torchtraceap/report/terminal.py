@@ -68,6 +68,7 @@ COLOURS = {
     "launch_latency": "bright_cyan",
     "profiler": "white",
     "unknown": "bright_black",
+    "within_graph": "cyan",
 }
 
 

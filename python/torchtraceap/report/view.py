@@ -67,6 +67,7 @@ IDLE_LABELS = {
     "launch_latency": "launch latency",
     "profiler": "profiler overhead",
     "unknown": "waits for work outside the file",
+    "within_graph": "between kernels of one CUDA graph",
 }
 # Of a run that computes on the host: causes of its critical path.
 HOST_LABELS = {
@@ -97,6 +98,7 @@ BOUND_BY = {
     "launch_latency": "launch latency",
     "profiler": "the profiler's own overhead",
     "unknown": "waits for work outside the file",
+    "within_graph": "gaps between kernels of one CUDA graph",
 }
 
 
@@ -116,6 +118,7 @@ MEANINGS = {
     "launch_latency": "work is launched and has not begun yet",
     "profiler": "the profiler itself works",
     "unknown": "nothing in the file says why: its cause lies outside",
+    "within_graph": "the device goes from one node of a graph to the next; no launch lies between",
     "host_forward": "operators of the forward pass",
     "host_backward": "operators of the backward pass",
     "host_optimizer": "operators of the optimiser",

@@ -1,7 +1,9 @@
 """What holds of a trace, in the words that the knowledge base asks for: advice has to fit them.
 
 - `compiled`: a part of the program runs compiled;
-- `inference`: no backward pass and no optimiser runs;
+- `inference`: a serving engine runs, or operators without a backward pass and an optimizer;
+- `xla`: the program is compiled by XLA (JAX, TensorFlow), not PyTorch's;
+- `ddp`: DistributedDataParallel exchanges the gradients;
 - `no_loader`: no batch comes from torch's DataLoader;
 - `no_graph`: the steps wait for the GPU, or their shapes change, so that no CUDA graph holds them;
 - `no_tf32`, `no_bf16`: the matrix units of a device in the trace don't take that type;
@@ -49,7 +51,9 @@ def circumstances_of(
     """
     holds: Mapping[str, Callable[[], bool]] = {
         "compiled": partial(_applies, by_type["recompilation"]),
-        "inference": partial(_is_inference, by_type["unfused_optimizer"]),
+        "inference": partial(_is_inference, trace),
+        "xla": partial(_is_xla, trace),
+        "ddp": partial(_uses_ddp, trace),
         "no_loader": partial(_has_no_loader, trace),
         "no_graph": partial(_bears_no_graph, findings),
         "no_tf32": partial(_lacks, trace, "tf32"),
@@ -64,6 +68,8 @@ WORDS = frozenset(
     (
         "compiled",
         "inference",
+        "xla",
+        "ddp",
         "no_loader",
         "no_graph",
         "no_tf32",
@@ -78,9 +84,16 @@ def _applies(parts: PerRank) -> bool:
     return any(found.applies for _, found in parts)
 
 
-def _is_inference(parts: PerRank) -> bool:
-    """Without host operators nobody knows."""
-    return not _applies(parts) and all(found.verdict != "unknown" for _, found in parts)
+def _is_inference(trace: Ranks) -> bool:
+    return all(rank.tree.workload.role not in ("training", "unknown") for rank in trace.ranks)
+
+
+def _is_xla(trace: Ranks) -> bool:
+    return all(rank.tree.workload.framework == "xla" for rank in trace.ranks)
+
+
+def _uses_ddp(trace: Ranks) -> bool:
+    return any("ddp" in rank.tree.workload.parallelism for rank in trace.ranks)
 
 
 def _is_on_host(trace: Ranks) -> bool:

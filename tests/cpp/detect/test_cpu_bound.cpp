@@ -159,6 +159,7 @@ TEST_CASE("a first step with more than twice the idle share of the others is lef
     }
     return cost_us(judge(kDetect, t));
   };
-  CHECK(cost(1'990) == Approx(3'990));
-  CHECK(cost(2'010) == Approx(2'000));
+  // The first 50 us of the step, in front of its first kernel, count as well.
+  CHECK(cost(1'940) == Approx(3'990));
+  CHECK(cost(1'960) == Approx(2'000));
 }

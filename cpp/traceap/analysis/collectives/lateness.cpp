@@ -39,6 +39,8 @@ LateCause cause_of_idle(IdleCause cause) {
   switch (cause) {
     case IdleCause::kDataLoading:
       return LateCause::kInput;
+    case IdleCause::kWithinGraph:
+      return LateCause::kCompute;
     case IdleCause::kMemoryCopy:
       return LateCause::kCopies;
     case IdleCause::kCommunicationWait:
@@ -104,8 +106,8 @@ class LatenessMeter {
     for (const CollectiveMatch& match : all_.matches) add_waits(match);
     find_segments();
     add_excess();
-    const std::int64_t usual_ns = median_wait_ns();
-    for (std::size_t r = 0; r < ranks_.size(); ++r) judge(r, usual_ns, material_share);
+    const std::vector<std::int64_t> awaited_ns = awaited_by_rank();
+    for (std::size_t r = 0; r < ranks_.size(); ++r) judge(r, awaited_ns[r], material_share);
     return std::move(found_);
   }
 
@@ -131,10 +133,31 @@ class LatenessMeter {
   void add_waits(const CollectiveMatch& match) {
     if (!is_usable(match)) return;
     ++found_[match.latest_rank].times_last;
+    std::vector<std::uint32_t> met;
     for (const CollectivePart& part : all_.parts_of(match)) {
       add_to(found_[part.rank].wait_ns, part.wait_ns);
       ++found_[part.rank].compared;
+      met.push_back(part.rank);
     }
+    std::vector<std::int64_t>& waits = waits_of_group_[std::move(met)];
+    waits.resize(match.count);
+    std::size_t place = 0;
+    for (const CollectivePart& part : all_.parts_of(match)) add_to(waits[place++], part.wait_ns);
+  }
+
+  /// By rank: what its partners waited beyond what it waited itself. A rank is compared with those
+  /// it shares a group with, group by group: a late rank's partners wait for it, and it waits less
+  /// than the median of them does.
+  std::vector<std::int64_t> awaited_by_rank() const {
+    std::vector<std::int64_t> awaited_ns(ranks_.size());
+    for (const auto& [group, waits] : waits_of_group_) {
+      if (group.size() < 2) continue;
+      const std::vector<std::int64_t> usual = others_medians(waits);
+      for (std::size_t i = 0; i < group.size(); ++i) {
+        add_to(awaited_ns[group[i]], usual[i] - waits[i]);
+      }
+    }
+    return awaited_ns;
   }
 
   std::vector<std::vector<std::uint32_t>> parts_by_rank() const {
@@ -257,13 +280,7 @@ class LatenessMeter {
     return excess[place_of(*most)] > host_ns / 2 ? *most : IdleCause::kHostWait;
   }
 
-  std::int64_t median_wait_ns() const {
-    std::vector<std::int64_t> waits;
-    for (const RankLateness& rank : found_) waits.push_back(rank.wait_ns);
-    return static_cast<std::int64_t>(quantile_of(waits, 0.5));
-  }
-
-  void judge(std::size_t r, std::int64_t usual_wait_ns, double material_share) {
+  void judge(std::size_t r, std::int64_t awaited_ns, double material_share) {
     RankLateness& rank = found_[r];
     std::copy_n(excess_[r].begin(), kLateCauseCount, rank.excess_ns.begin());
     const auto most = std::max_element(rank.excess_ns.begin(), rank.excess_ns.end());
@@ -274,8 +291,7 @@ class LatenessMeter {
     }
     if (rank.cause == LateCause::kHost) rank.host_cause = host_cause_of(excess_[r], *most);
     if (rank.compared == 0) return;
-    // A late rank's partners wait for it, so it waits less than the median rank does.
-    const std::int64_t late_ns = std::min(usual_wait_ns - rank.wait_ns, rank.lateness_ns);
+    const std::int64_t late_ns = std::min(awaited_ns, rank.lateness_ns);
     const auto profiled_ns = static_cast<double>(ranks_[r].tree->profiled.length_ns());
     const bool is_late = profiled_ns > 0 && late_ns > 0 &&
                          static_cast<double>(late_ns) >= material_share * profiled_ns;
@@ -290,6 +306,8 @@ class LatenessMeter {
   std::vector<RankLateness> found_;
   std::vector<NsByActivity> excess_;  ///< by rank: see RankLateness::excess_ns
   std::vector<Segment> segments_;
+  /// By the ranks that met, in the order of a match's parts: what each waited there.
+  std::map<std::vector<std::uint32_t>, std::vector<std::int64_t>> waits_of_group_;
 };
 
 }  // namespace

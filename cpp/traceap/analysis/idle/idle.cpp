@@ -231,6 +231,13 @@ class IdleExplainer {
     const Row next = work_follows ? gpu_row_from(gap.end_ns) : kNoRow;
     const Row previous = work_precedes ? gpu_row_to(gap.start_ns, next) : kNoRow;
     const Neighbours around{previous, next, work_precedes};
+    if (is_within_graph(previous, next)) {
+      writer_.begin(gap.end_ns <= bounds_.end_ns ? next : kNoRow);
+      writer_.add({gap.start_ns + to_host_clock_ns_, gap.end_ns + to_host_clock_ns_},
+                  IdleCause::kWithinGraph, tree_.launch[next]);
+      writer_.flush();
+      return;
+    }
     Interval host{gap.start_ns + to_host_clock_ns_, gap.end_ns + to_host_clock_ns_};
     const Launch launch = find_launch(next, work_precedes ? host.start_ns : kBeforeAll);
     // What the call belongs to must not depend on where the bounds begin; pieces get clipped.
@@ -247,6 +254,15 @@ class IdleExplainer {
       explain_by_device({returned, host.end_ns}, at_return, launch, next, previous);
     }
     writer_.flush();
+  }
+
+  /// Are both nodes of one replay of a graph? Whatever the host does between them, it launches
+  /// nothing: the device goes from node to node by itself.
+  bool is_within_graph(Row previous, Row next) const {
+    if (previous == kNoRow || next == kNoRow) return false;
+    const Row launch = tree_.launch[next];
+    return launch != kNoRow && launch == tree_.launch[previous] &&
+           tree_.api[launch] == ApiClass::kGraphLaunch;
   }
 
   /// First GPU event that starts at or after `time_ns`; of several at once the one launched first.
@@ -537,8 +553,9 @@ class IdleExplainer {
 
 std::string_view idle_cause_name(IdleCause cause) {
   static constexpr std::array<std::string_view, kIdleCauseCount> kNames{
-      "data_loading", "host_wait", "synchronization", "memory_copy", "communication_wait",
-      "compilation",  "allocator", "launch_latency",  "profiler",    "unknown"};
+      "data_loading",       "host_wait",   "synchronization", "memory_copy",
+      "communication_wait", "compilation", "allocator",       "launch_latency",
+      "profiler",           "unknown",     "within_graph"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 

@@ -21,8 +21,9 @@ enum class IdleCause : std::uint8_t {
   kLaunchLatency,      ///< work was queued already: the time the device takes to start it
   kProfiler,           ///< the profiler's own overhead
   kUnknown,            ///< no event explains it: it waits for work outside the file
+  kWithinGraph,        ///< between nodes of one replay of a CUDA graph: no launch lies between
 };
-inline constexpr int kIdleCauseCount = static_cast<int>(IdleCause::kUnknown) + 1;
+inline constexpr int kIdleCauseCount = static_cast<int>(IdleCause::kWithinGraph) + 1;
 /// snake_case, such as "data_loading".
 std::string_view idle_cause_name(IdleCause cause);
 

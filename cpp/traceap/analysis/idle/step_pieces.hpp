@@ -19,7 +19,7 @@ namespace traceap {
 using StepPart = std::uint8_t;
 inline constexpr StepPart kPartCompute = 0, kPartCommunication = 1, kPartMemcpy = 2, kPartHost = 3,
                           kPartIdle = 4;
-inline constexpr int kStepPartCount = 14;
+inline constexpr int kStepPartCount = 15;
 /// "compute", "exposed_communication", "exposed_memcpy", "host", then the names of idle causes.
 std::string_view step_part_name(StepPart part);
 

@@ -325,6 +325,38 @@ Finding open_without_phases(const Signals& signals, Finding finding) {
   return abstain({missing_link(signals)});
 }
 
+bool is_pipeline_transfer(const Signals& signals, const Collective& collective) {
+  if (is_point_to_point(collective.kind)) return true;
+  if (collective.kind != CollectiveKind::kSendRecv) return false;
+  const std::string& description = signals.groups[collective.group].description;
+  return description.starts_with("pp") || contains(description, "pipeline") ||
+         contains(description, "PIPELINE");
+}
+
+bool is_pipeline_transfer(const Signals& signals, Row row) {
+  if (row == kNoRow) return false;
+  const auto place = std::partition_point(
+      signals.collectives.begin(), signals.collectives.end(),
+      [&](const Collective& c) { return signals.table.ts_ns[c.row] < signals.table.ts_ns[row]; });
+  for (auto it = place;
+       it != signals.collectives.end() && signals.table.ts_ns[it->row] == signals.table.ts_ns[row];
+       ++it) {
+    if (it->row == row) return is_pipeline_transfer(signals, *it);
+  }
+  return false;
+}
+
+std::int64_t pipeline_stages(const Signals& signals) {
+  std::int64_t stages = 0;
+  for (const Collective& collective : signals.collectives) {
+    if (!is_pipeline_transfer(signals, collective)) continue;
+    const ProcessGroup& group = signals.groups[collective.group];
+    const auto size = static_cast<std::int64_t>(group.ranks.size());
+    stages = std::max({stages, group.size, size});
+  }
+  return stages;
+}
+
 IntervalSet waits_for_late_ranks(const Signals& signals) {
   std::vector<Interval> waits;
   for (const PeerPart& part : signals.peers.parts) {

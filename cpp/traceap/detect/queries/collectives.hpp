@@ -23,6 +23,14 @@ struct ExposedPiece {
 };
 std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);
 
+/// Does the collective hand a micro-batch from one pipeline stage to the next? A send or receive
+/// does, and in a group of pipeline stages also what does not say which of both it is.
+bool is_pipeline_transfer(const Signals& signals, const Collective& collective);
+/// The same for the kernel of a collective; false for any other row.
+bool is_pipeline_transfer(const Signals& signals, Row row);
+/// Stages of the pipeline: the size of the group that its transfers run in; 0 where not recorded.
+std::int64_t pipeline_stages(const Signals& signals);
+
 /// More than a collective can move in this time: no link between two devices is faster than 1 TB/s.
 /// What a collective whose size is not recorded can't be is told by this.
 std::int64_t most_bytes_in(std::int64_t duration_ns);

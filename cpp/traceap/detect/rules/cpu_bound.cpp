@@ -6,7 +6,10 @@
 // queue behind them, compilation, the allocator and the loader are causes of their own.
 
 #include <algorithm>
+#include <string>
+#include <unordered_map>
 
+#include "traceap/analysis/idle/host_self.hpp"
 #include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
@@ -29,8 +32,16 @@ constexpr std::int64_t kMinLaterCalls = 3;
 constexpr std::int64_t kSilenceNs = 10'000'000;
 /// Steps of one loop differ, but hardly by a factor of two in what the host makes the GPU wait.
 constexpr double kOddStepRatio = 2.0;
+/// With two more steps the first can be compared with the others.
+constexpr std::size_t kCheckedSteps = 3;
 /// CUDA graphs or larger batches take away nearly all launch gaps, small fixes some.
 constexpr SavingShares kSaving{.basis = SavingBasis::kIdle, .low = 0.2, .best = 0.7};
+
+/// Work of the host that is named: at most so many, each with this share of the gaps or more, its
+/// name cut to what a line holds.
+constexpr std::size_t kToldNames = 2;
+constexpr double kToldShare = 0.1;
+constexpr std::size_t kToldChars = 80;
 
 struct NameTimes {
   Row first = kNoRow;
@@ -70,20 +81,25 @@ IntervalSet cold_calls(const Signals& signals) {
 }
 
 /// Where steady state can be. The GPU is idle before its first event because the recording began,
-/// or because nothing was queued yet: that says nothing of the loop. Behind the last event of a
-/// trace without steps the program ends.
+/// or because nothing was queued yet: that says nothing of the loop, unless the other steps are as
+/// idle (see without_odd_first_step). Behind the last event of a trace without steps the program
+/// ends.
 Interval steady_bounds(const Signals& signals) {
   const IntervalSet busy = set_clip(signals.gpu.busy, signals.profiled);
   if (busy.empty()) return {signals.profiled.start_ns, signals.profiled.start_ns};
   const bool steps = !signals.tree.steps.empty();
-  return {busy.front().start_ns, steps ? signals.profiled.end_ns : busy.back().end_ns};
+  const bool first_step_is_checked =
+      signals.tree.steps.size() >= kCheckedSteps && !signals.tree.steps_inferred;
+  const std::int64_t start_ns =
+      first_step_is_checked ? signals.profiled.start_ns : busy.front().start_ns;
+  return {start_ns, steps ? signals.profiled.end_ns : busy.back().end_ns};
 }
 
 /// The first step of a recording begins with an empty queue, because starting the profiler waits
 /// for the GPU. Where two more steps show that the loop is far less idle than that, it is left out.
 IntervalSet without_odd_first_step(const Signals& signals, IntervalSet gaps) {
   const auto& steps = signals.tree.steps;
-  if (steps.size() < 3) return gaps;
+  if (steps.size() < kCheckedSteps) return gaps;
   const Interval first{steps.front().start_ns, steps.front().end_ns};
   const Interval rest{steps[1].start_ns, signals.profiled.end_ns};
   const auto share = [&](Interval bounds) {
@@ -130,25 +146,97 @@ double short_kernel_share(const Signals& signals) {
   return linked == 0 ? 0.0 : static_cast<double>(shorter) / static_cast<double>(linked);
 }
 
+/// Ranges, Python frames and what else bears a name of its own, such as the look-up of a compiled
+/// region's guards: what the host did in the gaps, beside operators and calls.
+bool is_named_work(const Signals& signals, Row row) {
+  const EventKind kind = signals.table.kind[row];
+  if (kind == EventKind::kPythonFunction) return true;
+  if (kind != EventKind::kUserAnnotation && kind != EventKind::kCpuOp) return false;
+  const bool step = std::any_of(signals.tree.steps.begin(), signals.tree.steps.end(),
+                                [&](const Step& s) { return s.row == row; });
+  return !step && !is_operator_name(signals.table.name_of(row));
+}
+
+/// What of the gaps the main thread spent in work of each name.
+struct NamedWork {
+  StringId name = kNoString;
+  Row row = kNoRow;  ///< where it took longest
+  std::int64_t row_ns = 0, total_ns = 0;
+};
+
+/// By name, the longest first.
+std::vector<NamedWork> named_work_in(const Signals& signals, const IntervalSet& gaps) {
+  if (signals.tree.main_track == kNoTrack || gaps.empty()) return {};
+  const CoverIndex inside(gaps);
+  std::unordered_map<StringId, NamedWork> by_name;
+  std::unordered_map<Row, std::int64_t> by_row;
+  visit_self_time(signals.table, signals.tree, signals.tree.main_track,
+                  [&](Row row, Interval piece) {
+                    const std::int64_t ns = inside.covered_ns(signals.on_gpu_clock(piece));
+                    if (ns > 0) by_row[row] += ns;
+                  });
+  for (const auto& [row, ns] : by_row) {
+    if (!is_named_work(signals, row)) continue;
+    NamedWork& work = by_name[signals.table.name[row]];
+    work.name = signals.table.name[row];
+    work.total_ns += ns;
+    if (ns > work.row_ns || (ns == work.row_ns && row < work.row)) {
+      work.row_ns = ns;
+      work.row = row;
+    }
+  }
+  std::vector<NamedWork> sorted;
+  for (const auto& [name, work] : by_name) sorted.push_back(work);
+  std::sort(sorted.begin(), sorted.end(), [&](const NamedWork& a, const NamedWork& b) {
+    if (a.total_ns != b.total_ns) return a.total_ns > b.total_ns;
+    return signals.table.strings[a.name] < signals.table.strings[b.name];
+  });
+  return sorted;
+}
+
+/// Names what the host did for most of the gaps. Returns how long it did something with a name.
+std::int64_t tell_named_work(const Signals& signals, const IntervalSet& gaps, Draft& draft) {
+  const std::vector<NamedWork> works = named_work_in(signals, gaps);
+  const std::int64_t gaps_ns = total_length_ns(gaps);
+  std::int64_t named_ns = 0;
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    named_ns += works[i].total_ns;
+    const auto share = static_cast<double>(works[i].total_ns) / static_cast<double>(gaps_ns);
+    if (i >= kToldNames || share < kToldShare) continue;
+    const std::string name(signals.table.strings[works[i].name].substr(0, kToldChars));
+    if (i == 0) {
+      draft.text("host work", name);
+      draft.duration("time of host work", works[i].total_ns);
+    } else {
+      draft.text("more host work", name);
+      draft.duration("time of more host work", works[i].total_ns);
+    }
+    draft.evidence.push_back(works[i].row);
+    draft.evidence_weights.push_back(works[i].total_ns);
+  }
+  return named_ns;
+}
+
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
-  const std::int64_t idle_ns = total_length_ns(signals.gpu_idle);
+  const std::int64_t all_idle_ns = total_length_ns(signals.gpu_idle);
   const bool host_seen = signals.has_host_ops || !signals.api_rows.empty();
   if (!host_seen || signals.tree.linked_gpu_rows.empty()) {
-    if (!is_material(signals, idle_ns)) return absent();
+    if (!is_material(signals, all_idle_ns)) return absent();
     return abstain({host_seen ? "launch calls of GPU events" : "host events"});
   }
   Draft draft(kSaving);
   std::vector<Interval> waits;
-  for (const IdleInterval& idle : signals.idle.intervals) {
-    if (idle.cause != IdleCause::kHostWait) continue;
-    waits.push_back(idle.interval);
-    if (const Row row = telling_row(signals, idle); row != kNoRow) {
+  for (const IdleInterval& wait : signals.idle.intervals) {
+    if (wait.cause != IdleCause::kHostWait) continue;
+    waits.push_back(wait.interval);
+    if (const Row row = telling_row(signals, wait); row != kNoRow) {
       draft.evidence.push_back(row);
-      draft.evidence_weights.push_back(idle.interval.length_ns());
+      draft.evidence_weights.push_back(wait.interval.length_ns());
     }
   }
-  IntervalSet gaps = set_clip(make_union(std::move(waits)), steady_bounds(signals));
+  const IntervalSet idle = make_union(std::move(waits));
+  IntervalSet gaps = set_clip(idle, steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
   gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));
   gaps = without_odd_first_step(signals, std::move(gaps));
@@ -159,6 +247,8 @@ Finding detect(const Signals& signals) {
   draft.duration("GPU idle in them", total_length_ns(gaps));
   draft.share("kernels shorter than their launch", short_kernel_share(signals));
   // Launch calls alone tell that the queue was empty, not what kept the host from launching.
+  const std::int64_t named_ns = tell_named_work(signals, idle, draft);
+  if (2 * named_ns >= total_length_ns(idle)) return finish_finding(signals, std::move(draft));
   return finish_told_by_operators(signals, std::move(draft));
 }
 

@@ -23,8 +23,9 @@ constexpr double kConfidence = 0.8;
 /// Exposed pieces that end a phase which had compute.
 std::vector<ExposedPiece> phase_tails(const Signals& signals) {
   std::vector<ExposedPiece> pieces = build_exposed_pieces(signals);
-  std::erase_if(pieces, [](const ExposedPiece& piece) {
-    return !piece.ends_phase || piece.phase_compute_ns == 0;
+  std::erase_if(pieces, [&](const ExposedPiece& piece) {
+    return !piece.ends_phase || piece.phase_compute_ns == 0 ||
+           is_pipeline_transfer(signals, piece.collective);  // see pipeline_bubble
   });
   return pieces;
 }

@@ -49,20 +49,30 @@ bool is_small(const Signals& signals, const Collective& collective) {
          (!says_size(collective) && transfer_of(signals, collective.row).length_ns() <= kSmallNs);
 }
 
-/// Cost of one run: its members, and what is idle of the pauses between them. A pause in which the
-/// GPU works for longer than a small collective takes has work of its own.
+/// Does computation hide most of the collective? Then nobody waits for it.
+bool is_hidden(const Signals& signals, const Collective& collective) {
+  const Interval own = interval_of(signals.table, collective.row);
+  return 2 * covered_ns(signals.gpu.compute, own) > own.length_ns();
+}
+
+/// Cost of one run: its members, and what is idle of the pauses between two that are not hidden. A
+/// pause in which the GPU works for longer than a small collective takes has work of its own.
 void add_run(const Signals& signals, std::span<const Collective> run, Draft& draft) {
   const EventTable& table = signals.table;
   std::int64_t last_end = table.ts_ns[run.front().row];
+  bool after_hidden = false;
   std::vector<Interval> pauses;
   for (const Collective& member : run) {
     const Interval own = interval_of(table, member.row);
     const Interval transfer = transfer_of(signals, member.row);
     if (transfer.length_ns() < kWaitingNs) draft.cost.push_back(transfer);
     const Interval pause{last_end, own.start_ns};
-    if (pause.length_ns() > 0 && covered_ns(signals.gpu.busy, pause) <= kSmallNs) {
+    const bool hidden = is_hidden(signals, member);
+    if (pause.length_ns() > 0 && !hidden && !after_hidden &&
+        covered_ns(signals.gpu.busy, pause) <= kSmallNs) {
       pauses.push_back(pause);
     }
+    after_hidden = hidden;
     last_end = std::max(last_end, own.end_ns);
     draft.evidence.push_back(member.row);
   }

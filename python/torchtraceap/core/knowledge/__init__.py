@@ -35,6 +35,15 @@ class Advice:
     """The same snippet after the change, to paste."""
 
 
+_WITHOUT_CHANGE = Advice(
+    "The program is compiled by XLA, and the changes that are known for this are PyTorch's: what "
+    "holds the device up is named above.",
+    "",
+    "",
+)
+"""Advice where all that is known is for PyTorch."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnowledgeEntry:
     """The text for one type of finding."""
@@ -131,7 +140,7 @@ class KnowledgeEntry:
             circumstances: Circumstances that hold of the trace, see `tables.circumstances`.
         """
         fitting = (advice for words, advice in self.instead if words <= circumstances)
-        return next(fitting, self.advice)
+        return next(fitting, _WITHOUT_CHANGE if "xla" in circumstances else self.advice)
 
 
 def _advice(fields: Mapping[str, Any], default: Advice | None = None) -> Advice:

@@ -81,7 +81,22 @@ def step_time(parts: Sequence[RankTrace]) -> StepTime | None:
         host_ns=round(float(np.mean([each.host_ns[each.counted].mean() for each in found]))),
         steps=sum(map(len, lengths)),
         left_out=sum(int((~each.counted).sum()) for each in found),
+        kinds=_median_by_kind(parts),
     )
+
+
+def _median_by_kind(parts: Sequence[RankTrace]) -> dict[str, int]:
+    """The median of the counted steps of each kind, in ns; empty where all are of one kind."""
+    lengths: dict[str, list[int]] = {}
+    for part in parts:
+        found = iterations_of(part)
+        for step, length, counted in zip(
+            part.tree.steps, found.length_ns.tolist(), found.counted.tolist(), strict=True
+        ):
+            if counted:
+                lengths.setdefault(step.kind, []).append(length)
+    medians = {kind: round(float(np.median(values))) for kind, values in sorted(lengths.items())}
+    return medians if len(medians) > 1 else {}
 
 
 def lengths_ns(ends: Array) -> Array:

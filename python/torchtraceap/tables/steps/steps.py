@@ -70,10 +70,11 @@ def build_steps(part: RankTrace) -> ColumnTable:
     """One row per step, in order of time; empty with a note where the trace has no steps. Steps
     whose GPU records are lost have no row; a note counts them.
 
-    Columns: `name`, `start_ns`, `duration_ns`; `whole` (not the first or last of three or more),
+    Columns: `name`, `start_ns`, `duration_ns`; `kind` (phase of an iteration of a serving engine,
+    such as "decode"; else "unmarked"); `whole` (not the first or last of three or more),
     `inferred`; the classes of GPU time and the idle causes, which sum to the duration; `z`
-    (robust, against the whole steps), `outlier`, `slow` (above 1.5 times the median);
-    `differs` (JSON: name and ns of what takes longest beyond the typical step).
+    (robust, against the whole steps of its kind), `outlier`, `slow` (above 1.5 times the median of
+    its kind); `differs` (JSON: name and ns of what takes longest beyond the typical step).
     """
     steps = recorded_steps(part)
     bounds = [(step.start_ns, step.end_ns) for step in steps]
@@ -83,14 +84,17 @@ def build_steps(part: RankTrace) -> ColumnTable:
     whole = np.zeros(len(recorded), dtype=bool)
     whole[whole_steps(len(recorded))] = True
     whole = whole[recorded]
-    z = _robust_z(durations, whole)
-    median = float(np.median(durations[whole])) if whole.any() else 0.0
+    kinds = [step.kind for step in steps]
+    median = _median_by_kind(durations, whole, kinds)
+    even = durations - median + (np.median(durations[whole]) if whole.any() else 0.0)
+    z = _robust_z(even, whole)
     outlier = (np.abs(z) >= OUTLIER_SIGMAS) & (np.abs(durations - median) >= OUTLIER_SHARE * median)
-    differs = _differences(pieces, whole)
+    differs = _differences(pieces, whole, kinds)
     columns: dict[str, Column] = {
         "name": encode_texts(step.name for step in steps),
         "start_ns": np.asarray([start for start, _ in bounds], dtype=np.int64),
         "duration_ns": durations,
+        "kind": encode_texts(kinds),
         "whole": whole,
         "inferred": np.full(len(steps), part.tree.steps_inferred),
         **_timeline_columns(part, pieces, bounds),
@@ -105,8 +109,12 @@ def build_steps(part: RankTrace) -> ColumnTable:
     return ColumnTable(
         columns,
         shown=(*shown, "idle_ns", "whole", "z", "outlier", "what_differs"),
-        facts={"jitter": _jitter(durations[whole], outlier[whole]), "trend": trend.to_dict()},
-        notes=[*_notes(part, durations, whole, outlier), *trend.notes()],
+        facts={"jitter": _jitter(even[whole], outlier[whole]), "trend": trend.to_dict()},
+        notes=[
+            *_notes(part, even, whole, outlier),
+            *_kind_notes(durations, whole, kinds),
+            *trend.notes(),
+        ],
     )
 
 
@@ -139,6 +147,30 @@ def _timeline_columns(
     return columns
 
 
+def _median_by_kind(durations: Array, whole: Array, kinds: Sequence[str]) -> Array:
+    """Return, by step, the median of the whole steps of its kind, else of all: float64 `[steps]`."""
+    median = np.full(len(durations), np.median(durations[whole]) if whole.any() else 0.0)
+    kind = np.array(kinds)
+    for name in set(kinds):
+        of_kind = kind == name
+        if (of_kind & whole).any():
+            median[of_kind] = np.median(durations[of_kind & whole])
+    return median
+
+
+def _kind_notes(durations: Array, whole: Array, kinds: Sequence[str]) -> list[str]:
+    """What the steps of each kind take, where there are several kinds."""
+    names = sorted(set(kinds))
+    if len(names) < 2:
+        return []
+    median = _median_by_kind(durations, whole, kinds)
+    parts = [
+        f"{kinds.count(name)} {name} ({format_ns(round(median[kinds.index(name)]))})"
+        for name in names
+    ]
+    return [f"Steps by kind, with the median of each: {', '.join(parts)}."]
+
+
 def _robust_z(durations: Array, whole: Array) -> Array:
     """(x - median) / robust sigma of the whole steps; NaN where these are too few or all equal."""
     if whole.sum() < 3 or (sigma := float(robust_sigma(durations[whole]))) == 0:
@@ -147,8 +179,8 @@ def _robust_z(durations: Array, whole: Array) -> Array:
     return z
 
 
-def _differences(pieces: Cut, whole: Array) -> list[list[dict[str, Any]]]:
-    """What each step has more of than the median of the whole steps, the largest first."""
+def _differences(pieces: Cut, whole: Array, kinds: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """What each step has more of than the median of the whole ones of its kind, largest first."""
     book = Codebook()
     kind = pieces.kind.astype(np.int64)
     code = _owner_codes(pieces, book)
@@ -159,6 +191,12 @@ def _differences(pieces: Cut, whole: Array) -> list[list[dict[str, Any]]]:
         return [[] for _ in range(steps)]
     cells = Cells.of(row, pieces.step, pieces.ns, (len(keys), steps))
     excess = cells.ns - cells.of_steps(whole).medians()[cells.row]
+    of_step_kind = np.array(kinds)[cells.step]
+    for name in set(kinds):
+        alike = whole & (np.array(kinds) == name)
+        if alike.any() and not alike[whole].all():
+            mine = of_step_kind == name
+            excess[mine] = cells.ns[mine] - cells.of_steps(alike).medians()[cells.row[mine]]
     floor = OUTLIER_SHARE * np.median(pieces.durations[whole])
     found: list[list[dict[str, Any]]] = [[] for _ in range(steps)]
     for cell in np.lexsort((cells.row, -excess, cells.step)).tolist():
