@@ -352,6 +352,64 @@ def test_files_of_other_tools_are_named(tmp_path: Path, content: bytes, said: st
         ttap.load(path)
 
 
+# ------------------------------------------------------------------------------- prices
+
+
+def reading_loop(folder: Path, host_us: float) -> ttap.Diagnosis:
+    """Ten steps of 30 kernels of 30 us, launched every `host_us`; an `.item()` in the middle."""
+    recorder = Recorder()
+    at = gpu = 0.0
+    for step in range(10):
+        begin = at
+        for number in range(30):
+            recorder.host("cpu_op", "aten::mul", at, host_us - 2)
+            gpu = max(gpu, at + host_us)
+            kernel(recorder, at + host_us - 8, gpu, 30)
+            gpu += 30
+            at += host_us
+            if number == 15:
+                recorder.host("cpu_op", "aten::item", at, gpu + 12 - at)
+                copy = recorder.call("cudaMemcpyAsync", at + 2, 4)
+                name = "Memcpy DtoH (Device -> Pinned)"
+                event = recorder.gpu(copy, gpu + 1, 1, category="gpu_memcpy", name=name)
+                event["args"]["bytes"] = 4
+                recorder.call("cudaStreamSynchronize", at + 7, gpu + 4 - at)
+                at = gpu + 13
+        recorder.host("user_annotation", f"ProfilerStep#{step}", begin, at - begin - 1)
+    return recorder.load(folder).diagnose()
+
+
+def test_a_wait_costs_what_it_adds_to_the_usual_gap(tmp_path: Path) -> None:
+    late = reading_loop(tmp_path / "late", 60.0)  # 30 us idle before every kernel
+    assert late.verdicts["cpu_bound"] == "present"
+    sync = late.finding("host_sync_in_loop")
+    cost_ns = sync.cost_ns if sync else 0
+    assert cost_ns < 10 * 50_000  # the gap behind the wait is 70 us long
+    ahead = finding(reading_loop(tmp_path / "ahead", 10.0), "host_sync_in_loop")
+    assert ahead.cost_ns > 10 * 20_000
+
+
+def test_memory_that_is_given_back_and_taken_again_is_no_first_call(tmp_path: Path) -> None:
+    def run(folder: Path, *, refills: bool) -> ttap.Diagnosis:
+        recorder = Recorder()
+        at = 0.0
+        for number in range(40):  # every kernel has a name of its own: no loop to be seen
+            recorder.host("cpu_op", "aten::mul", at, 8)
+            kernel(recorder, at + 1, at + 10, 300, name=f"kernel_{number}")
+            at += 320
+            if number % 10 == 5:
+                for call in ("cudaFree", "cudaMalloc") if refills else ("cudaMalloc",):
+                    recorder.call(call, at, 400)
+                    at += 410
+        return recorder.load(folder).diagnose()
+
+    thrash = run(tmp_path / "thrash", refills=True)
+    assert "allocator_thrash" in types(thrash)
+    grows = run(tmp_path / "grows", refills=False)
+    assert "allocator_thrash" not in types(grows)
+    assert "cold_start" in types(grows)
+
+
 # ------------------------------------------------------------------------------- shared cases
 
 

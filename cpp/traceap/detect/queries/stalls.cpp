@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "traceap/base/interrupt.hpp"
+#include "traceap/base/statistics.hpp"
 
 namespace traceap {
 
@@ -28,6 +29,41 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
   const IntervalSet& busy = signals.gpu.busy;
   if (busy.empty()) return idle;
   return set_clip(idle, {busy.front().start_ns, signals.profiled.end_ns});
+}
+
+std::int64_t usual_gap_ns(const Signals& signals) {
+  constexpr std::size_t kLeastEvents = 20;  // what a few do is not usual
+  if (signals.tree.gpu_rows.size() < kLeastEvents) return 0;
+  std::vector<std::int64_t> gaps(signals.tree.gpu_rows.size(), 0);
+  std::size_t filled = 0;
+  for (const IdleInterval& idle : signals.idle.intervals) {
+    const bool late = idle.cause == IdleCause::kHostWait && filled < gaps.size();
+    if (late) gaps[filled++] = idle.interval.length_ns();
+  }
+  return median_of(gaps);
+}
+
+namespace {
+
+IntervalSet split_gaps(const IntervalSet& stalls, std::int64_t usual_ns, bool usual) {
+  IntervalSet parts;
+  for (const Interval& stall : stalls) {
+    const std::int64_t border_ns = std::max(stall.start_ns, stall.end_ns - usual_ns);
+    const Interval part =
+        usual ? Interval{border_ns, stall.end_ns} : Interval{stall.start_ns, border_ns};
+    if (part.length_ns() > 0) parts.push_back(part);
+  }
+  return parts;
+}
+
+}  // namespace
+
+IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls) {
+  return split_gaps(stalls, usual_gap_ns(signals), false);
+}
+
+IntervalSet usual_gaps_of(const Signals& signals, const IntervalSet& stalls) {
+  return split_gaps(stalls, usual_gap_ns(signals), true);
 }
 
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes) {

@@ -21,6 +21,14 @@ IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals)
 /// without what waits for work outside the file, nor what lies before the first GPU event: what the
 /// GPU did there was not recorded.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
+/// Note [Usual gap]: where the host is late before most kernels, it would have been late before the
+/// one behind a wait, too. The usual gap is the median over the GPU events of the idle time before
+/// each in which it waits for the host, 0 for an event without any; so it is 0 where the host is
+/// ahead. The last part of each stall, of that length, belongs to cpu_bound.
+std::int64_t usual_gap_ns(const Signals& signals);
+/// Stalls without their usual gaps, and these alone.
+IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls);
+IntervalSet usual_gaps_of(const Signals& signals, const IntervalSet& stalls);
 /// GPU idle that has one of these causes.
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes);
 /// What of fetches (GPU clock) the GPU waits for: idle whose cause is data loading. Other idle

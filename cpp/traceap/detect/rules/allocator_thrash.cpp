@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "traceap/detect/queries/allocator.hpp"
 #include "traceap/detect/queries/host_work.hpp"
@@ -47,6 +48,20 @@ Calls calls_from(const Signals& signals, const std::vector<Row>& rows, std::int6
   return calls;
 }
 
+/// Without a loop that shows where warm-up ends: when memory is first given back and then taken
+/// again. From there on the pools have been full once.
+std::optional<std::int64_t> first_refill(const Signals& signals, const std::vector<Row>& rows) {
+  std::optional<std::int64_t> given_back_ns;
+  for (Row r : rows) {
+    if (gives_memory_back(signals.api(r))) {
+      if (!given_back_ns) given_back_ns = signals.table.ts_ns[r];
+    } else if (given_back_ns) {
+      return given_back_ns;
+    }
+  }
+  return std::nullopt;
+}
+
 /// What the system takes to hand out fresh pages when they are first written is in the operator
 /// that writes them, and can't be told from its own work.
 Finding detect_on_host(const Signals& signals) {
@@ -79,8 +94,9 @@ Finding detect(const Signals& signals) {
   const std::vector<Row> rows = allocator_rows(signals);
   if (rows.empty() || !uncached_allocator_calls(signals).empty()) return absent();
   const WarmUp& warm_up = signals.tree.warm_up;
-  const Calls calls =
-      calls_from(signals, rows, warm_up.known ? warm_up.end_ns : signals.profiled.start_ns);
+  const std::optional<std::int64_t> full_ns =
+      warm_up.known ? warm_up.end_ns : first_refill(signals, rows);
+  const Calls calls = calls_from(signals, rows, full_ns.value_or(signals.profiled.start_ns));
 
   Draft draft(kSaving);
   std::vector<Interval> stalls;
@@ -91,7 +107,7 @@ Finding detect(const Signals& signals) {
   if (calls.frees > 0) draft.count("frees", calls.frees);
   if (!warm_up.by_steps) draft.confidence = 0.7;  // pools may still grow
   Finding finding = finish_finding(signals, std::move(draft));
-  if (!warm_up.known && finding.verdict == Verdict::kPresent) {
+  if (!full_ns && finding.verdict == Verdict::kPresent) {
     // A program that runs once allocates as it goes: growth of the pool, or thrash?
     return abstain({"steps, or a loop that repeats its kernels: where warm-up ends"});
   }

@@ -147,11 +147,13 @@ void add_slow_first_launches(const Signals& signals, Costs& costs) {
   }
 }
 
-/// Growth of the pools in warm-up; in a program that runs once all of it.
+/// Growth of the pools in warm-up; in a program that runs once, until memory is first given back:
+/// from then on the pools have been full (allocator_thrash).
 void add_allocations(const Signals& signals, Costs& costs) {
   const WarmUp& warm_up = signals.tree.warm_up;
   for (Row r : signals.api_rows) {
     if (warm_up.known && signals.table.ts_ns[r] >= warm_up.end_ns) return;
+    if (!warm_up.known && gives_memory_back(signals.api(r))) return;
     if (is_allocator_call(signals.api(r))) costs.add(signals, r, "allocation of memory");
   }
 }

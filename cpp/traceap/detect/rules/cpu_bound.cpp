@@ -13,6 +13,7 @@
 #include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/stalls.hpp"
+#include "traceap/detect/queries/value_reads.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -235,7 +236,9 @@ Finding detect(const Signals& signals) {
       draft.evidence_weights.push_back(wait.interval.length_ns());
     }
   }
-  const IntervalSet idle = make_union(std::move(waits));
+  // Behind a wait a host that is always late is late as well: see Note [Usual gap].
+  const IntervalSet stalls = stalls_of_reads(signals, find_value_reads(signals).reads);
+  const IntervalSet idle = set_union(make_union(std::move(waits)), usual_gaps_of(signals, stalls));
   IntervalSet gaps = set_clip(idle, steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
   gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));

@@ -18,8 +18,10 @@ namespace {
 
 /// A fused step takes one launch per some hundred tensors and a foreach step about ten times that;
 /// SGD by parameter takes one to three launches per parameter, Adam ten or more. With fewer
-/// launches than this there is nothing to fuse.
-constexpr std::size_t kMinLaunches = 50;
+/// launches than this in a step's range there is nothing to fuse.
+constexpr std::size_t kMinLaunches = 16;
+/// Without a range, so many updates in a row are no accident.
+constexpr std::size_t kMinOwnUpdates = 50;
 /// Most launches of the step must be single: a foreach step launches a few of them as well.
 constexpr double kMinSingleShare = 0.5;
 /// Without a simulator: half of the GPU work, as a fused update reads and writes every tensor once
@@ -106,7 +108,7 @@ class OwnLoops {
   void end_run() {
     const auto in_place =
         static_cast<std::size_t>(std::count_if(run_.begin(), run_.end(), in_place_));
-    if (run_.size() >= kMinLaunches && kInPlaceOneIn * in_place >= run_.size()) {
+    if (run_.size() >= kMinOwnUpdates && kInPlaceOneIn * in_place >= run_.size()) {
       loops_.push_back(run_);
     }
     run_.clear();
