@@ -78,6 +78,36 @@ def test_pairs_of_different_pace_make_nobody_late(tmp_path: Path) -> None:
     assert diagnosis.further_verdicts["straggler"] == "absent"
 
 
+@pytest.mark.parametrize(("pausing", "found"), [((0, 1, 2, 3), True), ((1, 1, 1, 1), False)])
+def test_ranks_that_pause_in_turn(tmp_path: Path, pausing: tuple[int, ...], found: bool) -> None:
+    """Four ranks, eight steps of 5 ms; in every second one a rank pauses for 4 ms."""
+    for rank in range(4):
+        recorder = Recorder(pid=4000 + rank, device=rank)
+        recorder.members["distributedInfo"] = {"rank": rank, "world_size": 4, "backend": "nccl"}
+        at = 0.0
+        for step in range(8):
+            late_us = 4000.0 if step % 2 else 0.0
+            mine_us = late_us if pausing[step // 2] == rank else 0.0
+            recorder.host("cpu_op", "aten::mm", at + mine_us, 8)
+            kernel(recorder, at + mine_us + 1, at + mine_us + 20, 5000)
+            arrived, ends = at + mine_us + 5021, at + late_us + 5121
+            event = kernel(
+                recorder, at + mine_us + 12, arrived, ends - arrived, name=NCCL, stream=20
+            )
+            event["args"] |= {
+                "Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "BFloat16",
+                "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]", "Seq": step,
+            }  # fmt: skip
+            recorder.host("user_annotation", f"ProfilerStep#{step}", at, ends + 5 - at)
+            at = ends + 10
+        recorder.write(tmp_path / f"rank{rank}.json.gz")
+    diagnosis = ttap.load(tmp_path).diagnose()
+    assert ("rotating_pauses" in types(diagnosis)) is found
+    assert ("straggler" in types(diagnosis)) is not found
+    if found:
+        assert finding(diagnosis, "rotating_pauses").cost_ns == pytest.approx(4 * 3 * 4e6, rel=0.02)
+
+
 def pipeline_stage(
     folder: Path, recv_us: float, *, coalesced: bool = False, steps: int = 4
 ) -> ttap.Diagnosis:

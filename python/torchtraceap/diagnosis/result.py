@@ -94,7 +94,7 @@ class Diagnosis(Result):
 
     @property
     def framework(self) -> str:
-        """ "pytorch" or "xla"; "unknown" where the trace does not show it, or where ranks differ."""
+        """Return "pytorch", "xla", or "unknown" where the trace does not tell or ranks differ."""
         return self._shared([rank.tree.workload.framework for rank in self.trace.ranks])
 
     @staticmethod

@@ -41,7 +41,7 @@ Finding judge_with_peers(const char* type, const TraceText& text, double wait_us
   peers.known = true;
   for (const Collective& c : signals.collectives) {
     const auto wait_ns = static_cast<std::int64_t>(wait_us * 1e3);
-    peers.parts.push_back({c.row, wait_ns, wait_ns, wait_ns, 0});
+    peers.parts.push_back({c.row, wait_ns, wait_ns, wait_ns, 0, 1});
   }
   signals.peers = peers;
   return run_rule(type, signals);

@@ -61,6 +61,8 @@ class PeerViewer {
     const bool for_straggler = match.comparable && match.synchronising &&
                                lateness_[match.latest_rank].verdict == RankVerdict::kStraggler;
     const std::int64_t lead_ns = lead_of_last_ns(parts);
+    const bool tells_last = match.comparable && match.synchronising && match.latest_rank != kNoRank;
+    const std::int64_t last_rank = tells_last ? number_of(ranks_, match.latest_rank) : kNoId;
     const std::optional<double> imbalance = imbalance_of(parts);
     if (imbalance) worst_imbalance_ = std::max(worst_imbalance_.value_or(1.0), *imbalance);
     const bool uneven = match.comparable && imbalance.value_or(1.0) > kUneven;
@@ -72,7 +74,8 @@ class PeerViewer {
                                          .wait_ns = wait_ns,
                                          .gain_ns = std::min(wait_ns, lead_ns),
                                          .wait_any_ns = part.wait_ns,
-                                         .imbalance_ns = static_cast<std::int64_t>(lost_ns)});
+                                         .imbalance_ns = static_cast<std::int64_t>(lost_ns),
+                                         .last_rank = last_rank});
     }
   }
 

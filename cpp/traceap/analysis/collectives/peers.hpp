@@ -15,8 +15,9 @@ struct PeerPart {
   Row row;
   std::int64_t wait_ns = 0;  ///< it waited at the start for a rank that keeps the others waiting
   std::int64_t gain_ns = 0;  ///< of that, what is gone if that rank comes with the last but one
-  std::int64_t wait_any_ns = 0;   ///< waited for whichever rank came last
-  std::int64_t imbalance_ns = 0;  ///< transfer that even parts of an all-to-all would save
+  std::int64_t wait_any_ns = 0;    ///< waited for whichever rank came last
+  std::int64_t imbalance_ns = 0;   ///< transfer that even parts of an all-to-all would save
+  std::int64_t last_rank = kNoId;  ///< number of the rank that came last; kNoId if not comparable
 };
 
 struct Straggler {

@@ -148,7 +148,7 @@ def _timeline_columns(
 
 
 def _median_by_kind(durations: Array, whole: Array, kinds: Sequence[str]) -> Array:
-    """Return, by step, the median of the whole steps of its kind, else of all: float64 `[steps]`."""
+    """Return the median of the whole steps of each step's kind, else of all: float64 `[steps]`."""
     median = np.full(len(durations), np.median(durations[whole]) if whole.any() else 0.0)
     kind = np.array(kinds)
     for name in set(kinds):
