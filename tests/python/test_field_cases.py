@@ -230,6 +230,61 @@ def test_kernels_that_a_collective_slows(tmp_path: Path, slower: bool) -> None:
     assert "takes 700 µs there and 400 µs alone" in found.why
 
 
+@pytest.mark.parametrize("needless", [True, False])
+def test_gradients_exchanged_more_often_than_used(tmp_path: Path, needless: bool) -> None:
+    """Four micro-batches before each update; all exchange, or only the last."""
+    recorder = Recorder()
+    recorder.members["distributedInfo"] = {"rank": 0, "world_size": 8, "backend": "nccl"}
+    at = 0.0
+    for step in range(4):
+        begin = at
+        for batch in range(4):
+            recorder.host("user_annotation", "DistributedDataParallel.forward", at, 30)
+            recorder.host("cpu_op", "aten::mm", at + 2, 20)
+            kernel(recorder, at + 4, at + 20, 500)
+            name = "autograd::engine::evaluate_function: MmBackward0"
+            for place in range(3):
+                recorder.host("cpu_op", name, at + 40 + 20 * place, 18)
+                kernel(recorder, at + 44 + 20 * place, at + 520 + 200 * place, 200)
+            if needless or batch == 3:
+                event = kernel(recorder, at + 100, at + 1121, 400, name=NCCL, stream=20)
+                event["args"] |= {"Collective name": "allreduce", "In msg nelems": 1 << 22}
+            at += 1540
+        recorder.host("user_annotation", "Optimizer.step#SGD.step", at, 30)
+        recorder.host("cpu_op", "aten::_foreach_add_", at + 2, 20)
+        kernel(recorder, at + 4, at + 20, 100)
+        at += 150
+        recorder.host("user_annotation", f"ProfilerStep#{step}", begin, at - begin - 1)
+    diagnosis = recorder.load(tmp_path).diagnose()
+    assert ("needless_gradient_sync" in types(diagnosis)) is needless
+    if needless:
+        assert finding(diagnosis, "needless_gradient_sync").cost_ns == 4 * 3 * 400_000
+        assert "no_sync" in finding(diagnosis, "needless_gradient_sync").fix
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_parameters_gathered_without_prefetching(tmp_path: Path, ahead: bool) -> None:
+    recorder = Recorder()
+    recorder.members["distributedInfo"] = {"rank": 0, "world_size": 8, "backend": "nccl"}
+    gathers = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    at = 0.0
+    for step in range(4):
+        begin, gpu = at, at + 420
+        for layer in range(8):
+            recorder.host("user_annotation", "FSDP::all_gather", at, 8)
+            gathered = gpu - 410 if not ahead or layer == 0 else gpu - 800
+            event = kernel(recorder, at + 1, gathered, 400, name=gathers, stream=20)
+            event["args"] |= {"Collective name": "_allgather_base", "In msg nelems": 1 << 22}
+            recorder.host("cpu_op", "aten::mm", at + 10, 8)
+            kernel(recorder, at + 12, gpu, 800)
+            gpu += 801 if ahead else 1215
+            at += 20
+        at = gpu + 10
+        recorder.host("user_annotation", f"ProfilerStep#{step}", begin, at - begin - 1)
+    diagnosis = recorder.load(tmp_path).diagnose()
+    assert ("unprefetched_parameters" in types(diagnosis)) is not ahead
+
+
 # ------------------------------------------------------------------------------ graphs and host
 
 

@@ -98,7 +98,7 @@ std::uint32_t signs_of_host(const TreeContext& context, Row row, std::string_vie
                           "torch.distributed.ddp.reducer"})) {
     signs |= kSignDdp;
   }
-  if (contains_any(name, {"FullyShardedDataParallel", "FSDP::"})) signs |= kSignFsdp;
+  if (contains_any(name, {"FullyShardedDataParallel", "FSDP::", "fsdp::"})) signs |= kSignFsdp;
   if (contains_any(lower, {"deep_ep::", "pplx", "moe_all_to_all"})) signs |= kSignExpert;
   if (contains(lower, "low_latency_dispatch")) signs |= kSignDecode;
   return signs;

@@ -5,9 +5,8 @@
 // hand after backward. Cost: the exposed part of these all-reduces, waiting for late ranks apart.
 
 #include <algorithm>
-#include <unordered_map>
 
-#include "traceap/base/sums.hpp"
+#include "traceap/detect/queries/backward_passes.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/rules.hpp"
@@ -21,56 +20,12 @@ constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .low = 0.2,
 /// that leaves room.
 constexpr std::int64_t kLargeBucketBytes = std::int64_t{50} << 20;
 
-/// The pass of backward work that a GPU event belongs to, by order of start.
-struct BackwardPass {
-  std::vector<Row> all_reduces;
-  std::int64_t bytes = 0;
-  bool sized = true;
-  std::size_t kernels = 0;
-};
-
-/// Backward passes, each up to the first forward kernel behind it.
-std::vector<BackwardPass> list_passes(const Signals& signals) {
-  std::unordered_map<Row, const Collective*> all_reduces;
-  for (const Collective& c : signals.collectives) {
-    if (c.kind == CollectiveKind::kAllReduce) all_reduces.emplace(c.row, &c);
-  }
-  std::vector<BackwardPass> passes;
-  bool open = false;
-  for (Row r : signals.tree.gpu_rows) {
-    const Phase phase = signals.tree.phase[r];
-    if (phase == Phase::kForward) open = false;
-    if (phase == Phase::kBackward && !open) {
-      passes.emplace_back();
-      open = true;
-    }
-    if (!open) continue;
-    BackwardPass& pass = passes.back();
-    const bool compute = signals.tree.gpu_class[r] == GpuClass::kCompute;
-    if (compute && phase == Phase::kBackward) ++pass.kernels;
-    const auto found = all_reduces.find(r);
-    if (found == all_reduces.end()) continue;
-    pass.all_reduces.push_back(r);
-    const std::int64_t bytes = found->second->bytes.value_or(0);
-    pass.sized = pass.sized && bytes > 0;
-    add_to(pass.bytes, bytes);
-  }
-  return passes;
-}
-
-IntervalSet exposed_of(const Signals& signals, const std::vector<Row>& rows) {
-  std::vector<Interval> own;
-  for (Row r : rows) own.push_back(interval_of(signals.table, r));
-  const IntervalSet alone = set_difference(make_union(std::move(own)), signals.gpu.compute);
-  return set_difference(alone, waits_for_late_ranks(signals));
-}
-
 Finding detect(const Signals& signals) {
   if (signals.gpu.communication.empty() || !has_backward(signals)) return absent();
   std::vector<Row> single;
   std::int64_t bytes = 0;
   bool sized = true;
-  for (const BackwardPass& pass : list_passes(signals)) {
+  for (const BackwardPass& pass : list_backward_passes(signals)) {
     if (pass.all_reduces.size() != 1 || pass.kernels < 2) continue;
     if (pass.sized && pass.bytes < kLargeBucketBytes) continue;
     const std::int64_t length_ns = signals.table.dur_ns[pass.all_reduces.front()];
@@ -81,7 +36,7 @@ Finding detect(const Signals& signals) {
   }
   if (single.empty()) return absent();
   Draft draft(kSaving);
-  draft.cost = exposed_of(signals, single);
+  draft.cost = exposed_alone(signals, single);
   if (!sized) {
     if (!is_material(signals, total_length_ns(draft.cost))) return absent();
     return abstain({"message sizes of the collectives"});
