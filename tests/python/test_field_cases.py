@@ -495,6 +495,26 @@ def test_memory_that_is_given_back_and_taken_again_is_no_first_call(tmp_path: Pa
     assert "cold_start" in types(grows)
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_mask_that_keeps_fused_attention_out_is_named(tmp_path: Path, masked: bool) -> None:
+    recorder = Recorder()
+    mask = [[2, 1, 512, 512]] if masked else [[]]
+    at = gpu = 0.0
+    for step in range(4):
+        begin = at
+        heads = [[2, 8, 512, 64]] * 3
+        recorder.host("cpu_op", "aten::_scaled_dot_product_attention_math", at, 60,
+                      **{"Input Dims": [*heads, *mask, [], []]})  # fmt: skip
+        for place in range(3):
+            kernel(recorder, at + 10 * place, max(gpu, at + 10 * place + 8), 400)
+            gpu = max(gpu, at + 10 * place + 8) + 400
+        at = gpu + 5
+        recorder.host("user_annotation", f"ProfilerStep#{step}", begin, at - begin - 1)
+    found = finding(recorder.load(tmp_path).diagnose(), "attention_not_fused")
+    assert ("a mask of 2 by 1 by 512 by 512" in found.why) is masked
+    assert "is_causal=True" in found.fix
+
+
 # ------------------------------------------------------------------------------- shared cases
 
 

@@ -63,6 +63,7 @@ class BlockFinder {
         return reset();
       case Part::kMath:
         blocks_.push_back({op, op, std::nullopt});
+        note_mask(op);
         math_end_ns_ = table_.end_ns(op);
         return reset();
       case Part::kBatchedProduct:
@@ -74,6 +75,8 @@ class BlockFinder {
   const std::vector<Block>& blocks() const { return blocks_; }
   bool shapes_known() const { return shapes_known_; }
   const std::string& example() const { return example_; }
+  /// Dimensions of a mask with which SDPA fell back to separate operators; empty where none did.
+  const std::string& mask() const { return mask_; }
 
  private:
   static constexpr std::uint8_t kUnjudged = 255;
@@ -84,6 +87,15 @@ class BlockFinder {
     return static_cast<Part>(part);
   }
   void reset() { first_ = softmax_ = kNoRow; }
+
+  void note_mask(Row op) {
+    constexpr std::size_t kMaskInput = 3;  // query, key, value, attn_mask
+    const std::vector<TensorInfo> inputs = reader_.inputs(op);
+    if (!mask_.empty() || inputs.size() <= kMaskInput) return;
+    for (const std::int64_t size : inputs[kMaskInput].dims) {
+      mask_ += (mask_.empty() ? "" : " by ") + std::to_string(size);
+    }
+  }
 
   void visit_product(Row op) {
     if (softmax_ != kNoRow) {
@@ -119,7 +131,7 @@ class BlockFinder {
   InputReader reader_;
   std::vector<std::uint8_t> part_;
   std::vector<Block> blocks_;
-  std::string example_;
+  std::string example_, mask_;
   Row first_ = kNoRow, softmax_ = kNoRow;
   std::int64_t math_end_ns_ = kNoId;
   bool shapes_known_ = false;
@@ -197,6 +209,7 @@ Finding detect(const Signals& signals) {
   }
   draft.count("blocks", finder.blocks().size());
   if (!finder.example().empty()) draft.text("example", finder.example());
+  if (!finder.mask().empty()) draft.text("mask", finder.mask());
   return finish_finding(signals, std::move(draft));
 }
 
