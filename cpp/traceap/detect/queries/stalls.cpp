@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "traceap/base/interrupt.hpp"
-#include "traceap/base/statistics.hpp"
+#include "traceap/base/sums.hpp"
 
 namespace traceap {
 
@@ -33,14 +33,16 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
 
 std::int64_t usual_gap_ns(const Signals& signals) {
   constexpr std::size_t kLeastEvents = 20;  // what a few do is not usual
-  if (signals.tree.gpu_rows.size() < kLeastEvents) return 0;
-  std::vector<std::int64_t> gaps(signals.tree.gpu_rows.size(), 0);
-  std::size_t filled = 0;
+  const std::size_t events = signals.tree.gpu_rows.size();
+  if (events < kLeastEvents) return 0;
+  std::int64_t total_ns = 0;
   for (const IdleInterval& idle : signals.idle.intervals) {
-    const bool late = idle.cause == IdleCause::kHostWait && filled < gaps.size();
-    if (late) gaps[filled++] = idle.interval.length_ns();
+    if (idle.cause != IdleCause::kHostWait) continue;
+    add_to(total_ns, std::min(idle.interval.length_ns(), kLaunchLatencyBoundNs));
   }
-  return median_of(gaps);
+  constexpr std::int64_t kLeastGapNs = 5'000;  // less is the device's own latency
+  const std::int64_t usual_ns = total_ns / static_cast<std::int64_t>(events);
+  return usual_ns < kLeastGapNs ? 0 : usual_ns;
 }
 
 namespace {

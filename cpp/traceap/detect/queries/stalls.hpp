@@ -22,9 +22,9 @@ IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals)
 /// GPU did there was not recorded.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
 /// Note [Usual gap]: where the host is late before most kernels, it would have been late before the
-/// one behind a wait, too. The usual gap is the median over the GPU events of the idle time before
-/// each in which it waits for the host, 0 for an event without any; so it is 0 where the host is
-/// ahead. The last part of each stall, of that length, belongs to cpu_bound.
+/// one behind a wait, too. The usual gap is the mean over the GPU events of the idle time before
+/// each in which it waits for the host, up to 100 us; a mean below 5 us, as where the host
+/// is ahead, counts as none. The last part of each stall, of that length, belongs to cpu_bound.
 std::int64_t usual_gap_ns(const Signals& signals);
 /// Stalls without their usual gaps, and these alone.
 IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls);
