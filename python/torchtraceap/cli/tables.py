@@ -35,7 +35,7 @@ from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
-    from torchtraceap.tables.spec import Option
+    from torchtraceap.tables.catalog import Option
     from torchtraceap.trace.trace import Trace
 
 __all__ = [
@@ -311,7 +311,7 @@ def _describe_memory_timeline(parser: Parser) -> None:
 
 
 def _memory_timeline(options: Options) -> int:
-    from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
+    from torchtraceap.tables.gpu.memory import read_memory_timeline
 
     check_table_output(options, [options.source])
     return give_table(read_memory_timeline(options.source), options)

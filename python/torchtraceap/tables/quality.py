@@ -18,7 +18,7 @@ from torchtraceap.core.intervals import covered_ns
 from torchtraceap.core.results import Quality, QualityNote
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.spec import TableSpec
+from torchtraceap.tables.catalog import TableSpec
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace

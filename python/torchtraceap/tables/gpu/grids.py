@@ -21,6 +21,8 @@ from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -29,15 +31,13 @@ from torchtraceap.tables.gpu.gpu_events import (
     time_statistics,
     weighted_mean,
 )
-from torchtraceap.tables.gpu.occupancy import (
+from torchtraceap.tables.gpu.recorded_device import (
     LIMITS,
     Multiprocessor,
     multiprocessors_of,
     resident_blocks,
 )
 from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
-from torchtraceap.tables.labels import check_choice, steps_of
-from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_grids"]

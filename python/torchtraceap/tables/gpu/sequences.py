@@ -13,9 +13,9 @@ from torchtraceap.core.columns import Column, encode_json
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import canonical_name, triton_name
+from torchtraceap.tables.catalog import Option, PageView, TableSpec
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream, gpu_notes
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.spec import Option, PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_sequences"]

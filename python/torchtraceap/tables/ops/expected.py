@@ -32,13 +32,11 @@ from torchtraceap.ops.durations.estimate import Estimate, Estimates, UnknownDura
 from torchtraceap.ops.durations.families import estimate_works
 from torchtraceap.ops.durations.operators import estimate_measured
 from torchtraceap.ops.models import Work
-from torchtraceap.tables.gpu.gpu_work import Collective, GpuWork, Kind
+from torchtraceap.tables.catalog import Option, TableSpec, check_choice
 from torchtraceap.tables.gpu.recorded_device import chosen_device
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.labels import check_choice
-from torchtraceap.tables.ops.own_times import own_estimates
+from torchtraceap.tables.ops.gpu_work import Collective, GpuWork, Kind, own_estimates
 from torchtraceap.tables.ops.roofline import computing_type
-from torchtraceap.tables.spec import Option, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["METHODS", "TABLE", "Expectation", "build_expected", "kind_times"]

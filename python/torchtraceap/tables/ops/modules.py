@@ -9,7 +9,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.sums import add, totals
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_modules", "modules_of"]

@@ -14,10 +14,10 @@ from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.ops.models.families import family_of
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import phases_of, steps_of, threads_of
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, phases_of, steps_of, threads_of
 from torchtraceap.tables.ops.modules import modules_of
-from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "Calls", "build_ops", "collect_calls"]

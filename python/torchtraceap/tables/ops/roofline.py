@@ -23,9 +23,9 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.models import Work, family_of
+from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
 from torchtraceap.tables.gpu.recorded_device import chosen_device
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.labels import check_choice
 from torchtraceap.tables.ops.calls import (
     MOST_KERNELS,
     Calls,
@@ -34,7 +34,6 @@ from torchtraceap.tables.ops.calls import (
     Texts,
     reason_of,
 )
-from torchtraceap.tables.spec import Option, PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "attainable_ns", "build_roofline", "computing_type", "peak_of"]

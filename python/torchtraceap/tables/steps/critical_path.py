@@ -14,10 +14,10 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
+from torchtraceap.tables.events import thread_names
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, thread_names
-from torchtraceap.tables.ranks.joined import JoinedRanks, join_ranks
-from torchtraceap.tables.spec import Option, PageView, TableSpec
+from torchtraceap.tables.matching import JoinedRanks, join_ranks
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["TABLE", "build_critical_path", "path_segments"]

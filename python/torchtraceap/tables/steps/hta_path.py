@@ -11,8 +11,8 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.catalog import check_choice
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["build_hta_path"]

@@ -23,8 +23,8 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import sum_by_index
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.tables.steps.pieces import (
     NORMAL_MAD,
     Cells,

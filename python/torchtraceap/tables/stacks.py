@@ -1,4 +1,4 @@
-"""Calls merged by who called them: one row for each stack of names, as a flame graph draws it."""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import add, sum_by_index, total
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import names_without_addresses, thread_names
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, names_without_addresses, thread_names
 from torchtraceap.tables.ops.ops import ORPHAN_NAME
-from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["MAX_LEVELS", "TABLE", "build_stacks"]
+
 
 MAX_LEVELS = 128
 """Levels of host calls that are told apart; what is deeper counts for its caller at the last."""

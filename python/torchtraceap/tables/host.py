@@ -1,4 +1,4 @@
-"""What the CPU threads did, and what they did while the GPU had nothing to do."""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.sums import total, totals
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, names_without_addresses, thread_names
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import names_without_addresses, thread_names
+from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream
+from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "build_host"]
+__all__ = ["TABLE", "IdleTable", "build_host", "build_idle", "idle_by_stream"]
 
 
 def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
@@ -219,3 +220,87 @@ TABLE = TableSpec(
         "frame": ("name", "self_ns", "gpu_idle_ns", "idle_share", "main_cause"),
     },
 )
+
+
+class IdleTable(ColumnTable):
+    """Idle intervals of the GPU: start_ns, end_ns, cause, explained_by and next_gpu_row.
+
+    The last two are rows of the event table, `_core.NO_ROW` where there is none.
+    """
+
+    def __init__(self, core: _core.IdleBreakdown) -> None:
+        super().__init__(
+            {
+                "start_ns": core.start_ns,
+                "end_ns": core.end_ns,
+                "cause": TextCodes(core.cause.astype(np.int8), _core.idle_cause_names()),
+                "explained_by": core.explained_by,
+                "next_gpu_row": core.next_gpu_row,
+            }
+        )
+        self.totals_ns: dict[str, int] = core.totals
+        """Idle time by cause, ns; sums to the idle time exactly."""
+
+
+def build_idle(part: RankTrace, *, profiled: bool = False) -> IdleTable:
+    """Over the profiled time, or from the first to the last GPU event."""
+    return IdleTable(part.idle(part.tree.profiled if profiled else None))
+
+
+KERNEL_WAIT_NS = 30_000
+"""Shorter gaps are what the device takes from one kernel to the next (HTA's default)."""
+
+_CAUSES = ("host wait", "kernel wait", "other")
+
+
+def idle_by_stream(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Gaps between the events of one stream, by stream and cause.
+
+    Args:
+        events: All GPU events of a rank.
+
+    Returns:
+        Columns as docs/kernels.md lists them, and those that are shown.
+    """
+    place, gap_ns = _gaps(events)
+    cause = _causes(events, place, gap_ns)
+    groups = Groups(events.stream[place], cause)
+    stream = events.stream[place[groups.first]]
+    order = order_by(stream, cause[groups.first])
+    sums = groups.sum(gap_ns)
+    by_stream = Groups(stream)
+    of_stream = by_stream.sum(sums)[by_stream.index]
+    columns: dict[str, Column] = {
+        **device_and_stream(events.part, stream[order]),
+        "cause": TextCodes(cause[groups.first[order]].astype(np.int32), _CAUSES),
+        "gaps": groups.count[order],
+        "idle_ns": sums[order],
+        "stream_share": (sums / np.maximum(1, of_stream))[order],
+        "mean_ns": groups.mean(gap_ns)[order],
+        "median_ns": groups.median(gap_ns)[order],
+        "max_ns": groups.maximum(gap_ns)[order],
+    }
+    return columns, tuple(columns)
+
+
+def _gaps(events: GpuEvents) -> tuple[Array, Array]:
+    """Indices of events before which their stream idles, by stream and start, and for how long."""
+    places, gaps = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for _, members in rows_by_key(events.stream):
+        start_ns = events.start_ns[members]
+        order = np.argsort(start_ns, kind="stable")
+        start_ns = start_ns[order]
+        reach_ns = np.maximum.accumulate(start_ns + events.duration_ns[members][order])
+        gap_ns = start_ns[1:] - reach_ns[:-1]
+        idle = gap_ns > 0
+        places.append(members[order][1:][idle])
+        gaps.append(gap_ns[idle])
+    return np.concatenate(places), np.concatenate(gaps)
+
+
+def _causes(events: GpuEvents, place: Array, gap_ns: Array) -> Array:
+    """int64: in _CAUSES. The host is late if the call began when the stream already idled."""
+    since_call_ns = events.part.tree.launch_delays_ns()[events.places[place]]
+    host = events.is_linked[place] & (since_call_ns < gap_ns)
+    causes: Array = np.where(host, 0, np.where(gap_ns < KERNEL_WAIT_NS, 1, 2))
+    return causes

@@ -1,4 +1,4 @@
-"""`build_ranks`: the ranks of a job compared with each other."""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from torchtraceap.core.columns import Column, encode_json, encode_texts
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total, totals
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.collectives import clock_notes, rank_notes
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.labels import check_choice
-from torchtraceap.tables.ranks.collectives import clock_notes, rank_notes
-from torchtraceap.tables.ranks.lateness import rank_lateness
-from torchtraceap.tables.ranks.matching import MatchedCollectives, match_collectives
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.matching import MatchedCollectives, match_collectives, rank_lateness
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["TABLE", "all_to_all_matrix", "build_ranks"]
+
 
 LONE = "There is one rank only: nothing to compare it with."
 

@@ -1,22 +1,88 @@
-"""The events of each window as arrays, with canonical names: what models of events read."""
+"""Windows of equal time with their features, and their events as arrays for models of events."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.rendering import renderable
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import canonical_name
-from torchtraceap.tables.windows.windows import build_windows
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MOST_TOKENS", "Tokens", "build_tokens"]
+__all__ = [
+    "MOST_TOKENS",
+    "FeatureTable",
+    "Tokens",
+    "build_features",
+    "build_tokens",
+    "build_windows",
+    "check_count",
+    "feature_names",
+]
+
+
+renderable(_core.WindowSet)
+
+
+class FeatureTable(ColumnTable):
+    """One row per window: start_ns, end_ns and the features of docs/features.md."""
+
+    def __init__(self, windows: _core.WindowSet, block: _core.FeatureBlock) -> None:
+        bounds_ns = windows.bounds_ns
+        columns: dict[str, Any] = {"start_ns": bounds_ns[:-1], "end_ns": bounds_ns[1:]}
+        super().__init__(columns | dict(zip(block.names, block.values.T, strict=True)))
+        self.names: list[str] = block.names
+        self.values_matrix = block.values
+        """float64 `[windows, features]`."""
+        self.zscores = block.zscores
+        """float64 `[windows, features]`: (x - median) / (1.4826 MAD) within the trace."""
+
+
+def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _core.WindowSet:
+    """Windows of equal time (or of `length_ns`) over the profiled time, with their rows.
+
+    Raises:
+        OptionError: No sensible number of windows, or a negative length.
+    """
+    check_count("count", count)
+    if length_ns < 0:
+        raise OptionError("length_ns must not be negative")
+    return _core.build_windows(part.table, part.tree, count=count, length_ns=length_ns)
+
+
+def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
+    """One row of numbers per window, and their robust z-scores."""
+    windows = build_windows(part, count=count)
+    return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
+
+
+def check_count(name: str, count: int) -> None:
+    """Raises OptionError unless `count` is a sensible number of windows."""
+    if not isinstance(count, (int, np.integer)) or not 1 <= count <= 1_000_000:
+        raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")
+
+
+@cache
+def feature_names() -> tuple[str, ...]:
+    """Names of the features, in the order of the columns; the same for every trace."""
+    from torchtraceap.trace.event_table import event_table
+
+    table = event_table(
+        ts_ns=[0], dur_ns=[1], name=["event"], category=["cpu_op"], pid=[0], tid=[0]
+    )
+    tree = _core.build_tree(table)
+    windows = _core.build_windows(table, tree, count=1)
+    return tuple(_core.build_features(table, tree, windows).names)
+
 
 MOST_TOKENS = 65536
 """The largest cap of a window."""

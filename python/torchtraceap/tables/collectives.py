@@ -1,4 +1,4 @@
-"""`build_collectives`: one row per collective of the job, with what each rank gave and waited."""
+"""DOC"""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.ops.durations.collectives import bus_factor
 from torchtraceap.ops.kernel_names import canonical_name
+from torchtraceap.tables.catalog import PageView, TableSpec
+from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.grouping import rows_by_key
-from torchtraceap.tables.labels import steps_of
-from torchtraceap.tables.ranks.matching import MatchedCollectives, match_collectives
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.matching import MatchedCollectives, match_collectives
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks
 
 __all__ = ["TABLE", "build_collectives", "clock_notes", "rank_notes"]
+
 
 SHOWN = (
     "name",

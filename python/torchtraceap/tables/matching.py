@@ -1,9 +1,10 @@
-"""`match_collectives`: what every table over several ranks starts from."""
+"""DOC"""
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from operator import add
 from pathlib import Path
@@ -11,12 +12,27 @@ from typing import TYPE_CHECKING
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.order import distinct
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import check_target, replacing
+from torchtraceap.errors import OptionError
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["MatchedCollectives", "match_collectives", "rank_collectives"]
+__all__ = [
+    "JoinedRanks",
+    "MatchedCollectives",
+    "join_ranks",
+    "match_collectives",
+    "merge_ranks",
+    "peer_views",
+    "rank_collectives",
+    "rank_lateness",
+]
+
 
 # tensorboard_trace_handler's file names: host_pid.time.pt.trace.json[.gz]
 _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(?:\.gz)?$")
@@ -147,3 +163,115 @@ class MatchedCollectives:
             if devices.tolist() != [number % per_node]:
                 return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRanks:
+    """Ranks whose clocks can be compared, and where they meet."""
+
+    parts: list[RankTrace]
+    places: list[int]
+    """Index of each in the trace."""
+    offsets_ns: list[int]
+    """Added to a rank's times: the common clock."""
+    meetings: _core.Meetings | None
+    """Matched collectives whose end needs every member; None where there is one rank."""
+    notes: list[str]
+
+    @property
+    def as_arguments(self) -> list[tuple[_core.EventTable, _core.EventTree, int]]:
+        """As the core's graphs take them."""
+        pairs = zip(self.parts, self.offsets_ns, strict=True)
+        return [(part.table, part.tree, offset) for part, offset in pairs]
+
+
+def join_ranks(trace: Ranks) -> JoinedRanks:
+    """The largest set of ranks that share collectives; the notes say which are left out."""
+    if len(trace.ranks) == 1:
+        return JoinedRanks([trace.ranks[0]], [0], [0], None, [])
+    matched = rank_collectives(trace)
+    clocks = matched.clocks
+    components = [clock.component for clock in clocks]
+    chosen = max(dict.fromkeys(components), key=components.count)
+    places = [i for i, component in enumerate(components) if component == chosen]
+    parts = [trace.ranks[place] for place in places]
+    offsets = [_offset_ns(clocks[i], trace.ranks[i], matched.clock_epoch_ns) for i in places]
+    notes = _rank_notes(trace, parts, [clocks[i] for i in places])
+    return JoinedRanks(parts, places, offsets, matched.meetings(places), notes)
+
+
+def _offset_ns(clock: _core.ClockFit, part: RankTrace, epoch_ns: int) -> int:
+    """What to add to the times of a rank; a drift is taken at the middle of its profiled time."""
+    if not clock.applied:
+        return 0
+    middle_ns = sum(part.tree.profiled) // 2
+    return -round(clock.offset_ns + clock.drift * (middle_ns - epoch_ns))
+
+
+def _rank_notes(
+    trace: Ranks, parts: Sequence[RankTrace], clocks: Sequence[_core.ClockFit]
+) -> list[str]:
+    notes = []
+    if len(parts) < len(trace.ranks):
+        notes.append(
+            f"{len(parts)} of {len(trace.ranks)} ranks are taken together: the others share no "
+            "collective with them, so their clocks can't be compared."
+        )
+    if len(parts) > 1:
+        residual = max(clock.residual_ns for clock in clocks)
+        notes.append(
+            "A collective moves data once its last rank has begun: where others wait, the path "
+            f"goes on with what made that rank late. Clocks agree to {format_ns(residual)}."
+        )
+    return notes
+
+
+def rank_lateness(trace: Ranks) -> _core.Lateness:
+    """By rank; measured once for a trace. A rank is late that costs the others a material time."""
+    return trace.cached(
+        "lateness",
+        lambda: rank_collectives(trace).lateness(material_share=_core.MATERIAL_SHARE),
+    )
+
+
+def peer_views(trace: Ranks) -> list[_core.PeerView]:
+    """What the traces of the other ranks say of each rank, for the rules."""
+    return rank_collectives(trace).peer_views(rank_lateness(trace))
+
+
+def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollectives:
+    """Writes every event of every rank as one trace, gzip when the name ends in ".gz".
+
+    Clocks are aligned by the ends of collectives where they disagree by more than that can tell.
+    Process names begin with their rank; process, correlation, flow and External ids are renumbered
+    so that no two ranks share one. What was merged is written down, so that `load` takes the file
+    for the ranks again.
+
+    Args:
+        trace: One or several ranks.
+        path: Where to write it.
+
+    Returns:
+        The matched collectives, whose clocks say what was moved.
+
+    Raises:
+        OptionError: Another ending, or the path is that of a file that was read.
+        OutputError: The file can't be written.
+    """
+    target = Path(path)
+    if not target.name.lower().endswith((".json", ".json.gz")):
+        raise OptionError(f"{target}: the name must end in .json or .json.gz")
+    inputs = [rank.path for rank in trace.ranks]
+    check_target(target, inputs)
+    matched = match_collectives(trace)
+    ranks = [
+        (rank.table, number, clock.offset_ns, clock.drift)
+        if clock.applied
+        else (rank.table, number, 0, 0.0)
+        for rank, number, clock in zip(
+            trace.ranks, matched.rank_numbers, matched.clocks, strict=True
+        )
+    ]
+    with replacing(target, inputs=inputs) as staged:
+        _core.write_merged_trace(ranks, staged, epoch_ns=matched.core.clock_epoch_ns)
+    return matched
