@@ -38,7 +38,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.tables.compare.alignment import Comparison, Side
+from torchtraceap.tables.compare.alignment import Comparison
 from torchtraceap.tables.compare.noise import (
     EQUAL_CALLS,
     LARGEST_SPREAD,
@@ -526,39 +526,32 @@ def plain_name(name: str) -> str:
 
 def _modules_of_rows(found: StepRows) -> list[Place]:
     """Return the module path in which each row spends most time, outermost first; () if unknown."""
-    rows = found.cells[0].rows
-    best = np.zeros(rows)
-    chosen: list[Place] = [()] * rows
+    best = np.zeros(found.cells[0].rows)
+    chosen: list[Place] = [()] * len(best)
     for side, row_of in zip(found.comparison.sides, found.row_of, strict=True):
-        for row, ns, path in _module_times(side, row_of):
-            if ns > best[row]:
-                best[row], chosen[row] = ns, path
+        begin = 0
+        for cut in side.cuts:
+            of_cut = row_of[begin : begin + len(cut.row)]
+            begin += len(cut.row)
+            part = cut.part
+            tree = _core.build_modules(part.table, part.tree, part.costs)
+            if tree.source not in _NAMED_MODULES:
+                continue
+            names, parents = tree.names, tree.parent.tolist()
+            paths: list[Place] = [()] * len(names)  # empty for what is outside of modules
+            for node in tree.preorder.tolist():
+                above = parents[node]
+                if node and above != _core.NO_ROW:
+                    paths[node] = (*paths[above], _NUMBERED.sub("", names[node]))
+            known = np.flatnonzero(cut.row != _core.NO_ROW)
+            keys = of_cut[known] * len(paths) + tree.node_of[cut.row[known]].astype(np.int64)
+            groups = Groups(keys)
+            spent_ns = groups.sum(cut.ns[known]).tolist()
+            for key, ns in zip(keys[groups.first].tolist(), spent_ns, strict=True):
+                row, node = divmod(key, len(paths))
+                if ns > best[row]:
+                    best[row], chosen[row] = ns, paths[node]
     return chosen
-
-
-def _module_times(side: Side, row_of: Array) -> Iterable[tuple[int, float, Place]]:
-    """Yield row, ns and module path for every pair of row and module with time."""
-    begin = 0
-    for cut in side.cuts:
-        of_cut = row_of[begin : begin + len(cut.row)]
-        begin += len(cut.row)
-        part = cut.part
-        tree = _core.build_modules(part.table, part.tree, part.costs)
-        if tree.source not in _NAMED_MODULES:
-            continue
-        names, parents = tree.names, tree.parent.tolist()
-        paths: list[Place] = [()] * len(names)  # empty for what is outside of modules
-        for node in tree.preorder.tolist():
-            above = parents[node]
-            if node and above != _core.NO_ROW:
-                paths[node] = (*paths[above], _NUMBERED.sub("", names[node]))
-        known = np.flatnonzero(cut.row != _core.NO_ROW)
-        keys = of_cut[known] * len(paths) + tree.node_of[cut.row[known]].astype(np.int64)
-        groups = Groups(keys)
-        spent_ns = groups.sum(cut.ns[known]).tolist()
-        for key, ns in zip(keys[groups.first].tolist(), spent_ns, strict=True):
-            row, place = divmod(key, len(paths))
-            yield row, ns, paths[place]
 
 
 # ---------------------------------------------------------------------------------- moves

@@ -1,4 +1,4 @@
-"""Kernels by the size of their grid: do they fill the multiprocessors, and how evenly?
+"""Kernels by the size of their grid: how far and how evenly they fill the multiprocessors.
 
 A wave is what the device can hold at once: the blocks that fit on a multiprocessor times the
 multiprocessors. The last wave of a grid is seldom full, and a grid of less than one wave leaves
@@ -8,9 +8,6 @@ room on the device for as long as it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,6 +27,7 @@ from torchtraceap.tables.gpu.gpu_events import (
     most_frequent,
     time_statistics,
     weighted_mean,
+    whole_numbers,
 )
 from torchtraceap.tables.gpu.recorded_device import (
     LIMITS,
@@ -42,14 +40,14 @@ from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_grids"]
 
-_UNKNOWN = Multiprocessor()
 _SHAPE = ("grid", "block", "registers per thread", "shared memory")
-_NO_SIZE = (np.nan, np.nan, np.nan)
+_SHARES = ("waves", "tail_share", "empty_share", "used_share")
 _CALLS_IN_THREADS = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
+"""Calls that take the size of the grid in threads, not in blocks."""
 
 
 def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
-    """Kernels of one rank by waves, longest total time first, or each by start.
+    """Build a table of the kernels of one rank by waves, most time first, or each by start.
 
     Args:
         part: The rank.
@@ -69,148 +67,77 @@ def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(kernels, facts))
 
 
-@dataclass(frozen=True)
 class _Grids:
-    """Kernels with what their launch asks for and what their device has; NaN is not known."""
+    """Kernels with what their launch requests and what their device has, float64 `[n]`; NaN is not
+    known.
 
-    events: GpuEvents
+    Attributes:
+        blocks: Blocks of the grid.
+        threads: Threads of a block.
+        registers: Registers of a thread.
+        shared_bytes: Shared memory of a block.
+        multiprocessors: Those of the device; from what the profiler says of blocks per
+            multiprocessor where the trace does not describe the device.
+        resident_blocks: Blocks that a multiprocessor holds at once.
+        limited_by: What limits them, of `LIMITS`.
+        waves: Waves of the grid.
+        tail_share: The part of the last wave that is empty.
+        empty_share: The part of all waves that is empty: what the tail costs if all blocks take as
+            long.
+        used_share: The part of the multiprocessors that gets a block.
+        is_compute: bool `[n]`; collectives take few multiprocessors on purpose.
+    """
 
-    @cached_property
-    def blocks(self) -> Array:
-        """float64: of the grid."""
-        grid = _sizes(self.events.json_arg("grid"))
-        counts = np.where(
-            self.in_threads, np.ceil(grid / _sizes(self.events.json_arg("block"))), grid
-        )
-        count: Array = counts.prod(axis=0)
-        return count
-
-    @cached_property
-    def in_threads(self) -> Array:
-        """bool: the grid is in threads, as this call of HIP takes it; else in blocks."""
-        names = self.events.names_of(self.events.launch)
-        counted = np.array([*(text in _CALLS_IN_THREADS for text in names.texts), False])
-        taken: Array = counted[names.codes]
-        return taken
-
-    @cached_property
-    def threads(self) -> Array:
-        """float64: of a block."""
-        count: Array = _sizes(self.events.json_arg("block")).prod(axis=0)
-        return count
-
-    @cached_property
-    def registers(self) -> Array:
-        return self.events.number_arg("registers per thread")
-
-    @cached_property
-    def shared_bytes(self) -> Array:
-        return self.events.number_arg("shared memory")
-
-    @cached_property
-    def device(self) -> Array:
-        """int64: number of the device, -1 where it is not told."""
-        return self.events.part.table.device[self.events.rows].astype(np.int64)
-
-    @cached_property
-    def described(self) -> dict[int, Multiprocessor]:
-        return multiprocessors_of(self.events.part)
-
-    @cached_property
-    def multiprocessors(self) -> Array:
-        """float64: of the device; from what the profiler says of blocks per multiprocessor where
-        the trace does not describe the device."""
-        counts = np.full(len(self.events), np.nan)
+    def __init__(self, events: GpuEvents) -> None:
+        self.events = events
+        grid, block = (_sizes(events.json_arg(key)) for key in ("grid", "block"))
+        launch = events.names_of(events.launch)
+        is_hip = np.array([*(text in _CALLS_IN_THREADS for text in launch.texts), False])
+        self.blocks: Array = np.where(is_hip[launch.codes], np.ceil(grid / block), grid).prod(0)
+        self.threads: Array = block.prod(axis=0)
+        self.registers = events.number_arg("registers per thread")
+        self.shared_bytes = events.number_arg("shared memory")
+        gpu_class = events.part.tree.gpu_class[events.rows]
+        self.is_compute: Array = gpu_class == _core.GpuClass.COMPUTE
         with np.errstate(divide="ignore", invalid="ignore"):
-            implied = self.blocks / self.events.number_arg("blocks per SM")
+            implied = self.blocks / events.number_arg("blocks per SM")
         plausible = (implied >= 1) & np.isfinite(implied)
-        for number, here in self._rows_by_device:
-            count = self._of(number).count
+        described = multiprocessors_of(events.part)
+        alike = set(described.values())
+        common = alike.pop() if len(alike) == 1 else Multiprocessor()
+        self.multiprocessors = np.full(len(events), np.nan)
+        self.resident_blocks = np.full(len(events), np.nan)
+        limit = np.full(len(events), -1, dtype=np.int32)
+        for number, here in rows_by_key(events.part.table.device[events.rows].astype(np.int64)):
+            on = described.get(number, common)
             usable = implied[here[plausible[here]]]
+            count = on.count
             if not count and len(usable):
                 count = round(float(np.median(usable)))
-            counts[here] = count or np.nan
-        return counts
-
-    @cached_property
-    def _rows_by_device(self) -> list[tuple[int, Array]]:
-        return list(rows_by_key(self.device))
-
-    def _of(self, number: int) -> Multiprocessor:
-        return self.described.get(number, self._common)
-
-    @cached_property
-    def _common(self) -> Multiprocessor:
-        """What all devices of the trace are; unknown where they differ."""
-        alike = set(self.described.values())
-        return alike.pop() if len(alike) == 1 else _UNKNOWN
-
-    @cached_property
-    def _resident(self) -> tuple[Array, Array]:
-        blocks = np.full(len(self.events), np.nan)
-        limit = np.full(len(self.events), -1, dtype=np.int32)
-        for number, here in self._rows_by_device:
-            blocks[here], limit[here] = resident_blocks(
-                self._of(number),
-                self.threads[here],
-                self.registers[here],
-                self.shared_bytes[here],
+            self.multiprocessors[here] = count or np.nan
+            self.resident_blocks[here], limit[here] = resident_blocks(
+                on, self.threads[here], self.registers[here], self.shared_bytes[here]
             )
-        return blocks, limit
-
-    @property
-    def resident_blocks(self) -> Array:
-        """float64: blocks that a multiprocessor holds at once."""
-        return self._resident[0]
-
-    @property
-    def limited_by(self) -> TextCodes:
-        return TextCodes(self._resident[1], LIMITS)
-
-    @cached_property
-    def waves(self) -> Array:
-        waves: Array = self.blocks / (self.multiprocessors * self.resident_blocks)
-        return waves
-
-    @cached_property
-    def tail_share(self) -> Array:
-        """The part of the last wave that is empty."""
-        share: Array = np.ceil(self.waves) - self.waves
-        return share
-
-    @cached_property
-    def empty_share(self) -> Array:
-        """The part of all waves that is empty: what the tail costs if all blocks take as long."""
-        waves = np.ceil(self.waves)
-        share: Array = (waves - self.waves) / waves
-        return share
-
-    @cached_property
-    def used_share(self) -> Array:
-        """The part of the multiprocessors that gets a block."""
-        share: Array = np.minimum(1.0, self.blocks / self.multiprocessors)
-        return share
-
-    @cached_property
-    def is_compute(self) -> Array:
-        """Collectives take few multiprocessors on purpose."""
-        found: Array = self.events.part.tree.gpu_class[self.events.rows] == _core.GpuClass.COMPUTE
-        return found
+        self.limited_by = TextCodes(limit, LIMITS)
+        self.waves: Array = self.blocks / (self.multiprocessors * self.resident_blocks)
+        whole_waves = np.ceil(self.waves)
+        self.tail_share: Array = whole_waves - self.waves
+        self.empty_share: Array = self.tail_share / whole_waves
+        self.used_share: Array = np.minimum(1.0, self.blocks / self.multiprocessors)
 
 
 def _sizes(column: TextCodes) -> Array:
-    """float64 `[3, n]`: three whole numbers in JSON; NaN for anything else."""
-    sizes = np.array([*map(_three, column.texts), _NO_SIZE])
+    """Return the three sizes of a grid or block, float64 `[3, n]`; NaN for anything else."""
+    sizes = np.full((len(column.texts) + 1, 3), np.nan)
+    for code, text in enumerate(column.texts):
+        dims = json.loads(text)
+        if (
+            isinstance(dims, list)
+            and len(dims) == 3
+            and all(type(dim) is int and 0 < dim < 2**31 for dim in dims)
+        ):
+            sizes[code] = dims
     return sizes[column.codes].T
-
-
-def _three(text: str) -> tuple[float, float, float]:
-    dims = json.loads(text)
-    if not isinstance(dims, list) or len(dims) != 3:
-        return _NO_SIZE
-    if not all(type(dim) is int and 0 < dim < 2**31 for dim in dims):
-        return _NO_SIZE
-    return float(dims[0]), float(dims[1]), float(dims[2])
 
 
 # ------------------------------------------------------------------------------------- views
@@ -242,22 +169,15 @@ def _by_name(grids: _Grids) -> View:
         "below_one_wave_ns": np.ma.array(below_ns, mask=unknown[order]),
     }
     shown = ("canonical", "count", "sum_ns", "kernel_share", "grids", "blocks", "resident_blocks")
-    return columns, (
-        *shown,
-        "waves",
-        "tail_share",
-        "empty_share",
-        "used_share",
-        "below_one_wave_ns",
-    )
+    return columns, (*shown, *_SHARES, "below_one_wave_ns")
 
 
 def _by_grid(grids: _Grids) -> View:
-    """Rows of one launch shape on one kind of device: what is a mean by name is exact here."""
+    """Return a row for each launch shape on one kind of device: means by name are exact here."""
     events = grids.events
-    asked = [events.text_arg(key).codes for key in _SHAPE]
+    shape = [events.text_arg(key).codes for key in _SHAPE]
     groups = Groups(
-        events.canonical.codes, *asked, np.ma.filled(_as_int(grids.multiprocessors), -1)
+        events.canonical.codes, *shape, np.ma.filled(whole_numbers(grids.multiprocessors), -1)
     )
     order = order_by(groups.sum(events.duration_ns), descending=[True])
     first = groups.first[order]
@@ -271,7 +191,7 @@ def _by_grid(grids: _Grids) -> View:
         "kernel_share": _kernel_share(groups, events)[order],
     }
     shown = ("canonical", "grid", "block", "count", "sum_ns", "kernel_share", "resident_blocks")
-    return columns, (*shown, "limited_by", "waves", "tail_share", "empty_share", "used_share")
+    return columns, (*shown, "limited_by", *_SHARES)
 
 
 def _by_event(grids: _Grids) -> View:
@@ -289,15 +209,7 @@ def _by_event(grids: _Grids) -> View:
         **_launch_shape(grids, np.arange(len(events))),
     }
     shown = ("row", "name", "op", "since_first_ns", "duration_ns", "grid", "block")
-    return columns, (
-        *shown,
-        "resident_blocks",
-        "limited_by",
-        "waves",
-        "tail_share",
-        "empty_share",
-        "used_share",
-    )
+    return columns, (*shown, "resident_blocks", "limited_by", *_SHARES)
 
 
 def _figures(grids: _Grids) -> dict[str, Array]:
@@ -321,15 +233,9 @@ def _launch_shape(grids: _Grids, chosen: Array) -> Columns:
         "block": grids.events.json_arg("block").take(chosen),
         "registers_per_thread": grids.registers[chosen],
         "shared_memory_bytes": grids.shared_bytes[chosen],
-        **{name: _as_int(v) if name in whole else v for name, v in figures.items()},
+        **{name: whole_numbers(v) if name in whole else v for name, v in figures.items()},
         "limited_by": grids.limited_by.take(chosen),
     }
-
-
-def _as_int(values: Array) -> Array:
-    """int64, masked where NaN or beyond any device."""
-    absent = ~(np.abs(values) < 2**62)
-    return np.ma.array(np.where(absent, 0, values).astype(np.int64), mask=absent)
 
 
 def _kernel_share(groups: Groups, events: GpuEvents) -> Array:
@@ -341,7 +247,7 @@ def _kernel_share(groups: Groups, events: GpuEvents) -> Array:
 
 
 def _facts(grids: _Grids) -> dict[str, Any]:
-    """Totals; the shares are of compute kernels whose waves are known."""
+    """Return totals; the shares are of compute kernels whose waves are known."""
     duration_ns = grids.events.duration_ns
     known = grids.is_compute & ~np.isnan(grids.waves)
     known_ns = total(duration_ns[known])
@@ -358,10 +264,9 @@ def _facts(grids: _Grids) -> dict[str, Any]:
     }
 
 
-def _notes(grids: _Grids, facts: dict[str, Any]) -> Sequence[str]:
-    events = grids.events
-    notes = gpu_notes(events, "kernels")
-    if not len(events):
+def _notes(grids: _Grids, facts: dict[str, Any]) -> list[str]:
+    notes = gpu_notes(grids.events, "kernels")
+    if not len(grids.events):
         return notes
     if facts["known_ns"]:
         share = format_share(facts["below_one_wave_share"])
@@ -369,25 +274,24 @@ def _notes(grids: _Grids, facts: dict[str, Any]) -> Sequence[str]:
             f"Compute kernels of less than one wave ran for {format_ns(facts['below_one_wave_ns'])}"
             f", {share} of the time of those whose waves are known."
         )
-    return [*notes, *_lacks(grids)]
-
-
-def _lacks(grids: _Grids) -> Sequence[str]:
     missing = np.isnan(grids.blocks)
     if missing.all():
-        return ["The trace records no grid sizes, so that waves are not known."]
-    notes = []
+        return [*notes, "The trace records no grid sizes, so that waves are not known."]
     if missing.any():
         notes.append(f"{int(missing.sum())} of {len(missing)} kernels have no grid size.")
     placed = ~missing
     if np.isnan(grids.multiprocessors[placed]).all():
-        return [*notes, "The trace does not describe its device (`deviceProperties`), so that "
-                "waves are not known."]  # fmt: skip
-    if np.isnan(grids.resident_blocks[placed]).all():
-        return [*notes, "The trace does not describe its device (`deviceProperties`): the number "
-                "of multiprocessors follows from what the profiler says of blocks on each, but "
-                "not how many fit at once, so that waves are not known."]  # fmt: skip
-    if np.isnan(grids.registers[placed]).all():
+        notes.append(
+            "The trace does not describe its device (`deviceProperties`), so that waves are not "
+            "known."
+        )
+    elif np.isnan(grids.resident_blocks[placed]).all():
+        notes.append(
+            "The trace does not describe its device (`deviceProperties`): the number of "
+            "multiprocessors follows from what the profiler says of blocks on each, but not how "
+            "many fit at once, so that waves are not known."
+        )
+    elif np.isnan(grids.registers[placed]).all():
         notes.append(
             "Registers and shared memory are not recorded (on ROCm never): blocks that fit are "
             "counted by threads alone, so that there may be more waves than shown."

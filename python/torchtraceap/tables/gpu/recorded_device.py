@@ -1,4 +1,8 @@
-"""DOC"""
+"""The device on which a trace was recorded: its entry in the database, and what it holds.
+
+The rules for blocks that fit on a multiprocessor are those of CUDA's occupancy calculator
+(cuda_occupancy.h). On ROCm neither registers nor LDS are recorded, so that only the threads count.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ _AMD = ("amd", "radeon", "instinct", "gfx")
 
 
 def recorded_device(entry: _core.Device) -> Device | None:
-    """The device that an entry of `deviceProperties` describes, or None rather than a guess."""
+    """Return the device that an entry of `deviceProperties` describes, None if that is unsure."""
     return find_device(
         entry.name,
         multiprocessors=entry.sm_count,
@@ -42,7 +46,7 @@ def recorded_device(entry: _core.Device) -> Device | None:
 
 
 def chosen_device(part: RankTrace, device: Any = None) -> tuple[Device | None, str]:
-    """The device that a caller names, else that of the rank; or None and a note why.
+    """Return the device that a caller names, else that of the rank; or None and a note why.
 
     Args:
         part: The rank.
@@ -78,8 +82,8 @@ def chosen_device(part: RankTrace, device: Any = None) -> tuple[Device | None, s
 
 
 def plausible_devices(table: _core.EventTable) -> tuple[Device, ...]:
-    """What a trace may have been recorded on: the device where it is known, the whole of which it
-    is a part, else all of its architecture; all where the trace says nothing."""
+    """Return the devices on which a trace may have been recorded: the device where it is known, the
+    whole of which it is a part, else all of its architecture; all where the trace says nothing."""
     database = tuple(load_devices().values())
     for entry in table.devices:
         device = recorded_device(entry) or find_device(entry.name)
@@ -94,16 +98,27 @@ def plausible_devices(table: _core.EventTable) -> tuple[Device, ...]:
 
 
 def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
-    """Matrix units relative to plain fp32, of the trace's device that has the most to gain.
+    """Return the rates of matrix units relative to plain fp32, of the device with the most to gain.
 
-    A device that the database lacks gets the least favourable ratios of its architecture, or of
-    the newest before it. None where the trace describes no device that could be told so.
+    A device that the database lacks gets the least favorable ratios of its architecture, or of the
+    newest before it. AMD's fp32 products run on matrix units too; its TF32 is behind a switch of
+    hipBLASLt and not what PyTorch's setting turns on, so that it is left out. None where the trace
+    describes no device that could be told so.
     """
     best: tuple[float, float, str] | None = None
     for entry in table.devices:
-        ratios = _ratios_of(entry)
-        if ratios and (best is None or ratios[0] > best[0]):
-            best = (*ratios, entry.name)
+        devices = _alike(entry)
+        if devices is None:
+            continue
+        ratios = []
+        for device in devices:
+            plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
+            halves = [device.matrix[name] for name in ("fp16", "bf16") if name in device.matrix]
+            tf32 = device.matrix.get("tf32", 0.0) if device.vendor == "nvidia" else 0.0
+            ratios.append((min(halves) / plain, tf32 / plain) if plain and halves else (0.0, 0.0))
+        least = min(ratios, default=(0.0, 0.0))
+        if best is None or least[0] > best[0]:
+            best = (*least, entry.name)
     if best is None:
         return None
     half, tf32, name = best
@@ -111,35 +126,28 @@ def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
 
 
 def matrix_types(table: _core.EventTable) -> frozenset[str] | None:
-    """Number types that the matrix units of all devices of the trace take, such as "bf16".
+    """Return the number types that the matrix units of all devices of the trace take.
 
-    "tf32" only where PyTorch's setting turns it on. None where the trace describes no device that
-    could be told so.
+    They are named as in "bf16"; "tf32" only where PyTorch's setting turns it on. None where the
+    trace describes no device that could be told so.
     """
     common: frozenset[str] | None = None
     for entry in table.devices:
         devices = _alike(entry)
-        if devices is not None:
-            taken = [_types(device) for device in devices] or [frozenset[str]()]
-            common = frozenset.intersection(*taken, *([] if common is None else [common]))
+        if devices is None:
+            continue
+        taken = [
+            frozenset(device.matrix) - (frozenset() if device.vendor == "nvidia" else {"tf32"})
+            for device in devices
+        ]
+        of_entry = frozenset.intersection(*taken) if taken else frozenset()
+        common = of_entry if common is None else common & of_entry
     return common
 
 
-def _types(device: Device) -> frozenset[str]:
-    types = frozenset(device.matrix)
-    return types if device.vendor == "nvidia" else types - {"tf32"}
-
-
-def _ratios_of(entry: _core.Device) -> tuple[float, float] | None:
-    devices = _alike(entry)
-    if devices is None:
-        return None
-    return min((_ratios(device) for device in devices), default=(0.0, 0.0))
-
-
 def _alike(entry: _core.Device) -> list[Device] | None:
-    """The device; of one that the database lacks, those of its architecture or the newest before
-    it, none if it is older than matrix units. None where it could not be told."""
+    """Return the device; of one that the database lacks, those of its architecture or the newest
+    before it, none if it is older than matrix units. None where it could not be told."""
     # A part of a GPU (MIG, a partition) has the units of the whole.
     device = recorded_device(entry) or find_device(entry.name)
     if device is not None:
@@ -151,18 +159,6 @@ def _alike(entry: _core.Device) -> list[Device] | None:
     older = [v for d in known if (v := _version(d.architecture)) is not None and v <= version]
     newest = max(older, default=None)
     return [d for d in known if newest and _version(d.architecture) == newest]
-
-
-def _ratios(device: Device) -> tuple[float, float]:
-    """Half precision and TF32 over plain fp32; 0 where there is none.
-
-    AMD's fp32 products run on matrix units too. Its TF32 is behind a switch of hipBLASLt and not
-    what PyTorch's setting turns on, so that it is left out.
-    """
-    plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
-    halves = [device.matrix[name] for name in ("fp16", "bf16") if name in device.matrix]
-    tf32 = device.matrix.get("tf32", 0.0) if device.vendor == "nvidia" else 0.0
-    return (min(halves) / plain, tf32 / plain) if plain and halves else (0.0, 0.0)
 
 
 def _architecture(entry: _core.Device) -> str | None:
@@ -179,7 +175,7 @@ def _version(architecture: str | None) -> tuple[int, int] | None:
 
 
 LIMITS = ("threads", "blocks", "registers", "shared memory")
-"""What a multiprocessor may run out of first."""
+"""The resources that a multiprocessor may run out of first."""
 
 _REGISTERS_AT_ONCE = 256  # of a warp
 _MOST_BLOCKS = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
@@ -189,10 +185,10 @@ _SENSIBLE = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """What one multiprocessor (compute unit) of a device holds; 0 is not told."""
+    """The limits of one multiprocessor (compute unit) of a device; 0 is not known."""
 
     count: int = 0
-    """How many the device has."""
+    """The number that the device has."""
     threads: int = 0
     registers: int = 0
     shared_bytes: int = 0
@@ -207,12 +203,12 @@ class Multiprocessor:
 
     @property
     def partitions(self) -> int:
-        """Parts that share out the registers."""
+        """The number of parts that share out the registers."""
         return 2 if self.capability == (6, 0) else 4
 
 
 def multiprocessors_of(part: RankTrace) -> dict[int, Multiprocessor]:
-    """By number of the device, from `deviceProperties`; empty where the trace has none."""
+    """Return the multiprocessors by number of the device, from `deviceProperties`."""
     text = dict(part.table.metadata).get("deviceProperties", "[]")
     try:
         entries = json.loads(text, strict=False)
@@ -220,24 +216,20 @@ def multiprocessors_of(part: RankTrace) -> dict[int, Multiprocessor]:
         entries = []
     listed = entries if isinstance(entries, list) else []
     described = [entry for entry in listed if isinstance(entry, dict)]
-    return {
-        _whole(entry, "id", default=place): _multiprocessor(entry)
-        for place, entry in enumerate(described)
-    }
-
-
-def _multiprocessor(entry: Mapping[str, Any]) -> Multiprocessor:
-    name, warp = entry.get("name"), _whole(entry, "warpSize", default=32)
-    known = find_device(name) if isinstance(name, str) else None
-    return Multiprocessor(
-        count=_whole(entry, "numSms") or (known.multiprocessors if known else 0),
-        threads=_whole(entry, "maxThreadsPerMultiprocessor"),
-        registers=_whole(entry, "regsPerMultiprocessor"),
-        shared_bytes=_whole(entry, "sharedMemPerMultiprocessor"),
-        warp=warp or 32,
-        capability=(_whole(entry, "computeMajor"), _whole(entry, "computeMinor")),
-        is_cuda=warp == 32,
-    )
+    found = {}
+    for place, entry in enumerate(described):
+        name, warp = entry.get("name"), _whole(entry, "warpSize", default=32)
+        known = find_device(name) if isinstance(name, str) else None
+        found[_whole(entry, "id", default=place)] = Multiprocessor(
+            count=_whole(entry, "numSms") or (known.multiprocessors if known else 0),
+            threads=_whole(entry, "maxThreadsPerMultiprocessor"),
+            registers=_whole(entry, "regsPerMultiprocessor"),
+            shared_bytes=_whole(entry, "sharedMemPerMultiprocessor"),
+            warp=warp or 32,
+            capability=(_whole(entry, "computeMajor"), _whole(entry, "computeMinor")),
+            is_cuda=warp == 32,
+        )
+    return found
 
 
 def _whole(entry: Mapping[str, Any], key: str, *, default: int = 0) -> int:
@@ -248,7 +240,7 @@ def _whole(entry: Mapping[str, Any], key: str, *, default: int = 0) -> int:
 def resident_blocks(
     on: Multiprocessor, threads: Array, registers: Array, shared_bytes: Array
 ) -> tuple[Array, Array]:
-    """Blocks that one multiprocessor can hold at the same time.
+    """Return the number of blocks that one multiprocessor can hold at the same time.
 
     Args:
         on: The multiprocessor.
@@ -272,20 +264,17 @@ def resident_blocks(
             warps_held = on.partitions * np.floor(on.registers / on.partitions / of_warp)
             limits[2] = np.floor(warps_held / warps)
         if on.shared_bytes:
-            limits[3] = np.floor(on.shared_bytes / _shared_of_block(on, shared_bytes))
+            # With what the system takes, in the pieces that are given out; 0 for none.
+            has_reserve = on.capability >= (8, 0)
+            reserve, piece = (1024, 128) if has_reserve else (0, 256)
+            of_block = _rounded_up(shared_bytes + reserve, piece)
+            limits[3] = np.floor(on.shared_bytes / of_block)
     limits[:, ~(threads > 0)] = np.nan
     limits = np.where(np.isnan(limits) & (threads > 0), np.inf, limits)
     least = limits.min(axis=0)
     known = np.isfinite(least) & bool(on.threads)
     which = np.where(known, limits.argmin(axis=0), -1).astype(np.int32)
     return np.where(known, np.maximum(least, 1), np.nan), which
-
-
-def _shared_of_block(on: Multiprocessor, shared_bytes: Array) -> Array:
-    """With what the system takes, in the pieces that are given out; 0 for none."""
-    if on.capability >= (8, 0):
-        return _rounded_up(shared_bytes + 1024, 128)
-    return _rounded_up(shared_bytes, 256)
 
 
 def _rounded_up(values: Array, piece: int) -> Array:

@@ -18,8 +18,8 @@ from torchtraceap.ops.durations.estimate import Estimates
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.ops.models import family_of
 from torchtraceap.ops.models.arguments import OpCall
+from torchtraceap.tables.gpu.copies import Copies
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
-from torchtraceap.tables.gpu.memory import Copies
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.calls import Calls, GpuCalls, KindOfCall, union_by
 from torchtraceap.trace.ranks import RankTrace
