@@ -1,4 +1,18 @@
-"""DOC"""
+"""A rank's GPU work as units whose time can be estimated, and what its own kernels say of each
+other.
+
+A unit is a call of an operator whose work is known, with all its kernels; else a single GPU event.
+Copies, memsets and collectives are always units of their own. Units of one *kind* do the same: the
+same operator with the same arguments, or the same kernel with the same launch from the same call.
+
+Note [Own kernels]: an event is estimated from others of its trace, never from itself: from those of
+its kind (the same kernel, launch and call), else from kernels of that name, else from its family.
+Between two launches of a kernel the time is between theirs, as the threads of the grid are; beyond
+them, and between kernels of a family, it is taken to grow with the threads to the power `_GROWTH`,
+between the two ends that occur: a kernel that waits for memory (1) and one that fits the device at
+once (0). How far others of a group are off each other gives the interval; where they are
+few, what is usual in such groups counts as so many more of them (`_Level`).
+"""
 
 from __future__ import annotations
 
@@ -26,6 +40,7 @@ from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["Collective", "GpuWork", "Kind", "between_neighbours", "leave_one_out", "own_estimates"]
 
+FloatArray = npt.NDArray[np.float64]
 
 _MOST_BLOCKS, _AXES = 2**31, 3  # along one axis of any grid
 _SPECIAL = (_core.GpuClass.MEMCPY, _core.GpuClass.COMMUNICATION)
@@ -33,7 +48,7 @@ _SPECIAL = (_core.GpuClass.MEMCPY, _core.GpuClass.COMMUNICATION)
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What a trace says of a collective."""
+    """A collective as a trace describes it."""
 
     kind: str
     size: int | None
@@ -46,16 +61,16 @@ class Kind:
     """Units that do the same."""
 
     name: str
-    """Of the operator, else of the launch, else of the GPU event."""
+    """The name of the operator, else of the launch, else of the GPU event."""
     family: str
     kernel: str
-    """Name of the first kernel."""
+    """The name of the first kernel."""
     kernels: int
-    """GPU events of a unit."""
+    """The number of GPU events of a unit."""
     call: KindOfCall | None
-    """With known work; None for single events."""
+    """The call with known work; None for single events."""
     threads: float
-    """Of the event's grid; NaN where not recorded."""
+    """The threads of the event's grid; NaN where not recorded."""
     copy: tuple[str, str, float] | None
     """Direction, host memory and bytes (NaN where not recorded) of a copy or memset."""
     collective: Collective | None
@@ -68,6 +83,7 @@ class Kind:
 
     @property
     def op_call(self) -> OpCall | None:
+        """The call as models take it; None where its work is not known."""
         if self.call is None:
             return None
         return OpCall(self.call.name, *self.call.texts, self.call.kernels, self.call.batch)
@@ -91,26 +107,26 @@ class GpuWork:
         special = np.isin(self.events.gpu_class.codes, _SPECIAL)
         special |= part.table.kind[self.events.rows] == _core.EventKind.GPU_MEMSET
         row = np.minimum(on_gpu.rows, len(part.table))[on_gpu.event_call]
-        self._is_call = self._calls.has_work[row] & ~special
+        is_call = self._calls.has_work[row] & ~special
         own = np.arange(len(row))
-        groups = Groups(
-            np.where(self._is_call, on_gpu.event_call, -1), np.where(self._is_call, -1, own)
-        )
-        self.unit: Array = groups.index
-        self._first: Array = groups.first
-        self._call_row = np.where(self._is_call, row, -1)[groups.first]
-        self._kernels = groups.count
+        units = Groups(np.where(is_call, on_gpu.event_call, -1), np.where(is_call, -1, own))
+        self.unit: Array = units.index
+        self._first: Array = units.first
+        self._call_row = np.where(is_call, row, -1)[units.first]
+        self._kernels = units.count
         start, length = self.events.start_ns, self.events.duration_ns
-        self.start_ns: Array = groups.minimum(start)
-        self.ns: Array = union_by(self.unit, len(groups), start, start + length)
-        self._groups = self._alike()
+        self.start_ns: Array = units.minimum(start)
+        self.ns: Array = union_by(self.unit, len(units), start, start + length)
+        self._copy_of, self._copies = self._find_copies()
+        self._collective_of, self._collectives = self._find_collectives()
+        self._groups = self._group_by_work()
         self.kind: Array = self._groups.index
 
     def __len__(self) -> int:
         return len(self.ns)
 
-    def _alike(self) -> Groups:
-        """Units by what they do."""
+    def _group_by_work(self) -> Groups:
+        """Group the units by what they do."""
         part, events = self._part, self.events
         kind_of_row = np.full(len(part.table) + 1, -1, dtype=np.int64)
         kind_of_row[self._calls.rows] = self._calls.group
@@ -122,8 +138,8 @@ class GpuWork:
             kind_of_row[owner],
             events.json_arg("grid").codes[self._first].astype(np.int64),
             events.json_arg("block").codes[self._first].astype(np.int64),
-            self._copy_codes[self._first],
-            self._collective_codes[self._first],
+            self._copy_of[self._first],
+            self._collective_of[self._first],
         ]
         keys = [np.where(is_call, -1, column) for column in alone]
         return Groups(call, np.where(is_call, self._kernels, 1), *keys)
@@ -131,9 +147,14 @@ class GpuWork:
     @cached_property
     def kinds(self) -> list[Kind]:
         """Every kind, in order of its first unit."""
-        return [self._kind(int(unit)) for unit in self._groups.first.tolist()]
+        grid, block = (
+            np.array([*map(_product, column.texts), np.nan])[column.codes]
+            for column in (self.events.json_arg("grid"), self.events.json_arg("block"))
+        )
+        threads = grid * block
+        return [self._kind(int(unit), threads) for unit in self._groups.first.tolist()]
 
-    def _kind(self, unit: int) -> Kind:
+    def _kind(self, unit: int, threads: FloatArray) -> Kind:
         event = int(self._first[unit])
         kernel = self.events.texts[int(self.events.name[event])]
         row = int(self._call_row[unit])
@@ -147,89 +168,61 @@ class GpuWork:
         family = family_of(name, [kernel])
         if family == "graph":  # a launch of many: each has a family of its own
             family = family_of("", [kernel])
-        collective = self._collectives.get(int(self.events.rows[event]))
-        copy = self._copies[int(self._copy_codes[event])] if self._copy_codes[event] >= 0 else None
-        if copy is not None:
+        copy, collective = None, None
+        if self._copy_of[event] >= 0:
+            copy = self._copies[int(self._copy_of[event])]
             family = "memory_set" if copy[0] == "memset" else "copy"
+        if self._collective_of[event] >= 0:
+            collective = self._collectives[int(self._collective_of[event])]
         if self.events.gpu_class.codes[event] == _core.GpuClass.COMMUNICATION:
             family = "communication"
-        threads = float(self._threads[event])
-        return Kind(name or kernel, family, kernel, 1, None, threads, copy, collective)
+        grid_threads = float(threads[event])
+        return Kind(name or kernel, family, kernel, 1, None, grid_threads, copy, collective)
 
-    @cached_property
-    def _threads(self) -> Array:
-        """float64 `[events]`: threads of the grid, NaN where not recorded."""
-        sizes = [
-            np.array([*(_product(text) for text in column.texts), np.nan])[column.codes]
-            for column in (self.events.json_arg("grid"), self.events.json_arg("block"))
-        ]
-        threads: Array = sizes[0] * sizes[1]
-        return threads
-
-    @cached_property
-    def _copy_kinds(self) -> tuple[Array, list[tuple[str, str, float]]]:
-        """Code of each event, -1 for kernels; direction, host memory and bytes of each code."""
+    def _find_copies(self) -> tuple[Array, list[tuple[str, str, float]]]:
+        """Return the copy of each event, int64 `[events]`, -1 for kernels; and direction, host
+        memory and bytes of each."""
         copies = Copies(self._part)
-        codes = np.full(len(self.events), -1, dtype=np.int64)
-        sizes = np.nan_to_num(copies.bytes, nan=-1.0).astype(np.int64)
-        groups = Groups(
-            copies.direction.codes.astype(np.int64),
-            copies.host_memory.codes.astype(np.int64),
-            sizes,
-        )
-        codes[copies.events.places] = groups.index
         direction, memory = copies.direction, copies.host_memory
-        found = []
-        for first in groups.first.tolist():
-            side = memory.codes[first]
-            size = float(copies.bytes[first])
-            found.append((direction.texts[direction.codes[first]],
-                          memory.texts[side] if side >= 0 else "", size))  # fmt: skip
-        return codes, found
+        groups = Groups(
+            direction.codes.astype(np.int64),
+            memory.codes.astype(np.int64),
+            np.nan_to_num(copies.bytes, nan=-1.0).astype(np.int64),
+        )
+        codes = np.full(len(self.events), -1, dtype=np.int64)
+        codes[copies.events.places] = groups.index
+        first = groups.first
+        directions, memories = direction.take(first).to_list(), memory.take(first).to_list()
+        sides = [side or "" for side in memories]
+        return codes, list(zip(directions, sides, copies.bytes[first].tolist(), strict=True))
 
-    @property
-    def _copy_codes(self) -> Array:
-        return self._copy_kinds[0]
-
-    @property
-    def _copies(self) -> list[tuple[str, str, float]]:
-        return self._copy_kinds[1]
-
-    @cached_property
-    def _collectives(self) -> dict[int, Collective]:
-        """By row of the GPU event."""
+    def _find_collectives(self) -> tuple[Array, list[Collective]]:
+        """Return the collective of each event, int64 `[events]`, -1 for others; and what they are:
+        those that are alike are one."""
         part = self._part
+        codes = np.full(len(self.events), -1, dtype=np.int64)
         found = _core.collectives([(part.table, part.tree, part.rank)])
         if not len(found.row):
-            return {}
-        names, dtypes, groups = _core.collective_kind_names(), found.dtypes, found.groups
-        sizes = [groups[group].size or len(groups[group].ranks) for group in found.group.tolist()]
-        return {
-            row: Collective(names[kind], None if size == _core.NO_ID else size, ranks, dtype)
-            for row, kind, size, ranks, dtype in zip(
-                found.row.tolist(), found.kind.tolist(), found.bytes.tolist(), sizes, dtypes,
-                strict=True,
-            )
-        }  # fmt: skip
-
-    @cached_property
-    def _collective_codes(self) -> Array:
-        """int64 `[events]`: the same for collectives that are alike, -1 for other events."""
+            return codes, []
+        names, groups = _core.collective_kind_names(), found.groups
+        place_of = {row: place for place, row in enumerate(self.events.rows.tolist())}
+        by_place: dict[int, Collective] = {}
+        for row, kind, size, group, dtype in zip(
+            found.row.tolist(), found.kind.tolist(), found.bytes.tolist(), found.group.tolist(),
+            found.dtypes, strict=True,
+        ):  # fmt: skip
+            if row in place_of:
+                ranks = groups[group].size or len(groups[group].ranks)
+                known = None if size == _core.NO_ID else size
+                by_place[place_of[row]] = Collective(names[kind], known, ranks, dtype)
         numbers: dict[Collective, int] = {}
-        codes = np.full(len(self.events), -1, dtype=np.int64)
-        for place, row in enumerate(self.events.rows.tolist()):
-            if (found := self._collectives.get(row)) is not None:
-                codes[place] = numbers.setdefault(found, len(numbers))
-        return codes
-
-    @cached_property
-    def canonical(self) -> list[str]:
-        """`[kinds]`: canonical name of the first kernel."""
-        return [canonical_name(kind.kernel) for kind in self.kinds]
+        for place in sorted(by_place):
+            codes[place] = numbers.setdefault(by_place[place], len(numbers))
+        return codes, list(numbers)
 
 
 def _product(text: str) -> float:
-    """Of the three sizes of a grid or block; NaN where they are none."""
+    """Return the product of the sizes of a grid or block; NaN where they are none."""
     try:
         sizes = json.loads(text)
         whole = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
@@ -240,30 +233,21 @@ def _product(text: str) -> float:
     return float(math.prod(sizes)) if len(sizes) <= _AXES else math.nan
 
 
-FloatArray = npt.NDArray[np.float64]
+# ------------------------------------------------------------------------------- own kernels
 
 _GROWTH = 0.7
 
+_Level = tuple[str, float, float]
+"""A way to say what is alike: in words, with the deviation of the logarithm that is usual within
+such a group (stated, not fitted), and how many members that counts as."""
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """A way to say what is alike."""
-
-    says: str
-    usual: float
-    """Deviation of the logarithm that is usual within such a group: stated, not fitted."""
-    weight: float
-    """How many members that counts as."""
-
-
-_KIND = _Level("other calls of the same kernel, launched alike, in this trace", 0.15, 3.0)
-_NAME = _Level("kernels of the same name in this trace, by the size of their grids", 0.7, 5.0)
-_FAMILY = _Level("kernels of the same family in this trace, by the size of their grids", 1.2, 5.0)
-_NOTHING = "nothing else in the trace is like it"
+_KIND: _Level = ("other calls of the same kernel, launched alike, in this trace", 0.15, 3.0)
+_NAME: _Level = ("kernels of the same name in this trace, by the size of their grids", 0.7, 5.0)
+_FAMILY: _Level = ("kernels of the same family in this trace, by the size of their grids", 1.2, 5.0)
 
 
 def own_estimates(work: GpuWork, known: Array | None = None) -> Estimates:
-    """Times of units by others of their rank; NaN where no other is of the family.
+    """Estimate the times of units by others of their rank; NaN where no other is of the family.
 
     Args:
         work: The units.
@@ -271,37 +255,38 @@ def own_estimates(work: GpuWork, known: Array | None = None) -> Estimates:
     """
     usable = work.ns > 0 if known is None else known & (work.ns > 0)
     log_ns = np.log(np.maximum(work.ns, 1).astype(np.float64))
-    middle, spread, others = leave_one_out(work.kind, log_ns, usable)
-    estimates = _estimates(_KIND, middle, spread, others)
-    for level, group in ((_NAME, _names(work)), (_FAMILY, _families(work))):
-        estimates = _where_missing(estimates, _scaled(work, level, group, log_ns, usable))
-    return estimates
-
-
-def _names(work: GpuWork) -> list[str]:
-    return [f"{kind.name} {name}" for kind, name in zip(work.kinds, work.canonical, strict=True)]
-
-
-def _families(work: GpuWork) -> list[str]:
-    return [
+    estimates = _estimates(_KIND, *leave_one_out(work.kind, log_ns, usable))
+    names = [f"{kind.name} {canonical_name(kind.kernel)}" for kind in work.kinds]
+    families = [
         f"{kind.family} {kind.copy[0] if kind.copy else ''}" if kind.family != "other" else ""
         for kind in work.kinds
     ]
+    for level, group in ((_NAME, names), (_FAMILY, families)):
+        found = _by_size(work, level, group, log_ns, usable)
+        missing = np.where(np.isfinite(estimates.ns), 0, 1)
+        estimates = Estimates.choose(missing, [estimates, found])
+    return estimates
 
 
-def _scaled(
+def _by_size(
     work: GpuWork, level: _Level, names: list[str], log_ns: Array, usable: Array
 ) -> Estimates:
-    """From other kinds of a group: each counts once, by the median of its units."""
+    """Estimate units from other kinds of a group: each counts once, by the median of its units."""
     if not names:
         return _estimates(level, np.empty(0), np.empty(0), np.empty(0))
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
-    sizes = np.array([_size(kind.threads, kind.copy) for kind in work.kinds])
-    has_size = np.isfinite(sizes)
+    sizes = np.array([kind.threads if kind.copy is None else kind.copy[2] for kind in work.kinds])
+    has_size = sizes > 0
     group = np.array([codes[name] for name in names]) * 2 + has_size
     log_size = np.log(np.where(has_size, sizes, 1.0))
-    times, present = _medians(work, log_ns, usable)
-    present &= np.array([name != "" for name in names])
+    # The median of the usable units of each kind.
+    seen = np.flatnonzero(usable)
+    of_kind = Groups(work.kind[seen])
+    times, present = np.zeros(len(names)), np.zeros(len(names), dtype=bool)
+    first = work.kind[seen][of_kind.first]
+    times[first], present[first] = of_kind.median(log_ns[seen]), True
+    named = np.array([name != "" for name in names])
+    present &= named
     growth = _GROWTH * log_size
     middle, spread, others = leave_one_out(group, times - growth, present)
     middle = middle + growth
@@ -309,31 +294,21 @@ def _scaled(
         near = between_neighbours(group, log_size, times, present)
         middle = np.where(has_size, near, middle)
         spread = np.where(has_size, _spread(group, times - near, present), spread)
-    others = np.where([name != "" for name in names], others, 0)
+    others = np.where(named, others, 0)
     return _estimates(level, middle[work.kind], spread[work.kind], others[work.kind])
-
-
-def _medians(work: GpuWork, log_ns: Array, usable: Array) -> tuple[FloatArray, Array]:
-    """Of the usable units of each kind; and which kinds have such."""
-    seen = np.flatnonzero(usable)
-    of_kind = Groups(work.kind[seen])
-    times, present = np.zeros(len(work.kinds)), np.zeros(len(work.kinds), dtype=bool)
-    first = work.kind[seen][of_kind.first]
-    times[first], present[first] = of_kind.median(log_ns[seen]), True
-    return times, present
 
 
 def between_neighbours(
     group: Array, log_size: FloatArray, values: FloatArray, known: Array
 ) -> FloatArray:
-    """For each item the value between those of the known others next to it in size.
+    """Return for each item the value between those of the known others next to it in size.
 
     Beyond the smallest and the largest other it grows with the power `_GROWTH` of the size.
 
     Args:
         group: int64 `[n]`.
         log_size: float64 `[n]`, as the next: logarithms.
-        values: Of times.
+        values: float64 `[n]`, of times.
         known: bool `[n]`: may be looked at for others.
 
     Returns:
@@ -361,15 +336,10 @@ def between_neighbours(
     return result
 
 
-def _size(threads: float, copy: tuple[str, str, float] | None) -> float:
-    size = copy[2] if copy is not None else threads
-    return size if size > 0 else float("nan")
-
-
 def leave_one_out(
     group: Array, values: FloatArray, known: Array
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """For each item the median of the known others of its group.
+    """Return for each item the median of the known others of its group.
 
     Args:
         group: int64 `[n]`.
@@ -378,7 +348,7 @@ def leave_one_out(
 
     Returns:
         float64 `[n]` each: the median (NaN without others); the deviation within the group, from
-        the 80 % of members nearest to the median of their others; how many others there are.
+        the 80 % of members nearest to the median of their others; the number of others.
     """
     count = len(group)
     order = np.lexsort((values, group))
@@ -389,17 +359,18 @@ def leave_one_out(
     place[order] = np.arange(len(order)) - starts[group[order]]
     others = sizes[group] - known
     sorted_values = np.append(values[order], np.nan)
-    low, high = (
-        sorted_values[_skipping(np.maximum(at, 0), place, starts[group], others)]
-        for at in ((others - 1) // 2, others // 2)
-    )
-    middle = (low + high) / 2.0
+    middle = np.zeros(count)
+    for at in ((others - 1) // 2, others // 2):
+        # Where the `at`-th of a group's sorted members lies if the one at `place` is left out.
+        index = np.maximum(at, 0) + (np.maximum(at, 0) >= place) + starts[group]
+        middle += sorted_values[np.where(others > 0, index, -1)]
+    middle /= 2.0
     return middle, _spread(group, values - middle, known & (others > 0)), others.astype(np.float64)
 
 
 def _spread(group: Array, off: FloatArray, known: Array) -> FloatArray:
-    """Deviation within the group of each item, from the 80 % of known members that are off least;
-    0 where nobody tells."""
+    """Return the deviation within the group of each item, from the 80 % of known members that are
+    off least; 0 where nobody tells."""
     spread = np.zeros(int(group.max(initial=-1)) + 1)
     told = np.flatnonzero(known & np.isfinite(off))
     if len(told):
@@ -408,21 +379,11 @@ def _spread(group: Array, off: FloatArray, known: Array) -> FloatArray:
     return spread[group]
 
 
-def _skipping(at: Array, place: Array, start: Array, others: Array) -> Array:
-    """Where the `at`-th of a group's sorted members lies if the one at `place` is left out."""
-    index: Array = start + at + (at >= place)
-    return np.where(others > 0, index, -1)
-
-
 def _estimates(
     level: _Level, middle: FloatArray, spread: FloatArray, others: FloatArray
 ) -> Estimates:
-    variance = (level.weight * level.usual**2 + others * spread**2) / (level.weight + others)
+    says, usual, weight = level
+    variance = (weight * usual**2 + others * spread**2) / (weight + others)
     doubt = np.where(others > 0, 1.0 + 1.0 / np.maximum(others, 1.0), np.nan)
     factor = np.exp(TAIL * np.sqrt(variance * doubt))
-    return Estimates.within_factor(np.exp(np.where(others > 0, middle, np.nan)), factor, level.says)
-
-
-def _where_missing(first: Estimates, second: Estimates) -> Estimates:
-    """The second where the first has none."""
-    return Estimates.choose(np.where(np.isfinite(first.ns), 0, 1), [first, second])
+    return Estimates.within_factor(np.exp(np.where(others > 0, middle, np.nan)), factor, says)
