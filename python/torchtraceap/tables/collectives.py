@@ -1,10 +1,10 @@
-"""DOC"""
+"""One row per collective of the job, with what each rank gave and waited."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from torchtraceap.ops.durations.collectives import bus_factor
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.tables.events import steps_of
+from torchtraceap.tables.gpu.gpu_events import optional
 from torchtraceap.tables.grouping import rows_by_key
 from torchtraceap.tables.matching import MatchedCollectives, match_collectives
 
@@ -53,39 +54,50 @@ SHOWN_ALONE = (
 
 
 def build_collectives(trace: Ranks) -> ColumnTable:
-    """One row per matched collective, by time. docs/many_ranks.md defines the columns."""
+    """Build a table of matched collectives by time. docs/many_ranks.md defines the columns."""
     matched = match_collectives(trace)
-    rows = range(matched.matches)
-    kinds = matched.kinds
-    sizes = [matched.group_size(match) for match in rows]
+    core, kinds, parts = matched.core, matched.kinds, matched.parts_by_match
+    sizes = [matched.group_size(match) for match in range(matched.matches)]
     missing = matched.missing_ranks
-    transfer_ns = _by_match(matched, matched.transfer_ns)
-    message = _message_bytes(matched)
-    algorithm, bus = _bandwidths(kinds, sizes, message, transfer_ns, matched)
-    core = matched.core
-    numbers = np.asarray(matched.rank_numbers, dtype=np.int64)
     alone = ~core.comparable
+    # The median over the ranks; of the messages the largest sets the time.
+    transfer_ns = [
+        None if lone else round(float(np.median(matched.transfer_ns[part])))
+        for part, lone in zip(parts, alone.tolist(), strict=True)
+    ]
+    message = _maximum(matched, np.where(core.bytes == _core.NO_ID, -1, core.bytes))
+    algorithm = np.full(len(kinds), np.nan)
+    factor = np.full(len(kinds), np.nan)
+    for i, (kind, size, volume, time_ns) in enumerate(
+        zip(kinds, sizes, message.tolist(), transfer_ns, strict=True)
+    ):
+        if volume > 0 and time_ns and kind not in ("barrier", "unknown"):
+            algorithm[i] = volume / time_ns  # bytes per ns are GB per s
+            factor[i] = bus_factor(kind, size or int(core.count[i]))
+    numbers = np.asarray(matched.rank_numbers, dtype=np.int64)
+    groups = [matched.groups[group] for group in core.group_of.tolist()]
+    sequence = core.sequence[core.first]
+    # The shortest name that a rank has: what annotations say is shorter than kernels' names.
+    names = (min(core.names[part], key=len) for part in parts)
     columns: dict[str, Column] = {
-        "name": _first(matched, core.names),
+        "name": encode_texts(canonical_name(n) if "(" in n else n or None for n in names),
         "kind": encode_texts(kinds),
-        "group": encode_texts(matched.groups[g].name or None for g in core.group_of.tolist()),
-        "group_description": encode_texts(
-            matched.groups[g].description or None for g in core.group_of.tolist()
-        ),
-        "sequence": _nullable(core.sequence[core.first], _core.NO_ID),
+        "group": encode_texts(group.name or None for group in groups),
+        "group_description": encode_texts(group.description or None for group in groups),
+        "sequence": np.ma.array(sequence, mask=sequence == _core.NO_ID),
         "ranks": _lists(matched, numbers[core.rank]),
-        "group_size": _optional(sizes),
-        "dtype": _known(matched, core.dtypes),
-        "bytes": _optional(message),
-        "transfer_ns": _optional(transfer_ns),
+        "group_size": optional(sizes),
+        "dtype": encode_texts(next(filter(None, core.dtypes[part]), None) for part in parts),
+        "bytes": np.ma.array(np.where(message < 0, 0, message), mask=message < 0),
+        "transfer_ns": optional(transfer_ns),
         "exposed_ns": _maximum(matched, core.exposed_ns),
         "wait_ns": _lists(matched, core.wait_ns, core.comparable),
-        "longest_wait_ns": _masked(_maximum(matched, core.wait_ns), alone),
-        "skew_ns": _masked(_spread(matched, core.start_ns), alone),
-        "end_skew_ns": _masked(_spread(matched, core.end_ns), alone),
-        "latest_rank": _masked(numbers[np.where(alone, 0, core.latest_rank)], alone),
+        "longest_wait_ns": np.ma.array(_maximum(matched, core.wait_ns), mask=alone),
+        "skew_ns": np.ma.array(_spread(matched, core.start_ns), mask=alone),
+        "end_skew_ns": np.ma.array(_spread(matched, core.end_ns), mask=alone),
+        "latest_rank": np.ma.array(numbers[np.where(alone, 0, core.latest_rank)], mask=alone),
         "algorithm_bandwidth_gb_per_s": algorithm,
-        "bus_bandwidth_gb_per_s": bus,
+        "bus_bandwidth_gb_per_s": algorithm * factor,
         "start_ns": _lists(matched, core.start_ns),
         "duration_ns": _lists(matched, matched.duration_ns),
         "longest_duration_ns": _maximum(matched, matched.duration_ns),
@@ -93,21 +105,48 @@ def build_collectives(trace: Ranks) -> ColumnTable:
         "exposed_by_rank_ns": _lists(matched, core.exposed_ns),
         "bytes_by_rank": _lists(matched, core.bytes, absent=_core.NO_ID),
         "row": _lists(matched, core.row.astype(np.int64)),
-        "step": _steps(matched),
-        "phase": _phases(matched),
-        "stream": _streams(matched),
+        **_of_first_rank(matched),
         "node_span": encode_texts(_node_spans(matched)),
         "calls": core.members[core.first].astype(np.int64),
         "missing_ranks": _shared_lists(missing),
         "reason": encode_texts(_reasons(matched, missing)),
     }
-    notes = [*rank_notes(matched), *_time_notes(matched, missing)]
+    duration_ns = total(matched.duration_ns[core.comparable[core.match]])
+    wait_ns = total(core.wait_ns)
+    partial = sum(1 for ranks in missing if ranks)
+    facts = {
+        "ranks": matched.rank_numbers,
+        "world_size": matched.world_size,
+        "absent_ranks": matched.absent_ranks,
+        "collectives_with_all_ranks": len(missing) - partial,
+        "collectives_lacking_a_rank": partial,
+        "duration_sum_ns": duration_ns,
+        "wait_sum_ns": wait_ns,
+        "wait_share": wait_ns / duration_ns if duration_ns else None,
+    }
+    notes = rank_notes(matched)
+    if not matched.matches:
+        notes.append(
+            "There are no collectives: no communication kernels, nor ranges of a CPU backend."
+            if any(len(rank.tree.gpu_rows) for rank in trace.ranks)
+            else "There are no collectives: no GPU events and no ranges of a CPU backend (gloo, "
+            "mpi)."
+        )
+    elif len(trace.ranks) == 1:
+        notes.append(
+            "One rank alone cannot tell waiting for late ranks from transfer: give the files of "
+            "all ranks for wait_ns, transfer_ns and bandwidths. Durations hold both."
+        )
+    else:
+        notes += clock_notes(matched)
+        if partial:
+            notes.append(f"{partial} of {matched.matches} rows lack a rank; `reason` says why.")
     shown = SHOWN if len(trace.ranks) > 1 else SHOWN_ALONE
-    return ColumnTable(columns, shown=shown, facts=_facts(matched, missing), notes=notes)
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
 def rank_notes(matched: MatchedCollectives) -> list[str]:
-    """What the set of files lacks, and what then cannot be known."""
+    """Return what the set of files lacks, and what then cannot be known."""
     notes = []
     codes = {entry.code: entry for entry in matched.trace.diagnostics}
     for code in ("duplicate_rank", "rank_from_order"):
@@ -116,10 +155,9 @@ def rank_notes(matched: MatchedCollectives) -> list[str]:
     absent = matched.absent_ranks
     present = len(matched.trace.ranks)
     if absent and present > 1:
-        listed = ", ".join(str(rank) for rank in absent[:8]) + (", ..." if absent[8:] else "")
         notes.append(
-            f"{present} of {matched.world_size} ranks are here (without {listed}): where one of "
-            "the others came last, waits are too short and transfers too long."
+            f"{present} of {matched.world_size} ranks are here (without {_first_few(absent)}): "
+            "where one of the others came last, waits are too short and transfers too long."
         )
     steps = {rank.rank: len(rank.tree.steps) for rank in matched.trace.ranks}
     if len(set(steps.values())) > 1:
@@ -128,29 +166,8 @@ def rank_notes(matched: MatchedCollectives) -> list[str]:
     return notes
 
 
-def _time_notes(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> list[str]:
-    if not matched.matches:
-        return [_nothing_to_show(matched)]
-    if len(matched.trace.ranks) == 1:
-        return [
-            "One rank alone cannot tell waiting for late ranks from transfer: give the files of "
-            "all ranks for wait_ns, transfer_ns and bandwidths. Durations hold both."
-        ]
-    notes = [*clock_notes(matched)]
-    partial = sum(1 for ranks in missing if ranks)
-    if partial:
-        notes.append(f"{partial} of {matched.matches} rows lack a rank; `reason` says why.")
-    return notes
-
-
-def _nothing_to_show(matched: MatchedCollectives) -> str:
-    if not any(len(rank.tree.gpu_rows) for rank in matched.trace.ranks):
-        return "There are no collectives: no GPU events and no ranges of a CPU backend (gloo, mpi)."
-    return "There are no collectives: no communication kernels, nor ranges of a CPU backend."
-
-
 def clock_notes(matched: MatchedCollectives) -> list[str]:
-    """Which clocks were moved, and which ranks can't be compared in time."""
+    """Return which clocks were moved, and which ranks can't be compared in time."""
     clocks = matched.clocks
     numbers = matched.rank_numbers
     applied = [
@@ -160,7 +177,7 @@ def clock_notes(matched: MatchedCollectives) -> list[str]:
     ]
     notes = []
     if applied:
-        listed = ", ".join(applied[:8]) + (", ..." if applied[8:] else "")
+        listed = _first_few(applied)
         notes.append(f"Clocks were aligned by the ends of collectives: {listed}.")
     elif any(clock.readings for clock in clocks):
         worst = max(abs(clock.offset_ns) for clock in clocks)
@@ -178,53 +195,7 @@ def clock_notes(matched: MatchedCollectives) -> list[str]:
     return notes
 
 
-def _facts(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> dict[str, Any]:
-    duration = total(matched.duration_ns[matched.core.comparable[matched.core.match]])
-    wait = total(matched.core.wait_ns)
-    return {
-        "ranks": matched.rank_numbers,
-        "world_size": matched.world_size,
-        "absent_ranks": matched.absent_ranks,
-        "collectives_with_all_ranks": sum(1 for ranks in missing if not ranks),
-        "collectives_lacking_a_rank": sum(1 for ranks in missing if ranks),
-        "duration_sum_ns": duration,
-        "wait_sum_ns": wait,
-        "wait_share": wait / duration if duration else None,
-    }
-
-
 # --- columns ---
-
-
-def _by_match(matched: MatchedCollectives, values: Array) -> list[int | None]:
-    """Median over the ranks; None where nothing is comparable."""
-    medians = (round(float(np.median(values[part]))) for part in matched.parts_by_match)
-    known = matched.core.comparable.tolist()
-    return [value if ok else None for value, ok in zip(medians, known, strict=True)]
-
-
-def _message_bytes(matched: MatchedCollectives) -> list[int | None]:
-    """The largest over the ranks: it sets the time."""
-    largest = _maximum(matched, np.where(matched.core.bytes == _core.NO_ID, -1, matched.core.bytes))
-    return [value if value >= 0 else None for value in largest.tolist()]
-
-
-def _bandwidths(
-    kinds: Sequence[str],
-    sizes: Sequence[int | None],
-    message: Sequence[int | None],
-    transfer_ns: Sequence[int | None],
-    matched: MatchedCollectives,
-) -> tuple[Array, Array]:
-    algorithm = np.full(len(kinds), np.nan)
-    factor = np.full(len(kinds), np.nan)
-    for i, (kind, size, volume, time_ns) in enumerate(
-        zip(kinds, sizes, message, transfer_ns, strict=True)
-    ):
-        if volume and time_ns and kind not in ("barrier", "unknown"):
-            algorithm[i] = volume / time_ns  # bytes per ns are GB per s
-            factor[i] = bus_factor(kind, size or int(matched.core.count[i]))
-    return algorithm, algorithm * factor
 
 
 def _lists(
@@ -243,7 +214,7 @@ def _lists(
 
 
 def _shared_lists(values: Sequence[Sequence[int]]) -> TextCodes:
-    """Each distinct list is written once; empty ones are absent."""
+    """Return lists as JSON, of which each distinct one is written once; empty ones are absent."""
     codes: dict[int, int] = {}
     texts: list[str] = []
     column = np.full(len(values), -1, dtype=np.int32)
@@ -272,61 +243,27 @@ def _spread(matched: MatchedCollectives, values: Array) -> Array:
     return spread
 
 
-def _masked(values: Array, mask: Array) -> Array:
-    return np.ma.array(values, mask=mask)
-
-
-def _nullable(values: Array, absent: int) -> Array:
-    return np.ma.array(values, mask=values == absent)
-
-
-def _optional(values: Sequence[int | None]) -> Array:
-    filled = np.array([0 if value is None else value for value in values], dtype=np.int64)
-    return np.ma.array(filled, mask=[value is None for value in values])
-
-
-def _first(matched: MatchedCollectives, texts: Sequence[str]) -> TextCodes:
-    """The shortest that a rank has: what annotations say is shorter than kernels' names."""
-    names = (min(texts[part], key=len) for part in matched.parts_by_match)
-    return encode_texts(canonical_name(n) if "(" in n else n or None for n in names)
-
-
-def _known(matched: MatchedCollectives, texts: Sequence[str]) -> TextCodes:
-    return encode_texts(next(filter(None, texts[p]), None) for p in matched.parts_by_match)
-
-
-def _leaders(matched: MatchedCollectives) -> list[tuple[int, Array, Array]]:
-    """For each rank: its index, the matches that it leads (as first part), and their rows."""
-    ranks = matched.core.rank[matched.core.first]
-    rows = matched.core.row[matched.core.first]
-    return [(rank, chosen, rows[chosen]) for rank, chosen in rows_by_key(ranks)]
-
-
-def _steps(matched: MatchedCollectives) -> TextCodes:
-    names: list[str | None] = [None] * matched.matches
-    for index, chosen, rows in _leaders(matched):
-        steps = steps_of(matched.trace.ranks[index], rows).to_list()
-        for match, name in zip(chosen.tolist(), steps, strict=True):
-            names[match] = name
-    return encode_texts(names)
-
-
-def _phases(matched: MatchedCollectives) -> TextCodes:
-    codes = np.zeros(matched.matches, dtype=np.int32)
-    for index, chosen, rows in _leaders(matched):
-        codes[chosen] = matched.trace.ranks[index].tree.phase[rows]
-    return TextCodes(codes, _core.phase_names())
-
-
-def _streams(matched: MatchedCollectives) -> Array:
+def _of_first_rank(matched: MatchedCollectives) -> dict[str, Column]:
+    """Return step, phase and stream of each match, those of its first rank."""
+    steps: list[str | None] = [None] * matched.matches
+    phases = np.zeros(matched.matches, dtype=np.int32)
     streams = np.full(matched.matches, _core.NO_ID, dtype=np.int64)
-    for index, chosen, rows in _leaders(matched):
-        streams[chosen] = matched.trace.ranks[index].table.stream[rows]
-    return _nullable(streams, _core.NO_ID)
+    first = matched.core.first
+    for index, chosen in rows_by_key(matched.core.rank[first]):
+        rank, rows = matched.trace.ranks[index], matched.core.row[first[chosen]]
+        for match, name in zip(chosen.tolist(), steps_of(rank, rows).to_list(), strict=True):
+            steps[match] = name
+        phases[chosen] = rank.tree.phase[rows]
+        streams[chosen] = rank.table.stream[rows]
+    return {
+        "step": encode_texts(steps),
+        "phase": TextCodes(phases, _core.phase_names()),
+        "stream": np.ma.array(streams, mask=streams == _core.NO_ID),
+    }
 
 
 def _node_spans(matched: MatchedCollectives) -> list[str | None]:
-    """`intra` where all ranks of the group sit in one machine, `inter` where they don't."""
+    """Return `intra` where all ranks of the group sit in one machine, `inter` where they don't."""
     nodes = dict(zip(matched.rank_numbers, matched.nodes, strict=True))
     numbers = matched.rank_numbers
     ranks = matched.core.rank.tolist()
@@ -340,19 +277,16 @@ def _node_spans(matched: MatchedCollectives) -> list[str | None]:
             members = {numbers[rank] for rank in ranks[part]}
             if group >= 0:
                 members.update(matched.expected_ranks[group])
-            cache[key] = _span({nodes.get(rank) for rank in members}, len(members))
+            places = {nodes.get(rank) for rank in members}
+            cache[key] = "intra" if None not in places and len(members) > 1 else None
+            if len(places - {None}) > 1:
+                cache[key] = "inter"
         result.append(cache[key])
     return result
 
 
-def _span(places: set[str | None], ranks: int) -> str | None:
-    known = places - {None}
-    if len(known) > 1:
-        return "inter"
-    return "intra" if None not in places and ranks > 1 else None
-
-
 def _reasons(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> list[str | None]:
+    """Return for each match why ranks are missing; None if none is, or nothing tells."""
     index = {number: i for i, number in enumerate(matched.rank_numbers)}
     ends = _maximum(matched, matched.core.end_ns).tolist()
     starts = matched.core.latest_start_ns.tolist()
@@ -362,42 +296,30 @@ def _reasons(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> l
         absent = no_file.setdefault(id(ranks), [rank for rank in ranks if rank not in index])
         words = {"no file": absent} if absent else {}
         for rank in ranks if len(absent) < len(ranks) else ():
-            if rank in index:
-                why = _why(matched, index[rank], starts[match], ends[match])
-                words.setdefault(why, []).append(rank)
-        reason = "; ".join(_say(why, who) for why, who in words.items()) or None
-        if reason is None and matched.core.count[match] == 1 and not _is_lone_group(matched, match):
-            reason = _why_lone(matched, match)
+            if rank not in index:
+                continue
+            first_ns, last_ns = matched.recorded_ns[index[rank]].tolist()
+            if not matched.clocks[index[rank]].readings:
+                why = "its clock cannot be compared, no such collective"
+            elif ends[match] <= first_ns:
+                why = "not recording yet"
+            elif starts[match] >= last_ns:
+                why = "recording was over"
+            else:
+                why = "no such collective"
+            words.setdefault(why, []).append(rank)
+        reason = "; ".join(f"rank {_first_few(who)}: {why}" for why, who in words.items()) or None
+        if not reason and matched.core.count[match] == 1 and matched.group_size(match) != 1:
+            if matched.kinds[match] in ("send", "recv"):
+                reason = "the trace does not say which rank is on the other side"
+            elif matched.absent_ranks:
+                reason = "files of other ranks are not here"
         reasons.append(reason)
     return reasons
 
 
-def _is_lone_group(matched: MatchedCollectives, match: int) -> bool:
-    return matched.group_size(match) == 1
-
-
-def _why_lone(matched: MatchedCollectives, match: int) -> str | None:
-    if matched.kinds[match] in ("send", "recv"):
-        return "the trace does not say which rank is on the other side"
-    if matched.absent_ranks:
-        return "files of other ranks are not here"
-    return None
-
-
-def _why(matched: MatchedCollectives, rank: int, start_ns: int, end_ns: int) -> str:
-    if not matched.clocks[rank].readings:
-        return "its clock cannot be compared, no such collective"
-    first_ns, last_ns = matched.recorded_ns[rank].tolist()
-    if end_ns <= first_ns:
-        return "not recording yet"
-    if start_ns >= last_ns:
-        return "recording was over"
-    return "no such collective"
-
-
-def _say(why: str, ranks: Sequence[int]) -> str:
-    listed = ", ".join(str(rank) for rank in ranks[:8]) + (", ..." if ranks[8:] else "")
-    return f"rank {listed}: {why}"
+def _first_few(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:8])) + (", ..." if items[8:] else "")
 
 
 TABLE = TableSpec(

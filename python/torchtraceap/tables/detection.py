@@ -1,9 +1,12 @@
-"""DOC"""
+"""The rules on every rank, one verdict for all, and the circumstances that advice has to fit.
+
+This is the only place that runs the rules: `diagnose` merges what they say into findings, `diff`
+compares what they say of two recordings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from torchtraceap import _core
@@ -18,12 +21,12 @@ __all__ = ["WORDS", "PerRank", "circumstances_of", "detect", "judge", "known", "
 
 
 PerRank = Sequence[tuple["RankTrace", _core.Finding]]
-"""What one rule says of each rank."""
+"""The finding of one rule on each rank."""
 
 
 def detect(trace: Ranks) -> dict[str, PerRank]:
-    """What each rule says of each rank, by type; ranks see what the others' traces tell of them.
-    Computed once."""
+    """Return the finding of each rule on each rank, by type; computed once. Ranks see what the
+    traces of the others tell of them."""
     return trace.cached("what the rules say", lambda: _detect(trace))
 
 
@@ -47,17 +50,17 @@ def _detect(trace: Ranks) -> dict[str, PerRank]:
 
 
 def present_findings(trace: Ranks) -> dict[str, PerRank]:
-    """What the rules say of the types that are present, by type."""
+    """Return the findings of the types that are present, by type."""
     return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
 
 
 def known(parts: PerRank) -> PerRank:
-    """The ranks whose trace has the signal."""
+    """Return the findings of the ranks whose trace has the signal."""
     return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
 
 
 def judge(parts: PerRank) -> str:
-    """One verdict for all ranks: "present", "absent" or "unknown".
+    """Return one verdict for all ranks: "present", "absent" or "unknown".
 
     A rule's word stands for a lone rank. For several, present means that a rank says so and that
     the summed cost is material; absent, that it stays immaterial even if the ranks that could not
@@ -79,39 +82,7 @@ def judge(parts: PerRank) -> str:
     return "absent"
 
 
-_LOADER = "enumerate(DataLoader)"
-_WAITS = ("host_sync_in_loop", "explicit_synchronize", "blocking_copy", "recompilation")
-"""Findings that no CUDA graph bears."""
-_GRAPH_FIXES = ("cpu_bound", "tiny_kernels")
-"""Findings for which the replay tries a CUDA graph."""
-
-
-def circumstances_of(
-    trace: Ranks,
-    by_type: Mapping[str, PerRank],
-    findings: Sequence[Finding],
-    wanted: Set[str],
-) -> frozenset[str]:
-    """Those of the wanted words that hold.
-
-    Args:
-        trace: The trace.
-        by_type: What each rule says of each rank.
-        findings: Those that are present, with their savings.
-        wanted: Words that matter; nothing is looked up for others.
-    """
-    holds: Mapping[str, Callable[[], bool]] = {
-        "compiled": partial(_applies, by_type["recompilation"]),
-        "inference": partial(_is_inference, by_type["unfused_optimizer"]),
-        "no_loader": partial(_has_no_loader, trace),
-        "no_graph": partial(_bears_no_graph, findings),
-        "no_tf32": partial(_lacks, trace, "tf32"),
-        "no_bf16": partial(_lacks, trace, "bf16"),
-        "on_host": partial(_is_on_host, trace),
-        "unknown_device": partial(_is_unknown, trace),
-    }
-    return frozenset(word for word in wanted if holds[word]())
-
+# ------------------------------------------------------------------------------- circumstances
 
 WORDS = frozenset(
     (
@@ -125,44 +96,71 @@ WORDS = frozenset(
         "unknown_device",
     )
 )
+"""Words of the knowledge base for what holds of a trace; `circumstances_of` says what they mean."""
+_LOADER = "enumerate(DataLoader)"
+_WAITS = ("host_sync_in_loop", "explicit_synchronize", "blocking_copy", "recompilation")
+"""Findings with which no CUDA graph is possible."""
+_GRAPH_FIXES = ("cpu_bound", "tiny_kernels")
+"""Findings for which the replay tries a CUDA graph."""
 
 
-def _applies(parts: PerRank) -> bool:
-    return any(found.applies for _, found in parts)
+def circumstances_of(
+    trace: Ranks,
+    by_type: Mapping[str, PerRank],
+    findings: Sequence[Finding],
+    wanted: Set[str],
+) -> frozenset[str]:
+    """Return those of the wanted words that hold of a trace: advice has to fit them.
+
+    - `compiled`: a part of the program runs compiled;
+    - `inference`: no backward pass and no optimizer runs;
+    - `no_loader`: no batch comes from torch's DataLoader;
+    - `no_graph`: the steps wait for the GPU, or their shapes change, so that no CUDA graph holds
+      them;
+    - `no_tf32`, `no_bf16`: the matrix units of a device in the trace don't take that type;
+    - `on_host`: the run computes on the host;
+    - `unknown_device`: the trace names no device of which that could be told.
+
+    Where a trace does not show one, it does not hold: then the advice for any trace stands.
+
+    Args:
+        trace: The trace.
+        by_type: The findings of each rule on each rank.
+        findings: The findings that are present, with their savings.
+        wanted: Words that matter; nothing is looked up for others.
+    """
+    return frozenset(word for word in wanted if _holds(word, trace, by_type, findings))
 
 
-def _is_inference(parts: PerRank) -> bool:
-    """Without host operators nobody knows."""
-    return not _applies(parts) and all(found.verdict != "unknown" for _, found in parts)
+def _holds(
+    word: str, trace: Ranks, by_type: Mapping[str, PerRank], findings: Sequence[Finding]
+) -> bool:
+    match word:
+        case "compiled":
+            return any(found.applies for _, found in by_type["recompilation"])
+        case "inference":
+            parts = by_type["unfused_optimizer"]  # without host operators nobody knows
+            return not any(found.applies or found.verdict == "unknown" for _, found in parts)
+        case "no_loader":
+            names = (name for rank in trace.ranks for name in rank.table.strings)
+            return not any(_LOADER in name for name in names)
+        case "no_graph":
+            return any(
+                finding.type in _WAITS
+                or (finding.type in _GRAPH_FIXES and _graph_failed(finding.saving))
+                for finding in findings
+            )
+        case "on_host":
+            return all(rank.computes_on_host for rank in trace.ranks)
+    types = [matrix_types(rank.table) for rank in trace.ranks]
+    if word == "unknown_device":
+        return all(taken is None for taken in types)
+    number_type = word.removeprefix("no_")
+    return any(taken is not None and number_type not in taken for taken in types)
 
 
-def _is_on_host(trace: Ranks) -> bool:
-    return all(rank.computes_on_host for rank in trace.ranks)
-
-
-def _has_no_loader(trace: Ranks) -> bool:
-    return not any(_LOADER in name for rank in trace.ranks for name in rank.table.strings)
-
-
-def _bears_no_graph(findings: Sequence[Finding]) -> bool:
-    """The replay says so, or waits are found."""
-    return any(
-        finding.type in _WAITS or (finding.type in _GRAPH_FIXES and _is_refused(finding.saving))
-        for finding in findings
-    )
-
-
-def _is_refused(saving: Saving | None) -> bool:
-    """Did the replay try a graph, and could not have one?"""
+def _graph_failed(saving: Saving | None) -> bool:
+    """Return True if the replay tried a graph, and could not have one."""
     if saving is None or saving.edit == "cuda_graph":
         return False
     return saving.simulated or saving.note.startswith("not simulated: ")
-
-
-def _lacks(trace: Ranks, number_type: str) -> bool:
-    known = [types for rank in trace.ranks if (types := matrix_types(rank.table)) is not None]
-    return any(number_type not in types for types in known)
-
-
-def _is_unknown(trace: Ranks) -> bool:
-    return all(matrix_types(rank.table) is None for rank in trace.ranks)

@@ -1,14 +1,12 @@
-"""DOC"""
+"""Collectives matched across ranks: common clocks, late ranks, ranks joined, ranks in one file."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
@@ -18,9 +16,6 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import check_target, replacing
 from torchtraceap.errors import OptionError
 from torchtraceap.trace.ranks import Ranks, RankTrace
-
-if TYPE_CHECKING:
-    from torchtraceap.trace.ranks import Ranks
 
 __all__ = [
     "JoinedRanks",
@@ -39,12 +34,12 @@ _HOST_IN_NAME = re.compile(r"^(?P<host>.+)_\d+\.\d+\.pt\.trace\.json(?:\.gz)?$")
 
 
 def match_collectives(trace: Ranks) -> MatchedCollectives:
-    """Matches the collectives of all ranks and aligns their clocks. O(n) in practice."""
+    """Match the collectives of all ranks and align their clocks. O(n) in practice."""
     return MatchedCollectives(trace, rank_collectives(trace))
 
 
 def rank_collectives(trace: Ranks) -> _core.RankCollectives:
-    """The matches and clocks as the core gives them; made once for a trace."""
+    """Return the matches and clocks as the core gives them; made once for a trace."""
     return trace.cached(
         "collectives",
         lambda: _core.collectives([(rank.table, rank.tree, rank.rank) for rank in trace.ranks]),
@@ -66,12 +61,12 @@ class MatchedCollectives:
 
     @cached_property
     def groups(self) -> list[_core.ProcessGroup]:
-        """Process groups, as `group_of` counts them."""
+        """The process groups, as `group_of` counts them."""
         return self.core.groups
 
     @cached_property
     def clocks(self) -> list[_core.ClockFit]:
-        """One for each rank."""
+        """The clock of each rank."""
         return self.core.clocks
 
     @cached_property
@@ -86,7 +81,7 @@ class MatchedCollectives:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """`[matches]`: the kind, by the ranks that know it; send_recv for a matched pair."""
+        """The kind of each match, by the ranks that know it; send_recv for a matched pair."""
         names = _core.collective_kind_names()
         return [names[kind] for kind in self.core.kind_of.tolist()]
 
@@ -98,17 +93,17 @@ class MatchedCollectives:
 
     @cached_property
     def rank_numbers(self) -> list[int]:
-        """Number of each rank; its place where the trace does not say."""
+        """The number of each rank; its place where the trace does not say."""
         return [i if rank.rank is None else rank.rank for i, rank in enumerate(self.trace.ranks)]
 
     @cached_property
     def expected_ranks(self) -> list[list[int]]:
-        """Of each group: the ranks in it, as recorded, else all of the trace that use it."""
+        """The ranks of each group, as recorded, else all of the trace that use it."""
         return self.core.expected_ranks
 
     @cached_property
     def world_size(self) -> int | None:
-        """The largest that a file names."""
+        """The largest size of the world that a file names."""
         sizes = [rank.world_size for rank in self.trace.ranks if rank.world_size is not None]
         return max(sizes, default=None)
 
@@ -118,7 +113,7 @@ class MatchedCollectives:
         return sorted(set(range(min(self.world_size or 0, 1 << 20))) - set(self.rank_numbers))
 
     def group_size(self, match: int) -> int | None:
-        """Ranks in the group; None where a file that is not there could have joined."""
+        """Return the ranks in the group; None where a file that is missing could have joined."""
         number = int(self.core.group_of[match])
         group = self.groups[number]
         if group.size:
@@ -127,7 +122,7 @@ class MatchedCollectives:
 
     @cached_property
     def missing_ranks(self) -> list[list[int]]:
-        """`[matches]`: ranks of the group (of the pair, for send and recv) without a part.
+        """The ranks of each match's group (of the pair, for send and recv) without a part.
 
         Equal ones are the same object: in a large job there are few, and each is long.
         """
@@ -137,14 +132,14 @@ class MatchedCollectives:
 
     @cached_property
     def recorded_ns(self) -> Array:
-        """int64 `[ranks, 2]`: what each file covers, on the common clock."""
+        """int64 `[ranks, 2]`: start and end of each file, on the common clock."""
         return self.core.recorded_ns
 
     @cached_property
     def nodes(self) -> list[str | None]:
         """The machine of each rank; None where the trace does not tell.
 
-        By the host name that tensorboard_trace_handler puts into file names; else by rank and the
+        The host name that tensorboard_trace_handler puts into file names tells; else rank and the
         number of GPUs that each machine shows, if every rank sits on the GPU which that predicts.
         """
         hosts = [_HOST_IN_NAME.match(Path(rank.path).name) for rank in self.trace.ranks]
@@ -152,17 +147,13 @@ class MatchedCollectives:
             return [match["host"] for match in hosts if match]
         counts = {len(rank.table.devices) for rank in self.trace.ranks}
         per_node = counts.pop() if len(counts) == 1 else 0
-        if per_node < 2 or not self._on_predicted_device(per_node):
+        if per_node < 2:
             return [None] * len(hosts)
-        return [f"node {number // per_node}" for number in self.rank_numbers]
-
-    def _on_predicted_device(self, per_node: int) -> bool:
         for number, rank in zip(self.rank_numbers, self.trace.ranks, strict=True):
-            rows = rank.tree.gpu_rows
-            devices = distinct(rank.table.device[rows])
+            devices = distinct(rank.table.device[rank.tree.gpu_rows])
             if devices.tolist() != [number % per_node]:
-                return False
-        return True
+                return [None] * len(hosts)
+        return [f"node {number // per_node}" for number in self.rank_numbers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +162,22 @@ class JoinedRanks:
 
     parts: list[RankTrace]
     places: list[int]
-    """Index of each in the trace."""
+    """The index of each in the trace."""
     offsets_ns: list[int]
-    """Added to a rank's times: the common clock."""
+    """The time in ns that is added to a rank's times for the common clock."""
     meetings: _core.Meetings | None
     """Matched collectives whose end needs every member; None where there is one rank."""
     notes: list[str]
 
     @property
     def as_arguments(self) -> list[tuple[_core.EventTable, _core.EventTree, int]]:
-        """As the core's graphs take them."""
+        """The ranks as the core's graphs take them."""
         pairs = zip(self.parts, self.offsets_ns, strict=True)
         return [(part.table, part.tree, offset) for part, offset in pairs]
 
 
 def join_ranks(trace: Ranks) -> JoinedRanks:
-    """The largest set of ranks that share collectives; the notes say which are left out."""
+    """Return the largest set of ranks that share collectives, on one clock."""
     if len(trace.ranks) == 1:
         return JoinedRanks([trace.ranks[0]], [0], [0], None, [])
     matched = rank_collectives(trace)
@@ -195,22 +186,12 @@ def join_ranks(trace: Ranks) -> JoinedRanks:
     chosen = max(dict.fromkeys(components), key=components.count)
     places = [i for i, component in enumerate(components) if component == chosen]
     parts = [trace.ranks[place] for place in places]
-    offsets = [_offset_ns(clocks[i], trace.ranks[i], matched.clock_epoch_ns) for i in places]
-    notes = _rank_notes(trace, parts, [clocks[i] for i in places])
-    return JoinedRanks(parts, places, offsets, matched.meetings(places), notes)
-
-
-def _offset_ns(clock: _core.ClockFit, part: RankTrace, epoch_ns: int) -> int:
-    """What to add to the times of a rank; a drift is taken at the middle of its profiled time."""
-    if not clock.applied:
-        return 0
-    middle_ns = sum(part.tree.profiled) // 2
-    return -round(clock.offset_ns + clock.drift * (middle_ns - epoch_ns))
-
-
-def _rank_notes(
-    trace: Ranks, parts: Sequence[RankTrace], clocks: Sequence[_core.ClockFit]
-) -> list[str]:
+    offsets = []
+    for place, part in zip(places, parts, strict=True):
+        clock = clocks[place]
+        middle_ns = sum(part.tree.profiled) // 2  # a drift is taken there
+        offset_ns = clock.offset_ns + clock.drift * (middle_ns - matched.clock_epoch_ns)
+        offsets.append(-round(offset_ns) if clock.applied else 0)
     notes = []
     if len(parts) < len(trace.ranks):
         notes.append(
@@ -218,16 +199,18 @@ def _rank_notes(
             "collective with them, so their clocks can't be compared."
         )
     if len(parts) > 1:
-        residual = max(clock.residual_ns for clock in clocks)
+        residual_ns = max(clocks[place].residual_ns for place in places)
         notes.append(
             "A collective moves data once its last rank has begun: where others wait, the path "
-            f"goes on with what made that rank late. Clocks agree to {format_ns(residual)}."
+            "goes on with what made that rank late. Clocks agree to "
+            f"{format_ns(residual_ns)}."
         )
-    return notes
+    return JoinedRanks(parts, places, offsets, matched.meetings(places), notes)
 
 
 def rank_lateness(trace: Ranks) -> _core.Lateness:
-    """By rank; measured once for a trace. A rank is late that costs the others a material time."""
+    """Return the lateness of each rank (cpp/traceap/analysis/collectives/lateness.hpp); once for a
+    trace. A rank is late that costs the others a material time."""
     return trace.cached(
         "lateness",
         lambda: rank_collectives(trace).lateness(material_share=_core.MATERIAL_SHARE),
@@ -235,12 +218,12 @@ def rank_lateness(trace: Ranks) -> _core.Lateness:
 
 
 def peer_views(trace: Ranks) -> list[_core.PeerView]:
-    """What the traces of the other ranks say of each rank, for the rules."""
+    """Return for each rank what the traces of the others say of it, for the rules."""
     return rank_collectives(trace).peer_views(rank_lateness(trace))
 
 
 def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollectives:
-    """Writes every event of every rank as one trace, gzip when the name ends in ".gz".
+    """Write every event of every rank as one trace for Perfetto, gzip for a name in ".gz".
 
     Clocks are aligned by the ends of collectives where they disagree by more than that can tell.
     Process names begin with their rank; process, correlation, flow and External ids are renumbered

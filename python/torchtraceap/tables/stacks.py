@@ -1,4 +1,4 @@
-"""DOC"""
+"""Calls merged by who called them: one row for each stack of names, as a flame graph draws it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ MAX_LEVELS = 128
 """Levels of host calls that are told apart; what is deeper counts for its caller at the last."""
 STEP_NAME = "(step)"
 _NO_KIND = -1  # of a thread, which is no event
+_SHOWN = ("name", "kind", "caller", "count", "self_ns", "self_share", "total_ns", "total_share")
 
 
 def build_stacks(part: RankTrace, *, by: str = "gpu") -> ColumnTable:
-    """The stacks of one rank: a thread, the calls on it below each other, and GPU events below the
-    calls that launched them. Calls of one name under one caller are one row, and so are steps.
+    """Build a table of the stacks of one rank.
+
+    A stack is a thread, the calls on it below each other, and GPU events below the calls that
+    launched them. Calls of one name under one caller are one row, and so are steps.
 
     Args:
         part: The rank.
@@ -45,17 +48,58 @@ def build_stacks(part: RankTrace, *, by: str = "gpu") -> ColumnTable:
         OptionError: `by` is something else.
     """
     check_choice("by", by, TABLE.views)
-    host = _host_stacks(part)
-    merged = _with_gpu_events(part, host) if by == "gpu" else _with_host_time(part, host)
-    nodes, below_ns = merged.nodes, merged.below_ns()
+    nodes, node_of = _host_stacks(part)
+    if by == "gpu":
+        nodes, self_ns = _with_gpu_events(part, nodes, node_of)
+    else:
+        spent = part.costs.self_host_ns[part.tree.host_rows].astype(np.int64)
+        self_ns = sum_by_index(node_of, spent, len(nodes.parent))
+    below_ns = self_ns.copy()  # the time of each stack with all below it
+    for level in range(int(nodes.level.max(initial=0)), 0, -1):
+        here = np.flatnonzero(nodes.level == level)
+        groups = Groups(nodes.parent[here])
+        above = nodes.parent[here][groups.first]
+        below_ns[above] = add(below_ns[above], groups.sum(below_ns[here]))
     order = np.flatnonzero(below_ns > 0)
     order = order[order_by(nodes.level[order], below_ns[order], descending=[False, True])]
     place = np.full(len(nodes.parent), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
-    whole_ns = total(merged.self_ns)
+    # The caller is the nearest stack above that is no API call; calls of API hardly nest.
+    api = (_core.EventKind.RUNTIME, _core.EventKind.DRIVER)
+    passed = np.append(np.isin(nodes.kind, api), False)
+    callers = nodes.parent.copy()
+    while (inner := np.flatnonzero(passed[callers])).size:
+        callers[inner] = nodes.parent[callers[inner]]
+    parent = nodes.parent[order]
+    whole_ns = total(self_ns)
+    columns: dict[str, Column] = {
+        "name": TextCodes(nodes.name[order].astype(np.int32), nodes.names),
+        "kind": TextCodes(nodes.kind[order].astype(np.int8), _core.kind_names()),
+        "caller": TextCodes(
+            np.append(nodes.name, -1)[callers[order]].astype(np.int32), nodes.names
+        ),
+        "count": np.ma.masked_equal(nodes.count[order], 0),
+        "self_ns": self_ns[order],
+        "self_share": _share(self_ns[order], whole_ns),
+        "total_ns": below_ns[order],
+        "total_share": _share(below_ns[order], whole_ns),
+        "depth": nodes.level[order],
+        "id": np.arange(len(order)),
+        "parent_id": np.ma.array(place[np.where(parent < 0, 0, parent)], mask=parent < 0),
+        "first_row": np.ma.masked_equal(nodes.row[order], -1),
+    }
+    notes = []
+    if not len(order) and by == "gpu":
+        notes = ["The trace has no GPU events with a duration; --by host has the time of calls."]
+    elif not len(order):
+        notes = ["The trace has no calls on the host with a duration."]
+    else:
+        if by == "host" and len(part.tree.host_tracks) > 1:
+            notes.append("Threads run at the same time: all together are longer than the run.")
+        if int(part.tree.depth[part.tree.host_rows].max(initial=0)) >= MAX_LEVELS:
+            notes.append(f"Calls more than {MAX_LEVELS} levels deep count for their caller there.")
     facts = {"by": by, "total_ns": whole_ns}
-    columns = _columns(merged, below_ns, order, place, whole_ns)
-    table = ColumnTable(columns, shown=_SHOWN, facts=facts, notes=_notes(part, by, len(order)))
+    table = ColumnTable(columns, shown=_SHOWN, facts=facts, notes=notes)
     return table.take(order_by(table["self_ns"], descending=[True]))
 
 
@@ -64,7 +108,7 @@ class _Nodes:
     """Stacks; those above come first. Arrays are int64 `[n]`."""
 
     parent: Array
-    """Place of the stack above; -1 for threads and what has no launch."""
+    """The place of the stack above; -1 for threads and what has no launch."""
     level: Array
     name: Array
     """Index in `names`."""
@@ -73,12 +117,12 @@ class _Nodes:
     row: Array
     """The first event; -1 where there is none."""
     count: Array
-    """How many events are merged in it."""
+    """The number of events that are merged in it."""
     names: list[str]
 
     @classmethod
     def joined(cls, parts: Sequence[_Nodes]) -> _Nodes:
-        """One behind the other; names are indices in those of the last."""
+        """Put parts one behind the other; names are indices in those of the last."""
         return cls(
             np.concatenate([part.parent for part in parts]),
             np.concatenate([part.level for part in parts]),
@@ -90,35 +134,12 @@ class _Nodes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Merged:
-    nodes: _Nodes
-    self_ns: Array
-
-    def below_ns(self) -> Array:
-        """Time of each stack with all below it."""
-        nodes, below = self.nodes, self.self_ns.copy()
-        for level in range(int(nodes.level.max(initial=0)), 0, -1):
-            here = np.flatnonzero(nodes.level == level)
-            parents = nodes.parent[here]
-            groups = Groups(parents)
-            above = parents[groups.first]
-            below[above] = add(below[above], groups.sum(below[here]))
-        return below
-
-
-@dataclass(frozen=True, slots=True)
-class _HostStacks:
-    nodes: _Nodes
-    node_of: Array
-    """int64 `[host_rows]`: the stack of each host row, by its place in the tree's `host_rows`."""
-
-
 # ------------------------------------------------------------------------------------ merging
 
 
-def _host_stacks(part: RankTrace) -> _HostStacks:
-    """The stacks of host calls, a level at a time."""
+def _host_stacks(part: RankTrace) -> tuple[_Nodes, Array]:
+    """Return the stacks of host calls, and the stack of each of the tree's `host_rows`, int64; they
+    are merged a level at a time."""
     table, tree = part.table, part.tree
     rows = tree.host_rows.astype(np.int64)
     names = names_without_addresses(part, rows)
@@ -127,9 +148,13 @@ def _host_stacks(part: RankTrace) -> _HostStacks:
     name[np.isin(rows, steps)] = len(names.texts)
     kind, depth = table.kind[rows].astype(np.int64), tree.depth[rows].astype(np.int64)
     texts = [*names.texts, STEP_NAME, *thread_names(part)]
-    parts = [_threads(part, rows, len(names.texts) + 1, texts)]
-    node_of, known = np.zeros(len(rows), dtype=np.int64), len(parts[0].parent)
-    above = np.unique(table.track[rows], return_inverse=True)[1].reshape(-1).astype(np.int64)
+    tracks, track = np.unique(table.track[rows], return_inverse=True)
+    of_thread = len(names.texts) + 1 + tracks.astype(np.int64)
+    none, zero = np.full(len(tracks), -1), np.zeros(len(tracks), dtype=np.int64)
+    no_kind = np.full(len(tracks), _NO_KIND)
+    parts = [_Nodes(none, zero, of_thread, no_kind, none, zero, texts)]
+    node_of, known = np.zeros(len(rows), dtype=np.int64), len(tracks)
+    above = track.reshape(-1).astype(np.int64)
     for level in range(min(int(depth.max(initial=-1)) + 1, MAX_LEVELS)):
         here = np.flatnonzero(depth == level)
         callers = node_of[tree.host_position[tree.parent[rows[here]]]] if level else above[here]
@@ -148,33 +173,18 @@ def _host_stacks(part: RankTrace) -> _HostStacks:
         )
         node_of[here] = known + groups.index
         known += len(groups)
-    _count_for_callers(node_of, depth)
-    return _HostStacks(_Nodes.joined(parts), node_of)
+    if len(depth):
+        # Rows beyond the last level get the stack of their caller there: in a pre-order the last
+        # row before them that is not as deep.
+        kept = np.where(depth < MAX_LEVELS, np.arange(len(depth)), 0)
+        node_of = node_of[np.maximum.accumulate(kept)]
+    return _Nodes.joined(parts), node_of
 
 
-def _count_for_callers(node_of: Array, depth: Array) -> None:
-    """Rows beyond the last level get the stack of their caller there: in a pre-order the last row
-    before them that is not as deep."""
-    kept = np.where(depth < MAX_LEVELS, np.arange(len(depth)), 0)
-    node_of[:] = node_of[np.maximum.accumulate(kept)] if len(depth) else node_of
-
-
-def _threads(part: RankTrace, rows: Array, first_name: int, names: list[str]) -> _Nodes:
-    tracks = np.unique(part.table.track[rows]).astype(np.int64)
-    none, zero = np.full(len(tracks), -1), np.zeros(len(tracks), dtype=np.int64)
-    return _Nodes(
-        none, zero, first_name + tracks, np.full(len(tracks), _NO_KIND), none, zero, names
-    )
-
-
-def _with_host_time(part: RankTrace, host: _HostStacks) -> _Merged:
-    self_ns = part.costs.self_host_ns[part.tree.host_rows].astype(np.int64)
-    return _Merged(host.nodes, sum_by_index(host.node_of, self_ns, len(host.nodes.parent)))
-
-
-def _with_gpu_events(part: RankTrace, host: _HostStacks) -> _Merged:
-    """GPU events of one name below a launch call are a stack of their own."""
-    table, tree, nodes = part.table, part.tree, host.nodes
+def _with_gpu_events(part: RankTrace, nodes: _Nodes, node_of: Array) -> tuple[_Nodes, Array]:
+    """Add GPU events, those of one name below a launch call as a stack of their own; also return
+    the exclusive time of each stack in ns."""
+    table, tree = part.table, part.tree
     rows = tree.gpu_rows.astype(np.int64)
     launch = tree.launch[rows]
     linked = launch != _core.NO_ROW
@@ -182,79 +192,23 @@ def _with_gpu_events(part: RankTrace, host: _HostStacks) -> _Merged:
     known = position != _core.NO_ROW
     unlaunched = len(nodes.parent)
     callers = np.full(len(rows), unlaunched)
-    callers[np.flatnonzero(linked)[known]] = host.node_of[position[known]]
+    callers[np.flatnonzero(linked)[known]] = node_of[position[known]]
     names = [*nodes.names, ORPHAN_NAME, *table.strings]
     name = len(nodes.names) + 1 + table.name[rows].astype(np.int64)
     kind = table.kind[rows].astype(np.int64)
     groups = Groups(callers, kind, name)
     first, above = groups.first, callers[groups.first]
     level = np.append(nodes.level, 0)[above] + 1
+    one = np.ones(1, dtype=np.int64)
+    orphans = _Nodes(-one, 0 * one, len(nodes.names) * one, _NO_KIND * one, -one, 0 * one, names)
     events = _Nodes(above, level, name[first], kind[first], rows[first], groups.count, names)
     spent = groups.sum(part.costs.exclusive_ns[rows].astype(np.int64))
     self_ns = np.concatenate([np.zeros(unlaunched + 1, dtype=np.int64), spent])
-    return _Merged(_Nodes.joined([nodes, _root(len(nodes.names), names), events]), self_ns)
-
-
-def _root(name: int, names: list[str]) -> _Nodes:
-    """What has no launch."""
-    one = np.ones(1, dtype=np.int64)
-    return _Nodes(-one, 0 * one, name * one, _NO_KIND * one, -one, 0 * one, names)
-
-
-# ------------------------------------------------------------------------------------ the table
-
-_SHOWN = ("name", "kind", "caller", "count", "self_ns", "self_share", "total_ns", "total_share")
-
-
-def _columns(
-    merged: _Merged, below_ns: Array, order: Array, place: Array, whole_ns: int
-) -> dict[str, Column]:
-    nodes = merged.nodes
-    parent = nodes.parent[order]
-    above = np.where(parent < 0, 0, parent)
-    named = TextCodes(nodes.name.astype(np.int32), nodes.names)
-    caller = _callers(nodes)[order]
-    return {
-        "name": named.take(order),
-        "kind": TextCodes(nodes.kind[order].astype(np.int8), _core.kind_names()),
-        "caller": TextCodes(np.append(nodes.name, -1)[caller].astype(np.int32), nodes.names),
-        "count": np.ma.masked_equal(nodes.count[order], 0),
-        "self_ns": merged.self_ns[order],
-        "self_share": _share(merged.self_ns[order], whole_ns),
-        "total_ns": below_ns[order],
-        "total_share": _share(below_ns[order], whole_ns),
-        "depth": nodes.level[order],
-        "id": np.arange(len(order)),
-        "parent_id": np.ma.array(place[above], mask=parent < 0),
-        "first_row": np.ma.masked_equal(nodes.row[order], -1),
-    }
-
-
-def _callers(nodes: _Nodes) -> Array:
-    """The nearest stack above that is no API call, as a place; -1 where there is none."""
-    api = (_core.EventKind.RUNTIME, _core.EventKind.DRIVER)
-    passed = np.append(np.isin(nodes.kind, api), False)
-    callers = nodes.parent.copy()
-    while (inner := np.flatnonzero(passed[callers])).size:  # of a few levels: they hardly nest
-        callers[inner] = nodes.parent[callers[inner]]
-    return callers
+    return _Nodes.joined([nodes, orphans, events]), self_ns
 
 
 def _share(time_ns: Array, whole_ns: int) -> Array:
     return time_ns / whole_ns if whole_ns else np.full(len(time_ns), np.nan)
-
-
-def _notes(part: RankTrace, by: str, stacks: int) -> list[str]:
-    if not stacks and by == "gpu":
-        return ["The trace has no GPU events with a duration; --by host has the time of calls."]
-    if not stacks:
-        return ["The trace has no calls on the host with a duration."]
-    notes = []
-    if by == "host" and len(part.tree.host_tracks) > 1:
-        notes.append("Threads run at the same time: all together are longer than the run.")
-    if int(part.tree.depth[part.tree.host_rows].max(initial=0)) >= MAX_LEVELS:
-        notes.append(f"Calls more than {MAX_LEVELS} levels deep count for their caller there.")
-    return notes
 
 
 TABLE = TableSpec(

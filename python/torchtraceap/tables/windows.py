@@ -48,7 +48,7 @@ class FeatureTable(ColumnTable):
 
 
 def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _core.WindowSet:
-    """Windows of equal time (or of `length_ns`) over the profiled time, with their rows.
+    """Build windows of equal time (or of `length_ns`) over the profiled time, with their rows.
 
     Raises:
         OptionError: No sensible number of windows, or a negative length.
@@ -60,20 +60,20 @@ def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _
 
 
 def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
-    """One row of numbers per window, and their robust z-scores."""
+    """Return one row of numbers per window, and their robust z-scores."""
     windows = build_windows(part, count=count)
     return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
 
 
 def check_count(name: str, count: int) -> None:
-    """Raises OptionError unless `count` is a sensible number of windows."""
+    """Raise OptionError unless `count` is a sensible number of windows."""
     if not isinstance(count, (int, np.integer)) or not 1 <= count <= 1_000_000:
         raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")
 
 
 @cache
 def feature_names() -> tuple[str, ...]:
-    """Names of the features, in the order of the columns; the same for every trace."""
+    """Return the names of the features, in the order of the columns; the same for every trace."""
     from torchtraceap.trace.event_table import event_table
 
     table = event_table(
@@ -143,7 +143,7 @@ class Tokens:
         return len(self.row)
 
     def detached(self) -> Tokens:
-        """A copy that does not keep the table of its trace in memory, as views of it do."""
+        """Return a copy that does not keep the table of its trace in memory, as views do."""
         copies: dict[str, Any] = {
             field.name: getattr(self, field.name).copy()
             for field in dataclasses.fields(self)
@@ -152,13 +152,13 @@ class Tokens:
         return dataclasses.replace(self, **copies)
 
     def arrays(self) -> dict[str, Array]:
-        """All fields, for a file: the names as an array of text."""
+        """Return all fields, for a file: the names as an array of text."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**fields, "names": np.array(self.names, dtype=np.str_)}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Array]) -> Tokens:
-        """What `arrays` gave."""
+        """Make the tokens from what `arrays` gave."""
         found: dict[str, Any] = {
             field.name: arrays[field.name] for field in dataclasses.fields(cls)
         }
@@ -174,7 +174,7 @@ def build_tokens(
     host: bool = True,
     continued: bool = True,
 ) -> Tokens:
-    """The events of every window of one rank.
+    """Return the events of every window of one rank.
 
     Args:
         part: The rank.
@@ -194,17 +194,14 @@ def build_tokens(
     found = _core.build_tokens(
         part.table, part.tree, made, cap=cap, gaps=gaps, host=host, continued=continued
     )
-    names, places = _canonical(found.names)
+    distinct: dict[str, int] = {}
+    codes = [distinct.setdefault(canonical_name(name), len(distinct)) for name in found.names]
+    places = np.array(codes, dtype=np.int32)
     columns = {
         field.name: getattr(found, field.name)
         for field in dataclasses.fields(Tokens)
         if field.name not in ("names", "name", "cpu_name")
     }
-    return Tokens(**columns, name=places[found.name], cpu_name=places[found.cpu_name], names=names)
-
-
-def _canonical(names: list[str]) -> tuple[tuple[str, ...], Array]:
-    """Distinct canonical names, and int32: where each name is among them."""
-    distinct: dict[str, int] = {}
-    places = [distinct.setdefault(canonical_name(name), len(distinct)) for name in names]
-    return tuple(distinct), np.array(places, dtype=np.int32)
+    return Tokens(
+        **columns, name=places[found.name], cpu_name=places[found.cpu_name], names=tuple(distinct)
+    )

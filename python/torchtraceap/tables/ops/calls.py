@@ -91,14 +91,14 @@ class Calls:
         texts: list[Texts] = list(zip(*columns, strict=True))
         batches = _texts_at(self._batch[first], self.strings)
         kinds = []
+        if compat is not None:
+            from torchtraceap.ops.models.tracelens.registry import compat_work
         for row, name, given, batch in zip(rows, names, texts, batches, strict=True):
             kernels = self._owned.get(row, ())
             work: Work | None
             if compat is None:
                 work, why_not = cached_work_of(name, *given, kernels, batch)
             else:
-                from torchtraceap.ops.models.tracelens.registry import compat_work
-
                 found = compat_work(name, *given)
                 work, why_not = None, "TraceLens has no model for this call"
                 if found is not None:
