@@ -1,4 +1,12 @@
-"""DOC"""
+"""PyTorch execution traces: which call wrote what another reads, exactly.
+
+    execution = load_execution_trace("execution_trace.json")
+    execution.nodes, execution.dependencies             # tables
+    linked = execution.link(trace)                      # the Kineto trace of the same run
+    linked.gpu_dependencies                             # between GPU events
+
+docs/execution_traces.md says what counts as a dependency.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +40,19 @@ __all__ = [
     "MAX_EVENTS_BELOW",
     "MAX_PAIRED_THREADS",
     "ExecutionTrace",
-    "GpuRows",
     "LinkedExecution",
     "load_execution_trace",
-    "match_nodes",
 ]
 
-
+MAX_PAIRED_THREADS = 256
+"""The most threads of each trace to compare, those with the most calls: all pairs are compared."""
+MAX_EVENTS_BELOW = 1 << 26
+"""The most GPU events of all calls that depend on each other; those of a call count for all above
+it."""
+_MIN_AGREEMENT = 0.9
+_LOOK_AHEAD = 64
+_CONFIRM = 2
+_THREAD_NODE = "[pytorch|profiler|execution_"
 _HOWS = {
     "record_function_id": "nodes and events were matched by record function id",
     "external_id": "nodes and events were matched by External id",
@@ -89,7 +103,7 @@ class ExecutionTrace(Renderable):
             rank: Its rank of this process; by default the first.
         """
         part = trace.rank(rank)
-        rows, how = match_nodes(self._nodes, part)
+        rows, how = _match_nodes(self._nodes, part)
         matches = _match_table(self._nodes, part, rows, how)
         return LinkedExecution(rows, matches, _gpu_dependency_table(part, self._found, rows))
 
@@ -99,9 +113,9 @@ class LinkedExecution(Renderable):
     """An execution trace and the Kineto trace of the same run."""
 
     rows: dict[int, int]
-    """Row of the event table by node."""
+    """The row of the event table by node."""
     matches: ColumnTable
-    """Number of nodes of each thread, and how many of them are events of the Kineto trace."""
+    """The number of nodes of each thread, and of those that are events of the Kineto trace."""
     gpu_dependencies: ColumnTable
     """One row per pair of GPU events of which one needs the other's end."""
 
@@ -212,18 +226,53 @@ def _gpu_dependency_table(
     return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
+def _ints(values: Any) -> Array:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def _maybe(nodes: Sequence[Node], name: str) -> Array:
+    """Return a column of ids, masked where absent."""
+    values = _ints(getattr(node, name) for node in nodes)
+    return np.ma.array(values, mask=values < 0)
+
+
+# ---------------------------------------------------------------------------------- GPU events
+
+
 class _Ends:
-    """The first and the last GPU events of calls, by stream; looked for once for each call."""
+    """The first and the last GPU events of calls, by stream; looked for once for each call.
+
+    GPU events of a call are those that it owns, else those launched below it.
+    """
 
     def __init__(self, rank: RankTrace, rows: dict[int, int]) -> None:
-        self._gpu = GpuRows(rank)
-        self._stream_of = rank.tree.stream_of
+        tree = rank.tree
         self._rows = rows
+        owners = rank.costs.owner[tree.gpu_rows].astype(np.int64)
+        order = np.argsort(owners, kind="stable")
+        self._gpu: Array = tree.gpu_rows[order].astype(np.int64)
+        self._owners: Array = owners[order]
+        # Launched events in the order of the rows that launched them in the tree: those below a
+        # row stand side by side.
+        offsets = tree.launched_offsets.astype(np.int64)
+        counts = np.diff(offsets)[tree.host_rows]
+        self._before: Array = np.concatenate([[0], np.cumsum(counts)])
+        within = np.arange(self._before[-1]) - np.repeat(self._before[:-1], counts)
+        places = np.repeat(offsets[:-1][tree.host_rows], counts) + within
+        self._launched: Array = tree.launched_rows[places].astype(np.int64)
+        self._host_position: Array = tree.host_position
+        self._subtree_end: Array = tree.subtree_end
+        self._stream_of: Array = tree.stream_of
         self._known: dict[int, tuple[list[int], list[int]]] = {}
-        self._pairs = 0
+        self._seen = self._pairs = 0
 
     def facing(self, producer: int, consumer: int) -> list[tuple[int, int]]:
-        """The last events of the producer on each stream with the first of the consumer on each."""
+        """Return pairs of the last events of the producer on each stream and the first of the
+        consumer on each.
+
+        Raises:
+            ParseError: There are more than MAX_VISITS pairs, or MAX_EVENTS_BELOW events.
+        """
         before, after = self._rows.get(producer), self._rows.get(consumer)
         if before is None or after is None or before == after:
             return []
@@ -234,53 +283,55 @@ class _Ends:
         return [(p, c) for p in last for c in first if p != c]
 
     def _of(self, row: int) -> tuple[list[int], list[int]]:
-        if row not in self._known:
-            events = np.unique(self._gpu.of(row))
-            streams = self._stream_of[events]
-            first = np.unique(streams, return_index=True)[1]
-            last = len(events) - 1 - np.unique(streams[::-1], return_index=True)[1]
-            self._known[row] = (
-                events[first[np.argsort(-last)]].tolist(),
-                events[last[np.argsort(first)]].tolist(),
+        if row in self._known:
+            return self._known[row]
+        start, end = np.searchsorted(self._owners, [row, row + 1])
+        found = self._gpu[start:end]
+        position = int(self._host_position[row])
+        if start == end and position < len(self._subtree_end):
+            begin, end = self._before[[position, int(self._subtree_end[position])]].tolist()
+            found = self._launched[begin:end]
+        self._seen += len(found)
+        if self._seen > MAX_EVENTS_BELOW:
+            raise ParseError(
+                "calls that depend on each other are nested too deep: they have more than "
+                f"{MAX_EVENTS_BELOW:,} GPU events"
             )
+        events = np.unique(found)
+        streams = self._stream_of[events]
+        first = np.unique(streams, return_index=True)[1]
+        last = len(events) - 1 - np.unique(streams[::-1], return_index=True)[1]
+        self._known[row] = (
+            events[first[np.argsort(-last)]].tolist(),
+            events[last[np.argsort(first)]].tolist(),
+        )
         return self._known[row]
 
 
-def _ints(values: Any) -> Array:
-    return np.fromiter(values, dtype=np.int64)
+# ---------------------------------------------------------------------------------- matching
 
 
-def _maybe(nodes: Sequence[Node], name: str) -> Array:
-    """A column of ids, masked where absent."""
-    values = _ints(getattr(node, name) for node in nodes)
-    return np.ma.array(values, mask=values < 0)
-
-
-_MIN_AGREEMENT = 0.9
-_LOOK_AHEAD = 64
-_CONFIRM = 2
-_THREAD_NODE = "[pytorch|profiler|execution_"
-MAX_PAIRED_THREADS = 256
-"""Most threads of each trace to compare, those with the most calls: all pairs are compared."""
-MAX_EVENTS_BELOW = 1 << 26
-"""GPU events of all calls that depend on each other; those of a call count for all above it."""
-
-
-def match_nodes(nodes: Sequence[Node], rank: RankTrace) -> tuple[dict[int, int], str]:
-    """Rows by node, and how they were found.
+def _match_nodes(nodes: Sequence[Node], rank: RankTrace) -> tuple[dict[int, int], str]:
+    """Match nodes with rows of a Kineto trace.
 
     By record function id where both traces have it and names agree, else by External id likewise,
     else by the order of names on each thread.
 
     Returns:
-        The rows and "record_function_id", "external_id" or "order"; "" where nothing matches.
+        The rows by node, and "record_function_id", "external_id" or "order"; "" where nothing
+        matches.
     """
     calls = [node for node in nodes if not node.name.startswith(_THREAD_NODE)]
-    rows = _host_rows(rank)
-    ids, present = rank.table.int_column("Record function id")
+    # Complete operators and annotations by start. Clocks of a microsecond let calls begin together:
+    # their ids tell which came first.
+    table = rank.table
+    kinds = (_core.EventKind.CPU_OP, _core.EventKind.USER_ANNOTATION)
+    rows = np.flatnonzero(np.isin(table.kind, kinds) & table.complete)
+    rows = rows[np.lexsort((table.external_id[rows], table.ts_ns[rows]))]
+    ids, present = table.int_column("Record function id")
     columns = {
         "record_function_id": np.where(present, ids, 0)[rows],
-        "external_id": rank.table.external_id[rows],
+        "external_id": table.external_id[rows],
     }
     for how, values in columns.items():
         found = _match_by_id(calls, rank, rows, values)
@@ -290,19 +341,10 @@ def match_nodes(nodes: Sequence[Node], rank: RankTrace) -> tuple[dict[int, int],
     return found, "order" if found else ""
 
 
-def _host_rows(rank: RankTrace) -> Array:
-    """Complete operators and annotations of the host, by start."""
-    table = rank.table
-    kinds = (_core.EventKind.CPU_OP, _core.EventKind.USER_ANNOTATION)
-    rows = np.flatnonzero(np.isin(table.kind, kinds) & table.complete)
-    # Clocks of a microsecond let calls begin together: their ids tell which came first.
-    return rows[np.lexsort((table.external_id[rows], table.ts_ns[rows]))]
-
-
 def _match_by_id(
     calls: Sequence[Node], rank: RankTrace, rows: Array, values: Array
 ) -> dict[int, int]:
-    """Empty unless names agree for nearly all ids that both have."""
+    """Match by ids; return nothing unless names agree for nearly all ids that both have."""
     by_id: dict[int, int] = {}
     for value, row in zip(values.tolist(), rows.tolist(), strict=True):
         if value > 0:
@@ -333,7 +375,7 @@ def _match_by_order(calls: Sequence[Node], rank: RankTrace, rows: Array) -> dict
 def _pair_threads(
     by_thread: dict[int, list[Node]], by_track: dict[int, list[str]]
 ) -> Iterable[tuple[int, int]]:
-    """Each thread with the track that shares most names with it, best pairs first."""
+    """Yield each thread with the track that shares most names with it, best pairs first."""
     threads = {
         thread: Counter(call.name for call in by_thread[thread]) for thread in _longest(by_thread)
     }
@@ -351,12 +393,12 @@ def _pair_threads(
 
 
 def _longest(lists: Mapping[int, Sized]) -> list[int]:
-    """Keys of the MAX_PAIRED_THREADS longest."""
+    """Return the keys of the MAX_PAIRED_THREADS longest."""
     return heapq.nlargest(MAX_PAIRED_THREADS, lists, key=lambda key: len(lists[key]))
 
 
 def _align(a: Sequence[str], b: Sequence[str]) -> Iterable[tuple[int, int]]:
-    """Pairs of equal names in order; after a difference, from where both agree again."""
+    """Yield pairs of equal names in order; after a difference, from where both agree again."""
     i = j = 0
     while i < len(a) and j < len(b):
         if a[i] == b[j]:
@@ -368,10 +410,18 @@ def _align(a: Sequence[str], b: Sequence[str]) -> Iterable[tuple[int, int]]:
 
 
 def _next_agreement(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """Return how many names to skip of each list so that the next two agree: as few as possible, of
-    b first."""
+    """Return the numbers of names to skip of each list so that the next two agree: as few as
+    possible, of b first."""
     if min(len(a), len(b)) < _LOOK_AHEAD + _CONFIRM:
-        return _agreement_at_end(a, b)
+        # One list is about to end, with which the agreement may end.
+        for skipped in range(1, _LOOK_AHEAD):
+            for skip_a in range(skipped + 1):
+                skip_b = skipped - skip_a
+                head_a, head_b = a[skip_a : skip_a + _CONFIRM], b[skip_b : skip_b + _CONFIRM]
+                size = min(len(head_a), len(head_b))
+                if size and head_a[:size] == head_b[:size]:
+                    return skip_a, skip_b
+        return 1, 1
     places: dict[tuple[str, ...], int] = {}
     for place in range(_LOOK_AHEAD - 1, -1, -1):
         places[tuple(b[place : place + _CONFIRM])] = place
@@ -381,61 +431,3 @@ def _next_agreement(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
         if 0 < skip_a + skip_b < best:
             best, found = skip_a + skip_b, (skip_a, skip_b)
     return found
-
-
-def _agreement_at_end(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
-    """Return how many names to skip if one list is about to end, with which the
-    agreement may end."""
-    for skipped in range(1, _LOOK_AHEAD):
-        for skip_a in range(skipped + 1):
-            skip_b = skipped - skip_a
-            head_a, head_b = a[skip_a : skip_a + _CONFIRM], b[skip_b : skip_b + _CONFIRM]
-            size = min(len(head_a), len(head_b))
-            if size and head_a[:size] == head_b[:size]:
-                return skip_a, skip_b
-    return 1, 1
-
-
-class GpuRows:
-    """GPU events of host rows: those that a row owns, else those launched below it."""
-
-    def __init__(self, rank: RankTrace) -> None:
-        tree = rank.tree
-        owners = rank.costs.owner[tree.gpu_rows].astype(np.int64)
-        order = np.argsort(owners, kind="stable")
-        self._gpu: Array = tree.gpu_rows[order].astype(np.int64)
-        self._owners: Array = owners[order]
-        self._position: Array = tree.host_position
-        self._subtree_end: Array = tree.subtree_end
-        # Launched events in the order of the rows that launched them in the tree: those below a
-        # row stand side by side.
-        offsets = tree.launched_offsets.astype(np.int64)
-        counts = np.diff(offsets)[tree.host_rows]
-        self._before: Array = np.concatenate([[0], np.cumsum(counts)])
-        within = np.arange(self._before[-1]) - np.repeat(self._before[:-1], counts)
-        places = np.repeat(offsets[:-1][tree.host_rows], counts) + within
-        self._launched: Array = tree.launched_rows[places].astype(np.int64)
-        self._seen = 0
-
-    def of(self, row: int) -> Array:
-        """int64, in no order.
-
-        Raises:
-            ParseError: With those asked for before there are more than MAX_EVENTS_BELOW.
-        """
-        start, end = np.searchsorted(self._owners, [row, row + 1])
-        found = self._gpu[start:end] if start < end else self._below(row)
-        self._seen += len(found)
-        if self._seen > MAX_EVENTS_BELOW:
-            raise ParseError(
-                "calls that depend on each other are nested too deep: they have more than "
-                f"{MAX_EVENTS_BELOW:,} GPU events"
-            )
-        return found
-
-    def _below(self, row: int) -> Array:
-        position = int(self._position[row])
-        if position >= len(self._subtree_end):
-            return self._launched[:0]
-        begin, end = self._before[[position, int(self._subtree_end[position])]].tolist()
-        return self._launched[begin:end]

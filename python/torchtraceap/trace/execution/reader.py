@@ -1,4 +1,9 @@
-"""DOC"""
+"""Read the nodes of a PyTorch execution trace and check them.
+
+Two layouts of a node exist: `parent`, `inputs`, `rf_id`, ... beside each other (schemas up to
+1.0.x), and Chakra's `ctrl_deps`, `inputs.values` and a list `attrs` (from 1.0.2-chakra on). The
+JSON is read value by value: no more of it is held than one value is long.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +35,21 @@ __all__ = [
     "read_nodes",
 ]
 
-
 MAX_ENTRIES = 1 << 22
-"""Most entries of the list of nodes; long trainings record a hundred thousand."""
+"""The most entries of the list of nodes; long trainings record a hundred thousand."""
 MAX_TENSORS = 1 << 23
-"""Arguments of all nodes that are tensors."""
+"""The most arguments of all nodes that are tensors."""
+MAX_BYTES = 4 << 30
+"""The most decompressed bytes of a file."""
+MAX_VALUE_CHARACTERS = 16 << 20
+"""The most characters of one value: a node, or a member beside the nodes."""
 _MAX_DEPTH = 16
 _NO_ID = -1
 _INTEGER = re.compile(r"-?[0-9]{1,40}")
+_PART_BYTES = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+_LONGEST_WORD = 16  # above an escape and -Infinity
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,7 @@ class Access:
     start: int
     end: int
     argument: int
-    """Place among the arguments."""
+    """The place among the arguments."""
     device: str
 
     @property
@@ -108,8 +120,8 @@ def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
 
     Args:
         path: The file.
-        with_arguments: Whether nodes keep the values, shapes and types of their inputs, which take
-            several times the memory of all the rest.
+        with_arguments: Keep the values, shapes and types of the nodes' inputs, which take several
+            times the memory of all the rest.
 
     A file that ends early (the observer was never unregistered) gives the nodes that are whole.
 
@@ -129,7 +141,16 @@ def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
         raise ParseError(
             f"{path} is no execution trace: none of its {reader.entries} nodes is valid"
         )
-    _check_cycles(nodes, path)
+    checked: set[int] = set()
+    for start in nodes:
+        chain: dict[int, None] = {}
+        current = start
+        while current in nodes and current not in checked:
+            if current in chain:
+                raise ParseError(f"{path}: node {current} is its own ancestor")
+            chain[current] = None
+            current = nodes[current].parent
+        checked.update(chain)
     pid = reader.integer(reader.members.get("pid"), _NO_ID, "pid")
     schema = _text(reader.members.get("schema"))
     ordered = tuple(nodes[key] for key in sorted(nodes))
@@ -137,7 +158,7 @@ def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
 
 
 class _Reader:
-    """Goes through the file entry by entry, so that only its nodes are kept."""
+    """Read the file entry by entry, so that only its nodes are kept."""
 
     def __init__(self, path: Path, with_arguments: bool) -> None:
         self._path = path
@@ -153,7 +174,19 @@ class _Reader:
     def read(self, text: Text) -> DamageError | None:
         """Read on to the end, or to what is damaged."""
         try:
-            self._read_document(text)
+            if not text.skip("{"):
+                text.value()
+            else:
+                while not text.skip("}"):
+                    key = text.key()
+                    if key == "nodes" and text.skip("["):
+                        self._read_entries(text)
+                    else:
+                        value = text.value()
+                        if key in ("schema", "pid"):
+                            self.members[key] = value
+                    text.skip(",")
+            text.expect_end()
         except DamageError as damage:
             if self.has_list or not text.find('"nodes"'):
                 return damage
@@ -177,21 +210,6 @@ class _Reader:
             notes.append(f"{self._repeated} nodes repeat the id of another and were left out")
         return notes
 
-    def _read_document(self, text: Text) -> None:
-        if not text.skip("{"):
-            text.value()
-        else:
-            while not text.skip("}"):
-                key = text.key()
-                if key == "nodes" and text.skip("["):
-                    self._read_entries(text)
-                else:
-                    value = text.value()
-                    if key in ("schema", "pid"):
-                        self.members[key] = value
-                text.skip(",")
-        text.expect_end()
-
     def _read_entries(self, text: Text) -> None:
         self.has_list = True
         while not text.skip("]"):
@@ -211,7 +229,18 @@ class _Reader:
         if identity is None or not 0 <= identity < 1 << 63 or not isinstance(name, str):
             return None
         self._where = f"node {identity}, "
-        attributes = _attributes(entry)
+        attributes: Mapping[str, Any] = entry
+        if isinstance(listed := entry.get("attrs"), list):
+            pairs = (pair for pair in listed if isinstance(pair, dict))
+            attributes = {str(pair.get("name")): pair.get("value") for pair in pairs}
+        arguments = None
+        if self._with_arguments:
+            both = entry.get("inputs")
+            if isinstance(both, dict):
+                lists = [both.get(key) for key in ("values", "shapes", "types", "strides")]
+            else:
+                lists = [both, entry.get("input_shapes"), entry.get("input_types"), None]
+            arguments = Arguments(*(tuple(one) if isinstance(one, list) else () for one in lists))
         parent = self.integer(entry.get("ctrl_deps", entry.get("parent")), _NO_ID, "parent")
 
         def attribute(key: str, default: int = _NO_ID) -> int:
@@ -230,11 +259,11 @@ class _Reader:
             _text(attributes.get("op_schema")),
             self._accesses(entry, "input"),
             self._accesses(entry, "output"),
-            _arguments(entry) if self._with_arguments else None,
+            arguments,
         )
 
     def integer(self, value: Any, default: int, what: str) -> int:
-        """The integer that a value stands for; `default` if it is none.
+        """Return the integer that a value stands for; `default` if it is none.
 
         Raises:
             ParseError: It takes more than 64 bits.
@@ -266,18 +295,30 @@ class _Reader:
             self._collect(
                 value, _item_at(shapes, place), _item_at(strides, place), place, found, what
             )
-        self._check_bytes(found, which)
+        total = sum(access.end - access.start for access in found)
+        if total >= 1 << 63:
+            raise self._out_of_range(f"bytes of the {which}s", total)
         return tuple(found)
 
     def _collect(
         self, value: Any, shape: Any, stride: Any, argument: int, found: list[Access], what: str,
         depth: int = 0,
     ) -> None:  # fmt: skip
-        """Tensors in a value: [tensor id, storage id, offset, elements, bytes of one, device]."""
+        """Collect the tensors of a value.
+
+        Each is a list [tensor id, storage id, offset, elements, bytes of one, device].
+        """
         if not isinstance(value, list) or depth > _MAX_DEPTH:
             return
         if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
-            access = _access(value, shape, stride, argument)
+            _, storage, offset, elements, item_bytes, device = value
+            sizes = _are_sizes(shape) and _are_sizes(stride) and len(shape) == len(stride)
+            if sizes and 0 not in shape:
+                pairs = zip(shape, stride, strict=True)
+                elements = 1 + sum((size - 1) * step for size, step in pairs)
+            start = offset * item_bytes
+            end = start + max(elements, 0) * item_bytes
+            access = Access(storage, start, end, argument, device)
             for part in (access.storage, access.start, access.end):
                 if not -(1 << 63) <= part < 1 << 63:
                     raise self._out_of_range(what, part)
@@ -291,31 +332,9 @@ class _Reader:
             inner_shape, inner_stride = _item_at(shape, place), _item_at(stride, place)
             self._collect(inner, inner_shape, inner_stride, argument, found, what, depth + 1)
 
-    def _check_bytes(self, found: list[Access], which: str) -> None:
-        total = sum(access.end - access.start for access in found)
-        if total >= 1 << 63:
-            raise self._out_of_range(f"bytes of the {which}s", total)
-
-
-def _arguments(entry: Mapping[str, Any]) -> Arguments:
-    both = entry.get("inputs")
-    if isinstance(both, dict):
-        lists = [both.get(key) for key in ("values", "shapes", "types", "strides")]
-    else:
-        lists = [both, entry.get("input_shapes"), entry.get("input_types"), None]
-    return Arguments(*(tuple(each) if isinstance(each, list) else () for each in lists))
-
-
-def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    attributes = entry.get("attrs")
-    if not isinstance(attributes, list):
-        return entry
-    pairs = (pair for pair in attributes if isinstance(pair, dict))
-    return {str(pair.get("name")): pair.get("value") for pair in pairs}
-
 
 def _parse_id(value: Any) -> int | None:
-    """Ids are numbers, in some versions written as texts or as a list of one."""
+    """Return an id: a number, in some versions written as a text or as a list of one."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, str) and _INTEGER.fullmatch(value):
@@ -331,43 +350,11 @@ def _item_at(values: Any, place: int) -> Any:
     return values[place] if isinstance(values, list) and place < len(values) else None
 
 
-def _access(value: list[Any], shape: Any, stride: Any, argument: int) -> Access:
-    _, storage, offset, elements, item_bytes, device = value
-    extent = elements
-    if _are_sizes(shape) and _are_sizes(stride) and len(shape) == len(stride) and 0 not in shape:
-        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    start = offset * item_bytes
-    return Access(storage, start, start + max(extent, 0) * item_bytes, argument, device)
-
-
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _check_cycles(nodes: Mapping[int, Node], path: Path) -> None:
-    """Raise ParseError if some nodes are each other's ancestors."""
-    checked: set[int] = set()
-    for start in nodes:
-        chain: list[int] = []
-        current = start
-        on_chain: set[int] = set()
-        while current in nodes and current not in checked:
-            if current in on_chain:
-                raise ParseError(f"{path}: node {current} is its own ancestor")
-            on_chain.add(current)
-            chain.append(current)
-            current = nodes[current].parent
-        checked.update(chain)
-
-
-MAX_BYTES = 4 << 30
-"""Most decompressed bytes of a file."""
-MAX_VALUE_CHARACTERS = 16 << 20
-"""Most characters of one value: a node, or a member beside the nodes."""
-_PART_BYTES = 1 << 20
-_SPACE = re.compile(r"[ \t\r\n]*")
-_LONGEST_WORD = 16  # above an escape and -Infinity
-_GZIP = b"\x1f\x8b"
+# ---------------------------------------------------------------------------------- text
 
 
 class DamageError(ValueError):
@@ -376,7 +363,7 @@ class DamageError(ValueError):
 
 @contextmanager
 def open_text(path: Path) -> Iterator[Text]:
-    """The text of a file, plain or gzip.
+    """Open the text of a file, plain or gzip.
 
     Raises:
         MissingFileError: There is no such file.
@@ -426,7 +413,10 @@ class Text:
             except RecursionError:
                 raise DamageError("values are nested too deep") from None
             except json.JSONDecodeError as error:
-                if not (self._may_be_cut(error) and self._extend()):
+                # It may come from where the text that is here ends.
+                is_last = error.pos > len(self._text) - _LONGEST_WORD
+                may_be_cut = is_last or error.msg.startswith("Unterminated")
+                if not (may_be_cut and self._extend()):
                     raise DamageError(str(error)) from None
                 continue
             except ValueError as error:  # a number of more digits than Python reads
@@ -456,7 +446,7 @@ class Text:
         return True
 
     def _next(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character that is no space; empty at the end."""
         while True:
             found = _SPACE.match(self._text, self._place)
             self._place = found.end() if found else self._place
@@ -465,12 +455,8 @@ class Text:
             if not self._read_on():
                 return ""
 
-    def _may_be_cut(self, error: json.JSONDecodeError) -> bool:
-        """The error may come from where the text that is here ends."""
-        return error.pos > len(self._text) - _LONGEST_WORD or error.msg.startswith("Unterminated")
-
     def _extend(self) -> bool:
-        """Twice as much of the value that begins here; whether there is more."""
+        """Read twice as much of the value that begins here; return False if there is no more."""
         length = len(self._text) - self._place
         if length > MAX_VALUE_CHARACTERS:
             raise DamageError(f"a value is longer than {MAX_VALUE_CHARACTERS >> 20} MiB")
