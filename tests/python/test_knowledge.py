@@ -23,7 +23,7 @@ from torchtraceap.core.knowledge.__main__ import compile_knowledge
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.explanation.numbers import numbers_in
-from torchtraceap.tables.detection import WORDS
+from torchtraceap.tables.circumstances import WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "python/torchtraceap/core/knowledge"

@@ -51,7 +51,8 @@ from torchtraceap.diagnosis.verdict import (
     leading_finding,
     time_parts,
 )
-from torchtraceap.tables.detection import PerRank, circumstances_of, detect, judge, known
+from torchtraceap.tables.circumstances import circumstances_of
+from torchtraceap.tables.detection import PerRank, detect, judge, known
 from torchtraceap.tables.quality import is_unrecorded
 from torchtraceap.tables.steps.iterations import counted_spans, step_time
 from torchtraceap.tables.summary import build_summary

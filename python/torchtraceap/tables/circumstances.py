@@ -1,0 +1,115 @@
+"""What holds of a trace, in the words that the knowledge base asks for: advice has to fit them.
+
+- `compiled`: a part of the program runs compiled;
+- `inference`: no backward pass and no optimiser runs;
+- `no_loader`: no batch comes from torch's DataLoader;
+- `no_graph`: the steps wait for the GPU, or their shapes change, so that no CUDA graph holds them;
+- `no_tf32`, `no_bf16`: the matrix units of a device in the trace don't take that type;
+- `on_host`: the run computes on the host;
+- `unknown_device`: the trace names no device of which that could be told.
+
+What a trace does not show holds of none: then the advice for any trace stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from typing import TYPE_CHECKING
+
+from torchtraceap.core.results import Finding, Saving
+from torchtraceap.tables.detection import PerRank
+from torchtraceap.tables.gpu.recorded_device import matrix_types
+
+if TYPE_CHECKING:
+    from torchtraceap.trace.ranks import Ranks
+
+__all__ = ["WORDS", "circumstances_of"]
+
+_LOADER = "enumerate(DataLoader)"
+_WAITS = ("host_sync_in_loop", "explicit_synchronize", "blocking_copy", "recompilation")
+"""Findings with which no CUDA graph is possible."""
+_GRAPH_FIXES = ("cpu_bound", "tiny_kernels")
+"""Findings for which the replay tries a CUDA graph."""
+
+
+def circumstances_of(
+    trace: Ranks,
+    by_type: Mapping[str, PerRank],
+    findings: Sequence[Finding],
+    wanted: Set[str],
+) -> frozenset[str]:
+    """Return those of the wanted words that hold.
+
+    Args:
+        trace: The trace.
+        by_type: What each rule says of each rank.
+        findings: Those that are present, with their savings.
+        wanted: Words that matter; nothing is looked up for others.
+    """
+    holds: Mapping[str, Callable[[], bool]] = {
+        "compiled": partial(_applies, by_type["recompilation"]),
+        "inference": partial(_is_inference, by_type["unfused_optimizer"]),
+        "no_loader": partial(_has_no_loader, trace),
+        "no_graph": partial(_bears_no_graph, findings),
+        "no_tf32": partial(_lacks, trace, "tf32"),
+        "no_bf16": partial(_lacks, trace, "bf16"),
+        "on_host": partial(_is_on_host, trace),
+        "unknown_device": partial(_is_unknown, trace),
+    }
+    return frozenset(word for word in wanted if holds[word]())
+
+
+WORDS = frozenset(
+    (
+        "compiled",
+        "inference",
+        "no_loader",
+        "no_graph",
+        "no_tf32",
+        "no_bf16",
+        "on_host",
+        "unknown_device",
+    )
+)
+
+
+def _applies(parts: PerRank) -> bool:
+    return any(found.applies for _, found in parts)
+
+
+def _is_inference(parts: PerRank) -> bool:
+    """Without host operators nobody knows."""
+    return not _applies(parts) and all(found.verdict != "unknown" for _, found in parts)
+
+
+def _is_on_host(trace: Ranks) -> bool:
+    return all(rank.computes_on_host for rank in trace.ranks)
+
+
+def _has_no_loader(trace: Ranks) -> bool:
+    return not any(_LOADER in name for rank in trace.ranks for name in rank.table.strings)
+
+
+def _bears_no_graph(findings: Sequence[Finding]) -> bool:
+    """The replay says so, or waits are found."""
+    return any(
+        finding.type in _WAITS or (finding.type in _GRAPH_FIXES and _is_refused(finding.saving))
+        for finding in findings
+    )
+
+
+def _is_refused(saving: Saving | None) -> bool:
+    """Did the replay try a graph, and could not have one?"""
+    if saving is None or saving.edit == "cuda_graph":
+        return False
+    return saving.simulated or saving.note.startswith("not simulated: ")
+
+
+def _lacks(trace: Ranks, number_type: str) -> bool:
+    known = [types for rank in trace.ranks if (types := matrix_types(rank.table)) is not None]
+    return any(number_type not in types for types in known)
+
+
+def _is_unknown(trace: Ranks) -> bool:
+    return all(matrix_types(rank.table) is None for rank in trace.ranks)
