@@ -1,4 +1,4 @@
-"""The device on which a trace was recorded: its entry in the database, and what it holds.
+"""The device on which a trace was recorded: its entry in the database, its limits, its peaks.
 
 The rules for blocks that fit on a multiprocessor are those of CUDA's occupancy calculator
 (cuda_occupancy.h). On ROCm neither registers nor LDS are recorded, so that only the threads count.
@@ -7,7 +7,9 @@ The rules for blocks that fit on a multiprocessor are those of CUDA's occupancy 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,24 @@ from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device, device_named, find_device, load_devices
+from torchtraceap.ops.models import Work
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "LIMITS",
+    "UNATTAINABLE",
+    "Attainable",
     "Multiprocessor",
+    "attainable",
+    "attainable_ns",
     "chosen_device",
+    "computing_type",
+    "copies_over_a_link",
     "matrix_types",
     "matrix_units",
     "multiprocessors_of",
+    "peak_of",
+    "plausible_devices",
     "recorded_device",
     "resident_blocks",
 ]
@@ -280,3 +291,74 @@ def resident_blocks(
 def _rounded_up(values: Array, piece: int) -> Array:
     rounded: Array = np.ceil(values / piece) * piece
     return rounded
+
+
+# ------------------------------------------------------------------------------- peak rates
+
+_ON_THE_DEVICE = (_core.CopyDirection.DEVICE_TO_DEVICE, _core.CopyDirection.UNKNOWN)
+_SHOWS_TF32 = re.compile(r"tf32|s1688|xf32|_S_MX_|_S_B_X_", re.IGNORECASE)
+_SHOWS_FP32 = re.compile(
+    r"sgemm|scudnn|_simt_|gemv|f32f32_f32f32|dot_kernel|winograd", re.IGNORECASE
+)
+Attainable = tuple[float, str | None, str | None]
+"""The least time in ns that a device needs for some work, what bounds it, and which peak."""
+UNATTAINABLE: Attainable = (math.nan, None, None)
+
+
+def attainable(work: Work, device: Device, kernels: Sequence[str] = ()) -> Attainable:
+    """Return the least time for some work on a device, ns, what bounds it and which peak.
+
+    Args:
+        work: FLOPs and bytes.
+        device: With its peak rates.
+        kernels: Names of the kernels, which tell tf32 from fp32.
+
+    Returns:
+        NaN and None where the device has no rate for the type.
+    """
+    if copies_over_a_link(kernels):
+        return (math.nan, "link", None)
+    memory_ns = work.bytes / device.bandwidth * 1e9
+    if not work.flops:
+        return memory_ns, "memory", None
+    peak = peak_of(work, device, kernels)
+    if peak is None:
+        is_integer = work.unit == "vector" and work.dtype not in ("fp64", "fp32", "")
+        return (memory_ns, "memory", None) if is_integer else UNATTAINABLE
+    compute_ns = work.flops / peak[0] * 1e9
+    bound = "compute" if compute_ns >= memory_ns else "memory"
+    return max(compute_ns, memory_ns), bound, peak[1]
+
+
+def attainable_ns(work: Work, device: Device, kernels: Sequence[str] = ()) -> tuple[float, str]:
+    """Return the least time for some work on a device as `attainable` does, without the peak.
+
+    The bound is an empty text where the device has no rate for the type.
+    """
+    ns, bound, _ = attainable(work, device, kernels)
+    return ns, bound or ""
+
+
+def peak_of(work: Work, device: Device, kernels: Sequence[str]) -> tuple[float, str] | None:
+    """Return flop/s for the type of some work, and its name; None if there is no such rate."""
+    label = computing_type(work, device, kernels)
+    if work.unit != "vector" and label in device.matrix:
+        return device.matrix[label], f"{label} matrix"
+    rate = device.vector.get(label)
+    return None if rate is None else (rate, f"{label} vector")
+
+
+def computing_type(work: Work, device: Device, kernels: Sequence[str]) -> str:
+    """Return the type in which some work is computed: its own, or tf32 instead of fp32."""
+    if work.unit == "vector" or work.dtype != "fp32" or "tf32" not in device.matrix:
+        return work.dtype
+    # The kernels' names tell; where they say nothing, whether the call allows it.
+    uses_tf32 = any(_SHOWS_TF32.search(name) for name in kernels) or (
+        work.allow_tf32 is True and not any(_SHOWS_FP32.search(name) for name in kernels)
+    )
+    return "tf32" if uses_tf32 else work.dtype
+
+
+def copies_over_a_link(kernels: Sequence[str]) -> bool:
+    """Return True if one of the kernels is a copy that leaves the device."""
+    return any(_core.classify_copy(name)[0] not in _ON_THE_DEVICE for name in kernels)

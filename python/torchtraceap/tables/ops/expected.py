@@ -34,10 +34,9 @@ from torchtraceap.ops.durations.operators import estimate_measured
 from torchtraceap.ops.models import Work
 from torchtraceap.tables.catalog import Option, TableSpec, check_choice
 from torchtraceap.tables.gpu.gpu_events import optional
-from torchtraceap.tables.gpu.recorded_device import chosen_device
+from torchtraceap.tables.gpu.recorded_device import chosen_device, computing_type
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.gpu_work import GpuWork, Kind, own_estimates
-from torchtraceap.tables.ops.roofline import computing_type
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["METHODS", "TABLE", "Expectation", "build_expected", "kind_times"]

@@ -8,22 +8,26 @@ the device can do from `torchtraceap.ops.devices`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import JsonCodes, TextCodes, encode_texts
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
-from torchtraceap.ops.models import Work, family_of
+from torchtraceap.ops.models import family_of
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
-from torchtraceap.tables.gpu.recorded_device import chosen_device
+from torchtraceap.tables.gpu.recorded_device import (
+    UNATTAINABLE,
+    Attainable,
+    attainable,
+    chosen_device,
+    copies_over_a_link,
+)
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.calls import (
     MOST_KERNELS,
@@ -35,20 +39,12 @@ from torchtraceap.tables.ops.calls import (
 )
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "attainable_ns", "build_roofline", "computing_type", "peak_of"]
+__all__ = ["TABLE", "build_roofline"]
 
 _NO_TEXTS: Texts = (None, None, None, None)
 _COMPAT = (None, "tracelens")
 # Data of up to so many times the L2 cache can still gain from it visibly.
 _CACHED = 4
-_ON_THE_DEVICE = (_core.CopyDirection.DEVICE_TO_DEVICE, _core.CopyDirection.UNKNOWN)
-_SHOWS_TF32 = re.compile(r"tf32|s1688|xf32|_S_MX_|_S_B_X_", re.IGNORECASE)
-_SHOWS_FP32 = re.compile(
-    r"sgemm|scudnn|_simt_|gemv|f32f32_f32f32|dot_kernel|winograd", re.IGNORECASE
-)
-_Attainable = tuple[float, str | None, str | None]
-"""The least time in ns that a device needs for some work, what bounds it, and which peak."""
-_UNKNOWN: _Attainable = (math.nan, None, None)
 _PER_CALL_NOTE = "flops, bytes and roofline_ns are of one call."
 _BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
 
@@ -78,63 +74,6 @@ def build_roofline(
         return _host_table(calls)
     rows = _RowTable(part, calls, on_gpu, peaks, note)
     return rows.by_family() if by == "family" else rows.by_arguments(each_call=by == "call")
-
-
-def attainable_ns(work: Work, device: Device, kernels: Sequence[str] = ()) -> tuple[float, str]:
-    """Return the least time for some work on a device, ns, and what bounds it.
-
-    Args:
-        work: FLOPs and bytes.
-        device: With its peak rates.
-        kernels: Names of the kernels, which tell tf32 from fp32.
-
-    Returns:
-        NaN and an empty text where the device has no rate for the type.
-    """
-    ns, bound, _ = _attainable(work, device, kernels)
-    return ns, bound or ""
-
-
-# ------------------------------------------------------------------------------- the device
-
-
-def peak_of(work: Work, device: Device, kernels: Sequence[str]) -> tuple[float, str] | None:
-    """Return flop/s for the type of some work, and its name; None if there is no such rate."""
-    label = computing_type(work, device, kernels)
-    if work.unit != "vector" and label in device.matrix:
-        return device.matrix[label], f"{label} matrix"
-    rate = device.vector.get(label)
-    return None if rate is None else (rate, f"{label} vector")
-
-
-def computing_type(work: Work, device: Device, kernels: Sequence[str]) -> str:
-    """Return the type in which some work is computed: its own, or tf32 instead of fp32."""
-    if work.unit == "vector" or work.dtype != "fp32" or "tf32" not in device.matrix:
-        return work.dtype
-    # The kernels' names tell; where they say nothing, whether the call allows it.
-    uses_tf32 = any(_SHOWS_TF32.search(name) for name in kernels) or (
-        work.allow_tf32 is True and not any(_SHOWS_FP32.search(name) for name in kernels)
-    )
-    return "tf32" if uses_tf32 else work.dtype
-
-
-def _copies_over_a_link(kernels: Sequence[str]) -> bool:
-    return any(_core.classify_copy(name)[0] not in _ON_THE_DEVICE for name in kernels)
-
-
-def _attainable(work: Work, device: Device, kernels: Sequence[str]) -> _Attainable:
-    if _copies_over_a_link(kernels):
-        return (math.nan, "link", None)
-    memory_ns = work.bytes / device.bandwidth * 1e9
-    if not work.flops:
-        return memory_ns, "memory", None
-    peak = peak_of(work, device, kernels)
-    if peak is None:
-        is_integer = work.unit == "vector" and work.dtype not in ("fp64", "fp32", "")
-        return (memory_ns, "memory", None) if is_integer else _UNKNOWN
-    compute_ns = work.flops / peak[0] * 1e9
-    bound = "compute" if compute_ns >= memory_ns else "memory"
-    return max(compute_ns, memory_ns), bound, peak[1]
 
 
 # ------------------------------------------------------------------------------- the tables
@@ -188,7 +127,7 @@ class _RowTable:
         )
         return table.take(order)
 
-    def _row(self, groups: Groups, index: int) -> tuple[KindOfCall, _Attainable]:
+    def _row(self, groups: Groups, index: int) -> tuple[KindOfCall, Attainable]:
         first = int(groups.first[index])
         # Distinct names of the first call's GPU events, in order.
         ids = self._names[self._starts[first] : self._starts[first + 1]]
@@ -198,20 +137,20 @@ class _RowTable:
         if kind >= len(self._calls.kinds):
             name = self._loose[kind - len(self._calls.kinds)]
             why = "not below an operator" if name else "the trace does not hold its launch"
-            return KindOfCall(name or "(no launch)", _NO_TEXTS, kernels, None, why), _UNKNOWN
+            return KindOfCall(name or "(no launch)", _NO_TEXTS, kernels, None, why), UNATTAINABLE
         call = self._calls.kinds[kind]
         if not self._has_work[first]:
             why = reason_of(call) or "operators below it that have models are rows of their own"
-            return KindOfCall(call.name, call.texts, kernels, None, why), _UNKNOWN
-        found = _UNKNOWN
+            return KindOfCall(call.name, call.texts, kernels, None, why), UNATTAINABLE
+        found = UNATTAINABLE
         if call.work is not None and self._device is not None:
-            found = _attainable(call.work, self._device, kernels)
-        elif _copies_over_a_link(kernels):
+            found = attainable(call.work, self._device, kernels)
+        elif copies_over_a_link(kernels):
             found = (math.nan, "link", None)
         return KindOfCall(call.name, call.texts, kernels, call.work, ""), found
 
     def _columns(
-        self, groups: Groups, rows: Sequence[tuple[KindOfCall, _Attainable]]
+        self, groups: Groups, rows: Sequence[tuple[KindOfCall, Attainable]]
     ) -> dict[str, Any]:
         works = [call.work for call, _ in rows]
         flops = _numbers(None if w is None else w.flops for w in works)
@@ -254,7 +193,7 @@ class _RowTable:
             ),
         }
 
-    def _warning(self, call: KindOfCall, found: _Attainable, share: float) -> str | None:
+    def _warning(self, call: KindOfCall, found: Attainable, share: float) -> str | None:
         """Return why a call can seem faster than its device; None if it does not."""
         device, work = self._device, call.work
         _, bound, peak = found
