@@ -118,7 +118,7 @@ class Option:
     flag: str
     help: str
     kind: Literal["text", "integer", "count", "microseconds", "step", "flag", "no_flag"] = "text"
-    """How the command line reads it; a `no_flag` makes the keyword False."""
+    """The way in which the command line reads it; a `no_flag` makes the keyword False."""
     default: Any = None
     metavar: str | None = None
     choices: Sequence[str] | None = None

@@ -33,9 +33,9 @@ _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECA
 
 
 MOST_NAMED = 8
-"""Folders in a sentence."""
+"""The most folders that a sentence names."""
 DEEPEST = 4
-"""Folders below a given one that are looked into."""
+"""The depth of folders below a given one that are looked into."""
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
@@ -47,7 +47,7 @@ def natural_key(path: Path) -> list[tuple[int, int, str]]:
 def expand_paths(
     given: PathLike | Iterable[PathLike], *, deep: bool = False
 ) -> tuple[list[Path], bool]:
-    """The files to read, and whether one that is no trace may be skipped (it came from a folder).
+    """Return the files to read, and True if one that is no trace may be skipped (from a folder).
 
     A folder stands for what looks like a trace in it, or where nothing does, and if `deep`, for
     those in its folders.
@@ -68,7 +68,7 @@ def expand_paths(
 
 
 def list_trace_files(given: Iterable[PathLike]) -> list[Path]:
-    """The files that paths stand for, as far as there are any."""
+    """Return the files that paths stand for, as far as there are any."""
     files = []
     for path in given:
         with contextlib.suppress(ParseError, OSError):
@@ -118,7 +118,7 @@ def _looks_like_trace(path: Path) -> bool:
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The number behind "rank" in the file's name, else in its folder's."""
+    """Return the number behind "rank" in the file's name, else in its folder's."""
     for part in (path.name, path.parent.name):
         if found := _RANK_IN_NAME.findall(part):
             return int(found[-1])
@@ -135,10 +135,11 @@ class RankClaim:
 
 
 def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Diagnostic]]:
-    """A rank for each file, different from each other, and how they were found.
+    """Return a rank for each file, different from each other, and notes on how they were found.
 
-    From `distributedInfo`; where that is missing or repeats, from the file name; else the lowest
-    number that is free, in the order of the files. A lone file that says nothing has no rank.
+    They are from `distributedInfo`; where that is missing or repeats, from the file name; else the
+    lowest number that is free, in the order of the files. A lone file that says nothing has no
+    rank.
     """
     if len(claims) == 1:
         return _lone_rank(claims[0])
@@ -181,7 +182,7 @@ def check_one_run(
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """What tells whether a file can be of the same job as another one."""
+    """Signs by which a file can be of the same job as another one."""
 
     path: Path
     devices: tuple[str, ...]
@@ -260,7 +261,7 @@ def _overlap(a: RecordedJob, b: RecordedJob) -> bool:
 
 
 def _doubt(a: RecordedJob, b: RecordedJob) -> str:
-    """Why the two are hardly ranks of one job; empty where nothing says so."""
+    """Return why the two are hardly ranks of one job; empty where nothing says so."""
     names = f"{a.path.name} and {b.path.name}"
     if _other_devices(a, b):
         return f"{names} are of {', '.join(a.devices)} and {', '.join(b.devices)}"

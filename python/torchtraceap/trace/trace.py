@@ -121,7 +121,7 @@ class Trace(Ranks):
         return load_scorer(scorer, device=device).score(self, windows)
 
     def quality(self) -> ColumnTable:
-        """What the recording lacks, and what was left out of it; empty where it is fine."""
+        """Return what the recording lacks, and what was left out; empty where it is fine."""
         from torchtraceap.tables.quality import build_quality
 
         return build_quality(self)

@@ -324,7 +324,7 @@ CATEGORIES = (
     "autograd_detail",
     "unknown",
 )
-"""By the numbers of torch.profiler._memory_profiler (`_CATEGORY_TO_INDEX`, torch 2.1 to 2.13)."""
+"""Categories by number in torch.profiler._memory_profiler (`_CATEGORY_TO_INDEX`, torch 2.1 on)."""
 
 _ACTIONS = 4  # preexisting, create, increment version, destroy: numbered from 1
 _GZIP = b"\x1f\x8b"

@@ -42,7 +42,7 @@ from torchtraceap.trace.ranks import RankTrace
 __all__ = ["METHODS", "TABLE", "Expectation", "build_expected", "kind_times"]
 
 METHODS = ("table", "work", "own", "launch", "none")
-"""Where an estimate comes from: measured tables, work over peaks, own kernels, the launch."""
+"""Sources of an estimate: measured tables, work over peaks, own kernels, the launch."""
 _TABLE, _WORK, _OWN, _LAUNCH, _NONE = range(5)
 # A collective in one rank's trace lasts from its own arrival: waiting for the last of the other
 # ranks is in the measured time and in no table. A stated guess.
@@ -57,7 +57,7 @@ _OTHER_DEVICE_SD, _OTHER_MODEL_SD = 0.35, 0.15
 
 
 class Expectation:
-    """What is expected of every unit of a rank's GPU work.
+    """The expected time of every unit of a rank's GPU work.
 
     Args:
         part: The rank.
