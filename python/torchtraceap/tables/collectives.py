@@ -18,7 +18,7 @@ from torchtraceap.ops.durations.collectives import bus_factor
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.tables.events import steps_of
-from torchtraceap.tables.gpu.gpu_events import optional
+from torchtraceap.tables.gpu.gpu_events import masked_integers
 from torchtraceap.tables.grouping import rows_by_key
 from torchtraceap.tables.matching import MatchedCollectives, match_collectives
 
@@ -86,10 +86,10 @@ def build_collectives(trace: Ranks) -> ColumnTable:
         "group_description": encode_texts(group.description or None for group in groups),
         "sequence": np.ma.array(sequence, mask=sequence == _core.NO_ID),
         "ranks": _lists(matched, numbers[core.rank]),
-        "group_size": optional(sizes),
+        "group_size": masked_integers(sizes),
         "dtype": encode_texts(next(filter(None, core.dtypes[part]), None) for part in parts),
         "bytes": np.ma.array(np.where(message < 0, 0, message), mask=message < 0),
-        "transfer_ns": optional(transfer_ns),
+        "transfer_ns": masked_integers(transfer_ns),
         "exposed_ns": _maximum(matched, core.exposed_ns),
         "wait_ns": _lists(matched, core.wait_ns, core.comparable),
         "longest_wait_ns": np.ma.array(_maximum(matched, core.wait_ns), mask=alone),

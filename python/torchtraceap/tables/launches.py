@@ -20,8 +20,8 @@ from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
     gpu_notes,
+    masked_integers,
     most_frequent,
-    optional,
 )
 from torchtraceap.tables.grouping import Groups, order_by
 from torchtraceap.tables.host import idle_by_stream
@@ -223,7 +223,7 @@ def _by_stream(launches: Launches) -> View:
                 ("waiting_ns", np.int64),
             )
         },
-        "full_length": optional([row["full_length"] for row in statistics]),
+        "full_length": masked_integers([row["full_length"] for row in statistics]),
         "full_ns": np.array([row["full_ns"] for row in statistics], dtype=np.int64),
         **{name: delays[name] for name in delays if not name.startswith("queue")},
         **_gpu_times(launches, groups, order),
@@ -391,12 +391,12 @@ def _sequence_codes(names: Array, begin: Array, count: Array) -> Array:
     if not len(begin):
         return np.zeros(0, dtype=np.int64)
     place = np.arange(len(names)) - np.repeat(begin, count)
-    hashes = _mixed(_mixed(names.astype(np.uint64)) + place.astype(np.uint64))
+    hashes = _mix_bits(_mix_bits(names.astype(np.uint64)) + place.astype(np.uint64))
     codes: Array = np.add.reduceat(hashes, begin).view(np.int64)
     return codes
 
 
-def _mixed(values: Array) -> Array:
+def _mix_bits(values: Array) -> Array:
     """Return hashes of which each bit depends on all of the value (the finish of SplitMix64)."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -121,7 +121,7 @@ class _Nodes:
     names: list[str]
 
     @classmethod
-    def joined(cls, parts: Sequence[_Nodes]) -> _Nodes:
+    def join(cls, parts: Sequence[_Nodes]) -> _Nodes:
         """Put parts one behind the other; names are indices in those of the last."""
         return cls(
             np.concatenate([part.parent for part in parts]),
@@ -178,7 +178,7 @@ def _host_stacks(part: RankTrace) -> tuple[_Nodes, Array]:
         # row before them that is not as deep.
         kept = np.where(depth < MAX_LEVELS, np.arange(len(depth)), 0)
         node_of = node_of[np.maximum.accumulate(kept)]
-    return _Nodes.joined(parts), node_of
+    return _Nodes.join(parts), node_of
 
 
 def _with_gpu_events(part: RankTrace, nodes: _Nodes, node_of: Array) -> tuple[_Nodes, Array]:
@@ -204,7 +204,7 @@ def _with_gpu_events(part: RankTrace, nodes: _Nodes, node_of: Array) -> tuple[_N
     events = _Nodes(above, level, name[first], kind[first], rows[first], groups.count, names)
     spent = groups.sum(part.costs.exclusive_ns[rows].astype(np.int64))
     self_ns = np.concatenate([np.zeros(unlaunched + 1, dtype=np.int64), spent])
-    return _Nodes.joined([nodes, orphans, events]), self_ns
+    return _Nodes.join([nodes, orphans, events]), self_ns
 
 
 def _share(time_ns: Array, whole_ns: int) -> Array:

@@ -62,9 +62,20 @@ def expand_paths(
     for path in paths:
         if not path.exists():
             raise MissingFileError(f"{path}: no such file or folder")
-    folders = [path for path in paths if path.is_dir()]
-    files = [f for path in paths for f in (_files_of(path, deep) if path.is_dir() else [path])]
-    return list(dict.fromkeys(files)), bool(folders)
+    files: dict[Path, None] = {}
+    has_folder = False
+    for path in paths:
+        if not path.is_dir():
+            files[path] = None
+            continue
+        has_folder = True
+        found = list(_walk(path, deep, DEEPEST))
+        if not found:
+            raise ParseError(
+                f"{path}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
+            )
+        files |= dict.fromkeys(found)
+    return list(files), has_folder
 
 
 def list_trace_files(given: Iterable[PathLike]) -> list[Path]:
@@ -80,15 +91,6 @@ def looks_like_trace_name(path: PathLike) -> bool:
     """Return True if such a file makes its folder one that is read as a rank."""
     name = Path(path).name
     return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
-
-
-def _files_of(folder: Path, deep: bool) -> list[Path]:
-    files = list(_walk(folder, deep, DEEPEST))
-    if not files:
-        raise ParseError(
-            f"{folder}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
-        )
-    return files
 
 
 def _walk(folder: Path, deep: bool, depth: int) -> Iterator[Path]:
@@ -142,7 +144,10 @@ def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Di
     rank.
     """
     if len(claims) == 1:
-        return _lone_rank(claims[0])
+        if claims[0].rank is not None:
+            return [claims[0].rank], []
+        rank = rank_in_name(claims[0].path)
+        return [rank], _from_name_note(claims) if rank is not None else []
     said = [claim.rank for claim in claims]
     named = [rank_in_name(claim.path) for claim in claims]
     if len(set(said)) < len(said) and None not in named and len(set(named)) == len(named):
@@ -273,13 +278,6 @@ def _job_text(job: Sequence[RecordedJob]) -> str:
     world = f", {one.world_size} ranks" if one.world_size else ""
     more = f" and {len(job) - 1} more" if len(job) > 1 else ""
     return f"{one.path}{more} ({', '.join(one.devices) or 'GPU not named'}{world})"
-
-
-def _lone_rank(claim: RankClaim) -> tuple[list[int | None], list[Diagnostic]]:
-    if claim.rank is not None:
-        return [claim.rank], []
-    rank = rank_in_name(claim.path)
-    return [rank], _from_name_note([claim]) if rank is not None else []
 
 
 def _claim_in_order(

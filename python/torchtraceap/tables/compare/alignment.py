@@ -16,7 +16,7 @@ from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cut,
     cut,
-    joined,
+    join_arrays,
     median_ns,
     whole_step_bounds,
 )
@@ -48,19 +48,19 @@ class Side:
     @property
     def durations(self) -> Array:
         """The durations of steps, int64 `[steps]` in ns."""
-        return joined([part.durations for part in self.cuts], np.int64)
+        return join_arrays([part.durations for part in self.cuts], np.int64)
 
     @property
     def step(self) -> Array:
         """The number of each piece's step, int64 `[pieces]`."""
         firsts = self.first_step
-        return joined(
+        return join_arrays(
             [c.step + first for c, first in zip(self.cuts, firsts, strict=True)], np.int64
         )
 
     def column(self, name: str, dtype: Any) -> Array:
         """Return a column of the pieces over all ranks."""
-        return joined([getattr(part, name) for part in self.cuts], dtype)
+        return join_arrays([getattr(part, name) for part in self.cuts], dtype)
 
     @property
     def has_gpu(self) -> bool:

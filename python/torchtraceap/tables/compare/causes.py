@@ -272,14 +272,19 @@ class _Contributors:
                 children[(*row.place, row.name)[len(place)]].append(row)
             if not children:
                 return place, rows
-            name, below = max(children.items(), key=lambda item: self._sign * _sum(item[1]))
+            by_gain = sorted(children.items(), key=lambda item: -self._gain(item[1]))
+            name, below = by_gain[0]
             if not place:
                 alike = self._largest_name(rows)
-                if self._net(alike, rows) > NO_MORE_THAN * self._sign * _sum(below):
+                if self._net(alike, rows) > NO_MORE_THAN * self._gain(below):
                     return (alike[0].name,), alike
-            elif not self._is_followed(rows, below, children.values()):
-                alike = self._largest_name(rows)
-                return (place, alike) if self._stands_for(alike, rows) else (place, rows)
+            elif not self._stands_for(below, rows):
+                largest_ns, next_ns = ([self._gain(some) for _, some in by_gain[:2]] + [0.0])[:2]
+                whole_ns = self._gain(rows)
+                is_large = LARGE_CHILD * whole_ns <= largest_ns <= NO_MORE_THAN * whole_ns
+                if not (is_large and next_ns < largest_ns / 2):
+                    alike = self._largest_name(rows)
+                    return (place, alike) if self._stands_for(alike, rows) else (place, rows)
             place, rows = (*place, name), below
 
     def _add_frequent_calls(self, python: Rows, rows: Rows) -> Rows:
@@ -295,24 +300,19 @@ class _Contributors:
             return python
         return [*python, *(row for row in more if gained[id(row)] >= most / 2)]
 
-    def _is_followed(self, rows: Rows, below: Rows, children: Iterable[Rows]) -> bool:
-        if self._stands_for(below, rows):
-            return True
-        sums = sorted((self._sign * _sum(child) for child in children), reverse=True)
-        whole = self._sign * _sum(rows)
-        next_ns = sums[1] if len(sums) > 1 else 0.0
-        return LARGE_CHILD * whole <= sums[0] <= NO_MORE_THAN * whole and next_ns < sums[0] / 2
+    def _gain(self, rows: Rows) -> float:
+        """Return the sum of rows in the direction of the difference."""
+        return self._sign * _sum(rows)
 
     def _stands_for(self, some: Rows, rows: Rows) -> bool:
-        part, whole = self._sign * _sum(some), self._sign * _sum(rows)
-        return MOST_OF * whole <= part <= NO_MORE_THAN * whole
+        return MOST_OF * self._gain(rows) <= self._gain(some) <= NO_MORE_THAN * self._gain(rows)
 
     def _largest_name(self, rows: Rows) -> Rows:
         """Return the rows of the name with the largest sum."""
         found: defaultdict[tuple[str, str], Rows] = defaultdict(list)
         for row in rows:
             found[row.name, row.kind].append(row)
-        return max(found.values(), key=lambda some: self._sign * _sum(some))
+        return max(found.values(), key=self._gain)
 
     def _net(self, some: Rows, rows: Rows) -> float:
         """Return the sum of rows of one name, each place limited to what is left of its own sum.
@@ -368,7 +368,7 @@ class _Contributors:
             for row in rows:
                 if len(row.place) > len(place) and row.place[: len(place)] == place:
                     below[row.place[len(place)]].append(row)
-            largest = max(below.items(), key=lambda b: self._sign * _sum(b[1]), default=None)
+            largest = max(below.items(), key=lambda item: self._gain(item[1]), default=None)
             if largest is None or not self._stands_for(largest[1], rows):
                 return place
             place = (*place, largest[0])

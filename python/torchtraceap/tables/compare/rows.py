@@ -20,7 +20,7 @@ from torchtraceap.tables.steps.pieces import (
     Codebook,
     Cut,
     first_idle_part,
-    joined,
+    join_arrays,
     middle_half,
     part_titles,
 )
@@ -101,7 +101,7 @@ def measure_rows(
 ) -> tuple[Array, list[Array], list[Measured]]:
     """Return the keys of the rows and, per side, the row of each piece and the measurements of each
     row."""
-    keys, inverse = np.unique(joined(view.key, np.int64), return_inverse=True)
+    keys, inverse = np.unique(join_arrays(view.key, np.int64), return_inverse=True)
     split = len(view.key[0])
     rows = [inverse[:split], inverse[split:]]
     measured = [
@@ -166,7 +166,7 @@ class KernelRows(RowView):
         self.key = []
         for side in comparison.sides:
             kind = side.column("kind", np.int64)
-            leaf = joined([part.leaf_codes(self._book) for part in side.cuts], np.int64)
+            leaf = join_arrays([part.leaf_codes(self._book) for part in side.cuts], np.int64)
             self.key.append(_pack(np.where(kind < idle, leaf, -1), kind))
 
     def columns(
@@ -224,7 +224,7 @@ class _TreeRows(RowView):
             has_many = count[inverse] > MOST_SHAPES
             self._variant_of = np.where(has_many, first[inverse], self._variant_of)
         self.key = [
-            joined(
+            join_arrays(
                 [self._keys_of(index, part, is_after) for index, part in enumerate(side.cuts)],
                 np.int64,
             )

@@ -24,8 +24,8 @@ __all__ = [
     "Masked",
     "device_and_stream",
     "gpu_notes",
+    "masked_integers",
     "most_frequent",
-    "optional",
     "row_numbers",
     "time_statistics",
     "weighted_mean",
@@ -214,12 +214,12 @@ def device_and_stream(part: RankTrace, index: Array) -> dict[str, Column]:
     """Return columns `device` and `stream` for indices in `tree.streams`, masked if unknown."""
     streams = part.tree.streams
     return {
-        "device": optional([stream.device for stream in streams])[index],
-        "stream": optional([stream.stream for stream in streams])[index],
+        "device": masked_integers([stream.device for stream in streams])[index],
+        "stream": masked_integers([stream.stream for stream in streams])[index],
     }
 
 
-def optional(values: Sequence[int | None]) -> Masked:
+def masked_integers(values: Sequence[int | None]) -> Masked:
     """Return int64, masked where there is no value."""
     return np.ma.array(
         np.array([0 if value is None else value for value in values], dtype=np.int64),

@@ -33,7 +33,7 @@ from torchtraceap.ops.durations.families import estimate_works
 from torchtraceap.ops.durations.operators import estimate_measured
 from torchtraceap.ops.models import Work
 from torchtraceap.tables.catalog import Option, TableSpec, check_choice
-from torchtraceap.tables.gpu.gpu_events import optional
+from torchtraceap.tables.gpu.gpu_events import masked_integers
 from torchtraceap.tables.gpu.recorded_device import chosen_device, computing_type
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.gpu_work import GpuWork, Kind, own_estimates
@@ -422,7 +422,7 @@ def _by_class(expectation: Expectation) -> _View:
         "gpu_ns": groups.sum(work.ns)[order],
         "expected_ns": groups.sum(found.ns)[order],
         "inside_share": _inside_share(expectation, groups)[order],
-        "kinds": optional([None if fit is None else fit.kinds for fit in fits]),
+        "kinds": masked_integers([None if fit is None else fit.kinds for fit in fits]),
         "median_ratio": _floats([None if fit is None else fit.median for fit in fits]),
         "low_ratio": _floats([None if fit is None else fit.low for fit in fits]),
         "high_ratio": _floats([None if fit is None else fit.high for fit in fits]),

@@ -92,7 +92,24 @@ def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
         "gpu_events_without_launch": int(orphan.sum()),
         "without_launch_ns": sums.total(calls.exclusive_ns[orphan]),
     }
-    return ColumnTable(columns, shown=shown, facts=facts, notes=[*_common_notes(calls), *notes])
+    said = []
+    if (calls.kind == _HLO).any():
+        said.append(
+            "Operators are HLO operations of XLA; their host time is that of their launch calls."
+        )
+    elif not (calls.kind == _OPERATOR).any():
+        said.append(
+            "The trace has no operators: the rows are launch calls and GPU events without one."
+            if len(calls)
+            else "The trace has neither operators nor GPU events."
+        )
+    elif not calls.gpu_events.any():
+        said.append("The trace has no GPU events: rows are sorted by the host time of their own.")
+    orphans = int((calls.kind == _ORPHAN).sum())
+    if orphans:
+        events = "1 GPU event has" if orphans == 1 else f"{orphans} GPU events have"
+        said.append(f"{events} no launch call in the trace, so no operator can be named.")
+    return ColumnTable(columns, shown=shown, facts=facts, notes=[*said, *notes])
 
 
 def collect_owners(part: RankTrace) -> Owners:
@@ -460,27 +477,6 @@ def _own_by_family(part: RankTrace, family: Array) -> tuple[Array, Array]:
 
 
 # ----------------------------------------------------------------------------- facts, notes
-
-
-def _common_notes(calls: Owners) -> list[str]:
-    notes = []
-    orphans = int((calls.kind == _ORPHAN).sum())
-    if (calls.kind == _HLO).any():
-        notes.append(
-            "Operators are HLO operations of XLA; their host time is that of their launch calls."
-        )
-    elif not (calls.kind == _OPERATOR).any():
-        notes.append(
-            "The trace has no operators: the rows are launch calls and GPU events without one."
-            if len(calls)
-            else "The trace has neither operators nor GPU events."
-        )
-    elif not calls.gpu_events.any():
-        notes.append("The trace has no GPU events: rows are sorted by the host time of their own.")
-    if orphans:
-        events = "1 GPU event has" if orphans == 1 else f"{orphans} GPU events have"
-        notes.append(f"{events} no launch call in the trace, so no operator can be named.")
-    return notes
 
 
 _OWN_TIME = (

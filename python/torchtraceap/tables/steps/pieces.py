@@ -20,7 +20,7 @@ __all__ = [
     "Cut",
     "cut",
     "first_idle_part",
-    "joined",
+    "join_arrays",
     "median_ns",
     "middle_half",
     "part_titles",
@@ -278,6 +278,6 @@ class Cells:
             yield chosen[begin:end], matrix
 
 
-def joined(parts: Sequence[Array], dtype: Any) -> Array:
+def join_arrays(parts: Sequence[Array], dtype: Any) -> Array:
     """Join arrays, also none of them."""
     return np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype, copy=False)
