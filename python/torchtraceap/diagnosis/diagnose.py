@@ -51,12 +51,12 @@ from torchtraceap.diagnosis.verdict import (
     leading_finding,
     time_parts,
 )
+from torchtraceap.tables.catalog import check_count
 from torchtraceap.tables.circumstances import circumstances_of
 from torchtraceap.tables.detection import PerRank, detect, judge, known
 from torchtraceap.tables.quality import is_unrecorded
 from torchtraceap.tables.steps.iterations import counted_spans, step_time
 from torchtraceap.tables.summary import build_summary
-from torchtraceap.tables.windows import check_count
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
+from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,7 @@ __all__ = [
     "TableEntry",
     "TableSpec",
     "check_choice",
+    "check_count",
     "table_spec",
 ]
 
@@ -202,3 +204,9 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raise OptionError unless `value` is one of `choices`."""
     if value not in choices:
         raise OptionError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise OptionError unless `count` is a sensible number of windows."""
+    if not isinstance(count, Integral) or not 1 <= count <= 1_000_000:
+        raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")

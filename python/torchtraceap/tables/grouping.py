@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +11,10 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.sums import MOST, sum_groups
 
-__all__ = ["Groups", "order_by", "rows_by_key"]
+if TYPE_CHECKING:
+    from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["Groups", "order_by", "repeat_keys", "rows_by_key"]
 
 
 class Groups:
@@ -86,6 +90,18 @@ def rows_by_key(keys: Array) -> Iterator[tuple[int, Array]]:
     groups = Groups(keys)
     for group, key in enumerate(keys[groups.first].tolist()):
         yield key, groups.rows(group)
+
+
+def repeat_keys(part: RankTrace, rows: Array) -> tuple[Array, ...]:
+    """Return keys that are equal for kernels `[rows]` that do the same work: codes of name, device,
+    grid and shapes of the operator, -1 where it has none."""
+    table = part.table
+    grid, _ = table.text_codes("grid", rows)
+    ops = part.tree.op[rows]
+    dims = np.full(len(rows), -1, dtype=np.int32)
+    known = ops != _core.NO_ROW
+    dims[known] = table.text_codes("Input Dims", ops[known])[0]
+    return table.name[rows], table.device[rows], grid, dims
 
 
 def order_by(*keys: Array, descending: Sequence[bool] = ()) -> Array:

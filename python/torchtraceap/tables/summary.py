@@ -12,8 +12,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.results import Device, EventCounts, RankTimeline, Step, Summary, Timeline
 from torchtraceap.tables.quality import quality_of
-from torchtraceap.tables.steps.iterations import step_time
-from torchtraceap.tables.steps.pieces import recorded_steps
+from torchtraceap.tables.steps.iterations import recorded_steps, step_time
 from torchtraceap.trace.ranks import Ranks, RankTrace, from_core_timeline
 
 __all__ = ["build_summary"]

@@ -16,6 +16,7 @@ from torchtraceap.core.rendering import renderable
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import canonical_name
+from torchtraceap.tables.catalog import check_count
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "build_features",
     "build_tokens",
     "build_windows",
-    "check_count",
     "feature_names",
 ]
 
@@ -63,12 +63,6 @@ def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
     """Return one row of numbers per window, and their robust z-scores."""
     windows = build_windows(part, count=count)
     return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
-
-
-def check_count(name: str, count: int) -> None:
-    """Raise OptionError unless `count` is a sensible number of windows."""
-    if not isinstance(count, (int, np.integer)) or not 1 <= count <= 1_000_000:
-        raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")
 
 
 @cache

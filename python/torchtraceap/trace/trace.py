@@ -115,7 +115,7 @@ class Trace(Ranks):
             device: Where the scorer's network runs: "cpu", or "cuda" for `paper` and `v2`.
         """
         from torchtraceap.diagnosis.scoring import load_scorer
-        from torchtraceap.tables.windows import check_count
+        from torchtraceap.tables.catalog import check_count
 
         check_count("windows", windows)
         return load_scorer(scorer, device=device).score(self, windows)

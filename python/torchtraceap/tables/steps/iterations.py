@@ -38,6 +38,7 @@ __all__ = [
     "is_held_up",
     "iterations_of",
     "lengths_ns",
+    "recorded_steps",
     "step_of_work",
     "step_spans",
     "step_time",
@@ -117,6 +118,12 @@ def _end_ns(part: RankTrace, step: _core.Step) -> int:
 def _behind(table: _core.EventTable, end_ns: int) -> int:
     """Return the first row that begins then or later."""
     return int(np.searchsorted(table.ts_ns, end_ns))
+
+
+def recorded_steps(part: RankTrace) -> list[_core.Step]:
+    """Return the steps whose GPU records are there: nothing can be said of the others."""
+    flags = part.tree.step_is_recorded
+    return [step for step, there in zip(part.tree.steps, flags, strict=True) if there]
 
 
 def counted_steps(part: RankTrace) -> Array:

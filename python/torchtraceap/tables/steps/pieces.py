@@ -24,7 +24,6 @@ __all__ = [
     "median_ns",
     "middle_half",
     "part_titles",
-    "recorded_steps",
     "robust_sigma",
     "step_bounds",
     "whole_step_bounds",
@@ -50,12 +49,6 @@ def whole_steps(count: int) -> slice:
 def step_bounds(part: RankTrace) -> Bounds:
     """Return (start_ns, end_ns) of every step."""
     return [(step.start_ns, step.end_ns) for step in part.tree.steps]
-
-
-def recorded_steps(part: RankTrace) -> list[_core.Step]:
-    """Return the steps whose GPU records are there: nothing can be said of the others."""
-    flags = part.tree.step_is_recorded
-    return [step for step, there in zip(part.tree.steps, flags, strict=True) if there]
 
 
 def whole_step_bounds(part: RankTrace) -> Bounds:

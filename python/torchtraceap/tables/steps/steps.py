@@ -24,7 +24,8 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import sum_by_index
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec
-from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.grouping import Groups, repeat_keys
+from torchtraceap.tables.steps.iterations import recorded_steps
 from torchtraceap.tables.steps.pieces import (
     NORMAL_MAD,
     Cells,
@@ -34,7 +35,6 @@ from torchtraceap.tables.steps.pieces import (
     first_idle_part,
     median_ns,
     part_titles,
-    recorded_steps,
     robust_sigma,
     whole_steps,
 )
@@ -42,7 +42,7 @@ from torchtraceap.tables.steps.pieces import (
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_keys", "repeat_variation"]
+__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_variation"]
 
 OUTLIER_SIGMAS = 3.5
 """Robust z from which a step is an outlier (Iglewicz and Hoaglin's bound)."""
@@ -337,18 +337,6 @@ def _compute_rows(part: RankTrace) -> Array:
     kernel = part.table.kind[rows] == _core.EventKind.KERNEL
     chosen: Array = rows[compute & kernel & (part.table.dur_ns[rows] > 0)]
     return chosen
-
-
-def repeat_keys(part: RankTrace, rows: Array) -> tuple[Array, ...]:
-    """Return keys that are equal for kernels `[rows]` that do the same work: codes of name, device,
-    grid and shapes of the operator, -1 where it has none."""
-    table = part.table
-    grid, _ = table.text_codes("grid", rows)
-    ops = part.tree.op[rows]
-    dims = np.full(len(rows), -1, dtype=np.int32)
-    known = ops != _core.NO_ROW
-    dims[known] = table.text_codes("Input Dims", ops[known])[0]
-    return table.name[rows], table.device[rows], grid, dims
 
 
 def _series(ratio: Array, time: Array, weight: Array) -> Array:
