@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,11 +79,35 @@ class Groups:
         return deviations
 
     def median(self, values: Array) -> Array:
+        """Return the median of each group, float64 `[groups]`."""
         return self.quantile(values, 0.5)
 
     def quantile(self, values: Array, q: float) -> Array:
         """Return quantiles, float64 `[groups]`, linear between neighbors (NumPy's default)."""
         return self._core.quantiles(values, q)
+
+    def statistics(
+        self, values: Array, *names: str, prefix: str = "", order: Array | slice = slice(None)
+    ) -> dict[str, Array]:
+        """Return statistics of each group as columns, such as `<prefix>mean_ns`.
+
+        Args:
+            values: `[n]` in ns.
+            names: Of "sum", "mean", "median", "std" (of a sample), "min", "max" and "p95" (the 95th
+                percentile).
+            prefix: The beginning of the columns' names.
+            order: The groups of the rows.
+        """
+        functions: dict[str, Callable[[Array], Array]] = {
+            "sum": self.sum,
+            "mean": self.mean,
+            "median": self.median,
+            "std": partial(self.std, ddof=1),
+            "min": self.minimum,
+            "max": self.maximum,
+            "p95": partial(self.quantile, q=0.95),
+        }
+        return {f"{prefix}{name}_ns": functions[name](values)[order] for name in names}
 
 
 def rows_by_key(keys: Array) -> Iterator[tuple[int, Array]]:

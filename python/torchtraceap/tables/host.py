@@ -8,7 +8,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.sums import total, totals
-from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
 from torchtraceap.tables.events import names_without_addresses, thread_names
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream
@@ -73,9 +73,7 @@ def idle_by_stream(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...
         "gaps": groups.count[order],
         "idle_ns": sums[order],
         "stream_share": (sums / np.maximum(1, of_stream))[order],
-        "mean_ns": groups.mean(gap_ns)[order],
-        "median_ns": groups.median(gap_ns)[order],
-        "max_ns": groups.maximum(gap_ns)[order],
+        **groups.statistics(gap_ns, "mean", "median", "max", order=order),
     }
     return columns, tuple(columns)
 
@@ -164,7 +162,8 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
         "top_op_gpu_idle_ns": top_ns,
         **_cause_columns(host.busy_idle_ns),
     }
-    columns = _take(columns, order_by(busy_idle, host.busy_ns, track, descending=[True, True]))
+    order = order_by(busy_idle, host.busy_ns, track, descending=[True, True])
+    columns = {name: take_rows(column, order) for name, column in columns.items()}
     shown = ("thread", "events", "launches", "busy_ns", "profiled_share", "busy_gpu_idle_ns")
     return columns, (*shown, "blocked_gpu_idle_ns", "silent_gpu_idle_ns", "top_op"), []
 
@@ -215,7 +214,8 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
         "main_cause": TextCodes(causes.astype(np.int8), _core.idle_cause_names()),
         **_cause_columns(idle_by_cause),
     }
-    columns = _take(columns, order_by(idle_ns, self_ns, descending=[True, True]))
+    order = order_by(idle_ns, self_ns, descending=[True, True])
+    columns = {name: take_rows(column, order) for name, column in columns.items()}
     shown: tuple[str, ...] = ("name", "count", "self_ns", "gpu_idle_ns", "idle_share", "main_cause")
     notes = []
     if frames and not len(rows):
@@ -240,13 +240,6 @@ def _host_idle(
 def _cause_columns(by_cause: Array) -> dict[str, Column]:
     """Return a column for each cause of an array `[rows, causes]`."""
     return {f"{name}_ns": by_cause[:, i] for i, name in enumerate(_core.idle_cause_names())}
-
-
-def _take(columns: dict[str, Column], order: Array) -> dict[str, Column]:
-    return {
-        name: column.take(order) if isinstance(column, TextCodes) else column[order]
-        for name, column in columns.items()
-    }
 
 
 def _share(values: Array, total_ns: int | Array) -> Array:

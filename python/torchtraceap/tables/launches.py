@@ -138,7 +138,7 @@ def _by_call(launches: Launches) -> View:
         "calls": of_calls.count[order],
         "calls_without_event": (recorded - of_calls.count)[order],
         "gpu_events": groups.count[order],
-        **_host_cost(of_calls, calls.events.call_ns, order),
+        **of_calls.statistics(calls.events.call_ns, *_HOST, prefix="host_", order=order),
         **_delays(calls, of_calls, order),
         **_gpu_times(launches, groups, order),
     }
@@ -156,7 +156,7 @@ def _by_kernel(launches: Launches) -> View:
         "canonical": events.canonical.take(groups.first[order]),
         "call": TextCodes(call[order], events.texts),
         "gpu_events": groups.count[order],
-        **_host_cost(groups, events.call_ns, order),
+        **groups.statistics(events.call_ns, *_HOST, prefix="host_", order=order),
         **_delays(launches, groups, order),
         **_gpu_times(launches, groups, order),
     }
@@ -164,28 +164,16 @@ def _by_kernel(launches: Launches) -> View:
     return columns, (*shown, *_SHOWN_WAITING)
 
 
-def _host_cost(groups: Groups, call_ns: Array, order: Array) -> dict[str, Column]:
-    """Return durations of calls."""
-    return {
-        "host_sum_ns": groups.sum(call_ns)[order],
-        "host_mean_ns": groups.mean(call_ns)[order],
-        "host_median_ns": groups.median(call_ns)[order],
-        "host_p95_ns": groups.quantile(call_ns, 0.95)[order],
-        "host_max_ns": groups.maximum(call_ns)[order],
-    }
-
-
+_HOST = ("sum", "mean", "median", "p95", "max")
 _SHOWN_WAITING = ("delay_median_ns", "gpu_median_ns", "short", "queue_mean", "queue_max")
 
 
 def _delays(launches: Launches, groups: Groups, order: Array) -> dict[str, Column]:
     """Return delays, and what the launches found queued."""
     delay_ns, found = np.ma.getdata(launches.events.delay_ns), launches.found
+    names = ("mean", "median", "p95", "max")
     return {
-        "delay_mean_ns": groups.mean(delay_ns)[order],
-        "delay_median_ns": groups.median(delay_ns)[order],
-        "delay_p95_ns": groups.quantile(delay_ns, 0.95)[order],
-        "delay_max_ns": groups.maximum(delay_ns)[order],
+        **groups.statistics(delay_ns, *names, prefix="delay_", order=order),
         "queue_mean": groups.mean(found)[order],
         "queue_max": groups.maximum(found)[order],
     }
@@ -193,11 +181,9 @@ def _delays(launches: Launches, groups: Groups, order: Array) -> dict[str, Colum
 
 def _gpu_times(launches: Launches, groups: Groups, order: Array) -> dict[str, Column]:
     """Return durations on the GPU, and the number that are shorter than their launch call."""
-    duration_ns = launches.events.duration_ns
+    names = ("sum", "mean", "median")
     return {
-        "gpu_sum_ns": groups.sum(duration_ns)[order],
-        "gpu_mean_ns": groups.mean(duration_ns)[order],
-        "gpu_median_ns": groups.median(duration_ns)[order],
+        **groups.statistics(launches.events.duration_ns, *names, prefix="gpu_", order=order),
         "short": groups.sum(launches.is_short.astype(np.int64))[order],
     }
 
@@ -371,14 +357,10 @@ def _by_op(launches: Launches) -> View:
         "calls": groups.count[order],
         "gpu_events": count[shown_call],
     }
-    for name, values in (("op_delay", op_delay_ns), ("start_delay", start_delay_ns)):
-        columns |= {
-            f"{name}_mean_ns": groups.mean(values)[order],
-            f"{name}_median_ns": groups.median(values)[order],
-            f"{name}_max_ns": groups.maximum(values)[order],
-        }
-    columns["host_sum_ns"] = groups.sum(table.dur_ns[row])[order]
-    columns["gpu_sum_ns"] = groups.sum(gpu_ns)[order]
+    for prefix, values in (("op_delay_", op_delay_ns), ("start_delay_", start_delay_ns)):
+        columns |= groups.statistics(values, "mean", "median", "max", prefix=prefix, order=order)
+    columns |= groups.statistics(table.dur_ns[row], "sum", prefix="host_", order=order)
+    columns |= groups.statistics(gpu_ns, "sum", prefix="gpu_", order=order)
     delays = ("op_delay_mean_ns", "op_delay_max_ns", "start_delay_mean_ns", "gpu_sum_ns")
     return columns, ("op", "kernels", "calls", "gpu_events", *delays)
 

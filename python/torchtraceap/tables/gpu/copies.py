@@ -188,8 +188,7 @@ def copies_by_direction(part: RankTrace) -> MemoryView:
         "recorded_gb_per_s": recorded_rate[order],
         "mean_bytes": mean_bytes[order],
         "largest_bytes": _largest(groups, copies.bytes)[order],
-        "median_ns": groups.median(events.duration_ns)[order],
-        "max_ns": groups.maximum(events.duration_ns)[order],
+        **groups.statistics(events.duration_ns, "median", "max", order=order),
         "op": TextCodes(most_frequent(groups, events.op.codes)[0][order], events.texts),
     }
     shown = ("direction", "host_memory", "count", "total_bytes", "time_ns", "exposed_ns")

@@ -241,16 +241,8 @@ def whole_numbers(values: Array) -> Masked:
 
 def time_statistics(groups: Groups, duration_ns: Array, order: Array) -> dict[str, Column]:
     """Return count, sum, mean, median, min, max and 95th percentile of each group, in ns."""
-    columns: dict[str, Array] = {
-        "count": groups.count,
-        "sum_ns": groups.sum(duration_ns),
-        "mean_ns": groups.mean(duration_ns),
-        "median_ns": groups.median(duration_ns),
-        "min_ns": groups.minimum(duration_ns),
-        "max_ns": groups.maximum(duration_ns),
-        "p95_ns": groups.quantile(duration_ns, 0.95),
-    }
-    return {name: column[order] for name, column in columns.items()}
+    names = ("sum", "mean", "median", "min", "max", "p95")
+    return {"count": groups.count[order], **groups.statistics(duration_ns, *names, order=order)}
 
 
 def most_frequent(groups: Groups, codes: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from torchtraceap.core import sums
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.ops.models.families import family_of
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
 from torchtraceap.tables.events import phases_of, steps_of, threads_of
@@ -26,6 +26,7 @@ KINDS = ("operator", "launch", "no launch", "hlo operation")
 _OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)
 ORPHAN_NAME = "(no launch in the trace)"
 
+_STATISTICS = ("mean", "median", "std", "min", "max")
 _ARGUMENTS = {
     "input_dims": "Input Dims",
     "input_types": "Input type",
@@ -183,10 +184,8 @@ def _by_name(calls: Owners) -> View:
         **_names(calls, groups.first),
         "count": groups.count,
         **_sums(calls, groups),
-        "own_gpu_mean_ns": groups.mean(calls.own_ns),
-        "own_gpu_max_ns": groups.maximum(calls.own_ns),
-        "host_mean_ns": groups.mean(calls.host_ns),
-        "host_max_ns": groups.maximum(calls.host_ns),
+        **groups.statistics(calls.own_ns, "mean", "max", prefix="own_gpu_"),
+        **groups.statistics(calls.host_ns, "mean", "max", prefix="host_"),
         "backward_of": _forward_names(calls, groups),
     }
     columns = _ranked(columns, ties=columns["name"])
@@ -211,8 +210,8 @@ def _by_args(calls: Owners) -> View:
         **{column: codes.take(first) for column, codes in arguments.items()},
         "count": groups.count,
         **_sums(calls, groups),
-        **_statistics("own_gpu", groups, calls.own_ns),
-        **_statistics("subtree_gpu", groups, calls.subtree_ns),
+        **groups.statistics(calls.own_ns, *_STATISTICS, prefix="own_gpu_"),
+        **groups.statistics(calls.subtree_ns, *_STATISTICS, prefix="subtree_gpu_"),
         "example_row": calls.rows[first],
     }
     notes = []
@@ -337,17 +336,6 @@ def _sums(calls: Owners, groups: Groups) -> dict[str, Column]:
     }
 
 
-def _statistics(prefix: str, groups: Groups, values: Array) -> dict[str, Column]:
-    """Return statistics per call; the standard deviation of a sample is absent for one call."""
-    return {
-        f"{prefix}_mean_ns": groups.mean(values),
-        f"{prefix}_median_ns": groups.median(values),
-        f"{prefix}_std_ns": groups.std(values, ddof=1),
-        f"{prefix}_min_ns": groups.minimum(values),
-        f"{prefix}_max_ns": groups.maximum(values),
-    }
-
-
 def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
     """Order the rows by exclusive GPU time, else by host time, and add their shares."""
     exclusive, self_host = columns["exclusive_gpu_ns"], columns["self_host_ns"]
@@ -356,10 +344,7 @@ def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
         place = {text: i for i, text in enumerate(sorted(ties.texts))}
         ties = np.array([place[text] for text in ties.texts], dtype=np.int64)[ties.codes]
     order = order_by(exclusive, self_host, ties, descending=[True, True])
-    ranked: dict[str, Column] = {
-        name: column.take(order) if isinstance(column, TextCodes) else column[order]
-        for name, column in columns.items()
-    }
+    ranked = {name: take_rows(column, order) for name, column in columns.items()}
     share = _share(exclusive)[order]
     return ranked | {
         "busy_share": share,
