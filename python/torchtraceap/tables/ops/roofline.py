@@ -122,10 +122,22 @@ class _RowTable:
         order = np.argsort(-columns["gpu_ns"], kind="stable")
         shown = ("name", "family", "dims", "count", "gpu_ns", "tflops", "tbps", "bound",
                  "roofline_share", "warning", "why_not")  # fmt: skip
-        table = ColumnTable(
-            columns, shown=shown, facts=self._facts(columns), notes=self._notes(columns)
-        )
-        return table.take(order)
+        facts, device = self._facts(columns), self._device
+        notes = [self._note] if self._note else []
+        if not len(self._on_gpu.rows):
+            notes.append(
+                "The trace has no GPU events; the view by call lists operators of the CPU."
+            )
+        else:
+            share = (facts["modelled_share"] or 0) * 100
+            notes += [_PER_CALL_NOTE, _BYTES_NOTE]
+            notes.append(f"Models cover {share:.1f} % of the GPU's busy time.")
+            if device is not None:
+                notes.append(f"Peaks are those of {device.name}, dense.")
+            if count := facts["above_roofline"]:
+                lie = "row lies" if count == 1 else "rows lie"
+                notes.append(f"{count} {lie} above the roofline; the column warning says why.")
+        return ColumnTable(columns, shown=shown, facts=facts, notes=notes).take(order)
 
     def _row(self, groups: Groups, index: int) -> tuple[KindOfCall, Attainable]:
         first = int(groups.first[index])
@@ -161,12 +173,7 @@ class _RowTable:
         busy_ns = total(self._on_gpu.exclusive_ns) or np.nan
         share = roofline_ns * groups.count / np.where(gpu_ns > 0, gpu_ns, np.nan)
         return {
-            "name": encode_texts(call.name for call, _ in rows),
-            "family": encode_texts(family_of(call.name, call.kernels) for call, _ in rows),
-            "dims": _json_column(call.texts[0] for call, _ in rows),
-            "dtypes": _json_column(call.texts[1] for call, _ in rows),
-            "strides": _json_column(call.texts[2] for call, _ in rows),
-            "concrete": _json_column(call.texts[3] for call, _ in rows),
+            **_call_columns([call for call, _ in rows]),
             "kernel": encode_texts(call.kernels[0] if call.kernels else None for call, _ in rows),
             "count": groups.count,
             "flops": flops,
@@ -273,25 +280,6 @@ class _RowTable:
             **of_device,
         }
 
-    def _notes(self, columns: dict[str, Any]) -> list[str]:
-        notes = [self._note] if self._note else []
-        if not len(self._on_gpu.rows):
-            return [
-                *notes,
-                "The trace has no GPU events; the view by call lists operators of the CPU.",
-            ]
-        notes += [_PER_CALL_NOTE, _BYTES_NOTE]
-        facts = self._facts(columns)
-        share = facts["modelled_share"]
-        notes.append(f"Models cover {(share or 0) * 100:.1f} % of the GPU's busy time.")
-        if self._device is not None:
-            notes.append(f"Peaks are those of {self._device.name}, dense.")
-        if facts["above_roofline"]:
-            count = facts["above_roofline"]
-            rows, lie = ("row", "lies") if count == 1 else ("rows", "lie")
-            notes.append(f"{count} {rows} {lie} above the roofline; the column warning says why.")
-        return notes
-
 
 def _numbers(values: Iterable[float | None]) -> Array:
     return np.array([np.nan if value is None else float(value) for value in values], dtype=float)
@@ -310,9 +298,16 @@ def _sum_known(groups: Groups, values: Array) -> Array:
     return sums
 
 
-def _json_column(texts: Iterable[str | None]) -> JsonCodes:
-    column = encode_texts(texts)
-    return JsonCodes(column.codes, column.texts)
+def _call_columns(calls: Sequence[KindOfCall]) -> dict[str, Any]:
+    """Return name, family and arguments of calls."""
+    columns: dict[str, Any] = {
+        "name": encode_texts(call.name for call in calls),
+        "family": encode_texts(family_of(call.name, call.kernels) for call in calls),
+    }
+    for place, name in enumerate(("dims", "dtypes", "strides", "concrete")):
+        texts = encode_texts(call.texts[place] for call in calls)
+        columns[name] = JsonCodes(texts.codes, texts.texts)
+    return columns
 
 
 def _host_table(calls: Calls) -> ColumnTable:
@@ -324,12 +319,7 @@ def _host_table(calls: Calls) -> ColumnTable:
     moved = _numbers(kind.work.bytes if kind.work else None for kind in kinds)
     columns: dict[str, Any] = {
         "row": rows.astype(np.int64),
-        "name": encode_texts(kind.name for kind in kinds),
-        "family": encode_texts(family_of(kind.name) for kind in kinds),
-        "dims": _json_column(kind.texts[0] for kind in kinds),
-        "dtypes": _json_column(kind.texts[1] for kind in kinds),
-        "strides": _json_column(kind.texts[2] for kind in kinds),
-        "concrete": _json_column(kind.texts[3] for kind in kinds),
+        **_call_columns(kinds),
         "flops": flops,
         "bytes": moved,
         "intensity": _ratio(flops, moved),
