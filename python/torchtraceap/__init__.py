@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchtraceap.record.watch import watch
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
-    from torchtraceap.tables.gpu.memory import read_memory_timeline
+    from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
     from torchtraceap.trace.execution import load_execution_trace
     from torchtraceap.trace.load import load
     from torchtraceap.trace.trace import Trace
@@ -60,7 +60,7 @@ _LAZY = {
     "on_trace_ready": "torchtraceap.record",
     "predict": "torchtraceap.lab.prediction",
     "profile": "torchtraceap.record",
-    "read_memory_timeline": "torchtraceap.tables.gpu.memory",
+    "read_memory_timeline": "torchtraceap.tables.gpu.memory_timeline",
     "watch": "torchtraceap.record.watch",
 }
 """Names of other modules that are ours too."""

@@ -12,8 +12,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.errors import ParseError
-from torchtraceap.tables.gpu import memory
-from torchtraceap.tables.gpu.memory import read_memory_timeline
+from torchtraceap.tables.gpu import memory_timeline
+from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
 from torchtraceap.trace import execution
 from torchtraceap.trace.execution import LinkedExecution, _align, dependencies, reader
 from torchtraceap.trace.execution import load_execution_trace as load
@@ -44,7 +44,7 @@ def test_a_timeline_is_read_in_pieces(
     ]
     path = write(tmp_path / "m.json.gz", raw if form == "raw" else sizes)
     whole = read_memory_timeline(path).to_dict()
-    monkeypatch.setattr(memory, "_PIECE_BYTES", 50)
+    monkeypatch.setattr(memory_timeline, "_PIECE_BYTES", 50)
     assert read_memory_timeline(path).to_dict() == whole
     assert whole["format"] == form and len(whole["rows"]) == 300
 
@@ -77,8 +77,8 @@ def test_timelines_that_are_none(content: bytes, message: str, tmp_path: Path) -
 
 
 def test_timelines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_ENTRIES", 1000)
-    monkeypatch.setattr(memory, "MAX_TEXT_BYTES", 1 << 20)
+    monkeypatch.setattr(memory_timeline, "MAX_ENTRIES", 1000)
+    monkeypatch.setattr(memory_timeline, "MAX_TEXT_BYTES", 1 << 20)
     many = write(tmp_path / "many.raw.json.gz", b"[" + b"[1,2,5,3]," * 1000 + b"[1,2,5,3]]")
     sizes = [[0] * 1002, []]
     for path in (many, write(tmp_path / "many.json", sizes)):

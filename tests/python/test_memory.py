@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
-from torchtraceap.tables.gpu.memory import CATEGORIES, read_memory_timeline
+from torchtraceap.tables.gpu.memory_timeline import CATEGORIES, read_memory_timeline
 
 VIEWS = ("direction", "copy", "bandwidth", "counter", "allocator", "timeline")
 MIB = 2**20

@@ -311,7 +311,7 @@ def _describe_memory_timeline(parser: Parser) -> None:
 
 
 def _memory_timeline(options: Options) -> int:
-    from torchtraceap.tables.gpu.memory import read_memory_timeline
+    from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
 
     check_table_output(options, [options.source])
     return give_table(read_memory_timeline(options.source), options)

@@ -15,9 +15,9 @@ from random import Random
 import atheris
 
 with atheris.instrument_imports(
-    include=["torchtraceap.trace.execution", "torchtraceap.tables.gpu.memory"]
+    include=["torchtraceap.trace.execution", "torchtraceap.tables.gpu.memory_timeline"]
 ):
-    from torchtraceap.tables.gpu.memory import CATEGORIES, read_memory_timeline
+    from torchtraceap.tables.gpu.memory_timeline import CATEGORIES, read_memory_timeline
     from torchtraceap.trace.execution import ExecutionTrace, load_execution_trace
 
 from json_mutator import cross, mutate

@@ -19,7 +19,7 @@ from torchtraceap.tables.compare.noise import FEWEST_STEPS
 if TYPE_CHECKING:
     from torchtraceap.core.results import Finding
     from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.tables.compare.causes import CauseRows
+    from torchtraceap.tables.compare.cause_rows import CauseRows
     from torchtraceap.trace.trace import Trace
 
 __all__ = ["Causes", "causes", "causes_text"]

@@ -61,8 +61,7 @@ def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
     """
     check_choice("by", by, TABLE.views)
     kernels = _Grids(GpuEvents.of(part, _core.EventKind.KERNEL))
-    views = {"name": _by_name, "grid": _by_grid, "event": _by_event}
-    columns, shown = views[by](kernels)
+    columns, shown = _by_event(kernels) if by == "event" else _grouped(kernels, by)
     facts = _facts(kernels)
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(kernels, facts))
 
@@ -146,52 +145,39 @@ Columns = dict[str, Column]
 View = tuple[Columns, tuple[str, ...]]
 
 
-def _by_name(grids: _Grids) -> View:
-    events = grids.events
-    groups = Groups(events.canonical.codes)
-    order = order_by(groups.sum(events.duration_ns), descending=[True])
+def _grouped(grids: _Grids, by: str) -> View:
+    """Return kernels by canonical name, or by launch shape on one kind of device: what is a mean by
+    name is exact there."""
+    events, duration_ns = grids.events, grids.events.duration_ns
+    if by == "name":
+        groups = Groups(events.canonical.codes)
+    else:
+        shape = [events.text_arg(key).codes for key in _SHAPE]
+        count = np.ma.filled(whole_numbers(grids.multiprocessors), -1)
+        groups = Groups(events.canonical.codes, *shape, count)
+    order = order_by(groups.sum(duration_ns), descending=[True])
     first = groups.first[order]
     op, _ = most_frequent(groups, events.op.codes)
-    _, shapes = most_frequent(groups, events.json_arg("grid").codes)
-    below_ns = groups.sum(np.where(grids.waves < 1, events.duration_ns, 0))[order]
+    columns: Columns = {
+        "canonical": events.canonical.take(first),
+        "class": events.gpu_class.take(first),
+        "op": TextCodes(op[order], events.texts),
+    }
+    if by == "grid":
+        columns |= _launch_shape(grids, first)
+    columns |= time_statistics(groups, duration_ns, order)
+    columns["kernel_share"] = (groups.sum(duration_ns) / max(1, total(duration_ns)))[order]
+    if by == "grid":
+        shown = ("canonical", "grid", "block", "count", "sum_ns", "kernel_share")
+        return columns, (*shown, "resident_blocks", "limited_by", *_SHARES)
+    columns["grids"] = most_frequent(groups, events.json_arg("grid").codes)[1][order]
+    for name, values in _figures(grids).items():
+        columns[name] = weighted_mean(groups, values, duration_ns)[order]
+    below_ns = groups.sum(np.where(grids.waves < 1, duration_ns, 0))
     unknown = groups.sum(~np.isnan(grids.waves)) == 0
-    columns: Columns = {
-        "canonical": events.canonical.take(first),
-        "class": events.gpu_class.take(first),
-        "op": TextCodes(op[order], events.texts),
-        **time_statistics(groups, events.duration_ns, order),
-        "kernel_share": _kernel_share(groups, events)[order],
-        "grids": shapes[order],
-        **{
-            name: weighted_mean(groups, values, events.duration_ns)[order]
-            for name, values in _figures(grids).items()
-        },
-        "below_one_wave_ns": np.ma.array(below_ns, mask=unknown[order]),
-    }
-    shown = ("canonical", "count", "sum_ns", "kernel_share", "grids", "blocks", "resident_blocks")
-    return columns, (*shown, *_SHARES, "below_one_wave_ns")
-
-
-def _by_grid(grids: _Grids) -> View:
-    """Return a row for each launch shape on one kind of device: means by name are exact here."""
-    events = grids.events
-    shape = [events.text_arg(key).codes for key in _SHAPE]
-    groups = Groups(
-        events.canonical.codes, *shape, np.ma.filled(whole_numbers(grids.multiprocessors), -1)
-    )
-    order = order_by(groups.sum(events.duration_ns), descending=[True])
-    first = groups.first[order]
-    op, _ = most_frequent(groups, events.op.codes)
-    columns: Columns = {
-        "canonical": events.canonical.take(first),
-        "class": events.gpu_class.take(first),
-        "op": TextCodes(op[order], events.texts),
-        **_launch_shape(grids, first),
-        **time_statistics(groups, events.duration_ns, order),
-        "kernel_share": _kernel_share(groups, events)[order],
-    }
-    shown = ("canonical", "grid", "block", "count", "sum_ns", "kernel_share", "resident_blocks")
-    return columns, (*shown, "limited_by", *_SHARES)
+    columns["below_one_wave_ns"] = np.ma.array(below_ns[order], mask=unknown[order])
+    shown = ("canonical", "count", "sum_ns", "kernel_share", "grids", "blocks")
+    return columns, (*shown, "resident_blocks", *_SHARES, "below_one_wave_ns")
 
 
 def _by_event(grids: _Grids) -> View:
@@ -236,11 +222,6 @@ def _launch_shape(grids: _Grids, chosen: Array) -> Columns:
         **{name: whole_numbers(v) if name in whole else v for name, v in figures.items()},
         "limited_by": grids.limited_by.take(chosen),
     }
-
-
-def _kernel_share(groups: Groups, events: GpuEvents) -> Array:
-    share: Array = groups.sum(events.duration_ns) / max(1, total(events.duration_ns))
-    return share
 
 
 # ------------------------------------------------------------------------------------- facts
