@@ -78,7 +78,8 @@ def build_collectives(trace: Ranks) -> ColumnTable:
     groups = [matched.groups[group] for group in core.group_of.tolist()]
     sequence = core.sequence[core.first]
     # The shortest name that a rank has: what annotations say is shorter than kernels' names.
-    names = (min(core.names[part], key=len) for part in parts)
+    all_names, dtypes = core.names, core.dtypes  # new lists each time
+    names = (min(all_names[part], key=len) for part in parts)
     columns: dict[str, Column] = {
         "name": encode_texts(canonical_name(n) if "(" in n else n or None for n in names),
         "kind": encode_texts(kinds),
@@ -87,7 +88,7 @@ def build_collectives(trace: Ranks) -> ColumnTable:
         "sequence": np.ma.array(sequence, mask=sequence == _core.NO_ID),
         "ranks": _lists(matched, numbers[core.rank]),
         "group_size": masked_integers(sizes),
-        "dtype": encode_texts(next(filter(None, core.dtypes[part]), None) for part in parts),
+        "dtype": encode_texts(next(filter(None, dtypes[part]), None) for part in parts),
         "bytes": np.ma.array(np.where(message < 0, 0, message), mask=message < 0),
         "transfer_ns": masked_integers(transfer_ns),
         "exposed_ns": _maximum(matched, core.exposed_ns),

@@ -124,9 +124,9 @@ class TreeView(Renderable):
         self, bounds: tuple[int, int] | None, max_depth: int, min_duration_ns: int, kernels: bool
     ) -> Iterator[str]:
         tree, table = self.core, self._rank.table
-        depth, stream = tree.depth, table.stream
-        tracks = [int(track) for track in tree.host_tracks]
-        for track in sorted(tracks, key=lambda track: (track != tree.main_track, track)):
+        depth, stream, tracks = tree.depth, table.stream, table.tracks
+        numbers = [int(track) for track in tree.host_tracks]
+        for track in sorted(numbers, key=lambda track: (track != tree.main_track, track)):
             rows = tree.host_rows[tree.host_offsets[track] : tree.host_offsets[track + 1]]
             keep = depth[rows] <= max_depth
             if min_duration_ns > 0:
@@ -136,7 +136,7 @@ class TreeView(Renderable):
             rows = rows[keep]
             if not len(rows):
                 continue
-            info = table.tracks[track]
+            info = tracks[track]
             name = f" {_one_line(info.thread_name)}" if info.thread_name else ""
             yield f"thread {_one_line(info.tid)} of process {_one_line(info.pid)}{name}"
             for row in rows:  # not as a list: the caller takes a few of maybe millions

@@ -146,14 +146,15 @@ def _names_of_batches(part: RankTrace, rows: Array) -> Array:
     """
     table = part.table
     result = np.full(len(rows), -1, dtype=np.int64)
-    asks = np.zeros(len(table.strings), dtype=bool)
+    strings = table.strings
+    asks = np.zeros(len(strings), dtype=bool)
     for name in distinct(table.name[rows]).tolist():
-        entry = model_of(table.strings[name])
+        entry = model_of(strings[name])
         asks[name] = entry is not None and entry.needs_batch
     places = np.flatnonzero(asks[table.name[rows]])
     if not len(places):
         return result
-    says = np.array([BATCH.search(text) is not None for text in table.strings], dtype=bool)
+    says = np.array([BATCH.search(text) is not None for text in strings], dtype=bool)
     above = _core.innermost_marked(table, part.tree, says[table.name])[rows[places]]
     found = above != _NO_ROW
     result[places[found]] = table.name[above[found]]
