@@ -161,10 +161,11 @@ def _closed_table(
     if close:
         status[-1] = -1  # what is left to the medians is nothing that comes or goes
     significance = np.where(np.isnan(noise), -1, np.where(np.abs(delta) <= noise, 1, 0))
-    made: dict[str, Column] = {"name": name}
+    lead: dict[str, Column] = {"name": name}
     if "part" in columns:
-        made["part"] = columns.pop("part")
-    made |= {
+        lead["part"] = columns.pop("part")
+    made: dict[str, Column] = {
+        **lead,
         "status": TextCodes(status, STATUSES),
         "before_ns": before,
         "after_ns": after,

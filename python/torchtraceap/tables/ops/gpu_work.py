@@ -168,7 +168,8 @@ class GpuWork:
         family = family_of(name, [kernel])
         if family == "graph":  # a launch of many: each has a family of its own
             family = family_of("", [kernel])
-        copy, collective = None, None
+        copy: tuple[str, str, float] | None = None
+        collective: Collective | None = None
         if self._copy_of[event] >= 0:
             copy = self._copies[int(self._copy_of[event])]
             family = "memory_set" if copy[0] == "memset" else "copy"

@@ -261,7 +261,7 @@ class _RowTable:
         compared = np.isfinite(columns["roofline_share"])
         gpu_ns = total(columns["gpu_ns"][compared])
         roofline = columns["roofline_ns"] * columns["count"]
-        of_device = {}
+        of_device: dict[str, Any] = {}
         if device := self._device:
             of_device = {
                 "device": device.name,
