@@ -178,8 +178,8 @@ def _cell(key: str, values: Values, events: int) -> _Cell:
     if fits:
         return key, np.array([value or 0 for value in listed], dtype=np.int64), has_value
     pool = _Pool()
-    codes = [0 if value is None else pool.code(_json(key, value)) for value in listed]
-    return key, (np.array(codes, dtype=np.uint32), list(pool.texts) or ["null"], True), has_value
+    places = [0 if value is None else pool.code(_json(key, value)) for value in listed]
+    return key, (np.array(places, dtype=np.uint32), list(pool.texts) or ["null"], True), has_value
 
 
 def _json(key: str, value: Any) -> str:

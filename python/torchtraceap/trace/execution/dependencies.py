@@ -139,7 +139,7 @@ class _Tracker:
 
     def _account(self, node: Node) -> None:
         """Add the dependencies of a call that has ended."""
-        touched, made = self._touched.pop(node.node, None) or (set(), set())
+        touched, made = self._touched.pop(node.node, (set(), set()))
         effect = self._effect(node)
         if effect is not None:
             own = self._reads(node, self._producers.pop(node.node, []), touched)
