@@ -81,14 +81,7 @@ def build_events(
     longest: bool = False,
     with_args: bool = False,
 ) -> EventRows:
-    """Build a table of events of one rank, by start.
-
-    Args:
-        part: The rank.
-        name: Only events whose name holds this, in any case.
-        kind: Only events of this kind, such as "kernel".
-        longest: Longest first.
-        with_args: A last column `args`, JSON.
+    """Build the table of `Trace.events` for one rank.
 
     Returns:
         Columns of the data model; `since_first_ns` counts from the first complete event.

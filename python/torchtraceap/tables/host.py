@@ -98,17 +98,13 @@ def _gaps(events: GpuEvents) -> tuple[Array, Array]:
 
 
 def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
-    """Build a table of the CPU threads of one rank over its profiled time.
-
-    Args:
-        part: The rank.
-        by: "thread", "op" (names of host rows by self time) or "frame" (Python frames by self
-            time, operators and calls that they make directly included).
+    """Build the table of `Trace.host` for one rank, over its profiled time.
 
     Returns:
-        Sorted by time while the GPU was idle. Threads run at the same time, so rows may sum to
-        more than the fact `idle_ns`; over one thread they sum to it exactly, with its silent
-        time. docs/operators.md has the columns.
+        Rows by time while the GPU was idle. Threads run at the same time, so rows may sum to more
+        than the fact `idle_ns`; over one thread they sum to it exactly, with its silent time. The
+        time of Python frames includes the operators and calls that they make directly.
+        docs/operators.md has the columns.
 
     Raises:
         OptionError: `by` is something else.

@@ -74,13 +74,7 @@ class Launches:
 
 
 def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
-    """Build a table of launch calls joined with their GPU events.
-
-    Args:
-        part: The rank.
-        by: "call" (name of the call), "kernel" (name of the event), "op" (operator and what a call
-            of it launches), "stream", "idle" (gaps of each stream by cause), "event" (each) or
-            "queue" (every change of a queue's length).
+    """Build the table of `Trace.launches` for one rank.
 
     Returns:
         Columns as docs/kernels.md lists them; `delay_ns` is from the end of a call to the start

@@ -27,12 +27,7 @@ LONE = "There is one rank only: nothing to compare it with."
 
 
 def build_ranks(trace: Ranks, *, by: str = "rank") -> ColumnTable:
-    """Build a table that compares the ranks. docs/many_ranks.md defines the columns.
-
-    Args:
-        trace: One or several ranks.
-        by: "rank" (waits, lateness and its cause), "op" (equal operators), "alltoall" (bytes from
-            rank to rank) or "clock" (offsets and how sure they are).
+    """Build the table of `Trace.ranks_table`. docs/many_ranks.md defines the columns.
 
     Raises:
         OptionError: Another `by`.

@@ -29,17 +29,13 @@ _SHOWN = ("name", "kind", "caller", "count", "self_ns", "self_share", "total_ns"
 
 
 def build_stacks(part: RankTrace, *, by: str = "gpu") -> ColumnTable:
-    """Build a table of the stacks of one rank.
+    """Build the table of `Trace.stacks` for one rank.
 
     A stack is a thread, the calls on it below each other, and GPU events below the calls that
     launched them. Calls of one name under one caller are one row, and so are steps.
 
-    Args:
-        part: The rank.
-        by: "gpu" (exclusive time of GPU events) or "host" (time of host calls).
-
     Returns:
-        Those with any time, by self time. `self_ns` sums to the fact `total_ns`, which is the busy
+        Stacks with any time, by self time. `self_ns` sums to the fact `total_ns`, which is the busy
         time of the GPU or the time in which calls were open on each thread, summed; `total_ns` of a
         row is its own `self_ns` and the `total_ns` of the rows below. `parent_id` is smaller than
         `id`. docs/operators.md has the columns.

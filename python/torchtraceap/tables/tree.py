@@ -170,14 +170,7 @@ def build_tree_rows(
     min_duration_ns: int = 0,
     kernels: bool = True,
 ) -> ColumnTable:
-    """Build a table of the tree of one rank by time; a GPU event's parent is its launch call.
-
-    Args:
-        part: The rank.
-        step: Only what starts in this step, by name or by place (0 is the first).
-        max_depth: Deepest level of host calls.
-        min_duration_ns: Leave shorter host events out.
-        kernels: List GPU events too.
+    """Build the table of `Trace.tree_rows` for one rank, by time.
 
     Raises:
         OptionError: There is no such step.

@@ -99,13 +99,7 @@ class Copies:
                 f"{unknown} of {len(self)} copies and memsets don't say how many bytes they move: "
                 "bandwidth rests on the others."
             )
-        notes += self._rate_notes()
-        if "Host" in self.host_memory.take(slice(None)).to_list():
-            notes.append("ROCm does not say whether host memory is pinned: it reads Host.")
-        return notes
-
-    def _rate_notes(self) -> list[str]:
-        """Say where the profiler's own figure is not bytes over time, and why as far as known."""
+        # Where the profiler's own figure is not bytes over time, and why as far as that is known.
         recorded, achieved = self.recorded_rates, self.bandwidth
         with np.errstate(invalid="ignore", divide="ignore"):
             differs = np.abs(recorded - achieved) > _RATES_DIFFER * achieved
@@ -115,7 +109,6 @@ class Copies:
         )
         compared = int((~np.isnan(recorded) & ~np.isnan(achieved)).sum())
         rounded_off, others = int((differs & whole).sum()), int((differs & ~whole).sum())
-        notes = []
         if rounded_off:
             notes.append(
                 f"{rounded_off} of {compared} copies: recorded_gb_per_s is not bytes over time, "
@@ -127,6 +120,8 @@ class Copies:
                 f"{others} of {compared} copies: recorded_gb_per_s contradicts bytes over time by "
                 f"more than {format_share(_RATES_DIFFER)}, which no rounding explains."
             )
+        if "Host" in self.host_memory.take(slice(None)).to_list():
+            notes.append("ROCm does not say whether host memory is pinned: it reads Host.")
         return notes
 
 

@@ -47,14 +47,11 @@ _CALLS_IN_THREADS = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
 
 
 def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
-    """Build a table of the kernels of one rank by waves, most time first, or each by start.
-
-    Args:
-        part: The rank.
-        by: "name" (canonical), "grid" (name and launch shape) or "event".
+    """Build the table of `Trace.grids` for one rank.
 
     Returns:
-        Columns as docs/kernels.md lists them; `sum_ns` sums to the fact `kernels_ns`.
+        Rows by total time, the longest first, or events by start; docs/kernels.md has the columns.
+        `sum_ns` sums to the fact `kernels_ns`.
 
     Raises:
         OptionError: `by` is something else.
@@ -62,7 +59,20 @@ def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
     check_choice("by", by, TABLE.views)
     kernels = _Grids(GpuEvents.of(part, _core.EventKind.KERNEL))
     columns, shown = _by_event(kernels) if by == "event" else _grouped(kernels, by)
-    facts = _facts(kernels)
+    # Totals; the shares are of compute kernels whose waves are known.
+    duration_ns = kernels.events.duration_ns
+    is_known = kernels.is_compute & ~np.isnan(kernels.waves)
+    known_ns = total(duration_ns[is_known])
+    below_ns = total(duration_ns[is_known & (kernels.waves < 1)])
+    counts = {int(count) for count in kernels.multiprocessors if not np.isnan(count)}
+    facts = {
+        "kernels_ns": total(duration_ns),
+        "compute_ns": total(duration_ns[kernels.is_compute]),
+        "known_ns": known_ns,
+        "below_one_wave_ns": below_ns,
+        "below_one_wave_share": below_ns / known_ns if known_ns else None,
+        "multiprocessors": sorted(counts),
+    }
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(kernels, facts))
 
 
@@ -225,24 +235,6 @@ def _launch_shape(grids: _Grids, chosen: Array) -> Columns:
 
 
 # ------------------------------------------------------------------------------------- facts
-
-
-def _facts(grids: _Grids) -> dict[str, Any]:
-    """Return totals; the shares are of compute kernels whose waves are known."""
-    duration_ns = grids.events.duration_ns
-    known = grids.is_compute & ~np.isnan(grids.waves)
-    known_ns = total(duration_ns[known])
-    below_ns = total(duration_ns[known & (grids.waves < 1)])
-    return {
-        "kernels_ns": total(duration_ns),
-        "compute_ns": total(duration_ns[grids.is_compute]),
-        "known_ns": known_ns,
-        "below_one_wave_ns": below_ns,
-        "below_one_wave_share": below_ns / known_ns if known_ns else None,
-        "multiprocessors": sorted(
-            {int(count) for count in grids.multiprocessors if not np.isnan(count)}
-        ),
-    }
 
 
 def _notes(grids: _Grids, facts: dict[str, Any]) -> list[str]:

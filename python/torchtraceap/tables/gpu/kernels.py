@@ -49,18 +49,12 @@ View = tuple[dict[str, Column], tuple[str, ...]]
 def build_kernels(
     part: RankTrace, *, by: str = "name", short: bool = False, below_ns: int = SHORT_NS
 ) -> ColumnTable:
-    """Build a table of the GPU events of one rank, longest total time first, or each by start.
-
-    Args:
-        part: The rank.
-        by: "name" (name, operator and stream), "canonical", "overlap" (operator and class, with
-            what runs at the same time) or "event".
-        short: Only kernels shorter than `below_ns`, by owner and canonical name; facts then hold
-            totals and a histogram of durations.
-        below_ns: The duration from which a kernel is not short, ns.
+    """Build the table of `Trace.kernels` for one rank, or if `short` that of `Trace.short_kernels`.
 
     Returns:
-        Columns as docs/kernels.md lists them. `exclusive_ns` sums to the busy time.
+        Rows by total time, the longest first, or events by start; docs/kernels.md has the columns.
+        `exclusive_ns` sums to the busy time. Facts of short kernels hold totals and a histogram of
+        durations.
 
     Raises:
         OptionError: `by` is something else, or `below_ns` is not positive.

@@ -36,13 +36,7 @@ __all__ = [
 
 
 def build_memory(part: RankTrace, *, by: str = "direction") -> ColumnTable:
-    """Build a table of the memory of one rank.
-
-    Args:
-        part: The rank.
-        by: "direction" (copies by direction and kind of host memory), "copy" (each), "bandwidth"
-            (over time, in 100 bins), "counter" (every change of it), "allocator" (allocation calls
-            by step) or "timeline" (`[memory]` events).
+    """Build the table of `Trace.memory` for one rank.
 
     Returns:
         Columns as docs/memory.md lists them; GB are 10^9 bytes.

@@ -30,16 +30,13 @@ _LONGEST = 100_000
 
 
 def build_sequences(part: RankTrace, *, length: int = 0) -> ColumnTable:
-    """Build a table of maximal repeated sequences of compute kernels, most removable time first.
+    """Build the table of `Trace.sequences` for one rank: maximal sequences of compute kernels.
 
-    Kernels are equal if their names are, but for the numbers of generated kernels.
-
-    Args:
-        part: The rank.
-        length: Kernels in a sequence; 0 looks for every length from 2 to 64.
+    Kernels are equal if their names are, but for the numbers of generated kernels. Without a length
+    every one from 2 to 64 is looked for.
 
     Returns:
-        At most 1000 rows with columns as docs/kernels.md lists them.
+        At most 1000 rows, most removable time first; docs/kernels.md has the columns.
 
     Raises:
         OptionError: `length` is negative or 1, or too large.

@@ -310,16 +310,7 @@ def build_expected(
     calibrated: bool = False,
     calibration: Calibration | None = None,
 ) -> ColumnTable:
-    """Build a table of the time of GPU work against what is expected of it.
-
-    Args:
-        part: The rank.
-        device: A name of the device database or a `Device`: what is expected there; by default
-            the device that the trace says.
-        by: "args" (operators with the same arguments, kernels launched alike), "class" (what is
-            calibrated together) or "event" (every GPU event).
-        calibrated: Apply the ratios of this rank's own kernels to the models.
-        calibration: Ratios of another trace to apply instead.
+    """Build the table of `Trace.expected` for one rank.
 
     Returns:
         Columns as docs/durations.md lists them.

@@ -70,15 +70,11 @@ class Owners:
 
 
 def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
-    """Build a table of the operators of one rank.
-
-    Args:
-        part: The rank.
-        by: "name", "category" (family), "args" (name and arguments) or "call".
+    """Build the table of `Trace.ops` for one rank.
 
     Returns:
-        Sorted by exclusive GPU time (by host time where the trace has no GPU events), calls by
-        start. `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/operators.md has the columns.
+        Rows by exclusive GPU time (by host time where the trace has no GPU events), calls by start.
+        `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/operators.md has the columns.
 
     Raises:
         OptionError: `by` is something else.

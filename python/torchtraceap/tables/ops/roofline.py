@@ -52,14 +52,10 @@ _BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
 def build_roofline(
     part: RankTrace, device: Any = None, by: str = "args", compat: str | None = None
 ) -> ColumnTable:
-    """Build a table of FLOPs, bytes, achieved and attainable rates of operators.
+    """Build the table of `Trace.roofline` for one rank.
 
-    Args:
-        part: The rank.
-        device: A name of the device database or a `Device`; by default what the trace says.
-        by: "args" (a row per operator and unique arguments), "family", or "call" (every call; in
-            a trace without GPU events those of the CPU, with host time and without rates).
-        compat: "tracelens" for the FLOPs and bytes of TraceLens's models; these have no peaks.
+    By call, a trace without GPU events has those of the CPU, with host time and without rates. The
+    models of TraceLens have no peaks.
 
     Raises:
         OptionError: An unknown choice, or a device that is not known.

@@ -333,26 +333,18 @@ def _match_nodes(nodes: Sequence[Node], rank: RankTrace) -> tuple[dict[int, int]
         "record_function_id": np.where(present, ids, 0)[rows],
         "external_id": table.external_id[rows],
     }
+    strings, name = table.strings, table.name
     for how, values in columns.items():
-        found = _match_by_id(calls, rank, rows, values)
-        if found:
-            return found, how
+        by_id: dict[int, int] = {}
+        for value, row in zip(values.tolist(), rows.tolist(), strict=True):
+            if value > 0:
+                by_id.setdefault(value, row)
+        pairs = [(call, by_id[call.rf_id]) for call in calls if call.rf_id in by_id]
+        agreeing = {call.node: row for call, row in pairs if strings[name[row]] == call.name}
+        if len(agreeing) >= max(_MIN_AGREEMENT * len(pairs), 1):
+            return agreeing, how
     found = _match_by_order(calls, rank, rows)
     return found, "order" if found else ""
-
-
-def _match_by_id(
-    calls: Sequence[Node], rank: RankTrace, rows: Array, values: Array
-) -> dict[int, int]:
-    """Match by ids; return nothing unless names agree for nearly all ids that both have."""
-    by_id: dict[int, int] = {}
-    for value, row in zip(values.tolist(), rows.tolist(), strict=True):
-        if value > 0:
-            by_id.setdefault(value, row)
-    strings, name = rank.table.strings, rank.table.name
-    pairs = [(call, by_id[call.rf_id]) for call in calls if call.rf_id in by_id]
-    agreeing = {call.node: row for call, row in pairs if strings[name[row]] == call.name}
-    return agreeing if len(agreeing) >= max(_MIN_AGREEMENT * len(pairs), 1) else {}
 
 
 def _match_by_order(calls: Sequence[Node], rank: RankTrace, rows: Array) -> dict[int, int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from torchtraceap.core.records import dataclass
@@ -104,7 +104,15 @@ class _Tracker:
             if node.parent in self._children:
                 self._children[node.parent] += 1
         self._calls = _Calls(nodes)
-        self._wants = _below_operators(nodes, self._nodes)
+        # True for a node that has tensors, or is below one: accesses below it matter.
+        self._wants: dict[int, bool] = {}
+        for node in nodes:
+            chain = [node]
+            while chain[-1].node not in self._wants and chain[-1].parent in self._nodes:
+                chain.append(self._nodes[chain[-1].parent])
+            for call in reversed(chain):
+                above = self._wants.get(call.parent, False)
+                self._wants.setdefault(call.node, above or bool(call.inputs or call.outputs))
         self._touched: dict[int, tuple[set[int], set[int]]] = {}
         """The storages that calls below a call touched, and those that they made and filled."""
         self._producers: dict[int, list[tuple[Access, list[int]]]] = {}
@@ -264,20 +272,6 @@ class _Calls:
     def is_inside(self, call: int, other: int) -> bool:
         """Return True if a call is another one, or somewhere below it."""
         return self._place[other] <= self._place[call] < self._end[other]
-
-
-def _below_operators(nodes: Sequence[Node], by_id: Mapping[int, Node]) -> dict[int, bool]:
-    """Return by node whether it or a node above it has tensors, so that accesses below
-    it matter."""
-    wants: dict[int, bool] = {}
-    for node in nodes:
-        chain = [node]
-        while chain[-1].node not in wants and chain[-1].parent in by_id:
-            chain.append(by_id[chain[-1].parent])
-        for call in reversed(chain):
-            above = wants.get(call.parent, False)
-            wants.setdefault(call.node, above or bool(call.inputs or call.outputs))
-    return wants
 
 
 @lru_cache(maxsize=8192)
