@@ -44,6 +44,7 @@ __all__ = [
     "step_rows",
 ]
 
+Columns = dict[str, Column]
 MOST_SHAPES = 16
 """The largest number of shapes of one operator at one place that get a row each."""
 MOST_NAMES = 40
@@ -125,9 +126,7 @@ class RowView:
     key: list[Array]
     """Integers that are equal for pieces of one row, int64 `[pieces]` per side."""
 
-    def columns(
-        self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]
-    ) -> dict[str, Column]:
+    def columns(self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]) -> Columns:
         """Return the columns that name rows.
 
         Args:
@@ -148,9 +147,7 @@ class PartRows(RowView):
     def __init__(self, comparison: Comparison) -> None:
         self.key = [side.column("kind", np.int64) for side in comparison.sides]
 
-    def columns(
-        self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]
-    ) -> dict[str, Column]:
+    def columns(self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]) -> Columns:
         return {"name": TextCodes(keys.astype(np.int32), part_titles())}
 
     def kinds(self, keys: Array) -> Array:
@@ -169,9 +166,7 @@ class KernelRows(RowView):
             leaf = join_arrays([part.leaf_codes(self._book) for part in side.cuts], np.int64)
             self.key.append(_pack(np.where(kind < idle, leaf, -1), kind))
 
-    def columns(
-        self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]
-    ) -> dict[str, Column]:
+    def columns(self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]) -> Columns:
         leaf, kind = _unpack(keys)
         return {
             "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
@@ -273,9 +268,7 @@ class OpRows(_TreeRows):
         of_op[inside] = np.where(host, owner == part.row[inside], is_op)
         return self._pack_place(node, np.where(of_op, -1, part.leaf_codes(self._book)), part)
 
-    def columns(
-        self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]
-    ) -> dict[str, Column]:
+    def columns(self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]) -> Columns:
         variant, leaf, kind = self._unpack_place(keys)
         places = Places(self._trees, self._dims)
         of_op = (leaf < 0) & (variant >= 0)
@@ -352,9 +345,7 @@ class AncestorRows(_TreeRows):
         self._ops[is_after].append(np.stack([keys[known], code])[:, code >= 0])
         return keys
 
-    def columns(
-        self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]
-    ) -> dict[str, Column]:
+    def columns(self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]) -> Columns:
         variant, leaf, kind = self._unpack_place(keys)
         places = Places(self._trees, self._dims)
         variants = variant.tolist()

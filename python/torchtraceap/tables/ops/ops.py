@@ -10,7 +10,6 @@ from torchtraceap import _core
 from torchtraceap.core import sums
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
-from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.ops.models.families import family_of
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
@@ -20,7 +19,7 @@ from torchtraceap.tables.grouping import Groups, order_by
 from torchtraceap.tables.ops.modules import modules_of
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "Owners", "build_ops", "collect_owners"]
+__all__ = ["TABLE", "Owners", "build_ops"]
 
 KINDS = ("operator", "launch", "no launch", "hlo operation")
 _OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)
@@ -35,35 +34,64 @@ _ARGUMENTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Owners:
     """All that can own GPU time, by start: calls of operators, launch calls that no operator
-    encloses, and GPU events whose launch the trace lacks. Arrays are int64 `[n]`."""
+    encloses, and GPU events whose launch the trace lacks.
 
-    part: RankTrace
-    rows: Array
-    """Row of the operator or launch call; of the GPU event itself where it has no launch."""
-    kind: Array
-    """Index in KINDS."""
-    name: Array
-    """Index in `names`."""
-    names: Sequence[str]
-    exclusive_ns: Array
-    """The exclusive time of the GPU events that the call owns; sums to the busy time."""
-    own_ns: Array
-    """The union of the GPU events that it owns."""
-    subtree_ns: Array
-    """The union of the GPU events launched in it or below."""
-    gpu_events: Array
-    launches: Array
-    host_ns: Array
-    self_host_ns: Array
-    backward_ns: Array
-    """GPU time of the backward operators that go back to it."""
-    subtree_backward_ns: Array
-    """The same for it and all below."""
-    outermost: Array
-    """bool: no call of the same name encloses it."""
+    Attributes:
+        part: The rank.
+        names: Names by code.
+        rows: int64 `[n]`, as the next: row of the operator or launch call; of the GPU event itself
+            where it has no launch.
+        kind: Index in KINDS.
+        name: Index in `names`.
+        exclusive_ns: Exclusive time of the GPU events that the call owns; sums to the busy time.
+        own_ns: Union of the GPU events that it owns.
+        subtree_ns: Union of the GPU events launched in it or below.
+        gpu_events: GPU events that it owns.
+        launches: Launch calls that it owns.
+        host_ns: Its duration, 0 for GPU events.
+        self_host_ns: The part of it in which it is the innermost row.
+        backward_ns: GPU time of the backward operators that go back to it.
+        subtree_backward_ns: The same for it and all below.
+        outermost: bool `[n]`: no call of the same name encloses it.
+    """
+
+    def __init__(self, part: RankTrace) -> None:
+        table, tree, costs = part.table, part.tree, part.costs
+        is_op = np.zeros(len(table), dtype=bool)
+        host_rows = tree.host_rows
+        is_op[host_rows] = table.kind[host_rows] == _core.EventKind.CPU_OP
+        is_launch = (costs.own_gpu_events > 0) & ~is_op
+        is_orphan = np.zeros(len(table), dtype=bool)
+        is_orphan[tree.gpu_rows] = costs.owner[tree.gpu_rows] == _core.NO_ROW
+        self.part = part
+        self.rows: Array = np.flatnonzero(is_op | is_launch | is_orphan)
+        rows = self.rows
+        self.kind: Array = np.select([is_op[rows], is_launch[rows]], [_OPERATOR, _LAUNCH], _ORPHAN)
+        orphan = self.kind == _ORPHAN
+        self.names = [*table.strings, ORPHAN_NAME]
+        self.name: Array = np.where(orphan, len(self.names) - 1, table.name[rows].astype(np.int64))
+        hlo = _hlo_operations(part, rows, self.kind)
+        if hlo is not None:
+            self.kind = np.where(hlo.codes >= 0, _HLO, self.kind)
+            self.name = np.where(hlo.codes >= 0, len(self.names) + hlo.codes, self.name)
+            self.names += hlo.texts
+        duration = table.dur_ns[rows]
+
+        def of_host(values: Array, for_orphans: Array | int = 0) -> Array:
+            return np.where(orphan, for_orphans, values[rows].astype(np.int64))
+
+        self.exclusive_ns = of_host(costs.owned_exclusive_ns, costs.exclusive_ns[rows])
+        self.own_ns = of_host(costs.own_gpu_ns, duration)
+        self.subtree_ns = of_host(costs.subtree_gpu_ns, duration)
+        self.gpu_events = of_host(costs.own_gpu_events, 1)
+        self.launches = of_host(costs.own_launches)
+        self.host_ns: Array = np.where(orphan, 0, duration)
+        self.self_host_ns = of_host(costs.self_host_ns)
+        self.backward_ns = of_host(costs.backward_gpu_ns)
+        self.subtree_backward_ns = of_host(costs.subtree_backward_gpu_ns)
+        self.outermost: Array = orphan | (costs.is_repeated[rows] == 0)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -80,7 +108,7 @@ def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
         OptionError: `by` is something else.
     """
     check_choice("by", by, tuple(_VIEWS))
-    calls = collect_owners(part)
+    calls = Owners(part)
     columns, shown, notes = _VIEWS[by](calls)
     orphan = np.isin(calls.rows, part.tree.gpu_rows)
     facts = {
@@ -107,49 +135,6 @@ def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
         events = "1 GPU event has" if orphans == 1 else f"{orphans} GPU events have"
         said.append(f"{events} no launch call in the trace, so no operator can be named.")
     return ColumnTable(columns, shown=shown, facts=facts, notes=[*said, *notes])
-
-
-def collect_owners(part: RankTrace) -> Owners:
-    """Return what can own GPU time of one rank."""
-    table, tree, costs = part.table, part.tree, part.costs
-    is_op = np.zeros(len(table), dtype=bool)
-    host_rows = tree.host_rows
-    is_op[host_rows] = table.kind[host_rows] == _core.EventKind.CPU_OP
-    is_launch = (costs.own_gpu_events > 0) & ~is_op
-    is_orphan = np.zeros(len(table), dtype=bool)
-    is_orphan[tree.gpu_rows] = costs.owner[tree.gpu_rows] == _core.NO_ROW
-    rows = np.flatnonzero(is_op | is_launch | is_orphan)
-    kind = np.select([is_op[rows], is_launch[rows]], [_OPERATOR, _LAUNCH], _ORPHAN)
-    orphan = kind == _ORPHAN
-    names = [*table.strings, ORPHAN_NAME]
-    name = np.where(orphan, len(names) - 1, table.name[rows].astype(np.int64))
-    hlo = _hlo_operations(part, rows, kind)
-    if hlo is not None:
-        kind = np.where(hlo.codes >= 0, _HLO, kind)
-        name = np.where(hlo.codes >= 0, len(names) + hlo.codes, name)
-        names += hlo.texts
-    duration = table.dur_ns[rows]
-
-    def of_host(values: Array, for_orphans: Array | int = 0) -> Array:
-        return np.where(orphan, for_orphans, values[rows].astype(np.int64))
-
-    return Owners(
-        part=part,
-        rows=rows,
-        kind=kind,
-        name=name,
-        names=names,
-        exclusive_ns=of_host(costs.owned_exclusive_ns, costs.exclusive_ns[rows]),
-        own_ns=of_host(costs.own_gpu_ns, duration),
-        subtree_ns=of_host(costs.subtree_gpu_ns, duration),
-        gpu_events=of_host(costs.own_gpu_events, 1),
-        launches=of_host(costs.own_launches),
-        host_ns=np.where(orphan, 0, duration),
-        self_host_ns=of_host(costs.self_host_ns),
-        backward_ns=of_host(costs.backward_gpu_ns),
-        subtree_backward_ns=of_host(costs.subtree_backward_gpu_ns),
-        outermost=orphan | (costs.is_repeated[rows] == 0),
-    )
 
 
 def _hlo_operations(part: RankTrace, rows: Array, kind: Array) -> TextCodes | None:
