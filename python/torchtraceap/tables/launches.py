@@ -318,7 +318,6 @@ MOST_KERNELS = 8
 
 
 def _by_op(launches: Launches) -> View:
-    """Return calls of operators by name and by the kernels that they launch."""
     events = launches.events
     events = events.where(events.part.tree.op[events.rows] != _core.NO_ROW)
     table = events.part.table

@@ -130,7 +130,6 @@ def _pair_ranks(before: Ranks, after: Ranks, notes: list[str]) -> list[tuple[Ran
 
 
 def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:
-    """Describe in sentences what is compared."""
     step_ns, difference = comparison.step_ns, comparison.difference_ns
     counts = [len(side.durations) for side in comparison.sides]
     what = "profiled range" if comparison.basis == "profiled range" else "median step"

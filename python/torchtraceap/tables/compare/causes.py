@@ -240,7 +240,6 @@ class _Contributors:
         return MOST_OF * self._gain(rows) <= self._gain(some) <= NO_MORE_THAN * self._gain(rows)
 
     def _largest_name(self, rows: Rows) -> Rows:
-        """Return the rows of the name with the largest sum."""
         found: defaultdict[tuple[str, str], Rows] = defaultdict(list)
         for row in rows:
             found[row.name, row.kind].append(row)
@@ -308,7 +307,6 @@ class _Contributors:
     def _name_and_path(
         self, place: Place, names: Sequence[str], leading: CauseRow, rows: Rows
     ) -> tuple[str, str]:
-        """Return the name and the path of a contributor."""
         inside = place[:-1] if place and place[-1] == leading.name else place
         if len(names) <= 1:
             own = self._shared_place(rows) or inside

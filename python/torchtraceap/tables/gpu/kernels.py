@@ -80,7 +80,6 @@ def build_kernels(
 
 
 def _grouped(events: GpuEvents, by: str) -> View:
-    """Return GPU events by name, operator and stream, or by canonical name."""
     if by == "name":
         groups = Groups(events.name, events.op.codes, events.stream)
     else:

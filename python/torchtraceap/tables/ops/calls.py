@@ -20,7 +20,7 @@ from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "reason_of", "union_by"]
+__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "reason_of"]
 
 Texts = tuple[str | None, str | None, str | None, str | None]
 """Texts of `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`."""
@@ -134,7 +134,7 @@ class Calls:
 
 
 def _texts_at(codes: Array, texts: Sequence[str]) -> list[str | None]:
-    """Texts by code; None for -1."""
+    """Return texts by code; None for -1."""
     known = [*texts, None]
     return [known[code] for code in codes.tolist()]
 
@@ -206,36 +206,9 @@ class GpuCalls:
             target, return_index=True, return_inverse=True
         )
         self.first_event = self.events[first]
-        table = part.table
-        starts = table.ts_ns[self.events]
-        ends = starts + table.dur_ns[self.events]
-        self.gpu_ns = union_by(self.event_call, len(self.rows), starts, ends)
+        call_of = self.event_call.astype(np.int32)
+        self.gpu_ns = _core.gpu_union_by_group(part.table, part.tree, call_of, len(self.rows))
         self.exclusive_ns = sum_by_index(
             self.event_call, part.costs.exclusive_ns[self.events], len(self.rows)
         )
         self.count = np.bincount(self.event_call, minlength=len(self.rows))
-
-
-def union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
-    """Return the length of the union of the intervals of each group, int64 `[groups]`."""
-    if not len(group):
-        return np.zeros(groups, dtype=np.int64)
-    order = np.lexsort((starts, group))
-    group, starts, ends = group[order], starts[order], ends[order]
-    # Each group is moved behind the one before, so that one running maximum serves all.
-    origin = starts.min()
-    span = int(ends.max() - origin) + 1
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    if span * (len(first) + 1) > 2**62:  # times that span years: a damaged clock
-        lengths = np.zeros(groups, dtype=np.int64)
-        reached_ns, last = 0, -1
-        for index, start, end in zip(group.tolist(), starts.tolist(), ends.tolist(), strict=True):
-            reached_ns = start if index != last else max(reached_ns, start)
-            lengths[index] += max(end - reached_ns, 0)
-            reached_ns, last = max(reached_ns, end), index
-        return lengths
-    shift = group.astype(np.int64) * span - origin
-    reached = np.maximum.accumulate(ends + shift)
-    before = np.concatenate([[0], reached[:-1]])
-    covered = np.maximum(reached - np.maximum(starts + shift, before), 0)
-    return sum_by_index(group, covered, groups)

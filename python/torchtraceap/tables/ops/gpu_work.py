@@ -35,7 +35,7 @@ from torchtraceap.ops.models.arguments import OpCall
 from torchtraceap.tables.gpu.copies import Copies
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.ops.calls import Calls, GpuCalls, KindOfCall, union_by
+from torchtraceap.tables.ops.calls import Calls, GpuCalls, KindOfCall
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["Collective", "GpuWork", "Kind", "between_neighbours", "leave_one_out", "own_estimates"]
@@ -114,9 +114,9 @@ class GpuWork:
         self._first: Array = units.first
         self._call_row = np.where(is_call, row, -1)[units.first]
         self._kernels = units.count
-        start, length = self.events.start_ns, self.events.duration_ns
-        self.start_ns: Array = units.minimum(start)
-        self.ns: Array = union_by(self.unit, len(units), start, start + length)
+        self.start_ns: Array = units.minimum(self.events.start_ns)
+        unit_of = self.unit.astype(np.int32)
+        self.ns: Array = _core.gpu_union_by_group(part.table, part.tree, unit_of, len(units))
         self._copy_of, self._copies = self._find_copies()
         self._collective_of, self._collectives = self._find_collectives()
         self._groups = self._group_by_work()
@@ -126,7 +126,6 @@ class GpuWork:
         return len(self.ns)
 
     def _group_by_work(self) -> Groups:
-        """Group the units by what they do."""
         part, events = self._part, self.events
         kind_of_row = np.full(len(part.table) + 1, -1, dtype=np.int64)
         kind_of_row[self._calls.rows] = self._calls.group

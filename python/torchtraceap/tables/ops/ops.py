@@ -291,7 +291,6 @@ def _texts(calls: Owners, codes: Array) -> TextCodes:
 
 
 def _names(calls: Owners, chosen: Array) -> dict[str, Column]:
-    """Return name, kind and family of some calls."""
     kind, name = calls.kind[chosen], calls.name[chosen]
     families = _families(calls)
     return {
@@ -361,7 +360,6 @@ _COMMUNICATION, _MEMCPY, _MEMSET = "communication", "memcpy", "memset"
 
 
 def _families(calls: Owners) -> dict[tuple[int, int], str]:
-    """Return the family of each (kind, name)."""
     return calls.part.cached("families", lambda: _find_families(calls))
 
 

@@ -161,7 +161,6 @@ class _Tracker:
     def _reads(
         self, node: Node, producers: Iterable[tuple[Access, list[int]]], below: set[int]
     ) -> set[int]:
-        """Return the storages that the call itself reads."""
         own: set[int] = set()
         for read, writers in producers:
             if read.storage in below:
