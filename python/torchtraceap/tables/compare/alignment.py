@@ -94,7 +94,16 @@ class Comparison:
 def compare(before: Ranks, after: Ranks) -> Comparison:
     """Pair the ranks, choose the steps to compare and cut them into pieces."""
     notes: list[str] = []
-    pairs = _pair_ranks(before, after, notes)
+    by_number = {part.rank: part for part in after.ranks}
+    pairs = [(part, by_number[part.rank]) for part in before.ranks if part.rank in by_number]
+    if len(before.ranks) == len(after.ranks) == 1:
+        pairs = [(before.ranks[0], after.ranks[0])]
+    elif not pairs:
+        pairs = list(zip(before.ranks, after.ranks, strict=False))
+        notes.append("No rank is in both; they are paired in order.")
+    left = len(before.ranks) + len(after.ranks) - 2 * len(pairs)
+    if left:
+        notes.append(f"{left} ranks have no partner in the other and are left out.")
     trees = [part.tree for pair in pairs for part in pair]
     have_steps = all(tree.steps for tree in trees)
     inferred = any(tree.steps_inferred for tree in trees)
@@ -113,20 +122,6 @@ def compare(before: Ranks, after: Ranks) -> Comparison:
         notes.insert(0, f"{why_not[0].upper()}{why_not[1:]}. What is recorded is compared.")
     notes[:0] = _describe(comparison, pairs)
     return comparison
-
-
-def _pair_ranks(before: Ranks, after: Ranks, notes: list[str]) -> list[tuple[RankTrace, RankTrace]]:
-    if len(before.ranks) == len(after.ranks) == 1:
-        return [(before.ranks[0], after.ranks[0])]
-    by_number = {part.rank: part for part in after.ranks}
-    pairs = [(part, by_number[part.rank]) for part in before.ranks if part.rank in by_number]
-    if not pairs:
-        pairs = list(zip(before.ranks, after.ranks, strict=False))
-        notes.append("No rank is in both; they are paired in order.")
-    left = len(before.ranks) + len(after.ranks) - 2 * len(pairs)
-    if left:
-        notes.append(f"{left} ranks have no partner in the other and are left out.")
-    return pairs
 
 
 def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:

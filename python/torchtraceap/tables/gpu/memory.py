@@ -213,24 +213,23 @@ def _by_timeline(part: RankTrace) -> MemoryView:
     }
     shown = ("since_first_ns", "device_type", "device", "change_bytes", "allocated_bytes")
     peaks = events.peaks()
-    notes = [_peak_sentence(peak, int(events.time_ns.min())) for peak in peaks]
-    if not len(events.rows):
-        notes = [_HOW_TO_RECORD]
+    notes = [] if len(events.rows) else [_HOW_TO_RECORD]
+    for peak in peaks:
+        device = "" if peak["device"] is None or peak["device"] < 0 else f" {peak['device']}"
+        where = f"{peak['device_type'] or 'a device'}{device}"
+        since_ns = peak["peak_time_ns"] - int(events.time_ns.min())
+        when = f"{format_ns(since_ns)} after the first event"
+        if peak["peak_allocated_bytes"] is None:
+            notes.append(
+                f"Memory on {where} grows by at most {format_bytes(peak['peak_growth_bytes'])}, "
+                f"{when}; the trace does not say how much was allocated before."
+            )
+            continue
+        reserved = peak["peak_reserved_bytes"] or 0
+        held = f"; reserved at most {format_bytes(reserved)}" if reserved > 0 else ""
+        most = format_bytes(peak["peak_allocated_bytes"])
+        notes.append(f"Most memory on {where}: {most}, {when}{held}.")
     return columns, (*shown, "reserved_bytes", "op", "step"), {"peaks": peaks}, notes
-
-
-def _peak_sentence(peak: dict[str, Any], begin_ns: int) -> str:
-    device = "" if peak["device"] is None or peak["device"] < 0 else f" {peak['device']}"
-    where = f"{peak['device_type'] or 'a device'}{device}"
-    when = f"{format_ns(peak['peak_time_ns'] - begin_ns)} after the first event"
-    if peak["peak_allocated_bytes"] is None:
-        return (
-            f"Memory on {where} grows by at most {format_bytes(peak['peak_growth_bytes'])}, "
-            f"{when}; the trace does not say how much was allocated before."
-        )
-    reserved = peak["peak_reserved_bytes"] or 0
-    held = f"; reserved at most {format_bytes(reserved)}" if reserved > 0 else ""
-    return f"Most memory on {where}: {format_bytes(peak['peak_allocated_bytes'])}, {when}{held}."
 
 
 def _enclosing_ops(part: RankTrace, rows: Array) -> Array:

@@ -86,7 +86,20 @@ class ExecutionTrace(Renderable):
             raise ParseError(f"{path}: {error}") from None
         self.nodes = _node_table(file, self._found)
         """One row per call: node, name, parent, rf_id, thread, ..., by id."""
-        self.dependencies = _dependency_table(file.nodes, self._found)
+        names, found = {node.node: node.name for node in file.nodes}, self._found
+        columns: dict[str, Column] = {
+            "producer": _ints(d.producer for d in found),
+            "consumer": _ints(d.consumer for d in found),
+            "kind": TextCodes(_ints(d.kind for d in found), KINDS),
+            "producer_name": encode_texts(names[d.producer] for d in found),
+            "consumer_name": encode_texts(names[d.consumer] for d in found),
+            "storage": _ints(d.storage for d in found),
+            "consumer_bytes": _ints(d.overlap_bytes for d in found),
+            "device": encode_texts(d.device for d in found),
+        }
+        counts = {kind: sum(d.kind == code for d in found) for code, kind in enumerate(KINDS)}
+        shown = ("producer_name", "consumer_name", "kind", "consumer_bytes", "device")
+        self.dependencies = ColumnTable(columns, shown=shown, facts=counts)
         """One row per producer, consumer, kind and storage."""
 
     def __repr__(self) -> str:
@@ -104,7 +117,24 @@ class ExecutionTrace(Renderable):
         """
         part = trace.rank(rank)
         rows, how = _match_nodes(self._nodes, part)
-        matches = _match_table(self._nodes, part, rows, how)
+        calls = [node for node in self._nodes if node.rf_id != 0]
+        by_thread: dict[int, list[int]] = {}
+        for node in calls:
+            by_thread.setdefault(node.thread, []).append(node.node)
+        threads = sorted(by_thread)
+        found = [[rows[n] for n in by_thread[t] if n in rows] for t in threads]
+        columns: dict[str, Column] = {
+            "thread": _ints(threads),
+            "nodes": _ints(len(by_thread[t]) for t in threads),
+            "matched": _ints(len(events) for events in found),
+            "tracks": _ints(len(np.unique(part.table.track[events])) for events in found),
+        }
+        matched = sum(len(events) for events in found)
+        notes = [_HOWS.get(how, "nothing matches: the traces are of different runs or processes")]
+        if how and matched < len(calls):
+            notes.append(f"{len(calls) - matched} of {len(calls)} nodes have no event")
+        facts = {"nodes": len(calls), "matched": matched, "matched_by": how or None}
+        matches = ColumnTable(columns, facts=facts, notes=notes)
         return LinkedExecution(rows, matches, _gpu_dependency_table(part, self._found, rows))
 
 
@@ -147,46 +177,6 @@ def _node_table(file: NodeFile, found: Sequence[Dependency]) -> ColumnTable:
 
 def _bytes_of(accesses: Sequence[Any]) -> int:
     return sum(access.end - access.start for access in accesses)
-
-
-def _dependency_table(nodes: Sequence[Node], found: Sequence[Dependency]) -> ColumnTable:
-    names = {node.node: node.name for node in nodes}
-    columns: dict[str, Column] = {
-        "producer": _ints(d.producer for d in found),
-        "consumer": _ints(d.consumer for d in found),
-        "kind": TextCodes(_ints(d.kind for d in found), KINDS),
-        "producer_name": encode_texts(names[d.producer] for d in found),
-        "consumer_name": encode_texts(names[d.consumer] for d in found),
-        "storage": _ints(d.storage for d in found),
-        "consumer_bytes": _ints(d.overlap_bytes for d in found),
-        "device": encode_texts(d.device for d in found),
-    }
-    counts = {kind: sum(d.kind == code for d in found) for code, kind in enumerate(KINDS)}
-    shown = ("producer_name", "consumer_name", "kind", "consumer_bytes", "device")
-    return ColumnTable(columns, shown=shown, facts=counts)
-
-
-def _match_table(
-    nodes: Sequence[Node], rank: RankTrace, rows: dict[int, int], how: str
-) -> ColumnTable:
-    calls = [node for node in nodes if node.rf_id != 0]
-    by_thread: dict[int, list[int]] = {}
-    for node in calls:
-        by_thread.setdefault(node.thread, []).append(node.node)
-    threads = sorted(by_thread)
-    found = [[rows[n] for n in by_thread[t] if n in rows] for t in threads]
-    columns: dict[str, Column] = {
-        "thread": _ints(threads),
-        "nodes": _ints(len(by_thread[t]) for t in threads),
-        "matched": _ints(len(part) for part in found),
-        "tracks": _ints(len(np.unique(rank.table.track[part])) for part in found),
-    }
-    matched = sum(len(part) for part in found)
-    notes = [_HOWS.get(how, "nothing matches: the traces are of different runs or processes")]
-    if how and matched < len(calls):
-        notes.append(f"{len(calls) - matched} of {len(calls)} nodes have no event")
-    facts = {"nodes": len(calls), "matched": matched, "matched_by": how or None}
-    return ColumnTable(columns, facts=facts, notes=notes)
 
 
 def _gpu_dependency_table(
