@@ -56,62 +56,7 @@ SHOWN_ALONE = (
 def build_collectives(trace: Ranks) -> ColumnTable:
     """Build a table of matched collectives by time. docs/many_ranks.md defines the columns."""
     matched = match_collectives(trace)
-    core, kinds, parts = matched.core, matched.kinds, matched.parts_by_match
-    sizes = [matched.group_size(match) for match in range(matched.matches)]
-    missing = matched.missing_ranks
-    alone = ~core.comparable
-    # The median over the ranks; of the messages the largest sets the time.
-    transfer_ns = [
-        None if lone else round(float(np.median(matched.transfer_ns[part])))
-        for part, lone in zip(parts, alone.tolist(), strict=True)
-    ]
-    message = _maximum(matched, np.where(core.bytes == _core.NO_ID, -1, core.bytes))
-    algorithm = np.full(len(kinds), np.nan)
-    factor = np.full(len(kinds), np.nan)
-    for i, (kind, size, volume, time_ns) in enumerate(
-        zip(kinds, sizes, message.tolist(), transfer_ns, strict=True)
-    ):
-        if volume > 0 and time_ns and kind not in ("barrier", "unknown"):
-            algorithm[i] = volume / time_ns  # bytes per ns are GB per s
-            factor[i] = bus_factor(kind, size or int(core.count[i]))
-    numbers = np.asarray(matched.rank_numbers, dtype=np.int64)
-    groups = [matched.groups[group] for group in core.group_of.tolist()]
-    sequence = core.sequence[core.first]
-    # The shortest name that a rank has: what annotations say is shorter than kernels' names.
-    all_names, dtypes = core.names, core.dtypes  # new lists each time
-    names = (min(all_names[part], key=len) for part in parts)
-    columns: dict[str, Column] = {
-        "name": encode_texts(canonical_name(n) if "(" in n else n or None for n in names),
-        "kind": encode_texts(kinds),
-        "group": encode_texts(group.name or None for group in groups),
-        "group_description": encode_texts(group.description or None for group in groups),
-        "sequence": np.ma.array(sequence, mask=sequence == _core.NO_ID),
-        "ranks": _lists(matched, numbers[core.rank]),
-        "group_size": masked_integers(sizes),
-        "dtype": encode_texts(next(filter(None, dtypes[part]), None) for part in parts),
-        "bytes": np.ma.array(np.where(message < 0, 0, message), mask=message < 0),
-        "transfer_ns": masked_integers(transfer_ns),
-        "exposed_ns": _maximum(matched, core.exposed_ns),
-        "wait_ns": _lists(matched, core.wait_ns, core.comparable),
-        "longest_wait_ns": np.ma.array(_maximum(matched, core.wait_ns), mask=alone),
-        "skew_ns": np.ma.array(_spread(matched, core.start_ns), mask=alone),
-        "end_skew_ns": np.ma.array(_spread(matched, core.end_ns), mask=alone),
-        "latest_rank": np.ma.array(numbers[np.where(alone, 0, core.latest_rank)], mask=alone),
-        "algorithm_bandwidth_gb_per_s": algorithm,
-        "bus_bandwidth_gb_per_s": algorithm * factor,
-        "start_ns": _lists(matched, core.start_ns),
-        "duration_ns": _lists(matched, matched.duration_ns),
-        "longest_duration_ns": _maximum(matched, matched.duration_ns),
-        "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, core.comparable),
-        "exposed_by_rank_ns": _lists(matched, core.exposed_ns),
-        "bytes_by_rank": _lists(matched, core.bytes, absent=_core.NO_ID),
-        "row": _lists(matched, core.row.astype(np.int64)),
-        **_of_first_rank(matched),
-        "node_span": encode_texts(_node_spans(matched)),
-        "calls": core.members[core.first].astype(np.int64),
-        "missing_ranks": _shared_lists(missing),
-        "reason": encode_texts(_reasons(matched, missing)),
-    }
+    core, missing = matched.core, matched.missing_ranks
     duration_ns = total(matched.duration_ns[core.comparable[core.match]])
     wait_ns = total(core.wait_ns)
     partial = sum(1 for ranks in missing if ranks)
@@ -143,7 +88,65 @@ def build_collectives(trace: Ranks) -> ColumnTable:
         if partial:
             notes.append(f"{partial} of {matched.matches} rows lack a rank; `reason` says why.")
     shown = SHOWN if len(trace.ranks) > 1 else SHOWN_ALONE
-    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
+    return ColumnTable(_columns(matched), shown=shown, facts=facts, notes=notes)
+
+
+def _columns(matched: MatchedCollectives) -> dict[str, Column]:
+    core, kinds, parts = matched.core, matched.kinds, matched.parts_by_match
+    sizes = [matched.group_size(match) for match in range(matched.matches)]
+    alone = ~core.comparable
+    # The median over the ranks; of the messages the largest sets the time.
+    transfer_ns = [
+        None if lone else round(float(np.median(matched.transfer_ns[part])))
+        for part, lone in zip(parts, alone.tolist(), strict=True)
+    ]
+    message = _maximum(matched, np.where(core.bytes == _core.NO_ID, -1, core.bytes))
+    algorithm = np.full(len(kinds), np.nan)
+    factor = np.full(len(kinds), np.nan)
+    for i, (kind, size, volume, time_ns) in enumerate(
+        zip(kinds, sizes, message.tolist(), transfer_ns, strict=True)
+    ):
+        if volume > 0 and time_ns and kind not in ("barrier", "unknown"):
+            algorithm[i] = volume / time_ns  # bytes per ns are GB per s
+            factor[i] = bus_factor(kind, size or int(core.count[i]))
+    numbers = np.asarray(matched.rank_numbers, dtype=np.int64)
+    groups = [matched.groups[group] for group in core.group_of.tolist()]
+    sequence = core.sequence[core.first]
+    # The shortest name that a rank has: what annotations say is shorter than kernels' names.
+    all_names, dtypes = core.names, core.dtypes  # new lists each time
+    names = (min(all_names[part], key=len) for part in parts)
+    return {
+        "name": encode_texts(canonical_name(n) if "(" in n else n or None for n in names),
+        "kind": encode_texts(kinds),
+        "group": encode_texts(group.name or None for group in groups),
+        "group_description": encode_texts(group.description or None for group in groups),
+        "sequence": np.ma.array(sequence, mask=sequence == _core.NO_ID),
+        "ranks": _lists(matched, numbers[core.rank]),
+        "group_size": masked_integers(sizes),
+        "dtype": encode_texts(next(filter(None, dtypes[part]), None) for part in parts),
+        "bytes": np.ma.array(np.where(message < 0, 0, message), mask=message < 0),
+        "transfer_ns": masked_integers(transfer_ns),
+        "exposed_ns": _maximum(matched, core.exposed_ns),
+        "wait_ns": _lists(matched, core.wait_ns, core.comparable),
+        "longest_wait_ns": np.ma.array(_maximum(matched, core.wait_ns), mask=alone),
+        "skew_ns": np.ma.array(_spread(matched, core.start_ns), mask=alone),
+        "end_skew_ns": np.ma.array(_spread(matched, core.end_ns), mask=alone),
+        "latest_rank": np.ma.array(numbers[np.where(alone, 0, core.latest_rank)], mask=alone),
+        "algorithm_bandwidth_gb_per_s": algorithm,
+        "bus_bandwidth_gb_per_s": algorithm * factor,
+        "start_ns": _lists(matched, core.start_ns),
+        "duration_ns": _lists(matched, matched.duration_ns),
+        "longest_duration_ns": _maximum(matched, matched.duration_ns),
+        "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, core.comparable),
+        "exposed_by_rank_ns": _lists(matched, core.exposed_ns),
+        "bytes_by_rank": _lists(matched, core.bytes, absent=_core.NO_ID),
+        "row": _lists(matched, core.row.astype(np.int64)),
+        **_of_first_rank(matched),
+        "node_span": encode_texts(_node_spans(matched)),
+        "calls": core.members[core.first].astype(np.int64),
+        "missing_ranks": _shared_lists(matched.missing_ranks),
+        "reason": encode_texts(_reasons(matched)),
+    }
 
 
 def rank_notes(matched: MatchedCollectives) -> list[str]:
@@ -286,14 +289,14 @@ def _node_spans(matched: MatchedCollectives) -> list[str | None]:
     return result
 
 
-def _reasons(matched: MatchedCollectives, missing: Sequence[Sequence[int]]) -> list[str | None]:
+def _reasons(matched: MatchedCollectives) -> list[str | None]:
     """Return for each match why ranks are missing; None if none is, or nothing tells."""
     index = {number: i for i, number in enumerate(matched.rank_numbers)}
     ends = _maximum(matched, matched.core.end_ns).tolist()
     starts = matched.core.latest_start_ns.tolist()
     no_file: dict[int, list[int]] = {}  # by identity of the list: there are few, and long ones
     reasons: list[str | None] = []
-    for match, ranks in enumerate(missing):
+    for match, ranks in enumerate(matched.missing_ranks):
         absent = no_file.setdefault(id(ranks), [rank for rank in ranks if rank not in index])
         words = {"no file": absent} if absent else {}
         for rank in ranks if len(absent) < len(ranks) else ():
