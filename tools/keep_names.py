@@ -18,7 +18,7 @@ from safetensors.numpy import save
 
 from torchtraceap.diagnosis.scoring.text_encoders import _KEPT_NAMES, text_encoder
 from torchtraceap.errors import TraceError
-from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows import build_tokens
 from torchtraceap.trace.load import load
 
 MOST_CHARACTERS = 200

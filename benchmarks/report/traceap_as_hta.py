@@ -7,7 +7,7 @@ from typing import Any
 
 def prepare() -> None:
     import torchtraceap.tables.gpu.kernels
-    import torchtraceap.tables.host.launches  # noqa: F401
+    import torchtraceap.tables.launches  # noqa: F401
 
 
 def run(path: str) -> Any:

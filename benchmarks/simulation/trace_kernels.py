@@ -20,9 +20,8 @@ from torchtraceap.ops.durations import families
 from torchtraceap.ops.durations.operators import product_shape
 from torchtraceap.ops.models import Work, family_of
 from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
-from torchtraceap.tables.gpu.recorded_device import chosen_device
+from torchtraceap.tables.gpu.recorded_device import chosen_device, peak_of
 from torchtraceap.tables.ops.calls import Calls, GpuCalls
-from torchtraceap.tables.ops.roofline import peak_of
 from torchtraceap.trace.ranks import RankTrace
 
 _ENDINGS = (".json", ".json.gz")

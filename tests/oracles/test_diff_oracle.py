@@ -22,7 +22,8 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.compare.alignment import Comparison, compare
-from torchtraceap.tables.compare.diff import VIEWS, align, build_diff
+from torchtraceap.tables.compare.diff import VIEWS, build_diff
+from torchtraceap.tables.compare.rows import align
 from torchtraceap.tables.steps.steps import build_steps
 
 from .conftest import corpus_files

@@ -14,8 +14,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.simulation.edits.collective_parts import parts_of
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.ranks.joined import join_ranks
-from torchtraceap.tables.ranks.matching import rank_collectives
+from torchtraceap.tables.matching import join_ranks, rank_collectives
 from torchtraceap.tables.steps.iterations import iterations_of
 
 

@@ -27,7 +27,7 @@ from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
-from torchtraceap.tables.ranks.matching import match_collectives, rank_collectives
+from torchtraceap.tables.matching import match_collectives, rank_collectives
 from torchtraceap.tables.steps.pieces import Cells
 
 

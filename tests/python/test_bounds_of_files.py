@@ -14,10 +14,10 @@ import torchtraceap as ttap
 from torchtraceap.errors import ParseError
 from torchtraceap.tables.gpu import memory_timeline
 from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
-from torchtraceap.trace.execution import LinkedExecution, dependencies, link, reader, text
+from torchtraceap.trace import execution
+from torchtraceap.trace.execution import LinkedExecution, _align, dependencies, reader
 from torchtraceap.trace.execution import load_execution_trace as load
 from torchtraceap.trace.execution.dependencies import find_dependencies
-from torchtraceap.trace.execution.link import _align
 from torchtraceap.trace.execution.reader import Access, Node
 from torchtraceap.trace.files import natural_key
 
@@ -148,7 +148,7 @@ def test_a_file_is_read_value_by_value(tmp_path: Path, monkeypatch: pytest.Monke
     path = write(tmp_path / "e.json.gz", content)
     whole = load(path)
     for size in (1, 7, 100):
-        monkeypatch.setattr(text, "_PART_BYTES", size)
+        monkeypatch.setattr(reader, "_PART_BYTES", size)
         again = load(path)
         assert (again.schema, again.pid) == (whole.schema, whole.pid) == ("1.0.1", 12345678)
         assert again.nodes.to_dict() == whole.nodes.to_dict() and whole.nodes.num_rows == 89
@@ -169,7 +169,7 @@ def test_what_is_damaged_ends_the_nodes(tmp_path: Path, monkeypatch: pytest.Monk
     assert found.nodes.num_rows == 1
     with pytest.raises(ParseError, match="no JSON: a value is longer than 16 MiB"):
         load(write(tmp_path / "e.json", b'["' + b"x" * (40 << 20)))
-    monkeypatch.setattr(text, "MAX_BYTES", 1 << 30)
+    monkeypatch.setattr(reader, "MAX_BYTES", 1 << 30)
     bomb = tmp_path / "bomb.json.gz"
     bomb.write_bytes(gzip.compress(b" " * (1 << 20), 9) * 1025)
     with pytest.raises(ParseError, match="holds more than 1 GiB"):
@@ -246,7 +246,7 @@ def event(cat: str, name: str, ts: float, dur: float, tid: int = 1, **args: Any)
 def test_threads_are_paired_among_the_longest(tmp_path: Path) -> None:
     """Comparing each with each would take 25 million comparisons."""
     count = 5_000
-    assert count > link.MAX_PAIRED_THREADS
+    assert count > execution.MAX_PAIRED_THREADS
     events = [event("cpu_op", f"op{i}", 10.0 * i, 5, tid=i) for i in range(count)]
     events += [event("cpu_op", "many", 10.0 * i, 5, tid=count) for i in range(50)]
     nodes = [entry(id=i + 1, name=f"op{i}", tid=i, rf_id=-1) for i in range(count)]
@@ -274,7 +274,7 @@ def test_gpu_events_below_nested_calls(tmp_path: Path, monkeypatch: pytest.Monke
         nodes[-1]["op_schema"] = f"aten::op{i}(Tensor(a!) self) -> Tensor(a!)"
     found = linked(tmp_path, events, nodes)
     assert found.matches.facts["matched"] == depth
-    monkeypatch.setattr(link, "MAX_EVENTS_BELOW", 20)
+    monkeypatch.setattr(execution, "MAX_EVENTS_BELOW", 20)
     with pytest.raises(ParseError, match="more than 20 GPU events"):
         linked(tmp_path, events, nodes)
 

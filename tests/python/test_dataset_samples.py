@@ -16,7 +16,7 @@ from torchtraceap.datasets.samples import EVIDENCE, TYPES, Sample, load_samples
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.generation.faults import FAULTS
 from torchtraceap.lab.generation.generate import generate
-from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows import build_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 BASES = [str(ROOT / f"examples/traces/resnet50_num_workers_{n}.json.gz") for n in (0, 4)]

@@ -14,7 +14,7 @@ import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.ops import durations
 from torchtraceap.tables.ops.expected import METHODS, Expectation
-from torchtraceap.tables.ops.own_times import between_neighbours, leave_one_out
+from torchtraceap.tables.ops.gpu_work import between_neighbours, leave_one_out
 
 H100 = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85028634624,
          "computeMajor": 9, "computeMinor": 0, "numSms": 132}]  # fmt: skip

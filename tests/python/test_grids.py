@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rank_samples import ALL_REDUCE
 
 import torchtraceap as ttap
-from torchtraceap.tables.gpu.occupancy import LIMITS, Multiprocessor, resident_blocks
+from torchtraceap.tables.gpu.recorded_device import LIMITS, Multiprocessor, resident_blocks
 
 # Ten multiprocessors of an A100: 64 warps, 32 blocks, 65,536 registers, 164 KiB each.
 TEN: dict[str, Any] = {

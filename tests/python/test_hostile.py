@@ -21,7 +21,7 @@ from torchtraceap.core.table import ColumnTable, stack_ranks
 from torchtraceap.errors import ParseError
 from torchtraceap.ops.models.families import family_of
 from torchtraceap.tables.catalog import TABLES, table_spec
-from torchtraceap.tables.ranks.matching import match_collectives
+from torchtraceap.tables.matching import match_collectives
 
 
 def commands_of(name: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.labels import steps_of
+from torchtraceap.tables.events import steps_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", "../shared/traces"))

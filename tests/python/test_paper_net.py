@@ -11,7 +11,7 @@ from torchtraceap.diagnosis.scoring.paper_config import CELLS, PaperConfig
 from torchtraceap.diagnosis.scoring.paper_inputs import PaperInputs, TraceTokens, join_traces
 from torchtraceap.diagnosis.scoring.text_encoders import HashEncoder
 from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
-from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows import build_tokens
 from torchtraceap.trace.load import load
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from rank_samples import Job, describe, late_rank
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.tables.ranks.merge import merge_ranks
+from torchtraceap.tables.matching import merge_ranks
 
 
 def by_rank(trace: ttap.Trace) -> dict[int, dict[str, object]]:

@@ -10,7 +10,7 @@ from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError, ParseError
-from torchtraceap.tables.ranks.joined import join_ranks
+from torchtraceap.tables.matching import join_ranks
 
 
 def reducing(ranks: int, *, world_size: int | None = None, rounds: int = 4) -> Job:

@@ -15,7 +15,7 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device, load_devices
 from torchtraceap.ops.models import Work
-from torchtraceap.tables.ops.roofline import attainable_ns
+from torchtraceap.tables.gpu.recorded_device import attainable_ns
 
 WriteTrace = Callable[..., Path]
 

@@ -25,7 +25,7 @@ from torchtraceap.simulation.profiler_overhead import (
     overhead_delta,
 )
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.ranks.joined import join_ranks
+from torchtraceap.tables.matching import join_ranks
 
 WriteTrace = Callable[..., Path]
 

@@ -10,9 +10,9 @@ from time import sleep
 import pytest
 
 import torchtraceap as ttap
+from torchtraceap.core import threads
 from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.threads import core_count, map_on_threads
-from torchtraceap.tables import spec
 from torchtraceap.trace import load as loading
 
 
@@ -55,7 +55,7 @@ def test_tables_are_those_of_one_thread(
 ) -> None:
     many = getattr(ttap.load(folder), table)()
     monkeypatch.setattr(loading, "core_count", lambda: 1)
-    for module in (loading, spec):
+    for module in (loading, threads):
         monkeypatch.setattr(module, "map_on_threads", lambda f, items, threads=0: [*map(f, items)])
     one = getattr(ttap.load(folder), table)()
     assert many.to_dict() == one.to_dict()

@@ -16,7 +16,7 @@ import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.compare.diff import build_diff
 from torchtraceap.tables.gpu import sequences
-from torchtraceap.tables.host.launches import _full_length
+from torchtraceap.tables.launches import _full_length
 from torchtraceap.tables.steps.pieces import median_ns, middle_half, robust_sigma, whole_steps
 
 # --------------------------------------------------------------------------------- queues

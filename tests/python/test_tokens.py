@@ -6,7 +6,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import OptionError
-from torchtraceap.tables.windows.tokens import Tokens, build_tokens
+from torchtraceap.tables.windows import Tokens, build_tokens
 
 
 def event(cat, name, ts, dur, tid, **args):

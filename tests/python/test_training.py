@@ -22,7 +22,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import cli
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
-from torchtraceap.tables.windows.windows import feature_names
+from torchtraceap.tables.windows import feature_names
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")

@@ -25,8 +25,7 @@ from torchtraceap.diagnosis.scoring.v2_inputs import (
 )
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, shipped, write_weights
 from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
-from torchtraceap.tables.windows.tokens import build_tokens
-from torchtraceap.tables.windows.windows import feature_names
+from torchtraceap.tables.windows import build_tokens, feature_names
 
 torch = pytest.importorskip("torch")
 try:

@@ -36,7 +36,7 @@ def _describe_merge(parser: Parser) -> None:
 
 
 def _merge(options: Options) -> int:
-    from torchtraceap.tables.ranks.merge import merge_ranks
+    from torchtraceap.tables.matching import merge_ranks
 
     check_output(options.target, options.paths)
     trace = load(options.paths, options.threads)

@@ -35,7 +35,7 @@ from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
-    from torchtraceap.tables.spec import Option
+    from torchtraceap.tables.catalog import Option
     from torchtraceap.trace.trace import Trace
 
 __all__ = [

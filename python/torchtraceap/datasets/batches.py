@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.errors import OptionError, SchemaError
-from torchtraceap.tables.windows.tokens import Tokens
+from torchtraceap.tables.windows import Tokens
 
 __all__ = ["Batch", "EventBatch", "WindowDataset", "collate", "load", "loader"]
 

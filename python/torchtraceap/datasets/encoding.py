@@ -22,7 +22,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.arrow import import_pyarrow, name_hash, schemas
 from torchtraceap.datasets.labels import GRIDS, TYPES, costs_of, window_costs, window_labels
 from torchtraceap.errors import SchemaError
-from torchtraceap.tables.windows.windows import build_windows
+from torchtraceap.tables.windows import build_windows
 from torchtraceap.trace.event_table import Texts, Values, event_table
 from torchtraceap.trace.ranks import RankTrace
 

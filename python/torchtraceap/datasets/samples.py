@@ -30,9 +30,9 @@ from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, 
 from torchtraceap.datasets.runs import Run, labeled_runs
 from torchtraceap.datasets.types import CPU_SPLIT, TYPES
 from torchtraceap.errors import OptionError, OutputError
+from torchtraceap.tables.catalog import check_count
 from torchtraceap.tables.detection import detect, judge
-from torchtraceap.tables.windows.tokens import MOST_TOKENS, Tokens, build_tokens
-from torchtraceap.tables.windows.windows import build_windows, check_count
+from torchtraceap.tables.windows import MOST_TOKENS, Tokens, build_tokens, build_windows
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["EVIDENCE", "TYPES", "Sample", "load_samples", "window_arrays"]

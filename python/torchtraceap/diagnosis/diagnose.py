@@ -6,7 +6,7 @@ together: it is the mean over the ranks. Where there are steps it is per step: t
 of the counted steps, of an iteration (tables/steps/iterations.py). So bounds and what replays save
 are of the same steps, even where the GPU runs far behind the host's ranges. Row numbers and
 intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
-who was waited for, the rules are told by `tables/ranks/lateness.py`.
+who was waited for, the rules are told by `tables/matching.py`.
 
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
 fixed, what that saves takes its place, and fixes are put into an order (simulation/savings.py).
@@ -51,12 +51,12 @@ from torchtraceap.diagnosis.verdict import (
     leading_finding,
     time_parts,
 )
+from torchtraceap.tables.catalog import check_count
 from torchtraceap.tables.circumstances import circumstances_of
 from torchtraceap.tables.detection import PerRank, detect, judge, known
 from torchtraceap.tables.quality import is_unrecorded
 from torchtraceap.tables.steps.iterations import counted_spans, step_time
 from torchtraceap.tables.summary import build_summary
-from torchtraceap.tables.windows.windows import check_count
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 if TYPE_CHECKING:

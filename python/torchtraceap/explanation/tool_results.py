@@ -36,7 +36,7 @@ from torchtraceap.tables.compare.diff import build_diff
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.summary import build_summary
-from torchtraceap.tables.windows.windows import build_features
+from torchtraceap.tables.windows import build_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Evidence, Finding, StepTime, Timeline

@@ -28,7 +28,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.chained_runs import carried_edges
-from torchtraceap.tables.ranks.joined import JoinedRanks, join_ranks
+from torchtraceap.tables.matching import JoinedRanks, join_ranks
 from torchtraceap.tables.steps.iterations import (
     counted_steps,
     first_launched_row,

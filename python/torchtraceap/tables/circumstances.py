@@ -30,7 +30,7 @@ __all__ = ["WORDS", "circumstances_of"]
 
 _LOADER = "enumerate(DataLoader)"
 _WAITS = ("host_sync_in_loop", "explicit_synchronize", "blocking_copy", "recompilation")
-"""Findings that no CUDA graph bears."""
+"""Findings with which no CUDA graph is possible."""
 _GRAPH_FIXES = ("cpu_bound", "tiny_kernels")
 """Findings for which the replay tries a CUDA graph."""
 
@@ -41,7 +41,7 @@ def circumstances_of(
     findings: Sequence[Finding],
     wanted: Set[str],
 ) -> frozenset[str]:
-    """Those of the wanted words that hold.
+    """Return those of the wanted words that hold.
 
     Args:
         trace: The trace.

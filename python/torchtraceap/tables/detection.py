@@ -1,7 +1,7 @@
-"""`detect`: every rule on every rank, and one verdict for all of them.
+"""The rules on every rank, and one verdict for all of them.
 
-The only place that runs the rules: `diagnose` merges what they say into findings, `diff` compares
-what they say of two recordings.
+This is the only place that runs the rules: `diagnose` merges what they say into findings, `diff`
+compares what they say of two recordings.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["PerRank", "detect", "judge", "known", "present_findings"]
 
+
 PerRank = Sequence[tuple["RankTrace", _core.Finding]]
-"""What one rule says of each rank."""
+"""The finding of one rule on each rank."""
 
 
 def detect(trace: Ranks) -> dict[str, PerRank]:
-    """What each rule says of each rank, by type; ranks see what the others' traces tell of them.
-    Computed once."""
+    """Return the finding of each rule on each rank, by type; computed once. Ranks see what the
+    traces of the others tell of them."""
     return trace.cached("what the rules say", lambda: _detect(trace))
 
 
 def _detect(trace: Ranks) -> dict[str, PerRank]:
     peers: Sequence[_core.PeerView | None] = [None] * len(trace.ranks)
     if len(trace.ranks) > 1:
-        from torchtraceap.tables.ranks.lateness import peer_views
+        from torchtraceap.tables.matching import peer_views
 
         peers = peer_views(trace)
 
@@ -48,17 +49,17 @@ def _detect(trace: Ranks) -> dict[str, PerRank]:
 
 
 def present_findings(trace: Ranks) -> dict[str, PerRank]:
-    """What the rules say of the types that are present, by type."""
+    """Return the findings of the types that are present, by type."""
     return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
 
 
 def known(parts: PerRank) -> PerRank:
-    """The ranks whose trace has the signal."""
+    """Return the findings of the ranks whose trace has the signal."""
     return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
 
 
 def judge(parts: PerRank) -> str:
-    """One verdict for all ranks: "present", "absent" or "unknown".
+    """Return one verdict for all ranks: "present", "absent" or "unknown".
 
     A rule's word stands for a lone rank. For several, present means that a rank says so and that
     the summed cost is material; absent, that it stays immaterial even if the ranks that could not

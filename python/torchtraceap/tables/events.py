@@ -1,22 +1,35 @@
-"""The events themselves as a table: columns of the core without a copy, what a person picks."""
+"""The events themselves as a table, and words for rows: their thread, step and phase."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.columns import Column, JsonCodes, TextCodes, recode
+from torchtraceap.core.columns import Column, JsonCodes, TextCodes, encode_texts, recode
 from torchtraceap.core.table import ColumnTable, MadeColumn, stack_ranks, take_rows
 from torchtraceap.errors import OptionError
-from torchtraceap.tables.spec import Option, TableSpec
+from torchtraceap.tables.catalog import Option, TableSpec
+from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "EventRows", "build_events"]
+__all__ = [
+    "TABLE",
+    "EventRows",
+    "build_events",
+    "names_without_addresses",
+    "phases_of",
+    "steps_of",
+    "thread_names",
+    "threads_of",
+]
+
 
 _SHOWN = ("row", "since_first_ns", "dur_ns", "kind", "name", "tid", "stream")
 _TIMED = 3  # flags of an event with a start and a duration
@@ -44,14 +57,14 @@ class EventRows(ColumnTable):
         self._order = order
 
     def arg(self, key: str) -> list[str | None]:
-        """One key of `args` for every event: strings unescaped, other values as JSON text."""
+        """Return one key of `args` for every event: strings unescaped, other values as JSON."""
         parts = (TextCodes(*table.text_codes(key, rows)) for table, rows in self.sources)
         texts = self._in_order(np.concatenate([part.to_numpy() for part in parts]))
         plain: list[str | None] = texts.tolist()
         return plain
 
     def int_arg(self, key: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """One key of `args` as integers `[n]`, with a mask that is True where there is one."""
+        """Return one key of `args` as integers `[n]`, with a mask, True where there is one."""
         parts = [table.int_column(key, rows) for table, rows in self.sources]
         values, there = (np.concatenate(column) for column in zip(*parts, strict=True))
         return self._in_order(values), self._in_order(there)
@@ -68,14 +81,7 @@ def build_events(
     longest: bool = False,
     with_args: bool = False,
 ) -> EventRows:
-    """Events of one rank, by start.
-
-    Args:
-        part: The rank.
-        name: Only events whose name holds this, in any case.
-        kind: Only events of this kind, such as "kernel".
-        longest: Longest first.
-        with_args: A last column `args`, JSON.
+    """Build the table of `Trace.events` for one rank.
 
     Returns:
         Columns of the data model; `since_first_ns` counts from the first complete event.
@@ -84,34 +90,6 @@ def build_events(
         OptionError: There is no such kind.
     """
     table = part.table
-    rows = _chosen(table, name, kind)
-    if longest:
-        rows = rows[np.argsort(-table.dur_ns[rows], kind="stable")]
-    columns = _columns(table)
-    if longest or len(rows) < len(table):
-        columns = {column: partial(_some, whole, rows) for column, whole in columns.items()}
-    columns = {"row": rows, **columns}
-    if with_args:
-        columns["args"] = JsonCodes(np.arange(len(rows), dtype=np.int32), _Arguments(table, rows))
-    return EventRows(columns, [(table, rows)], notes=() if len(rows) else ("No event matches.",))
-
-
-def _stack(
-    parts: Sequence[tuple[int | None, EventRows]], *, longest: bool = False, **_: object
-) -> EventRows:
-    """Of several ranks; the longest of all of them first."""
-    sources = [source for _, events in parts for source in events.sources]
-    both = stack_ranks(parts, uniform=True)
-    columns: dict[str, MadeColumn] = {column: partial(both.column, column) for column in both}
-    if not longest:
-        return EventRows(columns, sources, notes=both.notes, batches=both.batches)
-    order = np.argsort(-both["dur_ns"], kind="stable")
-    columns = {column: partial(_some, whole, order) for column, whole in columns.items()}
-    return EventRows(columns, sources, order=order, notes=both.notes)
-
-
-def _chosen(table: _core.EventTable, name: str, kind: str) -> Array:
-    """int64: rows of the events that are wanted, in order."""
     kinds = _core.kind_names()
     if kind and kind not in kinds:
         raise OptionError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
@@ -121,11 +99,20 @@ def _chosen(table: _core.EventTable, name: str, kind: str) -> Array:
     if name:
         hits = [name.lower() in text.lower() for text in table.strings]
         wanted &= np.array(hits, dtype=bool)[table.name]
-    return np.flatnonzero(wanted)
+    rows = np.flatnonzero(wanted)
+    if longest:
+        rows = rows[np.argsort(-table.dur_ns[rows], kind="stable")]
+    columns = _all_columns(table)
+    if longest or len(rows) < len(table):
+        columns = {column: partial(_some, whole, rows) for column, whole in columns.items()}
+    columns = {"row": rows, **columns}
+    if with_args:
+        columns["args"] = JsonCodes(np.arange(len(rows), dtype=np.int32), _Arguments(table, rows))
+    return EventRows(columns, [(table, rows)], notes=() if len(rows) else ("No event matches.",))
 
 
-def _columns(table: _core.EventTable) -> dict[str, MadeColumn]:
-    """All events; what is more than a view of the core is made when it is asked for."""
+def _all_columns(table: _core.EventTable) -> dict[str, MadeColumn]:
+    """Return all events; what is more than a view of the core is made when it is asked for."""
     return {
         "ts_ns": table.ts_ns,
         "since_first_ns": lambda: table.ts_ns - _first_ns(table),
@@ -145,6 +132,34 @@ def _columns(table: _core.EventTable) -> dict[str, MadeColumn]:
     }
 
 
+def _first_ns(table: _core.EventTable) -> int:
+    """Return the start of the first complete event; 0 if there is none."""
+    timed = (table.flags & _TIMED) == _TIMED
+    return int(table.ts_ns[timed.argmax()]) if timed.any() else 0
+
+
+def _letters(codes: Array) -> TextCodes:
+    """Return a column of character codes, with the letters that occur."""
+    used = np.flatnonzero(np.bincount(codes, minlength=256))
+    mapping = np.zeros(256, dtype=np.int16)
+    mapping[used] = np.arange(len(used))
+    return TextCodes(mapping[codes], [chr(code) for code in used])
+
+
+def _stack_events(
+    parts: Sequence[tuple[int | None, EventRows]], *, longest: bool = False, **_: object
+) -> EventRows:
+    """Put the events of several ranks under each other, or the longest of all of them first."""
+    sources = [source for _, events in parts for source in events.sources]
+    both = stack_ranks(parts, uniform=True)
+    columns: dict[str, MadeColumn] = {column: partial(both.column, column) for column in both}
+    if not longest:
+        return EventRows(columns, sources, notes=both.notes, batches=both.batches)
+    order = np.argsort(-both["dur_ns"], kind="stable")
+    columns = {column: partial(_some, whole, order) for column, whole in columns.items()}
+    return EventRows(columns, sources, order=order, notes=both.notes)
+
+
 def _or_absent(values: Array, absent: int) -> Array:
     return np.ma.array(values, mask=values == absent)
 
@@ -152,22 +167,6 @@ def _or_absent(values: Array, absent: int) -> Array:
 def _some(column: MadeColumn, rows: Array) -> Column:
     made = column if isinstance(column, (np.ndarray, TextCodes)) else column()
     return take_rows(made, rows)
-
-
-def _first_ns(table: _core.EventTable) -> int:
-    """Start of the first complete event; 0 if there is none."""
-    timed = (table.flags & _TIMED) == _TIMED
-    return int(table.ts_ns[timed.argmax()]) if timed.any() else 0
-
-
-def _letters(codes: Array) -> TextCodes:
-    """A column of character codes, with the letters that occur."""
-    occurs = np.zeros(256, dtype=bool)
-    occurs[codes] = True
-    used = np.flatnonzero(occurs)
-    mapping = np.zeros(256, dtype=np.int16)
-    mapping[used] = np.arange(len(used))
-    return TextCodes(mapping[codes], [chr(code) for code in used])
 
 
 class _Arguments(Sequence[str]):
@@ -187,7 +186,7 @@ class _Arguments(Sequence[str]):
 
 TABLE = TableSpec(
     build=build_events,
-    stack=_stack,
+    stack=_stack_events,
     options=(
         Option("name", "--name", "only events whose name holds TEXT", metavar="TEXT", default=""),
         Option(
@@ -203,3 +202,48 @@ TABLE = TableSpec(
     sql={"events": {}},
     first=("name", "dur_ns", "kind", "since_first_ns", "row"),
 )
+
+
+# ---------------------------------------------------------------------------------- words
+
+Rows = npt.NDArray[Any]
+
+
+def thread_names(part: RankTrace) -> list[str]:
+    """Return a name for each track: what the trace calls the thread, with its number; distinct."""
+    labels: list[str] = []
+    used: dict[str, int] = {}
+    for track in part.table.tracks:
+        number = f"thread {track.tid}"
+        said = track.thread_name.strip()
+        label = number if not said else said if track.tid in said else f"{said} ({track.tid})"
+        seen = used.get(label, 0)
+        used[label] = seen + 1
+        labels.append(label if not seen else f"{label} of process {track.pid}")
+    return labels
+
+
+def threads_of(part: RankTrace, rows: Rows) -> TextCodes:
+    """Return the thread of each row."""
+    return TextCodes(part.table.track[rows].astype(np.int32), thread_names(part))
+
+
+def steps_of(part: RankTrace, rows: Rows) -> TextCodes:
+    """Return the step that each row belongs to, GPU events by their launch; absent outside."""
+    index = part.tree.step[rows].astype(np.int32)  # NO_ROW becomes -1
+    return TextCodes(index, [step.name for step in part.tree.steps])
+
+
+def phases_of(part: RankTrace, rows: Rows) -> TextCodes:
+    """Return the part of a training step that each row belongs to."""
+    return TextCodes(part.tree.phase[rows].astype(np.int32), _core.phase_names())
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def names_without_addresses(part: RankTrace, rows: Rows) -> TextCodes:
+    """Return names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all."""
+    groups, texts = Groups(part.table.name[rows]), part.table.strings
+    used = part.table.name[rows[groups.first]]
+    return encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist()).take(groups.index)

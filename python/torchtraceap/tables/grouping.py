@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,7 +12,10 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.sums import MOST, sum_groups
 
-__all__ = ["Groups", "order_by", "rows_by_key"]
+if TYPE_CHECKING:
+    from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["Groups", "order_by", "repeat_keys", "rows_by_key"]
 
 
 class Groups:
@@ -27,31 +32,39 @@ class Groups:
         self.index: Array = self._core.index
         """int64 `[n]`: group of each row."""
         self.count: Array = np.diff(self._core.offsets)
-        """int64 `[groups]`."""
+        """int64 `[groups]`: the number of rows."""
         self._sorted, self._starts = self._core.rows, self._core.offsets[:-1]
 
     def __len__(self) -> int:
         return len(self.first)
 
     def rows(self, group: int) -> Array:
-        """Rows of one group, in order."""
+        """Return the rows of one group, in order."""
         start = self._starts[group]
         return self._sorted[start : start + self.count[group]]
 
     def sum(self, values: Array) -> Array:
-        """Exact for integers, up to the ends of 64 bits."""
+        """Return the sum of each group, exact for integers up to the ends of 64 bits."""
         if not len(self):
             return np.zeros(0, dtype=values.dtype)
         return sum_groups(values[self._sorted], self._starts)
 
     def minimum(self, values: Array) -> Array:
-        return self._reduce(np.minimum, values)
+        """Return the smallest value of each group, `[groups]`."""
+        if not len(self):
+            return np.zeros(0, dtype=values.dtype)
+        least: Array = np.minimum.reduceat(values[self._sorted], self._starts)
+        return least
 
     def maximum(self, values: Array) -> Array:
-        return self._reduce(np.maximum, values)
+        """Return the largest value of each group, `[groups]`."""
+        if not len(self):
+            return np.zeros(0, dtype=values.dtype)
+        largest: Array = np.maximum.reduceat(values[self._sorted], self._starts)
+        return largest
 
     def mean(self, values: Array) -> Array:
-        """float64 `[groups]`."""
+        """Return the mean of each group, float64 `[groups]`."""
         sums = self.sum(values)
         if values.dtype.kind == "i" and np.abs(sums).max(initial=0) >= MOST:
             sums = self.sum(values.astype(np.float64))
@@ -59,35 +72,65 @@ class Groups:
         return means
 
     def std(self, values: Array, *, ddof: int = 0) -> Array:
-        """float64 `[groups]`; NaN where the group is not larger than `ddof`."""
+        """Return the standard deviation, float64 `[groups]`; NaN for no more than `ddof` rows."""
         squares = self.sum((values - self.mean(values)[self.index]) ** 2)
         left = self.count - ddof
         deviations: Array = np.sqrt(squares / np.where(left > 0, left, np.nan))
         return deviations
 
     def median(self, values: Array) -> Array:
+        """Return the median of each group, float64 `[groups]`."""
         return self.quantile(values, 0.5)
 
     def quantile(self, values: Array, q: float) -> Array:
-        """float64 `[groups]`, linear between neighbours (NumPy's default)."""
+        """Return quantiles, float64 `[groups]`, linear between neighbors (NumPy's default)."""
         return self._core.quantiles(values, q)
 
-    def _reduce(self, function: np.ufunc, values: Array) -> Array:
-        if not len(self):
-            return np.zeros(0, dtype=values.dtype)
-        reduced: Array = function.reduceat(values[self._sorted], self._starts)
-        return reduced
+    def statistics(
+        self, values: Array, *names: str, prefix: str = "", order: Array | slice = slice(None)
+    ) -> dict[str, Array]:
+        """Return statistics of each group as columns, such as `<prefix>mean_ns`.
+
+        Args:
+            values: `[n]` in ns.
+            names: Of "sum", "mean", "median", "std" (of a sample), "min", "max" and "p95" (the 95th
+                percentile).
+            prefix: The beginning of the columns' names.
+            order: The groups of the rows.
+        """
+        functions: dict[str, Callable[[Array], Array]] = {
+            "sum": self.sum,
+            "mean": self.mean,
+            "median": self.median,
+            "std": partial(self.std, ddof=1),
+            "min": self.minimum,
+            "max": self.maximum,
+            "p95": partial(self.quantile, q=0.95),
+        }
+        return {f"{prefix}{name}_ns": functions[name](values)[order] for name in names}
 
 
 def rows_by_key(keys: Array) -> Iterator[tuple[int, Array]]:
-    """Each value of an integer array `[n]` with its rows, in order of its first row."""
+    """Yield each value of an integer array `[n]` with its rows, in order of its first row."""
     groups = Groups(keys)
     for group, key in enumerate(keys[groups.first].tolist()):
         yield key, groups.rows(group)
 
 
+def repeat_keys(part: RankTrace, rows: Array) -> tuple[Array, ...]:
+    """Return keys that are equal for kernels `[rows]` that do the same work: codes of name, device,
+    grid and shapes of the operator, -1 where it has none."""
+    table = part.table
+    grid, _ = table.text_codes("grid", rows)
+    ops = part.tree.op[rows]
+    dims = np.full(len(rows), -1, dtype=np.int32)
+    known = ops != _core.NO_ROW
+    dims[known] = table.text_codes("Input Dims", ops[known])[0]
+    return table.name[rows], table.device[rows], grid, dims
+
+
 def order_by(*keys: Array, descending: Sequence[bool] = ()) -> Array:
-    """Stable order of rows by the first key, ties by the next ones."""
+    """Return the stable order of rows by the first key, ties by the next ones."""
     flips = [*descending, *[False] * (len(keys) - len(descending))]
     signed = [-key if flip else key for key, flip in zip(keys, flips, strict=True)]
     return np.lexsort(signed[::-1])

@@ -18,7 +18,7 @@ from torchtraceap.core.intervals import covered_ns
 from torchtraceap.core.results import Quality, QualityNote
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.spec import TableSpec
+from torchtraceap.tables.catalog import TableSpec
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
@@ -36,15 +36,16 @@ __all__ = [
 _OF_LOADING = ("several_processes", "several_jobs")
 """Codes of what choosing and reading files can tell of the quality."""
 _LEAST_RECORDED = 0.98
-"""Of the profiled time: with less, times of two recordings are not those of the same work. Rules
-call a cost of the rest of it material."""
+"""The share of the profiled time: with less, times of two recordings are not those of the same
+work. Rules call a cost of the rest of it material."""
 
 _LEAST_JUDGED = 0.02
-"""Of the profiled time: with less, nothing is said of the whole (`is_unrecorded` of the core)."""
+"""The share of the profiled time with less than which nothing is said of the whole, as in the core
+(`is_unrecorded`)."""
 
 
 def quality_of(trace: Ranks) -> Quality:
-    """What the recording lacks and what was left out of it; computed once.
+    """Return what the recording lacks and what was left out of it; computed once.
 
     Returns:
         The recorded share of the profiled time in [0, 1], summed over the ranks, and a note for
@@ -75,7 +76,7 @@ def _build(trace: Ranks) -> Quality:
 
 
 def is_unrecorded(trace: Ranks) -> bool:
-    """Is there hardly any time to judge?"""
+    """Return True if there is hardly any time to judge."""
     profiled_ns = sum(
         end_ns - start_ns for start_ns, end_ns in (r.tree.profiled for r in trace.ranks)
     )
@@ -84,7 +85,7 @@ def is_unrecorded(trace: Ranks) -> bool:
 
 
 def why_not_comparable(trace: Ranks) -> str | None:
-    """Why the times of the recording say nothing beside those of another one; None if they do."""
+    """Return why the times say nothing beside those of another recording; None if they do."""
     quality = quality_of(trace)
     if quality.comparable:
         return None
@@ -96,8 +97,8 @@ def why_not_comparable(trace: Ranks) -> str | None:
 
 
 def recording_line(trace: Ranks) -> str:
-    """What a person has to know of the recording first, such as "2 of 32 steps have GPU records; 3
-    impossible durations left out"; empty where it is fine."""
+    """Return what a person has to know of the recording first, such as "2 of 32 steps have GPU
+    records; 3 impossible durations left out"; empty where it is fine."""
     notes = quality_of(trace).notes
     counts: dict[str, int] = {}
     for note in notes:
@@ -123,7 +124,7 @@ def _said(code: str, count: int, trace: Ranks) -> str:
 
 
 def _lost(trace: Ranks, launches: str) -> str:
-    """By steps where there are any: a person thinks in steps."""
+    """Say what is lost, in steps where there are any."""
     flags = [flag for rank in trace.ranks for flag in rank.tree.step_is_recorded]
     of_ranks = ""
     if len(trace.ranks) > 1:
@@ -143,8 +144,8 @@ def _has_lost(rank: RankTrace) -> bool:
 
 
 def quality_of_both(before: Ranks, after: Ranks) -> tuple[Quality, str | None]:
-    """What two recordings can be trusted for beside each other, and why not; None where they
-    can."""
+    """Return what two recordings can be trusted for beside each other, and why not, None where
+    they can."""
     sides = (("before", before), ("after", after))
     reasons = [(when, why) for when, side in sides if (why := why_not_comparable(side))]
     both = [quality_of(side) for _, side in sides]
@@ -158,7 +159,7 @@ def quality_of_both(before: Ranks, after: Ranks) -> tuple[Quality, str | None]:
 
 
 def build_quality(trace: Ranks) -> ColumnTable:
-    """One row per fault of the recording, by rank; empty where it is fine.
+    """Build a table of the faults of the recording, by rank; empty where it is fine.
 
     Columns: `rank`, `code`, `count`, `start_ns` and `end_ns` (masked where no time can be told),
     `message`.

@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import partial
 from itertools import chain, count, pairwise
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +66,7 @@ MAX_MESSAGE = 600  # an internal error brings its stack along
 
 
 def sql_tables() -> dict[str, Callable[[Ranks], ColumnTable]]:
-    """What a query may name; a table is made only when the query names it."""
+    """Return the tables that a query may name; one is made only when the query names it."""
     return {
         name: partial(spec.make, **options)
         for spec in map(table_spec, TABLES)
@@ -75,7 +75,7 @@ def sql_tables() -> dict[str, Callable[[Ranks], ColumnTable]]:
 
 
 def run_sql(trace: Ranks, query: str) -> ColumnTable:
-    """Runs one query over the tables of a trace.
+    """Run one query over the tables of a trace.
 
     Args:
         trace: What to query.
@@ -94,57 +94,68 @@ def run_sql(trace: Ranks, query: str) -> ColumnTable:
     tables = sql_tables()
     words = set(re.findall(r"\w+", query.lower()))
     try:
-        connection = _connect(duckdb)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE
+        threads = min(core_count(), MAX_THREADS)
+        limits = {"threads": threads, "memory_limit": f"{memory >> 20}MiB"}
+        connection = duckdb.connect(config={**_CLOSED, **limits})
+        for statement in _SETTINGS:
+            connection.execute(statement)
         _check(duckdb, connection, query)
         for name in tables.keys() & words:
             connection.register(name, tables[name](trace))
-        return _to_table(*_answer(connection, query))
+        given, rows = _answer(connection, query)
     except duckdb.Error as error:
         names = ", ".join(tables)
         message = " ".join(str(error).split())[:MAX_MESSAGE]
         raise OptionError(f"SQL: {message} (tables: {names})") from None
-
-
-def _connect(duckdb: Any) -> Any:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE
-    limits = {
-        "threads": min(core_count(), MAX_THREADS),
-        "memory_limit": f"{memory >> 20}MiB",
-    }
-    connection = duckdb.connect(config={**_CLOSED, **limits})
-    for statement in _SETTINGS:
-        connection.execute(statement)
-    return connection
+    if not given:
+        raise OptionError("SQL: the query gives no rows")
+    columns = zip(*rows, strict=True) if rows else ([] for _ in given)
+    result: dict[str, Column] = {}
+    for name, values in zip(given, columns, strict=True):
+        # `select a, a` gives two columns of one name.
+        names_left = chain([name], (f"{name}_{number}" for number in count(1)))
+        result[next(n for n in names_left if n not in result)] = _column(list(values))
+    return ColumnTable(result)
 
 
 # ------------------------------------------------------------------------------ what may be asked
 
 
-class _Token(NamedTuple):
-    kind: str
-    text: str
+_Token = tuple[str, str]
+"""The kind of a token and its text."""
 
 
 def _check(duckdb: Any, connection: Any, query: str) -> None:
-    """Refuses whatever does more than select from the tables."""
+    """Refuse whatever does more than select from the tables."""
     if len(query) > MAX_QUERY:
         raise OptionError(f"SQL: a query has at most {MAX_QUERY} characters, not {len(query)}")
     statements = connection.extract_statements(query)
     tokens = list(_tokens(duckdb, query))
-    while tokens and tokens[-1].text == ";":
+    while tokens and tokens[-1][1] == ";":
         tokens.pop()
     if not tokens:
         raise OptionError("SQL: the query gives no rows")
-    if any(token == _Token("operator", ";") for token in tokens):
+    if ("operator", ";") in tokens:
         raise OptionError("SQL: one statement at a time")
     kinds = {statement.type.name for statement in statements}
-    if tokens[0].text.lower() not in _FIRST_WORDS or not kinds <= _STATEMENTS:
-        raise OptionError(f"SQL: a query selects; {tokens[0].text.upper()} does something else")
-    _check_functions(connection, tokens)
+    first = tokens[0][1]
+    if first.lower() not in _FIRST_WORDS or not kinds <= _STATEMENTS:
+        raise OptionError(f"SQL: a query selects; {first.upper()} does something else")
+    tables = connection.execute(
+        "select distinct lower(function_name) from duckdb_functions() "
+        "where function_type in ('table', 'table_macro', 'pragma')"
+    ).fetchall()
+    refused = {name for (name,) in tables} - _TABLE_FUNCTIONS | _OTHER_FUNCTIONS
+    for (kind, text), following in pairwise(tokens):
+        name = text.lower()
+        called = following == ("operator", "(") and kind in ("identifier", "keyword")
+        if called and (name in refused or name.startswith(_INTERNAL)):
+            raise OptionError(f"SQL: {name}() is disabled: a query reads the trace's tables alone")
 
 
 def _tokens(duckdb: Any, query: str) -> Iterator[_Token]:
-    """Without comments; names without their quotes."""
+    """Yield the tokens of a query without comments; names without their quotes."""
     text = query.encode()
     entries = duckdb.tokenize(query)
     for (start, kind), (end, _) in pairwise([*entries, (len(text), None)]):
@@ -154,20 +165,7 @@ def _tokens(duckdb: Any, query: str) -> Iterator[_Token]:
             continue
         if name == "identifier" and (quoted := _QUOTED.match(token)):
             token = quoted[1].replace('""', '"')
-        yield _Token(name, token)
-
-
-def _check_functions(connection: Any, tokens: list[_Token]) -> None:
-    tables = connection.execute(
-        "select distinct lower(function_name) from duckdb_functions() "
-        "where function_type in ('table', 'table_macro', 'pragma')"
-    ).fetchall()
-    refused = {name for (name,) in tables} - _TABLE_FUNCTIONS | _OTHER_FUNCTIONS
-    for token, following in pairwise(tokens):
-        name = token.text.lower()
-        called = following == _Token("operator", "(") and token.kind in ("identifier", "keyword")
-        if called and (name in refused or name.startswith(_INTERNAL)):
-            raise OptionError(f"SQL: {name}() is disabled: a query reads the trace's tables alone")
+        yield name, token
 
 
 # ------------------------------------------------------------------------------ the answer
@@ -176,7 +174,7 @@ _Rows = list[tuple[Any, ...]]
 
 
 def _answer(connection: Any, query: str) -> tuple[list[str], _Rows]:
-    """Names and rows. On a thread of its own: a signal reaches Python only where Python runs."""
+    """Return names and rows, from a thread: a signal reaches Python only where Python runs."""
     outcome: list[tuple[list[str], _Rows]] = []
     failure: list[BaseException] = []
     stopped, done = threading.Event(), threading.Event()
@@ -208,7 +206,7 @@ def _answer(connection: Any, query: str) -> tuple[list[str], _Rows]:
 
 
 def _fetch(result: Any, stopped: threading.Event) -> _Rows:
-    """All rows; a row may hold a list of millions, so few are taken until their size is known."""
+    """Return all rows; one may hold a list of millions, so few are taken until that is known."""
     rows: _Rows = []
     values, at_once = 0, 1
     while not stopped.is_set() and (more := result.fetchmany(at_once)):
@@ -222,29 +220,10 @@ def _fetch(result: Any, stopped: threading.Event) -> _Rows:
 
 
 def _size(value: Any) -> int:
-    """Values in a row, lists and structures taken apart."""
+    """Return the number of values in a row, lists and structures taken apart."""
     if isinstance(value, dict):
         value = tuple(value.values())
     return sum(map(_size, value)) + 1 if isinstance(value, (list, tuple)) else 1
-
-
-def _to_table(given: list[str], rows: _Rows) -> ColumnTable:
-    if not given:
-        raise OptionError("SQL: the query gives no rows")
-    names = _unique(given)
-    columns = zip(*rows, strict=True) if rows else ([] for _ in names)
-    return ColumnTable(
-        {name: _column(list(values)) for name, values in zip(names, columns, strict=True)}
-    )
-
-
-def _unique(names: list[str]) -> list[str]:
-    """`select a, a` gives two columns of one name."""
-    result: dict[str, None] = {}
-    for name in names:
-        others = (f"{name}_{number}" for number in count(1))
-        result[next(n for n in chain([name], others) if n not in result)] = None
-    return list(result)
 
 
 def _column(values: list[Any]) -> Column:
@@ -263,7 +242,7 @@ def _column(values: list[Any]) -> Column:
 
 
 def _json_value(value: Any) -> Any:
-    """What JSON has a form for; NaN and infinities are absent, other things text."""
+    """Return a value that JSON has; NaN and infinities are absent, other things text."""
     if isinstance(value, dict):
         return {str(key): _json_value(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.results import Device, EventCounts, RankTimeline, Step, Summary, Timeline
 from torchtraceap.tables.quality import quality_of
-from torchtraceap.tables.steps.iterations import step_time
-from torchtraceap.tables.steps.pieces import recorded_steps
+from torchtraceap.tables.steps.iterations import recorded_steps, step_time
 from torchtraceap.trace.ranks import Ranks, RankTrace, from_core_timeline
 
 __all__ = ["build_summary"]
 
-Mask = npt.NDArray[np.bool_]
-
 
 def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
-    """Counts, timelines of ranks, devices and steps, the time of a step, and diagnostics.
+    """Return counts, timelines of ranks, devices and steps, the time of a step, and diagnostics.
 
     Args:
         trace: The ranks to sum up.
@@ -30,7 +28,7 @@ def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
     timelines = [rank.timeline(linked_only=linked_only) for rank in trace.ranks]
     return Summary(
         files=tuple(rank.file for rank in trace.ranks),
-        events=_sum_counts([_counts(rank) for rank in trace.ranks]),
+        events=_event_counts(trace.ranks),
         diagnostics=trace.diagnostics,
         timeline=sum(timelines, Timeline()),
         devices=tuple(d for rank in trace.ranks for d in _devices(rank, linked_only)),
@@ -47,7 +45,7 @@ def build_summary(trace: Ranks, *, linked_only: bool = False) -> Summary:
 
 
 def _versions(table: _core.EventTable) -> dict[str, str | int]:
-    """Members of the file, and of what it says of the job, that are called a version."""
+    """Return members of the file, and of what it says of the job, that are called a version."""
     members: dict[str, Any] = {}
     for key, text in table.metadata:
         if key == "distributedInfo":
@@ -73,38 +71,25 @@ def _value(text: str) -> Any:
         return None  # the core keeps what it read, valid or not
 
 
-def _counts(rank: RankTrace) -> EventCounts:
-    table, tree = rank.table, rank.tree
-    complete = table.complete
-    gpu, linked = len(tree.gpu_rows), len(tree.linked_gpu_rows)
+def _event_counts(ranks: Sequence[RankTrace]) -> EventCounts:
+    by_category: Counter[str] = Counter()
+    complete_events = 0
+    for rank in ranks:
+        table = rank.table
+        complete = table.complete
+        complete_events += int(np.count_nonzero(complete))
+        codes, counts = np.unique(table.category[complete], return_counts=True)
+        strings = table.strings
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            by_category["" if code == _core.NO_STRING else strings[code]] += count
+    gpu = sum(len(rank.tree.gpu_rows) for rank in ranks)
+    linked = sum(len(rank.tree.linked_gpu_rows) for rank in ranks)
     return EventCounts(
-        total=table.total_objects,
-        complete=int(np.count_nonzero(complete)),
+        total=sum(rank.table.total_objects for rank in ranks),
+        complete=complete_events,
         gpu=gpu,
         gpu_linked=linked,
         gpu_orphan=gpu - linked,
-        by_category=_by_category(table, complete),
-    )
-
-
-def _by_category(table: _core.EventTable, complete: Mask) -> dict[str, int]:
-    ids, counts = np.unique(table.category[complete], return_counts=True)
-    strings = table.strings
-    texts = ["" if i == _core.NO_STRING else strings[i] for i in ids.tolist()]
-    return dict(sorted(zip(texts, counts.tolist(), strict=True)))
-
-
-def _sum_counts(parts: list[EventCounts]) -> EventCounts:
-    by_category: dict[str, int] = {}
-    for part in parts:
-        for category, count in part.by_category.items():
-            by_category[category] = by_category.get(category, 0) + count
-    return EventCounts(
-        total=sum(part.total for part in parts),
-        complete=sum(part.complete for part in parts),
-        gpu=sum(part.gpu for part in parts),
-        gpu_linked=sum(part.gpu_linked for part in parts),
-        gpu_orphan=sum(part.gpu_orphan for part in parts),
         by_category=dict(sorted(by_category.items())),
     )
 

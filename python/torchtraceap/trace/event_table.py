@@ -59,7 +59,7 @@ def event_table(
     metadata: Mapping[str, Any] | None = None,
     path: str = "",
 ) -> _core.EventTable:
-    """A table of n events, in any order.
+    """Make a table of n events, given in any order.
 
     Args:
         name: `[n]`: names.
@@ -80,28 +80,36 @@ def event_table(
     """
     starts = np.atleast_1d(_integers("ts_ns", ts_ns))
     events = len(starts)
+    durations = _integers("dur_ns", dur_ns)
+    if durations.shape not in ((), (events,)):
+        found = durations.shape
+        raise SchemaError(f"dur_ns: one number or {events} were expected, not {found}")
+    letters = _one_each("phase", phase, events)
+    for letter in letters:
+        if len(letter) != 1 or not letter.isascii() or not letter.isalpha():
+            raise SchemaError(f"phase: a letter was expected, not {letter!r}")
     pool = _Pool()
     tracks = _Pool()
     pids, tids = _one_each("pid", pid, events), _one_each("tid", tid, events)
     pairs = zip(pids, tids, strict=True)
     return _core.build_table(
         ts_ns=starts,
-        dur_ns=np.broadcast_to(_integers("dur_ns", dur_ns), _shape("dur_ns", dur_ns, events)),
-        phase=np.array([_letter(letter) for letter in _one_each("phase", phase, events)], np.uint8),
+        dur_ns=np.broadcast_to(durations, (events,)),
+        phase=np.array([ord(letter) for letter in letters], np.uint8),
         name=pool.codes("name", name, events),
         category=pool.codes("category", category, events),
         track=np.array([tracks.code((str(p), str(t))) for p, t in pairs], dtype=np.uint32),
         strings=list(pool.texts),
         tracks=list(tracks.texts),
-        args=_cells(args or {}, events),
-        members=_cells(members or {}, events),
+        args=[_cell(key, values, events) for key, values in (args or {}).items()],
+        members=[_cell(key, values, events) for key, values in (members or {}).items()],
         metadata=[(key, _json(key, value)) for key, value in (metadata or {}).items()],
         path=path,
     )
 
 
 class _Pool:
-    """Distinct things by code."""
+    """Codes of distinct things."""
 
     def __init__(self) -> None:
         self.texts: dict[Any, int] = {}
@@ -112,7 +120,7 @@ class _Pool:
     def codes(
         self, what: str, values: str | Sequence[str | None] | Texts | None, events: int
     ) -> npt.NDArray[np.uint32]:
-        """uint32 `[events]`; NO_STRING for None."""
+        """Return the code of each event, uint32 `[events]`; NO_STRING for None."""
         if isinstance(values, Texts):
             known = np.array([*map(self.code, values.texts), _core.NO_STRING], dtype=np.uint32)
             codes = np.asarray(values.codes)
@@ -133,15 +141,8 @@ def _integers(what: str, values: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _shape(what: str, values: npt.ArrayLike, events: int) -> tuple[int, ...]:
-    shape = np.shape(values)
-    if shape not in ((), (events,)):
-        raise SchemaError(f"{what}: one number or {events} were expected, not {shape}")
-    return (events,)
-
-
 def _one_each(what: str, values: Any, events: int) -> Sequence[Any]:
-    """A list `[events]` of plain values; what is one value is repeated."""
+    """Return a list `[events]` of plain values; a single value is repeated."""
     if values is None or isinstance(values, (str, int, float, np.generic)):
         return [values] * events
     listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
@@ -152,26 +153,15 @@ def _one_each(what: str, values: Any, events: int) -> Sequence[Any]:
     return listed
 
 
-def _letter(phase: str) -> int:
-    if len(phase) != 1 or not phase.isascii() or not phase.isalpha():
-        raise SchemaError(f"phase: a letter was expected, not {phase!r}")
-    return ord(phase)
-
-
 _Cell: TypeAlias = "tuple[str, Any, npt.NDArray[np.uint8] | None]"
 
 
-def _cells(columns: Mapping[str, Values], events: int) -> list[_Cell]:
-    """Yield columns in the form that the core takes: key, values, and the mask of events that have
-    it."""
-    return [_cell(key, values, events) for key, values in columns.items()]
-
-
 def _cell(key: str, values: Values, events: int) -> _Cell:
+    """Return a column as the core takes it: key, values, and the mask of events that have it."""
     if isinstance(values, Texts):
         codes = np.asarray(values.codes, dtype=np.int64)
-        listed = [_no_surrogates(text) for text in values.texts]
-        column = np.maximum(codes, 0).astype(np.uint32), listed, values.is_json
+        texts = [_no_surrogates(text) for text in values.texts]
+        column = np.maximum(codes, 0).astype(np.uint32), texts, values.is_json
         return key, column, (codes >= 0).astype(np.uint8)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
         missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
@@ -181,21 +171,15 @@ def _cell(key: str, values: Values, events: int) -> _Cell:
         if missing is not None:
             plain = np.where(missing, 0, plain)
         return key, plain.astype(dtype), present
-    return _mixed_cell(key, _one_each(key, values, events))
-
-
-def _mixed_cell(key: str, values: Sequence[Any]) -> _Cell:
-    present = np.array([value is not None for value in values], dtype=np.uint8)
-    known = [value for value in values if value is not None]
-    if known and all(type(value) is int for value in known) and _fit(known):
-        return key, np.array([value or 0 for value in values], dtype=np.int64), present
+    listed = _one_each(key, values, events)
+    has_value = np.array([value is not None for value in listed], dtype=np.uint8)
+    known = [value for value in listed if value is not None]
+    fits = known and all(type(value) is int and -(2**63) <= value < 2**63 for value in known)
+    if fits:
+        return key, np.array([value or 0 for value in listed], dtype=np.int64), has_value
     pool = _Pool()
-    codes = [0 if value is None else pool.code(_json(key, value)) for value in values]
-    return key, (np.array(codes, dtype=np.uint32), list(pool.texts) or ["null"], True), present
-
-
-def _fit(values: Sequence[int]) -> bool:
-    return min(values) >= -(2**63) and max(values) < 2**63
+    places = [0 if value is None else pool.code(_json(key, value)) for value in listed]
+    return key, (np.array(places, dtype=np.uint32), list(pool.texts) or ["null"], True), has_value
 
 
 def _json(key: str, value: Any) -> str:

@@ -33,9 +33,9 @@ _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_ .=]?(\d{1,9})(?!\d)", re.IGNORECA
 
 
 MOST_NAMED = 8
-"""Folders in a sentence."""
+"""The most folders that a sentence names."""
 DEEPEST = 4
-"""Folders below a given one that are looked into."""
+"""The depth of folders below a given one that are looked into."""
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
@@ -47,7 +47,7 @@ def natural_key(path: Path) -> list[tuple[int, int, str]]:
 def expand_paths(
     given: PathLike | Iterable[PathLike], *, deep: bool = False
 ) -> tuple[list[Path], bool]:
-    """The files to read, and whether one that is no trace may be skipped (it came from a folder).
+    """Return the files to read, and True if one that is no trace may be skipped (from a folder).
 
     A folder stands for what looks like a trace in it, or where nothing does, and if `deep`, for
     those in its folders.
@@ -62,13 +62,24 @@ def expand_paths(
     for path in paths:
         if not path.exists():
             raise MissingFileError(f"{path}: no such file or folder")
-    folders = [path for path in paths if path.is_dir()]
-    files = [f for path in paths for f in (_files_of(path, deep) if path.is_dir() else [path])]
-    return list(dict.fromkeys(files)), bool(folders)
+    files: dict[Path, None] = {}
+    has_folder = False
+    for path in paths:
+        if not path.is_dir():
+            files[path] = None
+            continue
+        has_folder = True
+        found = list(_walk(path, deep, DEEPEST))
+        if not found:
+            raise ParseError(
+                f"{path}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
+            )
+        files |= dict.fromkeys(found)
+    return list(files), has_folder
 
 
 def list_trace_files(given: Iterable[PathLike]) -> list[Path]:
-    """The files that paths stand for, as far as there are any."""
+    """Return the files that paths stand for, as far as there are any."""
     files = []
     for path in given:
         with contextlib.suppress(ParseError, OSError):
@@ -80,15 +91,6 @@ def looks_like_trace_name(path: PathLike) -> bool:
     """Return True if such a file makes its folder one that is read as a rank."""
     name = Path(path).name
     return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
-
-
-def _files_of(folder: Path, deep: bool) -> list[Path]:
-    files = list(_walk(folder, deep, DEEPEST))
-    if not files:
-        raise ParseError(
-            f"{folder}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
-        )
-    return files
 
 
 def _walk(folder: Path, deep: bool, depth: int) -> Iterator[Path]:
@@ -118,7 +120,7 @@ def _looks_like_trace(path: Path) -> bool:
 
 
 def rank_in_name(path: Path) -> int | None:
-    """The number behind "rank" in the file's name, else in its folder's."""
+    """Return the number behind "rank" in the file's name, else in its folder's."""
     for part in (path.name, path.parent.name):
         if found := _RANK_IN_NAME.findall(part):
             return int(found[-1])
@@ -135,13 +137,17 @@ class RankClaim:
 
 
 def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Diagnostic]]:
-    """A rank for each file, different from each other, and how they were found.
+    """Return a rank for each file, different from each other, and notes on how they were found.
 
-    From `distributedInfo`; where that is missing or repeats, from the file name; else the lowest
-    number that is free, in the order of the files. A lone file that says nothing has no rank.
+    They are from `distributedInfo`; where that is missing or repeats, from the file name; else the
+    lowest number that is free, in the order of the files. A lone file that says nothing has no
+    rank.
     """
     if len(claims) == 1:
-        return _lone_rank(claims[0])
+        if claims[0].rank is not None:
+            return [claims[0].rank], []
+        rank = rank_in_name(claims[0].path)
+        return [rank], _from_name_note(claims) if rank is not None else []
     said = [claim.rank for claim in claims]
     named = [rank_in_name(claim.path) for claim in claims]
     if len(set(said)) < len(said) and None not in named and len(set(named)) == len(named):
@@ -181,7 +187,7 @@ def check_one_run(
 
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """What tells whether a file can be of the same job as another one."""
+    """Signs by which a file can be of the same job as another one."""
 
     path: Path
     devices: tuple[str, ...]
@@ -260,7 +266,7 @@ def _overlap(a: RecordedJob, b: RecordedJob) -> bool:
 
 
 def _doubt(a: RecordedJob, b: RecordedJob) -> str:
-    """Why the two are hardly ranks of one job; empty where nothing says so."""
+    """Return why the two are hardly ranks of one job; empty where nothing says so."""
     names = f"{a.path.name} and {b.path.name}"
     if _other_devices(a, b):
         return f"{names} are of {', '.join(a.devices)} and {', '.join(b.devices)}"
@@ -272,13 +278,6 @@ def _job_text(job: Sequence[RecordedJob]) -> str:
     world = f", {one.world_size} ranks" if one.world_size else ""
     more = f" and {len(job) - 1} more" if len(job) > 1 else ""
     return f"{one.path}{more} ({', '.join(one.devices) or 'GPU not named'}{world})"
-
-
-def _lone_rank(claim: RankClaim) -> tuple[list[int | None], list[Diagnostic]]:
-    if claim.rank is not None:
-        return [claim.rank], []
-    rank = rank_in_name(claim.path)
-    return [rank], _from_name_note([claim]) if rank is not None else []
 
 
 def _claim_in_order(

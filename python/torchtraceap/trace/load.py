@@ -64,7 +64,15 @@ def load(
         raise OptionError(f"threads must not be negative, not {threads}")
     if not isinstance(path, (str, os.PathLike, Iterable)):
         raise OptionError(f"a trace is a file, a folder or a list of files, not {path!r}")
-    tables, skipped = _read_given(path, threads or 0, progress)
+    files, from_folder = expand_paths(path)
+    try:
+        tables, skipped = _read_all(files, threads or 0, progress, skip=from_folder)
+    except ParseError:
+        # Perhaps settings or results lie beside the folders of the traces.
+        every = expand_paths(path, deep=True)[0] if from_folder else files
+        if every == files:
+            raise
+        tables, skipped = _read_all(every, threads or 0, progress, skip=True)
     claims = [RankClaim(p, rank, table.world_size) for p, rank, table in tables]
     numbers, diagnostics = assign_ranks(claims)
     check_one_run(path, claims, diagnostics)
@@ -80,7 +88,7 @@ def load(
 
 
 _LEAST_TELLING = 32
-"""Events: two recordings of so many never have equal times, short ones made by hand may."""
+"""The number of events from which two recordings never have equal times, as short ones may."""
 
 
 def _recorded_job(path: Path, table: _core.EventTable) -> RecordedJob:
@@ -103,32 +111,26 @@ _Read = tuple[Path, int | None, _core.EventTable]
 """A file, the rank that it or the record of a merged trace says, and what it holds of that rank."""
 
 
-def _read_given(
-    given: PathLike | Sequence[PathLike], threads: int, progress: Progress | None
-) -> tuple[list[_Read], list[Diagnostic]]:
-    files, from_folder = expand_paths(given)
-    try:
-        return _read_all(files, threads, progress, skip=from_folder)
-    except ParseError:
-        # Perhaps settings or results lie beside the folders of the traces.
-        every = expand_paths(given, deep=True)[0] if from_folder else files
-        if every == files:
-            raise
-        return _read_all(every, threads, progress, skip=True)
-
-
 def _read_all(
     files: Sequence[Path], threads: int, progress: Progress | None, *, skip: bool
 ) -> tuple[list[_Read], list[Diagnostic]]:
     at_once = min(threads or core_count(), len(files))
     each = max(1, (threads or core_count()) // at_once)
     processes: dict[int, int] = {}
-    reports = _share_progress(progress, files) if progress else [None] * len(files)
+    total = sum(os.stat(path).st_size for path in files) if progress else 0
+    done = [0] * len(files)
+    lock = Lock()
+
+    def report(index: int, bytes_read: int, _: int) -> object:
+        with lock:
+            done[index] = bytes_read
+            return progress(sum(done), total) if progress else None
 
     def read(index: int) -> list[_Read] | ParseError:
         path = files[index]
         try:
-            table = _core.read_trace(path, threads=each, progress=reports[index])
+            each_report = partial(report, index) if progress else None
+            table = _core.read_trace(path, threads=each, progress=each_report)
             split = _core.split_merged_trace(table, threads=each)
         except ParseError as error:
             if not skip:
@@ -155,17 +157,3 @@ def _read_all(
         return tables, notes
     message = f"files of the folder that hold no trace were skipped, the first: {failures[0]}"
     return tables, [*notes, Diagnostic("skipped_file", len(failures), None, message)]
-
-
-def _share_progress(progress: Progress, files: Sequence[Path]) -> list[Progress]:
-    """A report for each file, which adds up what was read of all."""
-    total = sum(os.stat(path).st_size for path in files)
-    done = [0] * len(files)
-    lock = Lock()
-
-    def report(index: int, read: int, _: int) -> object:
-        with lock:
-            done[index] = read
-            return progress(sum(done), total)
-
-    return [partial(report, index) for index in range(len(files))]

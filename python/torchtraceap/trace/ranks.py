@@ -60,14 +60,14 @@ class RankTrace(Renderable):
         return self.cached("costs", lambda: _core.gpu_costs(self.table, self.tree))
 
     def idle(self, bounds: tuple[int, int] | None) -> _core.IdleBreakdown:
-        """Idle intervals and their causes within `bounds` (start_ns, end_ns), or from the first to
-        the last GPU event; computed once."""
+        """Return idle intervals and their causes within `bounds` (start_ns, end_ns), or from the
+        first to the last GPU event."""
         return _core.explain_idle(self.table, self.tree, bounds=bounds)
 
     @property
     def computes_on_host(self) -> bool:
-        """Return True if nothing of a GPU is recorded and operators do the work on the host;
-        computed once."""
+        """True if nothing of a GPU is recorded and operators do the work on the host; computed
+        once."""
         return self.cached("on host", lambda: _core.runs_on_host(self.table, self.tree))
 
     @property
@@ -91,7 +91,7 @@ class RankTrace(Renderable):
         return int(self.table.ts_ns[np.argmax(rows)]) if rows.any() else None
 
     def step_bounds(self, step: str | int | None) -> tuple[int, int] | None:
-        """Start and end of a step, by name or by place (0 is the first); None for no step.
+        """Return start and end of a step, by name or by place (0 is the first); None for no step.
 
         Raises:
             OptionError: There is no such step.
@@ -120,7 +120,7 @@ class RankTrace(Renderable):
         device: int | None = None,
         bounds: tuple[int, int] | None = None,
     ) -> Timeline:
-        """GPU time by class, over its own span or clipped to `bounds` (start_ns, end_ns)."""
+        """Return GPU time by class, over its own span or clipped to `bounds` (start_ns, end_ns)."""
         core = _core.timeline(
             self.table,
             self.tree,
@@ -131,7 +131,7 @@ class RankTrace(Renderable):
         return from_core_timeline(core)
 
     def profiled_timeline(self) -> Timeline:
-        """The timeline clipped to the profiled time."""
+        """Return the timeline clipped to the profiled time."""
         return self.timeline(bounds=self.tree.profiled)
 
     def __repr__(self) -> str:
@@ -179,11 +179,17 @@ class Ranks(Renderable):
         merged: dict[str, Diagnostic] = {}
         for entry in (*self._load_diagnostics, *(d for r in self.ranks for d in r.diagnostics)):
             seen = merged.get(entry.code)
-            merged[entry.code] = entry if seen is None else _add(seen, entry)
+            if seen is None:
+                merged[entry.code] = entry
+                continue
+            count = seen.count + entry.count
+            offsets = (seen.first_byte_offset, entry.first_byte_offset)
+            first = min((offset for offset in offsets if offset is not None), default=None)
+            merged[entry.code] = Diagnostic(entry.code, count, first, seen.message)
         return tuple(merged.values())
 
     def rank(self, rank: int | None = None) -> RankTrace:
-        """The rank of that number; by default the first.
+        """Return the rank of that number; by default the first.
 
         Raises:
             OptionError: There is no such rank.
@@ -198,11 +204,6 @@ class Ranks(Renderable):
         raise OptionError(f"no rank {rank} in this trace; {there}")
 
     def timeline(self, *, linked_only: bool = False) -> Timeline:
-        """GPU time by class, all devices of a rank in one union, summed over the ranks."""
+        """Return GPU time by class, all devices of a rank in one union, summed over the ranks."""
         parts = (rank.timeline(linked_only=linked_only) for rank in self.ranks)
         return sum(parts, Timeline())
-
-
-def _add(a: Diagnostic, b: Diagnostic) -> Diagnostic:
-    offsets = [d.first_byte_offset for d in (a, b) if d.first_byte_offset is not None]
-    return Diagnostic(a.code, a.count + b.count, min(offsets, default=None), a.message)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torchtraceap.simulation.edits.base import Edit
     from torchtraceap.simulation.simulate import Simulation
     from torchtraceap.tables.events import EventRows
-    from torchtraceap.tables.gpu.idle import IdleTable
+    from torchtraceap.tables.host import IdleTable
     from torchtraceap.tables.tree import TreeView
-    from torchtraceap.tables.windows.windows import FeatureTable
+    from torchtraceap.tables.windows import FeatureTable
 
 __all__ = ["Trace"]
 
@@ -115,13 +115,13 @@ class Trace(Ranks):
             device: Where the scorer's network runs: "cpu", or "cuda" for `paper` and `v2`.
         """
         from torchtraceap.diagnosis.scoring import load_scorer
-        from torchtraceap.tables.windows.windows import check_count
+        from torchtraceap.tables.catalog import check_count
 
         check_count("windows", windows)
         return load_scorer(scorer, device=device).score(self, windows)
 
     def quality(self) -> ColumnTable:
-        """What the recording lacks, and what was left out of it; empty where it is fine."""
+        """Return what the recording lacks, and what was left out; empty where it is fine."""
         from torchtraceap.tables.quality import build_quality
 
         return build_quality(self)
@@ -148,7 +148,7 @@ class Trace(Ranks):
             profiled: Over the profiled time; by default from the first to the last GPU event,
                 which makes the causes sum to the timeline's `idle_ns`.
         """
-        from torchtraceap.tables.gpu.idle import build_idle
+        from torchtraceap.tables.host import build_idle
 
         return build_idle(self.rank(rank), profiled=profiled)
 
@@ -156,13 +156,13 @@ class Trace(Ranks):
         self, *, count: int = 100, length_ns: int = 0, rank: int | None = None
     ) -> _core.WindowSet:
         """Windows of equal time (or of `length_ns`) over the profiled time, with their rows."""
-        from torchtraceap.tables.windows.windows import build_windows
+        from torchtraceap.tables.windows import build_windows
 
         return build_windows(self.rank(rank), count=count, length_ns=length_ns)
 
     def features(self, *, count: int = 100, rank: int | None = None) -> FeatureTable:
         """Numbers per window, and their robust z-scores."""
-        from torchtraceap.tables.windows.windows import build_features
+        from torchtraceap.tables.windows import build_features
 
         return build_features(self.rank(rank), count=count)
 
@@ -436,7 +436,7 @@ class Trace(Ranks):
 
     def merge(self, path: PathLike) -> None:
         """Write all ranks into one file for Perfetto, their clocks aligned."""
-        from torchtraceap.tables.ranks.merge import merge_ranks
+        from torchtraceap.tables.matching import merge_ranks
 
         merge_ranks(self, path)
 

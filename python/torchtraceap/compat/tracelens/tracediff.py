@@ -19,7 +19,7 @@ from torchtraceap.compat.tracelens.sheets import Sheet, as_tuples, take, write_c
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.writing import write_files
 from torchtraceap.tables.compare.alignment import compare
-from torchtraceap.tables.compare.diff import align, shared_nodes
+from torchtraceap.tables.compare.rows import align, shared_nodes
 from torchtraceap.tables.grouping import Groups
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 
 from torchtraceap._core import CopyDirection
 from torchtraceap.contracts.measures.events import CountedEvents, UnknownMeasureError, host_times
-from torchtraceap.tables.gpu.memory import Copies
+from torchtraceap.tables.gpu.copies import Copies
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["copied_bytes", "d2h_bytes", "h2d_bytes"]

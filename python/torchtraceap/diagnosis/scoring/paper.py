@@ -20,7 +20,7 @@ from torchtraceap.diagnosis.scoring.paper_inputs import TraceTokens, join_traces
 from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder, text_encoder
 from torchtraceap.errors import MissingFileError, SchemaError
 from torchtraceap.ops.devices import find_device
-from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows import build_tokens
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace

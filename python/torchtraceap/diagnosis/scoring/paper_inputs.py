@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.diagnosis.scoring.paper_config import PaperConfig
-from torchtraceap.tables.windows.tokens import Tokens
+from torchtraceap.tables.windows import Tokens
 
 if TYPE_CHECKING:
     from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder

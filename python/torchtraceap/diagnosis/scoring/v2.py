@@ -21,11 +21,11 @@ from torchtraceap.diagnosis.scoring.structural import (
 from torchtraceap.diagnosis.scoring.v2_inputs import TokenInputs, TokenView, squash, token_inputs
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import OptionError, SchemaError
-from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows import build_tokens
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array, PathLike
-    from torchtraceap.tables.windows.tokens import Tokens
+    from torchtraceap.tables.windows import Tokens
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["Attribution", "V2Scorer", "load"]

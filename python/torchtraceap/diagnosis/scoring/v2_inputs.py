@@ -16,7 +16,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.order import distinct, median
-from torchtraceap.tables.windows.tokens import Tokens
+from torchtraceap.tables.windows import Tokens
 
 __all__ = [
     "NAME_WIDTH",

@@ -37,7 +37,7 @@ from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.recorder import Clock, Header, recorded
 from torchtraceap.lab.generation.scene import Outcome, Scene, Speeds
 from torchtraceap.tables.steps.iterations import iterations_of
-from torchtraceap.tables.windows.windows import build_windows
+from torchtraceap.tables.windows import build_windows
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["WINDOWS", "Pair", "Side", "drawn_pair"]

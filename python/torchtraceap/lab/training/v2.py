@@ -48,7 +48,7 @@ from torchtraceap.lab.training.v2_data import (
     supervised,
 )
 from torchtraceap.lab.training.v2_net import Scores, V2Net, V2Shape, WindowBatch
-from torchtraceap.tables.windows.windows import feature_names
+from torchtraceap.tables.windows import feature_names
 
 __all__ = ["V2Learner", "V2Settings", "train"]
 

@@ -26,7 +26,7 @@ from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
-    from torchtraceap.tables.spec import PageView, TableSpec
+    from torchtraceap.tables.catalog import PageView, TableSpec
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["SECTIONS", "Section", "Sections", "build_sections", "pack_tables"]

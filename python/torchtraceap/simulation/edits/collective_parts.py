@@ -14,7 +14,7 @@ from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.grouping import rows_by_key
-from torchtraceap.tables.ranks.matching import rank_collectives
+from torchtraceap.tables.matching import rank_collectives
 
 __all__ = ["ACCUMULATION", "RankParts", "parts_of"]
 

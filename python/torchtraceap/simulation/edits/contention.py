@@ -22,8 +22,7 @@ from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.collective_parts import RankParts, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.grouping import Groups, rows_by_key
-from torchtraceap.tables.steps.steps import repeat_keys
+from torchtraceap.tables.grouping import Groups, repeat_keys, rows_by_key
 
 __all__ = ["Slowdown", "beside_computation", "contend", "measured_slowdown"]
 

@@ -26,8 +26,12 @@ from torchtraceap.simulation.edits.gpu_work import EventWorks, families_of, work
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.gpu.recorded_device import matrix_units, plausible_devices
-from torchtraceap.tables.ops.roofline import attainable_ns, computing_type
+from torchtraceap.tables.gpu.recorded_device import (
+    attainable_ns,
+    computing_type,
+    matrix_units,
+    plausible_devices,
+)
 
 __all__ = ["ChannelsLast", "MixedPrecision", "OtherDevice"]
 

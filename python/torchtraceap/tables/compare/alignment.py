@@ -1,4 +1,4 @@
-"""Preparation of two traces for comparison: ranks are paired, and steps are cut into pieces."""
+"""Two traces prepared for comparison: ranks are paired, and steps are cut into pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cut,
     cut,
-    joined,
+    join_arrays,
     median_ns,
     whole_step_bounds,
 )
@@ -48,19 +48,19 @@ class Side:
     @property
     def durations(self) -> Array:
         """The durations of steps, int64 `[steps]` in ns."""
-        return joined([part.durations for part in self.cuts], np.int64)
+        return join_arrays([part.durations for part in self.cuts], np.int64)
 
     @property
     def step(self) -> Array:
         """The number of each piece's step, int64 `[pieces]`."""
         firsts = self.first_step
-        return joined(
+        return join_arrays(
             [c.step + first for c, first in zip(self.cuts, firsts, strict=True)], np.int64
         )
 
     def column(self, name: str, dtype: Any) -> Array:
         """Return a column of the pieces over all ranks."""
-        return joined([getattr(part, name) for part in self.cuts], dtype)
+        return join_arrays([getattr(part, name) for part in self.cuts], dtype)
 
     @property
     def has_gpu(self) -> bool:
@@ -94,11 +94,27 @@ class Comparison:
 def compare(before: Ranks, after: Ranks) -> Comparison:
     """Pair the ranks, choose the steps to compare and cut them into pieces."""
     notes: list[str] = []
-    pairs = _pair_ranks(before, after, notes)
-    basis = _basis(pairs)
+    by_number = {part.rank: part for part in after.ranks}
+    pairs = [(part, by_number[part.rank]) for part in before.ranks if part.rank in by_number]
+    if len(before.ranks) == len(after.ranks) == 1:
+        pairs = [(before.ranks[0], after.ranks[0])]
+    elif not pairs:
+        pairs = list(zip(before.ranks, after.ranks, strict=False))
+        notes.append("No rank is in both; they are paired in order.")
+    left = len(before.ranks) + len(after.ranks) - 2 * len(pairs)
+    if left:
+        notes.append(f"{left} ranks have no partner in the other and are left out.")
+    trees = [part.tree for pair in pairs for part in pair]
+    have_steps = all(tree.steps for tree in trees)
+    inferred = any(tree.steps_inferred for tree in trees)
+    basis = "profiled range"
+    if have_steps:
+        basis = "inferred steps" if inferred else "whole steps"
     sides = []
     for recording, parts in zip((before, after), zip(*pairs, strict=True), strict=True):
-        bounds = tuple(_compared_bounds(part, basis) for part in parts)
+        bounds = tuple(
+            whole_step_bounds(part) if have_steps else [part.tree.profiled] for part in parts
+        )
         sides.append(Side(recording, tuple(map(cut, parts, bounds)), bounds))
     comparison = Comparison(sides[0], sides[1], basis, notes)
     _, why_not = quality_of_both(before, after)
@@ -108,35 +124,7 @@ def compare(before: Ranks, after: Ranks) -> Comparison:
     return comparison
 
 
-def _pair_ranks(before: Ranks, after: Ranks, notes: list[str]) -> list[tuple[RankTrace, RankTrace]]:
-    if len(before.ranks) == len(after.ranks) == 1:
-        return [(before.ranks[0], after.ranks[0])]
-    by_number = {part.rank: part for part in after.ranks}
-    pairs = [(part, by_number[part.rank]) for part in before.ranks if part.rank in by_number]
-    if not pairs:
-        pairs = list(zip(before.ranks, after.ranks, strict=False))
-        notes.append("No rank is in both; they are paired in order.")
-    left = len(before.ranks) + len(after.ranks) - 2 * len(pairs)
-    if left:
-        notes.append(f"{left} ranks have no partner in the other and are left out.")
-    return pairs
-
-
-def _basis(pairs: Sequence[tuple[RankTrace, RankTrace]]) -> str:
-    trees = [part.tree for pair in pairs for part in pair]
-    if not all(tree.steps for tree in trees):
-        return "profiled range"
-    return "inferred steps" if any(tree.steps_inferred for tree in trees) else "whole steps"
-
-
-def _compared_bounds(part: RankTrace, basis: str) -> Bounds:
-    if basis == "profiled range":
-        return [part.tree.profiled]
-    return whole_step_bounds(part)
-
-
 def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:
-    """Describe in sentences what is compared."""
     step_ns, difference = comparison.step_ns, comparison.difference_ns
     counts = [len(side.durations) for side in comparison.sides]
     what = "profiled range" if comparison.basis == "profiled range" else "median step"
@@ -150,7 +138,12 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
         whose = "Neither has" if not any(steps) else "Only one of the two has"
         notes.append(f"{whose} steps: the whole profiled ranges are compared, whatever they hold.")
     else:
-        notes.append(_steps_note(comparison, counts))
+        inferred = comparison.basis == "inferred steps"
+        how = "; steps were inferred from a repeated pattern" if inferred else ""
+        notes.append(
+            f"Whole steps: {counts[0]} before, {counts[1]} after (the first and last of a rank are "
+            f"left out where it has more than two){how}."
+        )
         slow = [
             int(np.sum(s.durations > SLOW_STEP * np.median(s.durations))) for s in comparison.sides
         ]
@@ -160,16 +153,6 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
                 f"{slow[0]} before, {slow[1]} after; medians do not follow them."
             )
     return notes + _mismatch_notes(comparison, pairs)
-
-
-def _steps_note(comparison: Comparison, counts: Sequence[int]) -> str:
-    inferred = "; steps were inferred from a repeated pattern" * (
-        comparison.basis == "inferred steps"
-    )
-    return (
-        f"Whole steps: {counts[0]} before, {counts[1]} after (the first and last of a rank are "
-        f"left out where it has more than two){inferred}."
-    )
 
 
 def _mismatch_notes(
@@ -185,20 +168,18 @@ def _mismatch_notes(
             f"The trace {lacking} has no GPU events: its time is that of the main thread and has "
             "no counterpart in the other."
         )
-    names = [_device_names(parts) for parts in zip(*pairs, strict=True)]
+    names = [
+        sorted({device.name for part in parts for device in part.table.devices if device.name})
+        for parts in zip(*pairs, strict=True)
+    ]
     if all(names) and names[0] != names[1]:
         notes.append(
             f"Different devices: {', '.join(names[0])} before, {', '.join(names[1])} after."
         )
     empty = [not any(len(part.table) for part in parts) for parts in zip(*pairs, strict=True)]
     notes += [
-        f"The trace {when} holds no events." for when, e in zip(_WHEN, empty, strict=True) if e
+        f"The trace {when} holds no events."
+        for when, is_empty in zip(("before", "after"), empty, strict=True)
+        if is_empty
     ]
     return notes
-
-
-_WHEN = ("before", "after")
-
-
-def _device_names(parts: Sequence[RankTrace]) -> list[str]:
-    return sorted({device.name for part in parts for device in part.table.devices if device.name})

@@ -23,8 +23,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.records import dataclass
-from torchtraceap.tables.compare.alignment import Comparison, Side
-from torchtraceap.tables.compare.diff import StepRows, step_rows
+from torchtraceap.tables.compare.alignment import Comparison
 from torchtraceap.tables.compare.noise import (
     EQUAL_CALLS,
     CommonFactor,
@@ -32,11 +31,12 @@ from torchtraceap.tables.compare.noise import (
     recording_noise_ns,
     step_noise_ns,
 )
+from torchtraceap.tables.compare.rows import StepRows, step_rows
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.steps.pieces import first_idle_part, part_titles
 from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["PYTHON", "CauseRow", "CauseRows", "Move", "cause_rows"]
+__all__ = ["PYTHON", "CauseRow", "CauseRows", "Move", "Place", "cause_rows"]
 
 PYTHON = "(Python between operators)"
 """The name of time that a step spends outside of every operator and range."""
@@ -45,13 +45,18 @@ _BUILT_IN = re.compile(r"<built-in (?:method|function) (\w+)(?: of .*)?>")
 _WRAPPERS = ("nn.Module: ", "autograd::engine::evaluate_function: ")
 _NAMED_MODULES = ("python_frames", "module_hierarchy", "hlo_module")
 
+Place = tuple[str, ...]
+Move = tuple[str, Place, Place, int]
+"""Work that changed its place: name, place before and after, and the time per step in ns that only
+moved."""
+
 
 @dataclass(frozen=True)
 class CauseRow:
     """An operator, kernel, frame or idle cause at its place."""
 
     name: str
-    place: tuple[str, ...]
+    place: Place
     """The modules and then the calls around it, outermost first; for idle time, its cause leads."""
     kind: str
     """"operator", "idle", "kernel" or "frame"."""
@@ -71,22 +76,12 @@ class CauseRow:
 
 
 @dataclass(frozen=True)
-class Move:
-    """Work that changed its place."""
-
-    name: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-    ns: int
-    """Time per step that only moved."""
-
-
-@dataclass(frozen=True)
 class CauseRows:
     """All rows of a difference."""
 
     rows: tuple[CauseRow, ...]
     moves: tuple[Move, ...]
+    """The largest first."""
     common: CommonFactor
     common_ns: float
     """The part of the difference that the common factor makes."""
@@ -132,15 +127,12 @@ def cause_rows(before: Ranks, after: Ranks, *, tested: int) -> CauseRows:
             )
             for i in kept
         ),
-        moves=tuple(sorted(moves, key=lambda move: -move.ns)),
+        moves=tuple(sorted(moves, key=lambda move: -move[3])),
         common=common,
         common_ns=float((common.factor - 1) * ns[0][is_work].sum()),
         noise_ns=comparison.difference_ns - round(float((ns[1] - ns[0]).sum())),
         comparison=comparison,
     )
-
-
-# ---------------------------------------------------------------------------------- names
 
 
 class _Names:
@@ -153,12 +145,16 @@ class _Names:
         titles = dict(zip(_core.step_part_names(), part_titles(), strict=True))
         self.is_idle = np.asarray([part in idle for part in self.part], dtype=bool)
         self.dims = _texts(columns["dims"])
-        self.calls = [_floats(columns["before_calls"]), _floats(columns["after_calls"])]
+        self.calls: list[Array] = []
+        for when in ("before", "after"):
+            calls = columns[f"{when}_calls"]
+            assert not isinstance(calls, TextCodes)
+            self.calls.append(np.asarray(np.ma.filled(calls, 0), dtype=np.float64))
         matched = _texts(columns["matched_by"])
         paths = [(text or "").split(" / ") if text else [] for text in _texts(columns["path"])]
         modules = _modules_of_rows(found)
         self.name: list[str] = []
-        self.place: list[tuple[str, ...]] = []
+        self.place: list[Place] = []
         self.kind: list[str] = []
         for i, text in enumerate(_texts(columns["name"])):
             title = titles.get(self.part[i] or "", "")
@@ -168,25 +164,21 @@ class _Names:
                 self.place.append((title, *modules[i]))
                 self.kind.append("idle")
                 continue
+            inside = [
+                part for part in paths[i] if not (modules[i] and part.startswith(_WRAPPERS[0]))
+            ]
+            around = [plain_name(part) for part in inside]
+            # The engine's range around a backward operator has the operator's own name.
+            once = [name for j, name in enumerate(around) if j == 0 or name != around[j - 1]]
             self.name.append(plain_name(text or "(no recorded call)"))
-            self.place.append(_place(modules[i], paths[i]))
-            self.kind.append(_kind(self.part[i], matched[i]))
+            self.place.append((*modules[i], *once))
+            is_op, on_host = matched[i] is not None, self.part[i] == "host"
+            self.kind.append("operator" if is_op else "frame" if on_host else "kernel")
 
 
 def _texts(column: Column) -> list[str | None]:
     assert isinstance(column, TextCodes)
     return column.to_list()
-
-
-def _floats(column: Column) -> Array:
-    assert not isinstance(column, TextCodes)
-    return np.asarray(np.ma.filled(column, 0), dtype=np.float64)
-
-
-def _kind(part: str | None, matched: str | None) -> str:
-    if matched is not None:
-        return "operator"
-    return "frame" if part == "host" else "kernel"
 
 
 def plain_name(name: str) -> str:
@@ -201,58 +193,34 @@ def plain_name(name: str) -> str:
     return PYTHON if name.startswith("ProfilerStep#") else name
 
 
-def _place(modules: tuple[str, ...], path: Iterable[str]) -> tuple[str, ...]:
-    calls = [plain_name(part) for part in path if not (modules and part.startswith(_WRAPPERS[0]))]
-    # The engine's range around a backward operator has the operator's own name.
-    once = [call for i, call in enumerate(calls) if i == 0 or call != calls[i - 1]]
-    return (*modules, *once)
-
-
-def _modules_of_rows(found: StepRows) -> list[tuple[str, ...]]:
+def _modules_of_rows(found: StepRows) -> list[Place]:
     """Return the module path in which each row spends most time, outermost first; () if unknown."""
-    rows = found.cells[0].rows
-    best = np.zeros(rows)
-    chosen: list[tuple[str, ...]] = [()] * rows
+    best = np.zeros(found.cells[0].rows)
+    chosen: list[Place] = [()] * len(best)
     for side, row_of in zip(found.comparison.sides, found.row_of, strict=True):
-        for row, ns, path in _module_times(side, row_of):
-            if ns > best[row]:
-                best[row], chosen[row] = ns, path
+        begin = 0
+        for cut in side.cuts:
+            of_cut = row_of[begin : begin + len(cut.row)]
+            begin += len(cut.row)
+            part = cut.part
+            tree = _core.build_modules(part.table, part.tree, part.costs)
+            if tree.source not in _NAMED_MODULES:
+                continue
+            names, parents = tree.names, tree.parent.tolist()
+            paths: list[Place] = [()] * len(names)  # empty for what is outside of modules
+            for node in tree.preorder.tolist():
+                above = parents[node]
+                if node and above != _core.NO_ROW:
+                    paths[node] = (*paths[above], _NUMBERED.sub("", names[node]))
+            known = np.flatnonzero(cut.row != _core.NO_ROW)
+            keys = of_cut[known] * len(paths) + tree.node_of[cut.row[known]].astype(np.int64)
+            groups = Groups(keys)
+            spent_ns = groups.sum(cut.ns[known]).tolist()
+            for key, ns in zip(keys[groups.first].tolist(), spent_ns, strict=True):
+                row, node = divmod(key, len(paths))
+                if ns > best[row]:
+                    best[row], chosen[row] = ns, paths[node]
     return chosen
-
-
-def _module_times(side: Side, row_of: Array) -> Iterable[tuple[int, float, tuple[str, ...]]]:
-    """Yield row, ns and module path for every pair of row and module with time."""
-    begin = 0
-    for cut in side.cuts:
-        of_cut = row_of[begin : begin + len(cut.row)]
-        begin += len(cut.row)
-        part = cut.part
-        tree = _core.build_modules(part.table, part.tree, part.costs)
-        if tree.source not in _NAMED_MODULES:
-            continue
-        paths = _module_paths(tree)
-        known = np.flatnonzero(cut.row != _core.NO_ROW)
-        node = tree.node_of[cut.row[known]].astype(np.int64)
-        keys = of_cut[known] * len(paths) + node
-        groups = Groups(keys)
-        for key, ns in zip(keys[groups.first].tolist(), groups.sum(cut.ns[known]).tolist(),
-                           strict=True):  # fmt: skip
-            row, place = divmod(key, len(paths))
-            yield row, ns, paths[place]
-
-
-def _module_paths(tree: _core.ModuleTree) -> list[tuple[str, ...]]:
-    """Return the path of each node; () for what is outside of modules."""
-    names, parents = tree.names, tree.parent.tolist()
-    paths: list[tuple[str, ...]] = [()] * len(names)
-    for node in tree.preorder.tolist():
-        above = parents[node]
-        if node and above != _core.NO_ROW:
-            paths[node] = (*paths[above], _NUMBERED.sub("", names[node]))
-    return paths
-
-
-# ---------------------------------------------------------------------------------- moves
 
 
 def _net_moves(names: _Names, delta: Array) -> list[Move]:
@@ -265,9 +233,16 @@ def _net_moves(names: _Names, delta: Array) -> list[Move]:
         groups[names.name[i], names.kind[i]][int(change[i] > 0)].append(i)
     moves = []
     for lost, gained in groups.values():
-        if lost and gained:
-            for from_rows, to_rows in _pairs(names, change, lost, gained):
-                moves.append(_move(names, delta, from_rows, to_rows))
+        if not (lost and gained):
+            continue
+        for from_rows, to_rows in _pairs(names, change, lost, gained):
+            went, came = -float(delta[list(from_rows)].sum()), float(delta[list(to_rows)].sum())
+            largest = max(to_rows, key=lambda row: float(delta[row]))
+            source = max(from_rows, key=lambda row: -float(delta[row]))
+            delta[[*from_rows, *to_rows]] = 0.0
+            delta[largest] = came - went
+            moved_ns = max(0, round(min(went, came)))
+            moves.append((names.name[largest], names.place[source], names.place[largest], moved_ns))
     return moves
 
 
@@ -289,14 +264,3 @@ def _pairs(
 
 def _is_equal(lost: float, gained: float) -> bool:
     return abs(lost - gained) <= EQUAL_CALLS * max(lost, gained)
-
-
-def _move(names: _Names, delta: Array, lost: Sequence[int], gained: Sequence[int]) -> Move:
-    went, came = -float(delta[list(lost)].sum()), float(delta[list(gained)].sum())
-    largest = max(gained, key=lambda row: float(delta[row]))
-    source = max(lost, key=lambda row: -float(delta[row]))
-    for row in (*lost, *gained):
-        delta[row] = 0.0
-    delta[largest] = came - went
-    ns_moved = max(0, round(min(went, came)))
-    return Move(names.name[largest], names.place[source], names.place[largest], ns_moved)

@@ -22,11 +22,19 @@ from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.tables.compare.cause_rows import PYTHON, CauseRow, CauseRows, Move, cause_rows
+from torchtraceap.tables.compare.cause_rows import (
+    PYTHON,
+    CauseRow,
+    CauseRows,
+    Move,
+    Place,
+    cause_rows,
+)
 from torchtraceap.tables.compare.noise import EQUAL_CALLS, LARGEST_SPREAD
+from torchtraceap.tables.compare.rows import join_names
 from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["Attribution", "Cause", "attribute", "join_names"]
+__all__ = ["Attribution", "Cause", "attribute"]
 
 MOST_CAUSES = 8
 LEAST_SHARE = 0.02
@@ -108,39 +116,26 @@ def attribute(before: Ranks, after: Ranks, *, change: float | None = None) -> At
 
 
 def _moves(rows: CauseRows) -> Iterable[dict[str, Any]]:
-    least = LEAST_MOVED * max(rows.comparison.step_ns)
-    together: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Move]] = defaultdict(list)
+    """Yield the work that moved, summed by the first names at which the places differ."""
+    together: defaultdict[tuple[Place, Place], list[Move]] = defaultdict(list)
     for move in rows.moves:
-        if move.before == move.after:  # of other shapes, at the same place
+        _, before, after, _ = move
+        if before == after:  # of other shapes, at the same place
             continue
-        together[_differing_places(move.before, move.after)].append(move)
-    sums = sorted(((sum(m.ns for m in moves), place, moves) for place, moves in together.items()),
-                  key=lambda entry: (-entry[0], entry[1]))  # fmt: skip
+        shared = 0
+        while shared < min(len(before), len(after)) and before[shared] == after[shared]:
+            shared += 1
+        together[before[: shared + 1], after[: shared + 1]].append(move)
+    sums = [(sum(move[3] for move in moves), place, moves) for place, moves in together.items()]
+    sums.sort(key=lambda entry: (-entry[0], entry[1]))
     for ns, (before, after), moves in sums[:MOST_MOVES]:
-        if ns >= least:
-            names = list(dict.fromkeys(move.name for move in moves))
+        if ns >= LEAST_MOVED * max(rows.comparison.step_ns):
             yield {
-                "name": join_names(names),
+                "name": join_names(list(dict.fromkeys(move[0] for move in moves))),
                 "before": " / ".join(before),
                 "after": " / ".join(after),
                 "ns": ns,
             }
-
-
-def _differing_places(
-    before: tuple[str, ...], after: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return both places up to and including the first name that they do not share."""
-    shared = 0
-    while shared < min(len(before), len(after)) and before[shared] == after[shared]:
-        shared += 1
-    return before[: shared + 1], after[: shared + 1]
-
-
-def join_names(names: Sequence[str], most: int = 3) -> str:
-    """Join the first names with commas and count the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 Rows = list[CauseRow]
@@ -156,14 +151,18 @@ class _Contributors:
     def all_causes(self) -> list[Cause]:
         """Return all causes in the order of Note [Order]; they sum to the difference."""
         rows = self._rows
-        found = self._largest_first()
+        difference_ns = rows.comparison.difference_ns
+        found = self._find(
+            LEAST_SHARE
+            * min(abs(difference_ns), abs(difference_ns - rows.common_ns - rows.noise_ns))
+        )
         sums: list[Cause] = []
         if rows.common.factor != 1.0:
             name = f"(all work, {rows.common.factor:.3g} times as long)"
             sums.append(self._sum(name, round(rows.common_ns), "common", beyond=True))
         if rows.noise_ns:
             sums.append(self._sum(NOISE, rows.noise_ns, "noise"))
-        left = rows.comparison.difference_ns - sum(cause.delta_ns for cause in (*found, *sums))
+        left = difference_ns - sum(cause.delta_ns for cause in (*found, *sums))
         if left:
             sums.append(self._sum(OTHERS, left, "others"))
         certain = [cause for cause in found if cause.beyond_noise]
@@ -177,38 +176,47 @@ class _Contributors:
         known = [*uncertain, *(cause for cause in sums if cause.kind != "others")]
         return [*sorted(known, key=lambda cause: -abs(cause.delta_ns)), *rest]
 
-    def _largest_first(self) -> list[Cause]:
+    def _find(self, least_ns: float) -> list[Cause]:
+        """Return the contributors with at least so much time, the largest first."""
         left = list(self._rows.rows)
-        left_ns = self._rows.comparison.difference_ns - self._rows.common_ns - self._rows.noise_ns
-        least = LEAST_SHARE * min(abs(self._rows.comparison.difference_ns), abs(left_ns))
         found: list[Cause] = []
         while len(found) < MOST_CAUSES and left:
             place, taken = self._largest(left)
             if {row.name for row in taken} == {PYTHON}:
                 taken = self._add_frequent_calls(taken, left)
             ns = _sum(taken)
-            if self._sign * ns < least or round(ns) == 0:
+            if self._sign * ns < least_ns or round(ns) == 0:
                 break
             found.append(self._cause(place, taken))
             gone = {id(row) for row in taken}
             left = [row for row in left if id(row) not in gone]
         return sorted(found, key=lambda cause: -self._sign * cause.delta_ns)
 
-    def _largest(self, rows: Rows) -> tuple[tuple[str, ...], Rows]:
+    def _largest(self, rows: Rows) -> tuple[Place, Rows]:
         """Return the place and the rows of the next contributor."""
-        place: tuple[str, ...] = ()
+        place: Place = ()
         while True:
-            children = self._children(rows, len(place))
+            # Rows by the next name of their place, whose last name is the row's own.
+            children: defaultdict[str, Rows] = defaultdict(list)
+            for row in rows:
+                if len(place) > len(row.place):
+                    return place, rows
+                children[(*row.place, row.name)[len(place)]].append(row)
             if not children:
                 return place, rows
-            name, below = max(children.items(), key=lambda item: self._sign * _sum(item[1]))
+            by_gain = sorted(children.items(), key=lambda item: -self._gain(item[1]))
+            name, below = by_gain[0]
             if not place:
                 alike = self._largest_name(rows)
-                if self._net(alike, rows) > NO_MORE_THAN * self._sign * _sum(below):
+                if self._net(alike, rows) > NO_MORE_THAN * self._gain(below):
                     return (alike[0].name,), alike
-            elif not self._is_followed(rows, below, children.values()):
-                alike = self._largest_name(rows)
-                return (place, alike) if self._stands_for(alike, rows) else (place, rows)
+            elif not self._stands_for(below, rows):
+                largest_ns, next_ns = ([self._gain(some) for _, some in by_gain[:2]] + [0.0])[:2]
+                whole_ns = self._gain(rows)
+                is_large = LARGE_CHILD * whole_ns <= largest_ns <= NO_MORE_THAN * whole_ns
+                if not (is_large and next_ns < largest_ns / 2):
+                    alike = self._largest_name(rows)
+                    return (place, alike) if self._stands_for(alike, rows) else (place, rows)
             place, rows = (*place, name), below
 
     def _add_frequent_calls(self, python: Rows, rows: Rows) -> Rows:
@@ -224,48 +232,33 @@ class _Contributors:
             return python
         return [*python, *(row for row in more if gained[id(row)] >= most / 2)]
 
-    def _is_followed(self, rows: Rows, below: Rows, children: Iterable[Rows]) -> bool:
-        if self._stands_for(below, rows):
-            return True
-        sums = sorted((self._sign * _sum(child) for child in children), reverse=True)
-        whole = self._sign * _sum(rows)
-        next_ns = sums[1] if len(sums) > 1 else 0.0
-        return LARGE_CHILD * whole <= sums[0] <= NO_MORE_THAN * whole and next_ns < sums[0] / 2
+    def _gain(self, rows: Rows) -> float:
+        """Return the sum of rows in the direction of the difference."""
+        return self._sign * _sum(rows)
 
     def _stands_for(self, some: Rows, rows: Rows) -> bool:
-        part, whole = self._sign * _sum(some), self._sign * _sum(rows)
-        return MOST_OF * whole <= part <= NO_MORE_THAN * whole
-
-    @staticmethod
-    def _children(rows: Rows, depth: int) -> dict[str, Rows]:
-        """Group rows by the next name of their place, whose last name is the row's own."""
-        found: defaultdict[str, Rows] = defaultdict(list)
-        for row in rows:
-            if depth <= len(row.place):
-                found[(*row.place, row.name)[depth]].append(row)
-        return found if sum(map(len, found.values())) == len(rows) else {}
+        return MOST_OF * self._gain(rows) <= self._gain(some) <= NO_MORE_THAN * self._gain(rows)
 
     def _largest_name(self, rows: Rows) -> Rows:
-        """Return the rows of the name with the largest sum."""
         found: defaultdict[tuple[str, str], Rows] = defaultdict(list)
         for row in rows:
             found[row.name, row.kind].append(row)
-        return max(found.values(), key=lambda some: self._sign * _sum(some))
+        return max(found.values(), key=self._gain)
 
     def _net(self, some: Rows, rows: Rows) -> float:
         """Return the sum of rows of one name, each place limited to what is left of its own sum.
 
         An operator that replaces another is no cause of its own.
         """
-        of_place: defaultdict[tuple[str, ...], float] = defaultdict(float)
-        mine: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        of_place: defaultdict[Place, float] = defaultdict(float)
+        mine: defaultdict[Place, float] = defaultdict(float)
         for row in rows:
             of_place[row.place] += self._sign * row.delta_ns
         for row in some:
             mine[row.place] += self._sign * row.delta_ns
         return sum(min(ns, NO_MORE_THAN * max(0.0, of_place[p])) for p, ns in mine.items())
 
-    def _cause(self, place: tuple[str, ...], rows: Rows) -> Cause:
+    def _cause(self, place: Place, rows: Rows) -> Cause:
         by_size = sorted(rows, key=lambda row: -self._sign * row.delta_ns)
         leading = by_size[0]
         differing = [row for row in by_size if row.delta_ns]
@@ -285,26 +278,35 @@ class _Contributors:
             before_calls=sum(row.before_calls for row in named) if one else None,
             after_calls=sum(row.after_calls for row in named) if one else None,
             beyond_noise=abs(ns) > noise,
-            parts=tuple(_part(row) for row in by_size[:MOST_PARTS]) if len(differing) > 1 else (),
+            parts=()
+            if len(differing) < 2
+            else tuple(
+                {
+                    "name": row.name,
+                    "delta_ns": round(row.delta_ns),
+                    "before_calls": row.before_calls,
+                    "after_calls": row.after_calls,
+                }
+                for row in by_size[:MOST_PARTS]
+            ),
         )
 
-    def _shared_place(self, rows: Rows) -> tuple[str, ...]:
+    def _shared_place(self, rows: Rows) -> Place:
         """Return the innermost place with most of the rows' difference."""
-        place: tuple[str, ...] = ()
+        place: Place = ()
         while True:
             below: defaultdict[str, Rows] = defaultdict(list)
             for row in rows:
                 if len(row.place) > len(place) and row.place[: len(place)] == place:
                     below[row.place[len(place)]].append(row)
-            largest = max(below.items(), key=lambda b: self._sign * _sum(b[1]), default=None)
+            largest = max(below.items(), key=lambda item: self._gain(item[1]), default=None)
             if largest is None or not self._stands_for(largest[1], rows):
                 return place
             place = (*place, largest[0])
 
     def _name_and_path(
-        self, place: tuple[str, ...], names: Sequence[str], leading: CauseRow, rows: Rows
+        self, place: Place, names: Sequence[str], leading: CauseRow, rows: Rows
     ) -> tuple[str, str]:
-        """Return the name and the path of a contributor."""
         inside = place[:-1] if place and place[-1] == leading.name else place
         if len(names) <= 1:
             own = self._shared_place(rows) or inside
@@ -344,12 +346,3 @@ def _changes_calls(cause: Cause) -> bool:
 
 def _sum(rows: Iterable[CauseRow]) -> float:
     return sum(row.delta_ns for row in rows)
-
-
-def _part(row: CauseRow) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "delta_ns": round(row.delta_ns),
-        "before_calls": row.before_calls,
-        "after_calls": row.after_calls,
-    }

@@ -10,8 +10,7 @@ interquartile mean), rounded to integers, and what is left to the median step is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,50 +21,45 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.formatting import format_share
 from torchtraceap.core.intervals import covered_ns, union
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import add, sum_by_index, total
+from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.compare.alignment import Comparison, Side, compare
 from torchtraceap.tables.compare.noise import (
     FEWEST_STEPS,
     LARGEST_SPREAD,
-    CommonFactor,
     common_factor,
     recording_noise_ns,
     step_noise_ns,
 )
-from torchtraceap.tables.detection import detect, judge
-from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.quality import quality_of_both
-from torchtraceap.tables.steps.pieces import (
-    Bounds,
-    Cells,
-    Codebook,
-    Cut,
-    first_idle_part,
-    joined,
-    middle_half,
-    part_titles,
+from torchtraceap.tables.compare.rows import (
+    AncestorRows,
+    KernelRows,
+    Measured,
+    OpRows,
+    PartRows,
+    Places,
+    RowView,
+    align,
+    measure_rows,
 )
+from torchtraceap.tables.detection import detect, judge
+from torchtraceap.tables.quality import quality_of_both
+from torchtraceap.tables.steps.pieces import first_idle_part, middle_half
 
 if TYPE_CHECKING:
-    from torchtraceap.trace.ranks import Ranks, RankTrace
+    from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["VIEWS", "StepRows", "align", "build_diff", "shared_nodes", "step_rows"]
+__all__ = ["VIEWS", "build_diff"]
 
 VIEWS = ("op", "kernel", "ancestor", "cause", "finding", "tree")
 
 UNCHANGED_SHARE = 0.001
 """Differences below this share of the longer step count as unchanged if noise is unknown."""
-MOST_SHAPES = 16
-"""The largest number of shapes of one operator at one place that get a row each."""
-MOST_NAMES = 40
-"""The largest number of calls in a path."""
-MOST_OPS = 3
-"""The largest number of operators that are named in a row of kernels."""
 ALIKE_SHARE = 0.1
 """The share of operators with a partner below which the recordings hardly are of one program."""
+STATUSES = ("regression", "improvement", "new", "gone", "unchanged")
+SPREAD = "(spread between steps)"
 
 
 def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
@@ -93,444 +87,23 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
         return _tree_table(comparison)
     if by == "finding":
         return _finding_table(comparison)
-    view = {
-        "op": _OpRows,
-        "kernel": _KernelRows,
-        "ancestor": _AncestorRows,
-        "cause": _CauseRows,
-    }[by](comparison)
-    return _piece_table(comparison, view)
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """The rows of `build_diff(by="op")` before they are averaged, step by step."""
-
-    comparison: Comparison
-    columns: Mapping[str, Column]
-    """The columns of `by="op"` that name the rows, and calls per step; `[rows]` each."""
-    row_of: Sequence[Array]
-    """The row of each piece, int64 `[pieces]` per side."""
-    cells: Sequence[Cells]
-    """The time of each row in each step in ns, per side."""
-
-
-def step_rows(before: Ranks, after: Ranks) -> StepRows:
-    """Return the rows of `build_diff(by="op")` step by step, for other ways to average them."""
-    comparison = compare(before, after)
-    view = _OpRows(comparison)
-    keys, row_of, measured = _measured_rows(comparison, view)
-    means = _Means([m.ns for m in measured], [m.calls for m in measured])
-    columns = view.columns(keys, means)
-    return StepRows(comparison, columns, row_of, [m.cells(len(keys)) for m in measured])
-
-
-# ---------------------------------------------------------------------------------- rows
-
-
-class _Rows:
-    """Interface of a view: it assigns pieces to rows of the table and names the rows."""
-
-    key: list[Array]
-    """Integers that are equal for pieces of one row, int64 `[pieces]` per side."""
-
-    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        """Return the columns that name the rows of the given keys."""
-        raise NotImplementedError
-
-    def kinds(self, keys: Array) -> Array:
-        """Return the kind of piece of each key, an index of `_core.step_part_names()`."""
-        return _unpack(keys)[1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """Means per step of each row, before and after, `[rows]` each."""
-
-    ns: Sequence[Array]
-    """int64 in ns."""
-    calls: Sequence[Array]
-    """Number of stretches of time, float64."""
-
-
-class _CauseRows(_Rows):
-    """View of classes of GPU work and idle causes."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        self.key = [side.column("kind", np.int64) for side in comparison.sides]
-
-    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        return {"name": TextCodes(keys.astype(np.int32), part_titles())}
-
-    def kinds(self, keys: Array) -> Array:
-        return keys
-
-
-class _KernelRows(_Rows):
-    """View of kernels by canonical name, and of idle causes."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        self._book = Codebook()
-        idle = first_idle_part()
-        self.key = []
-        for side in comparison.sides:
-            kind = side.column("kind", np.int64)
-            leaf = joined([part.leaf_codes(self._book) for part in side.cuts], np.int64)
-            self.key.append(_pack(np.where(kind < idle, leaf, -1), kind))
-
-    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        leaf, kind = _unpack(keys)
-        return {
-            "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
-            "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
-            "before_calls": means.calls[0],
-            "after_calls": means.calls[1],
-        }
-
-
-_KINDS = 64  # more than there are kinds of pieces
-
-
-def _pack(code: Array, kind: Array) -> Array:
-    packed: Array = (code + 1) * _KINDS + kind
-    return packed
-
-
-def _unpack(keys: Array) -> tuple[Array, Array]:
-    return keys // _KINDS - 1, keys % _KINDS
-
-
-def _leaf_titles(leaf: Array, kind: Array, book: Codebook) -> list[str]:
-    """Return the names of kernels or host events, with the idle cause in front."""
-    texts, titles, idle = book.texts(), part_titles(), first_idle_part()
-    names = []
-    for code, part in zip(leaf.tolist(), kind.tolist(), strict=True):
-        text = texts[code] if code >= 0 else ""
-        if part < idle:
-            names.append(text or "(no recorded call)")
-        else:
-            names.append(f"{titles[part]} ({text})" if text else titles[part])
-    return names
-
-
-class _TreeRows(_Rows):
-    """View of places in the aligned trees: the variant of a node, and of a leaf there."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        self._comparison = comparison
-        self._book = Codebook()
-        self._trees, self._dims = align(comparison)
-        self._variant_of = _few_variants(self._trees)
-        self.key = [
-            joined(
-                [self._keys_of(index, part, is_after) for index, part in enumerate(side.cuts)],
-                np.int64,
-            )
-            for is_after, side in enumerate(comparison.sides)
-        ]
-
-    def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
-        """Return the keys of pieces, int64 `[pieces]`."""
-        raise NotImplementedError
-
-    def _nodes(self, index: int, part: Cut, is_after: int) -> Array:
-        """Return the innermost node around each piece, uint32 `[pieces]`; NO_ROW if there is none
-        or nothing runs."""
-        node_of_row = (self._trees.after_node if is_after else self._trees.before_node)(index)
-        node = np.full(len(part.kind), _core.NO_ROW, dtype=np.uint32)
-        placed = (part.kind < first_idle_part()) & (part.row != _core.NO_ROW)
-        node[placed] = node_of_row[part.row[placed]]
-        return node
-
-    def _pack_place(self, node: Array, leaf: Array, part: Cut) -> Array:
-        """Return keys of a node's variant, a leaf (-1 if none) and a kind, int64 `[pieces]`."""
-        inside = node != _core.NO_ROW
-        variant = np.full(len(node), -1, dtype=np.int64)
-        variant[inside] = self._variant_of[self._trees.variant[node[inside]]]
-        return _pack((variant + 1) * _LEAVES + leaf + 1, part.kind.astype(np.int64))
-
-    @staticmethod
-    def _unpack_place(keys: Array) -> tuple[Array, Array, Array]:
-        """Return variant, leaf and kind of each key; -1 if there is none."""
-        code, kind = _unpack(keys)
-        return code // _LEAVES - 1, code % _LEAVES - 1, kind
-
-
-_LEAVES = 1 << 24  # more than there are distinct names
-
-
-class _OpRows(_TreeRows):
-    """View of operators by place in the aligned trees and shape, and of idle causes by the event
-    that explains them."""
-
-    def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
-        node = self._nodes(index, part, is_after)
-        inside = node != _core.NO_ROW
-        # An operator stands for all that it launches; what no operator launched keeps its name.
-        of_op = np.zeros(len(node), dtype=bool)
-        owner = (self._trees.after_row if is_after else self._trees.before_row)[node[inside]]
-        host = part.kind[inside] == first_idle_part() - 1
-        is_op = part.part.table.kind[owner] == _core.EventKind.CPU_OP
-        of_op[inside] = np.where(host, owner == part.row[inside], is_op)
-        return self._pack_place(node, np.where(of_op, -1, part.leaf_codes(self._book)), part)
-
-    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        variant, leaf, kind = self._unpack_place(keys)
-        places = _Places(self._trees, self._dims)
-        of_op = (leaf < 0) & (variant >= 0)
-        titles = _leaf_titles(leaf, kind, self._book)
-        for i in np.flatnonzero(of_op):
-            titles[i] = places.name(int(variant[i]))
-        counted = self._op_calls()
-        shown = np.where(of_op, variant, -1)
-        paths = [
-            places.path(v, with_self=not op) if v >= 0 else []
-            for v, op in zip(variant.tolist(), of_op.tolist(), strict=True)
-        ]
-        return {
-            "name": encode_texts(titles),
-            "parent": encode_texts(path[-1] if path else None for path in paths),
-            "path": encode_texts(" / ".join(path) or None for path in paths),
-            "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
-            "before_calls": np.where(of_op, counted[0][shown], means.calls[0]),
-            "after_calls": np.where(of_op, counted[1][shown], means.calls[1]),
-            "dims": encode_texts(places.both_dims(v) for v in shown.tolist()),
-            "before_dims": encode_texts(places.dims(v, 0) for v in shown.tolist()),
-            "after_dims": encode_texts(places.dims(v, 1) for v in shown.tolist()),
-            "matched_by": TextCodes(self._matched_by(shown), _core.matched_by_names()),
-        }
-
-    def _matched_by(self, variant: Array) -> Array:
-        codes = np.full(len(variant), -1, dtype=np.int32)
-        known = variant >= 0
-        codes[known] = self._trees.variant_matched_by[variant[known]]
-        return codes
-
-    def _op_calls(self) -> list[Array]:
-        """Return mean calls per compared step, float64 `[variants + 1]` with 0 at the end."""
-        counts = []
-        for is_after, side in enumerate(self._comparison.sides):
-            rows = self._trees.after_row if is_after else self._trees.before_row
-            chosen = set(middle_half(side.durations).tolist())
-            count = np.zeros(len(self._trees.variant_context) + 1)
-            for index, (part, bounds) in enumerate(zip(side.cuts, side.bounds, strict=True)):
-                first = int(side.first_step[index])
-                kept = [b for i, b in enumerate(bounds) if first + i in chosen]
-                nodes = np.arange(*self._trees.pair_offsets[index : index + 2])
-                nodes = nodes[rows[nodes] != _core.NO_ROW]
-                inside = _is_inside(part.part.table.ts_ns[rows[nodes]], kept)
-                np.add.at(count, self._variant_of[self._trees.variant[nodes[inside]]], 1)
-            counts.append(count / max(1, len(chosen)))
-        return counts
-
-
-class _AncestorRows(_TreeRows):
-    """View of kernels by the lowest call around them that both recordings have.
-
-    Where operators were replaced, fused or split, their kernels meet at that call: those that went
-    stand beside those that came, whatever launched either.
-    """
-
-    def __init__(self, comparison: Comparison) -> None:
-        self._ops: tuple[list[Array], list[Array]] = [], []
-        super().__init__(comparison)
-
-    def _keys_of(self, index: int, part: Cut, is_after: int) -> Array:
-        node = self._nodes(index, part, is_after)
-        inside = node != _core.NO_ROW
-        node[inside] = self._shared[node[inside]]
-        keys = self._pack_place(node, part.leaf_codes(self._book), part)
-        self._ops[is_after].append(self._ops_by_key(keys, part))
-        return keys
-
-    def _ops_by_key(self, keys: Array, part: Cut) -> Array:
-        """Return keys and the codes of operators that launched their kernels, int64 `[2,
-        pairs]`."""
-        known = (part.kind < first_idle_part()) & (part.row != _core.NO_ROW)
-        code = part.row_texts(part.part.tree.op[part.row[known]], self._book.host_code)
-        pairs: Array = np.stack([keys[known], code])[:, code >= 0]
-        return pairs
-
-    @cached_property
-    def _shared(self) -> Array:
-        return shared_nodes(self._trees)
-
-    def columns(self, keys: Array, means: _Means) -> dict[str, Column]:
-        variant, leaf, kind = self._unpack_place(keys)
-        places = _Places(self._trees, self._dims)
-        variants = variant.tolist()
-        paths = [places.path(v, with_self=True) if v >= 0 else [] for v in variants]
-        sums = [_sums_where(variant >= 0, variant, ns) for ns in means.ns]
-        return {
-            "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
-            "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
-            "ancestor": encode_texts(places.name(v) if v >= 0 else None for v in variants),
-            "path": encode_texts(" / ".join(path) or None for path in paths),
-            "dims": encode_texts(places.both_dims(v) for v in variants),
-            "before_ops": self._op_names(keys, 0),
-            "after_ops": self._op_names(keys, 1),
-            "before_calls": means.calls[0],
-            "after_calls": means.calls[1],
-            "ancestor_before_ns": sums[0],
-            "ancestor_after_ns": sums[1],
-            "ancestor_delta_ns": sums[1] - sums[0],
-        }
-
-    def _op_names(self, keys: Array, is_after: int) -> TextCodes:
-        """Return the operators of each row, at most MOST_OPS by name."""
-        none = np.zeros((2, 0), dtype=np.int64)
-        pairs = np.unique(np.concatenate([none, *self._ops[is_after]], axis=1), axis=1)
-        begin = np.searchsorted(pairs[0], keys).tolist()
-        end = np.searchsorted(pairs[0], keys, side="right").tolist()
-        texts = self._book.texts()
-        return encode_texts(
-            _join_names([texts[code] for code in pairs[1, i:j].tolist()]) or None
-            for i, j in zip(begin, end, strict=True)
-        )
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = len(names) - MOST_OPS
-    return ", ".join(names[:MOST_OPS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _sums_where(known: Array, group: Array, ns: Array) -> Array:
-    """Return for each row the sum over the rows of its group, int64, masked if the group is
-    unknown."""
-    groups = Groups(group)
-    return np.ma.array(groups.sum(ns)[groups.index], mask=~known)
-
-
-def _is_inside(times_ns: Array, bounds: Bounds) -> Array:
-    """Return which times lie in one of the sorted, disjoint bounds."""
-    if not bounds:
-        return np.zeros(len(times_ns), dtype=bool)
-    starts, ends = np.asarray(bounds, dtype=np.int64).T
-    at = np.searchsorted(starts, times_ns, side="right") - 1
-    inside: Array = (at >= 0) & ((times_ns < ends[at]) | (starts[at] == ends[at]))
-    return inside
-
-
-def align(comparison: Comparison) -> tuple[_core.TreeDiff, list[str]]:
-    """Align the call trees of all pairs into one; also return the texts of its shape codes."""
-    book = Codebook()
-    sides: list[list[Any]] = [
-        [
-            (part.part.table, part.part.tree, part.part.costs, _dims_codes(part.part, book))
-            for part in side.cuts
-        ]
-        for side in comparison.sides
-    ]
-    return _core.tree_diff(*sides), book.texts()
-
-
-def shared_nodes(trees: _core.TreeDiff) -> Array:
-    """Return each node if both sides have it, else the next one above, uint32 `[nodes]`; NO_ROW if
-    there is none."""
-    unmatched = _core.matched_by_names().index("unmatched")
-    count = len(trees.parent)
-    parents = np.where(trees.parent == _core.NO_ROW, count, trees.parent.astype(np.int64))
-    above = np.where(trees.matched_by == unmatched, parents, np.arange(count))
-    above = np.append(above, count)
-    while not np.array_equal(above, further := above[above]):
-        above = further
-    found: Array = np.where(above == count, _core.NO_ROW, above)[:count].astype(np.uint32)
-    return found
-
-
-def _dims_codes(part: RankTrace, book: Codebook) -> Array:
-    """Return codes of operators' shapes that both sides share, int32 `[rows]`; -1 if absent."""
-    codes = np.full(len(part.table), -1, dtype=np.int32)
-    ops = np.flatnonzero(part.table.kind == _core.EventKind.CPU_OP)
-    for key in ("Input Dims", "Input dims"):
-        own, texts = part.table.text_codes(key, ops)
-        shared = np.asarray([*(book.code(text) for text in texts), -1], dtype=np.int32)
-        codes[ops] = np.maximum(codes[ops], shared[own])
-    return codes
-
-
-def _few_variants(trees: _core.TreeDiff) -> Array:
-    """Return each variant, or the first of its context if that has too many."""
-    contexts = trees.variant_context
-    numbers = np.arange(len(contexts), dtype=np.int64)
-    if not len(contexts):
-        return numbers
-    _, first, inverse, count = np.unique(
-        contexts, return_index=True, return_inverse=True, return_counts=True
+    view = {"op": OpRows, "kernel": KernelRows, "ancestor": AncestorRows, "cause": PartRows}[by](
+        comparison
     )
-    kept: Array = np.where(count[inverse] > MOST_SHAPES, first[inverse], numbers)
-    return kept
-
-
-class _Places:
-    """Names, paths and shapes of variants."""
-
-    def __init__(self, trees: _core.TreeDiff, dims: Sequence[str]) -> None:
-        self._context = trees.variant_context.tolist()
-        self._parent = trees.context_parent.tolist()
-        self._sides = [trees.context_before.tolist(), trees.context_after.tolist()]
-        self._names = trees.names
-        self._dims_codes = [trees.variant_before_dims.tolist(), trees.variant_after_dims.tolist()]
-        self._dims = dims
-        self._shapes = np.bincount(trees.variant_context, minlength=1).tolist()
-        self._paths: dict[int, list[str]] = {}
-
-    def name(self, variant: int) -> str:
-        return self.context_name(self._context[variant])
-
-    def context_name(self, context: int) -> str:
-        names = [
-            self._names[side[context]] for side in self._sides if side[context] != _core.NO_STRING
-        ]
-        return " → ".join(dict.fromkeys(names))
-
-    def path(self, variant: int, *, with_self: bool) -> list[str]:
-        """Return names from the outside in without steps, the innermost MOST_NAMES of them."""
-        context = self._context[variant]
-        return self._path(context if with_self else self._parent[context])
-
-    def _path(self, context: int) -> list[str]:
-        missing = []
-        while context != _core.NO_ROW and context not in self._paths:
-            missing.append(context)
-            context = self._parent[context]
-        path = [] if context == _core.NO_ROW else self._paths[context]
-        for inner in reversed(missing):
-            name = self.context_name(inner)
-            path = path if name.startswith("ProfilerStep#") else [*path[1 - MOST_NAMES :], name]
-            self._paths[inner] = path
-        return path
-
-    def dims(self, variant: int, is_after: int) -> str | None:
-        if variant < 0:
-            return None
-        shapes = self._shapes[self._context[variant]]
-        if shapes > MOST_SHAPES:
-            return f"({shapes} shapes)"
-        code = self._dims_codes[is_after][variant]
-        return self._dims[code] if code >= 0 else None
-
-    def both_dims(self, variant: int) -> str | None:
-        """Return the shapes, with an arrow if they changed."""
-        sides = [self.dims(variant, is_after) for is_after in (0, 1)]
-        return " → ".join(dict.fromkeys(text for text in sides if text)) or None
-
-
-# ---------------------------------------------------------------------------------- table
-
-
-def _piece_table(comparison: Comparison, view: _Rows) -> ColumnTable:
-    keys, _, measured = _measured_rows(comparison, view)
+    keys, _, measured = measure_rows(comparison, view)
     kept = np.flatnonzero((measured[0].ns != 0) | (measured[1].ns != 0))
     ns = [m.ns[kept] for m in measured]
-    naming = view.columns(keys[kept], _Means(ns, [m.calls[kept] for m in measured]))
+    naming = view.columns(keys[kept], ns, [m.calls[kept] for m in measured])
     rest = [step - total(part) for step, part in zip(comparison.step_ns, ns, strict=True)]
     noise = _noise_ns(comparison, view, keys, measured, kept)
     return _closed_table(comparison, naming, ns, rest, noise)
 
 
+# ---------------------------------------------------------------------------------- pieces
+
+
 def _noise_ns(
-    comparison: Comparison, view: _Rows, keys: Array, measured: Sequence[_Measured], kept: Array
+    comparison: Comparison, view: RowView, keys: Array, measured: Sequence[Measured], kept: Array
 ) -> Array:
     """Return the largest difference of each kept row that is not beyond chance (noise.py).
 
@@ -540,7 +113,18 @@ def _noise_ns(
     cells = [m.cells(len(keys)) for m in measured]
     typical = [side.middle_means() for side in cells]
     between_steps = step_noise_ns(cells, len(kept))
-    common = _common_factor(comparison, view, keys, measured, typical)
+    # The factor is that of the rows, or of kernels if the rows are classes.
+    calls, is_work = [m.calls for m in measured], view.kinds(keys) < first_idle_part()
+    work_ns = typical
+    if isinstance(view, PartRows):
+        kernels = KernelRows(comparison)
+        kernel_keys, _, of_kernels = measure_rows(comparison, kernels)
+        calls, is_work = (
+            [m.calls for m in of_kernels],
+            kernels.kinds(kernel_keys) < first_idle_part(),
+        )
+        work_ns = [m.cells(len(kernel_keys)).middle_means() for m in of_kernels]
+    common = common_factor(work_ns, calls, is_work)
     between_recordings = np.zeros(len(keys))
     if common.spread <= LARGEST_SPREAD:  # else most rows have changed, and tell nothing of chance
         between_recordings = recording_noise_ns(typical, common, len(kept))
@@ -548,65 +132,6 @@ def _noise_ns(
     accidental = np.abs((measured[1].ns - measured[0].ns) - (typical[1] - typical[0]))
     noise: Array = np.hypot(between_steps, between_recordings) + accidental
     return noise[kept]
-
-
-def _common_factor(
-    comparison: Comparison,
-    view: _Rows,
-    keys: Array,
-    measured: Sequence[_Measured],
-    typical: Sequence[Array],
-) -> CommonFactor:
-    """Estimate the common factor from the view's rows, or from kernels if the rows are classes."""
-    if isinstance(view, _CauseRows):
-        view = _KernelRows(comparison)
-        keys, _, measured = _measured_rows(comparison, view)
-        typical = [m.cells(len(keys)).middle_means() for m in measured]
-    calls = [m.calls for m in measured]
-    return common_factor(typical, calls, view.kinds(keys) < first_idle_part())
-
-
-def _measured_rows(
-    comparison: Comparison, view: _Rows
-) -> tuple[Array, list[Array], list[_Measured]]:
-    """Return the keys of the rows and, per side, the row of each piece and the measurements of each
-    row."""
-    keys, inverse = np.unique(joined(view.key, np.int64), return_inverse=True)
-    split = len(view.key[0])
-    rows = [inverse[:split], inverse[split:]]
-    measured = [
-        _Measured(side, index, len(keys))
-        for side, index in zip(comparison.sides, rows, strict=True)
-    ]
-    return keys, rows, measured
-
-
-class _Measured:
-    """The times of one side by row: the mean over the middle half of its steps, and each step."""
-
-    def __init__(self, side: Side, row: Array, rows: int) -> None:
-        durations, step, ns = side.durations, side.step, side.column("ns", np.int64)
-        self.steps = len(durations)
-        self._pieces = row, step, ns
-        chosen = np.zeros(len(durations), dtype=bool)
-        chosen[middle_half(durations)] = True
-        inside = chosen[step]
-        count = max(1, int(chosen.sum()))
-        total_ns = sum_by_index(row[inside], ns[inside], rows)
-        self.ns: Array = add(total_ns, count // 2) // count
-        """int64 `[rows]`."""
-        self.calls: Array = (
-            sum_by_index(row[inside], side.column("count", np.int64)[inside], rows) / count
-        )
-        """float64 `[rows]`: stretches of time per step."""
-
-    def cells(self, rows: int) -> Cells:
-        """Return the time of each row in each step."""
-        return Cells.of(*self._pieces, (rows, self.steps))
-
-
-STATUSES = ("regression", "improvement", "new", "gone", "unchanged")
-SPREAD = "(spread between steps)"
 
 
 def _closed_table(
@@ -621,41 +146,39 @@ def _closed_table(
     order = np.lexsort((np.arange(len(delta)), -np.abs(delta)))
     close = any(rest)
     columns = {name: _extend(column, order, close) for name, column in naming.items()}
+    name = columns.pop("name")
+    assert isinstance(name, TextCodes)
     if close:
-        columns["name"] = _with_last(columns["name"], SPREAD)
+        texts = [*name.texts, SPREAD]
+        name = TextCodes(np.append(name.codes[:-1], np.int32(len(texts) - 1)), texts)
     before, after = (
         np.append(part[order], np.int64(left)) if close else part[order]
         for part, left in zip(ns, rest, strict=True)
     )
+    delta = after - before
     noise = np.append(noise[order], np.nan) if close else noise[order]
     status = _status(comparison, before, after, noise)
     if close:
         status[-1] = -1  # what is left to the medians is nothing that comes or goes
-    lead: dict[str, Column] = {
-        name: columns.pop(name) for name in ("name", "part") if name in columns
-    }
-    measured: dict[str, Column] = {
+    significance = np.where(np.isnan(noise), -1, np.where(np.abs(delta) <= noise, 1, 0))
+    lead: dict[str, Column] = {"name": name}
+    if "part" in columns:
+        lead["part"] = columns.pop("part")
+    made: dict[str, Column] = {
+        **lead,
         "status": TextCodes(status, STATUSES),
         "before_ns": before,
         "after_ns": after,
-        "delta_ns": after - before,
+        "delta_ns": delta,
         "noise_ns": noise,
-        "significance": TextCodes(_significance(after - before, noise), _SIGNIFICANCES),
+        "significance": TextCodes(significance.astype(np.int32), ("beyond noise", "within noise")),
+        **columns,
     }
-    shown = (
-        "name",
-        "status",
-        "before_ns",
-        "after_ns",
-        "delta_ns",
-        "significance",
-        "dims",
-        "parent",
-        "ancestor",
-    )
+    shown = ("name", "status", "before_ns", "after_ns", "delta_ns", "significance", "dims",
+             "parent", "ancestor")  # fmt: skip
     return ColumnTable(
-        {**lead, **measured, **columns},
-        shown=tuple(n for n in shown if n in {**lead, **measured, **columns}),
+        made,
+        shown=tuple(n for n in shown if n in made),
         first=("name", "delta_ns", "status", "before_ns", "after_ns"),
         facts=_facts(comparison),
         notes=[*comparison.notes, *_closing_notes(comparison, noise, rest, columns)],
@@ -676,12 +199,6 @@ def _extend(column: Column, order: Array, close: bool) -> Column:
     return np.append(column[order], np.nan) if close else column[order]
 
 
-def _with_last(column: Column, text: str) -> TextCodes:
-    assert isinstance(column, TextCodes)
-    texts = [*column.texts, text]
-    return TextCodes(np.append(column.codes[:-1], np.int32(len(texts) - 1)), texts)
-
-
 def _status(comparison: Comparison, before: Array, after: Array, noise: Array) -> Array:
     """Return indices of STATUSES, int32 `[rows]`. A row with time on one side alone is new or gone,
     however little it is; `significance` says if that may be chance."""
@@ -693,15 +210,6 @@ def _status(comparison: Comparison, before: Array, after: Array, noise: Array) -
     status = np.where((after == 0) & (before > 0), 3, status)
     chosen: Array = status.astype(np.int32)
     return chosen
-
-
-_SIGNIFICANCES = ("beyond noise", "within noise")
-
-
-def _significance(delta: Array, noise: Array) -> Array:
-    known = np.where(np.abs(delta) <= noise, 1, 0)
-    codes: Array = np.where(np.isnan(noise), -1, known).astype(np.int32)
-    return codes
 
 
 def _facts(comparison: Comparison) -> dict[str, Any]:
@@ -732,17 +240,14 @@ def _closing_notes(
             "is left to the medians."
         )
     matched = columns.get("matched_by")
-    if isinstance(matched, TextCodes) and (share := _matched_share(matched)) < ALIKE_SHARE:
-        yield (
-            f"{format_share(share)} of the operators have a partner in the other recording: "
-            "these are hardly recordings of the same program."
-        )
-
-
-def _matched_share(matched: TextCodes) -> float:
-    known = matched.codes[matched.codes >= 0]
-    unmatched = list(matched.texts).index("unmatched")
-    return float(np.mean(known != unmatched)) if len(known) else 1.0
+    if isinstance(matched, TextCodes) and (matched.codes >= 0).any():
+        known = matched.codes[matched.codes >= 0]
+        share = float(np.mean(known != list(matched.texts).index("unmatched")))
+        if share < ALIKE_SHARE:
+            yield (
+                f"{format_share(share)} of the operators have a partner in the other recording: "
+                "these are hardly recordings of the same program."
+            )
 
 
 # ---------------------------------------------------------------------------------- findings
@@ -801,14 +306,11 @@ class _Findings:
         self.cost_ns: dict[str, int] = {}
         """ns, by type."""
         for name, parts in by_type.items():
-            covered = (_covered_ns(f.intervals, kept.get(rank.rank, [])) for rank, f in parts)
-            self.cost_ns[name] = (2 * sum(covered) + count) // (2 * count)
-
-
-def _covered_ns(intervals: Array, bounds: Bounds) -> int:
-    """Return the length of intervals inside sorted, disjoint bounds."""
-    edges = np.asarray(bounds, dtype=np.int64).ravel()
-    return total(covered_ns(union([intervals]), edges)[::2])
+            cost_ns = 0
+            for rank, found in parts:
+                edges = np.asarray(kept.get(rank.rank, []), dtype=np.int64).ravel()
+                cost_ns += total(covered_ns(union([found.intervals]), edges)[::2])
+            self.cost_ns[name] = (2 * cost_ns + count) // (2 * count)
 
 
 def _finding_status(comparison: Comparison, found: Sequence[_Findings], name: str) -> str:
@@ -831,7 +333,7 @@ def _tree_table(comparison: Comparison) -> ColumnTable:
     """Return both call trees as one, in pre-order, with GPU and host time of each call on either
     side."""
     trees, dims = align(comparison)
-    places = _Places(trees, dims)
+    places = Places(trees, dims)
     variant = trees.variant
     columns: dict[str, Column] = {
         "node": np.arange(len(variant), dtype=np.int64),
@@ -843,43 +345,29 @@ def _tree_table(comparison: Comparison) -> ColumnTable:
         ),
         "matched_by": TextCodes(trees.matched_by.astype(np.int32), _core.matched_by_names()),
     }
+    subtree_ns = []
     for when, side, rows in (
         ("before", comparison.before, trees.before_row),
         ("after", comparison.after, trees.after_row),
     ):
-        columns |= _tree_side(when, side, rows, trees.pair_offsets)
-    columns["delta_gpu_ns"] = _fill(columns["after_gpu_ns"]) - _fill(columns["before_gpu_ns"])
+        gpu, host = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+        absent = rows == _core.NO_ROW
+        for part, (begin, end) in zip(
+            side.cuts, pairwise(trees.pair_offsets.tolist()), strict=True
+        ):
+            nodes = np.arange(begin, end)[~absent[begin:end]]
+            gpu[nodes] = part.part.costs.subtree_gpu_ns[rows[nodes]]
+            host[nodes] = part.part.table.dur_ns[rows[nodes]]
+        columns[f"{when}_row"] = np.ma.array(rows.astype(np.int64), mask=absent)
+        columns[f"{when}_gpu_ns"] = np.ma.array(gpu, mask=absent)
+        columns[f"{when}_host_ns"] = np.ma.array(host, mask=absent)
+        subtree_ns.append(gpu)
+    columns["delta_gpu_ns"] = subtree_ns[1] - subtree_ns[0]
     if len(comparison.before.cuts) > 1:
-        columns = {"rank": _rank_of_nodes(comparison, trees.pair_offsets), **columns}
+        ranks = [part.part.rank for part in comparison.before.cuts]
+        counts = np.diff(trees.pair_offsets)
+        numbers = np.repeat([0 if rank is None else rank for rank in ranks], counts)
+        unknown = np.repeat([rank is None for rank in ranks], counts)
+        columns = {"rank": np.ma.array(numbers, mask=unknown), **columns}
     shown = ("depth", "name", "matched_by", "before_gpu_ns", "after_gpu_ns", "delta_gpu_ns")
     return ColumnTable(columns, shown=shown, facts=_facts(comparison), notes=comparison.notes)
-
-
-def _fill(column: Column) -> Array:
-    assert not isinstance(column, TextCodes)
-    filled: Array = np.ma.filled(column, 0)
-    return filled
-
-
-def _tree_side(when: str, side: Side, rows: Array, offsets: Array) -> dict[str, Column]:
-    """Return row, GPU time of the subtree and duration of each node, masked if the node is
-    absent."""
-    gpu, host = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
-    absent = rows == _core.NO_ROW
-    for part, (begin, end) in zip(side.cuts, pairwise(offsets.tolist()), strict=True):
-        nodes = np.arange(begin, end)[~absent[begin:end]]
-        gpu[nodes] = part.part.costs.subtree_gpu_ns[rows[nodes]]
-        host[nodes] = part.part.table.dur_ns[rows[nodes]]
-    masked: Callable[[Array], Column] = lambda values: np.ma.array(values, mask=absent)  # noqa: E731
-    return {
-        f"{when}_row": masked(rows.astype(np.int64)),
-        f"{when}_gpu_ns": masked(gpu),
-        f"{when}_host_ns": masked(host),
-    }
-
-
-def _rank_of_nodes(comparison: Comparison, offsets: Array) -> Column:
-    ranks = [part.part.rank for part in comparison.before.cuts]
-    counts = np.diff(offsets)
-    numbers = np.repeat([0 if rank is None else rank for rank in ranks], counts)
-    return np.ma.array(numbers, mask=np.repeat([rank is None for rank in ranks], counts))

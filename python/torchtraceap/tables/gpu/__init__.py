@@ -1,1 +1,1 @@
-"""Tables of what GPUs did: kernels, copies, memory, idle time."""
+"""Tables of what GPUs did: kernels, grids, copies, memory."""

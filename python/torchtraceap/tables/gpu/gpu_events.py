@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -20,16 +21,19 @@ from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "GpuEvents",
+    "Masked",
     "device_and_stream",
     "gpu_notes",
+    "masked_integers",
     "most_frequent",
-    "optional",
     "row_numbers",
     "time_statistics",
     "weighted_mean",
+    "whole_numbers",
 ]
 
 Masked = np.ma.MaskedArray[Any, Any]
+_BEYOND_SENSE = 1e18  # no figure of a profiler is that large, and sums of smaller ones are finite
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class GpuEvents:
 
     @classmethod
     def of(cls, part: RankTrace, *kinds: _core.EventKind) -> GpuEvents:
-        """All of them by start, or those of some kinds."""
+        """Return all GPU events of a rank by start, or those of some kinds."""
         rows = part.tree.gpu_rows
         if not kinds:
             return cls(part, np.arange(len(rows)))
@@ -75,7 +79,7 @@ class GpuEvents:
 
     @cached_property
     def exclusive_ns(self) -> Array:
-        """The part of its time that counts for each alone; of all events it sums to busy time."""
+        """int64: the part of its time that counts for each alone; it sums to the busy time."""
         return self.part.costs.exclusive_ns[self.rows]
 
     @cached_property
@@ -102,7 +106,7 @@ class GpuEvents:
 
     @cached_property
     def gpu_class(self) -> TextCodes:
-        """compute, communication or memcpy."""
+        """The class of each: compute, communication or memcpy."""
         codes = self.part.tree.gpu_class[self.rows]
         return TextCodes(codes.astype(np.int32), _core.gpu_class_names())
 
@@ -133,7 +137,7 @@ class GpuEvents:
 
     @cached_property
     def events_of_launch(self) -> Array:
-        """int64: GPU events of the same launch call, 0 for orphans."""
+        """int64: the number of GPU events of the same launch call, 0 for orphans."""
         offsets = self.part.tree.launched_offsets.astype(np.int64)
         launch = np.where(self.is_linked, self.launch, 0).astype(np.int64)
         return np.where(self.is_linked, offsets[launch + 1] - offsets[launch], 0)
@@ -145,39 +149,43 @@ class GpuEvents:
 
     @cached_property
     def delay_ns(self) -> Masked:
-        """int64: from the end of the launch call to the start of the event, at least 0, clocks
-        corrected; masked for orphans."""
+        """int64: the time from the end of the launch call to the start of the event, at least 0,
+        clocks corrected; masked for orphans."""
         after_start = self.part.tree.launch_delays_ns()[self.places]
         waited = np.maximum(0, after_start - self.call_ns)
         return np.ma.array(np.where(self.is_linked, waited, 0), mask=~self.is_linked)
 
     def of_launch(self, column: Array) -> Array:
-        """A column of the event table at the launch calls; arbitrary for orphans."""
+        """Return a column of the event table at the launch calls; arbitrary for orphans."""
         return column[np.where(self.is_linked, self.launch, 0).astype(np.int64)]
 
     def names_of(self, rows: Array) -> TextCodes:
-        """Names of rows of the table, absent for NO_ROW."""
+        """Return the names of rows of the table, absent for NO_ROW."""
         known = rows != _core.NO_ROW
         codes = self.part.table.name[np.where(known, rows, 0)].astype(np.int64)
         return TextCodes(np.where(known, codes, -1).astype(np.int32), self.texts)
 
     def text_arg(self, key: str) -> TextCodes:
-        """One key of `args`, as text."""
+        """Return one key of `args`, as text."""
         return TextCodes(*self._arg(key))
 
     def json_arg(self, key: str) -> JsonCodes:
-        """One key of `args`, as JSON; what is no JSON is a text."""
+        """Return one key of `args`, as JSON; what is no JSON is a text."""
         codes, texts = self._arg(key)
         return JsonCodes(codes, [_as_json(text) for text in texts])
 
     def number_arg(self, key: str) -> Array:
-        """One key of `args` as float64, NaN where there is no sensible number."""
+        """Return one key of `args` as float64, NaN where there is no sensible number."""
         codes, texts = self._arg(key)
-        values = np.array([*(_number(text) for text in texts), math.nan])
+        values = np.full(len(texts) + 1, math.nan)
+        for code, text in enumerate(texts):
+            with suppress(ValueError):
+                value = float(text)
+                values[code] = value if abs(value) < _BEYOND_SENSE else math.nan
         return values[codes]
 
     def _arg(self, key: str) -> tuple[Array, list[str]]:
-        """Codes and texts of one key; read once for all GPU events, as several tables ask."""
+        """Return codes and texts of one key; read once for all GPU events."""
         table, rows = self.part.table, self.part.tree.gpu_rows
         codes, texts = self.part.cached(
             ("GPU argument", key), lambda: table.text_codes(key, rows.astype(np.int64))
@@ -185,7 +193,7 @@ class GpuEvents:
         return codes[self.places], texts
 
     def owner_arg(self, key: str) -> TextCodes:
-        """One key of the `args` of the operators that own the events."""
+        """Return one key of the `args` of the operators that own the events."""
         owned, inverse = np.unique(self.owner, return_inverse=True)
         known = owned[owned != _core.NO_ROW].astype(np.int64)
         codes, texts = self.part.table.text_codes(key, known)
@@ -195,35 +203,24 @@ class GpuEvents:
 
 @lru_cache(maxsize=1 << 12)
 def _as_json(text: str) -> str:
-    """Ranks and tables ask for the same few."""
+    """Return valid JSON as it is, anything else as a text; ranks and tables ask for the same."""
     try:
         return json.dumps(json.loads(text, strict=False), allow_nan=False)
     except (ValueError, RecursionError):
         return json.dumps(text)
 
 
-_BEYOND_SENSE = 1e18  # no figure of a profiler is that large, and sums of smaller ones are finite
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return math.nan
-    return value if abs(value) < _BEYOND_SENSE else math.nan
-
-
 def device_and_stream(part: RankTrace, index: Array) -> dict[str, Column]:
-    """Columns `device` and `stream` for indices in `tree.streams`, masked where not said."""
+    """Return columns `device` and `stream` for indices in `tree.streams`, masked if unknown."""
     streams = part.tree.streams
     return {
-        "device": optional([stream.device for stream in streams])[index],
-        "stream": optional([stream.stream for stream in streams])[index],
+        "device": masked_integers([stream.device for stream in streams])[index],
+        "stream": masked_integers([stream.stream for stream in streams])[index],
     }
 
 
-def optional(values: Sequence[int | None]) -> Masked:
-    """int64 with a mask where there is no value."""
+def masked_integers(values: Sequence[int | None]) -> Masked:
+    """Return int64, masked where there is no value."""
     return np.ma.array(
         np.array([0 if value is None else value for value in values], dtype=np.int64),
         mask=np.array([value is None for value in values], dtype=bool),
@@ -231,28 +228,26 @@ def optional(values: Sequence[int | None]) -> Masked:
 
 
 def row_numbers(rows: Array) -> Masked:
-    """int64, masked where NO_ROW."""
+    """Return rows as int64, masked where NO_ROW."""
     missing = rows == _core.NO_ROW
     return np.ma.array(np.where(missing, 0, rows).astype(np.int64), mask=missing)
 
 
+def whole_numbers(values: Array) -> Masked:
+    """Return floats as int64, masked where NaN or beyond any device."""
+    absent = ~(np.abs(values) < 2**62)
+    return np.ma.array(np.where(absent, 0, values).astype(np.int64), mask=absent)
+
+
 def time_statistics(groups: Groups, duration_ns: Array, order: Array) -> dict[str, Column]:
-    """count, sum, mean, median, min, max and 95th percentile of each group, in ns."""
-    columns: dict[str, Array] = {
-        "count": groups.count,
-        "sum_ns": groups.sum(duration_ns),
-        "mean_ns": groups.mean(duration_ns),
-        "median_ns": groups.median(duration_ns),
-        "min_ns": groups.minimum(duration_ns),
-        "max_ns": groups.maximum(duration_ns),
-        "p95_ns": groups.quantile(duration_ns, 0.95),
-    }
-    return {name: column[order] for name, column in columns.items()}
+    """Return count, sum, mean, median, min, max and 95th percentile of each group, in ns."""
+    names = ("sum", "mean", "median", "min", "max", "p95")
+    return {"count": groups.count[order], **groups.statistics(duration_ns, *names, order=order)}
 
 
 def most_frequent(groups: Groups, codes: Array) -> tuple[Array, Array]:
-    """The code that each group has most often (the first of equals; -1 if none), and how many
-    distinct ones it has."""
+    """Return the code that each group has most often (the first of equals; -1 if none), and how
+    many distinct ones it has."""
     present = codes >= 0
     pairs = Groups(groups.index[present], codes[present])
     group, code = groups.index[present][pairs.first], codes[present][pairs.first]
@@ -264,9 +259,9 @@ def most_frequent(groups: Groups, codes: Array) -> tuple[Array, Array]:
 
 
 def weighted_mean(groups: Groups, values: Array, weights: Array) -> Array:
-    """float64, over the values that are not NaN; NaN where a group has none.
+    """Return the weighted mean of each group over the values that are not NaN, float64.
 
-    Groups whose weights are all 0 get the plain mean.
+    Groups whose weights are all 0 get the plain mean, groups without a value NaN.
     """
     present = ~np.isnan(values)
     filled = np.where(present, values, 0.0)
@@ -280,7 +275,7 @@ def weighted_mean(groups: Groups, values: Array, weights: Array) -> Array:
 
 
 def gpu_notes(events: GpuEvents, what: str = "GPU events") -> list[str]:
-    """What a table of GPU events lacks because the trace lacks it."""
+    """Return notes that say what a table of GPU events lacks because the trace lacks it."""
     if not len(events):
         return [f"The trace has no {what}: torch.profiler records them with ProfilerActivity.CUDA."]
     orphans = int((~events.is_linked).sum())

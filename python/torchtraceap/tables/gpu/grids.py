@@ -1,4 +1,4 @@
-"""Kernels by the size of their grid: do they fill the multiprocessors, and how evenly?
+"""Kernels by the size of their grid: how far and how evenly they fill the multiprocessors.
 
 A wave is what the device can hold at once: the blocks that fit on a multiprocessor times the
 multiprocessors. The last wave of a grid is seldom full, and a grid of less than one wave leaves
@@ -8,9 +8,6 @@ room on the device for as long as it runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +18,8 @@ from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -28,189 +27,126 @@ from torchtraceap.tables.gpu.gpu_events import (
     most_frequent,
     time_statistics,
     weighted_mean,
+    whole_numbers,
 )
-from torchtraceap.tables.gpu.occupancy import (
+from torchtraceap.tables.gpu.recorded_device import (
     LIMITS,
     Multiprocessor,
     multiprocessors_of,
     resident_blocks,
 )
 from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
-from torchtraceap.tables.labels import check_choice, steps_of
-from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_grids"]
 
-_UNKNOWN = Multiprocessor()
 _SHAPE = ("grid", "block", "registers per thread", "shared memory")
-_NO_SIZE = (np.nan, np.nan, np.nan)
+_SHARES = ("waves", "tail_share", "empty_share", "used_share")
 _CALLS_IN_THREADS = ("hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel")
+"""Calls that take the size of the grid in threads, not in blocks."""
 
 
 def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
-    """Kernels of one rank by waves, longest total time first, or each by start.
-
-    Args:
-        part: The rank.
-        by: "name" (canonical), "grid" (name and launch shape) or "event".
+    """Build the table of `Trace.grids` for one rank.
 
     Returns:
-        Columns as docs/kernels.md lists them; `sum_ns` sums to the fact `kernels_ns`.
+        Rows by total time, the longest first, or events by start; docs/kernels.md has the columns.
+        `sum_ns` sums to the fact `kernels_ns`.
 
     Raises:
         OptionError: `by` is something else.
     """
     check_choice("by", by, TABLE.views)
     kernels = _Grids(GpuEvents.of(part, _core.EventKind.KERNEL))
-    views = {"name": _by_name, "grid": _by_grid, "event": _by_event}
-    columns, shown = views[by](kernels)
-    facts = _facts(kernels)
+    columns, shown = _by_event(kernels) if by == "event" else _grouped(kernels, by)
+    # Totals; the shares are of compute kernels whose waves are known.
+    duration_ns = kernels.events.duration_ns
+    is_known = kernels.is_compute & ~np.isnan(kernels.waves)
+    known_ns = total(duration_ns[is_known])
+    below_ns = total(duration_ns[is_known & (kernels.waves < 1)])
+    counts = {int(count) for count in kernels.multiprocessors if not np.isnan(count)}
+    facts = {
+        "kernels_ns": total(duration_ns),
+        "compute_ns": total(duration_ns[kernels.is_compute]),
+        "known_ns": known_ns,
+        "below_one_wave_ns": below_ns,
+        "below_one_wave_share": below_ns / known_ns if known_ns else None,
+        "multiprocessors": sorted(counts),
+    }
     return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(kernels, facts))
 
 
-@dataclass(frozen=True)
 class _Grids:
-    """Kernels with what their launch asks for and what their device has; NaN is not known."""
+    """Kernels with what their launch requests and what their device has, float64 `[n]`; NaN is not
+    known.
 
-    events: GpuEvents
+    Attributes:
+        blocks: Blocks of the grid.
+        threads: Threads of a block.
+        registers: Registers of a thread.
+        shared_bytes: Shared memory of a block.
+        multiprocessors: Those of the device; from what the profiler says of blocks per
+            multiprocessor where the trace does not describe the device.
+        resident_blocks: Blocks that a multiprocessor holds at once.
+        limited_by: What limits them, of `LIMITS`.
+        waves: Waves of the grid.
+        tail_share: The part of the last wave that is empty.
+        empty_share: The part of all waves that is empty: what the tail costs if all blocks take as
+            long.
+        used_share: The part of the multiprocessors that gets a block.
+        is_compute: bool `[n]`; collectives take few multiprocessors on purpose.
+    """
 
-    @cached_property
-    def blocks(self) -> Array:
-        """float64: of the grid."""
-        grid = _sizes(self.events.json_arg("grid"))
-        counts = np.where(
-            self.in_threads, np.ceil(grid / _sizes(self.events.json_arg("block"))), grid
-        )
-        count: Array = counts.prod(axis=0)
-        return count
-
-    @cached_property
-    def in_threads(self) -> Array:
-        """bool: the grid is in threads, as this call of HIP takes it; else in blocks."""
-        names = self.events.names_of(self.events.launch)
-        counted = np.array([*(text in _CALLS_IN_THREADS for text in names.texts), False])
-        taken: Array = counted[names.codes]
-        return taken
-
-    @cached_property
-    def threads(self) -> Array:
-        """float64: of a block."""
-        count: Array = _sizes(self.events.json_arg("block")).prod(axis=0)
-        return count
-
-    @cached_property
-    def registers(self) -> Array:
-        return self.events.number_arg("registers per thread")
-
-    @cached_property
-    def shared_bytes(self) -> Array:
-        return self.events.number_arg("shared memory")
-
-    @cached_property
-    def device(self) -> Array:
-        """int64: number of the device, -1 where it is not told."""
-        return self.events.part.table.device[self.events.rows].astype(np.int64)
-
-    @cached_property
-    def described(self) -> dict[int, Multiprocessor]:
-        return multiprocessors_of(self.events.part)
-
-    @cached_property
-    def multiprocessors(self) -> Array:
-        """float64: of the device; from what the profiler says of blocks per multiprocessor where
-        the trace does not describe the device."""
-        counts = np.full(len(self.events), np.nan)
+    def __init__(self, events: GpuEvents) -> None:
+        self.events = events
+        grid, block = (_sizes(events.json_arg(key)) for key in ("grid", "block"))
+        launch = events.names_of(events.launch)
+        is_hip = np.array([*(text in _CALLS_IN_THREADS for text in launch.texts), False])
+        self.blocks: Array = np.where(is_hip[launch.codes], np.ceil(grid / block), grid).prod(0)
+        self.threads: Array = block.prod(axis=0)
+        self.registers = events.number_arg("registers per thread")
+        self.shared_bytes = events.number_arg("shared memory")
+        gpu_class = events.part.tree.gpu_class[events.rows]
+        self.is_compute: Array = gpu_class == _core.GpuClass.COMPUTE
         with np.errstate(divide="ignore", invalid="ignore"):
-            implied = self.blocks / self.events.number_arg("blocks per SM")
+            implied = self.blocks / events.number_arg("blocks per SM")
         plausible = (implied >= 1) & np.isfinite(implied)
-        for number, here in self._rows_by_device:
-            count = self._of(number).count
+        described = multiprocessors_of(events.part)
+        alike = set(described.values())
+        common = alike.pop() if len(alike) == 1 else Multiprocessor()
+        self.multiprocessors = np.full(len(events), np.nan)
+        self.resident_blocks = np.full(len(events), np.nan)
+        limit = np.full(len(events), -1, dtype=np.int32)
+        for number, here in rows_by_key(events.part.table.device[events.rows].astype(np.int64)):
+            on = described.get(number, common)
             usable = implied[here[plausible[here]]]
+            count = on.count
             if not count and len(usable):
                 count = round(float(np.median(usable)))
-            counts[here] = count or np.nan
-        return counts
-
-    @cached_property
-    def _rows_by_device(self) -> list[tuple[int, Array]]:
-        return list(rows_by_key(self.device))
-
-    def _of(self, number: int) -> Multiprocessor:
-        return self.described.get(number, self._common)
-
-    @cached_property
-    def _common(self) -> Multiprocessor:
-        """What all devices of the trace are; unknown where they differ."""
-        alike = set(self.described.values())
-        return alike.pop() if len(alike) == 1 else _UNKNOWN
-
-    @cached_property
-    def _resident(self) -> tuple[Array, Array]:
-        blocks = np.full(len(self.events), np.nan)
-        limit = np.full(len(self.events), -1, dtype=np.int32)
-        for number, here in self._rows_by_device:
-            blocks[here], limit[here] = resident_blocks(
-                self._of(number),
-                self.threads[here],
-                self.registers[here],
-                self.shared_bytes[here],
+            self.multiprocessors[here] = count or np.nan
+            self.resident_blocks[here], limit[here] = resident_blocks(
+                on, self.threads[here], self.registers[here], self.shared_bytes[here]
             )
-        return blocks, limit
-
-    @property
-    def resident_blocks(self) -> Array:
-        """float64: blocks that a multiprocessor holds at once."""
-        return self._resident[0]
-
-    @property
-    def limited_by(self) -> TextCodes:
-        return TextCodes(self._resident[1], LIMITS)
-
-    @cached_property
-    def waves(self) -> Array:
-        waves: Array = self.blocks / (self.multiprocessors * self.resident_blocks)
-        return waves
-
-    @cached_property
-    def tail_share(self) -> Array:
-        """The part of the last wave that is empty."""
-        share: Array = np.ceil(self.waves) - self.waves
-        return share
-
-    @cached_property
-    def empty_share(self) -> Array:
-        """The part of all waves that is empty: what the tail costs if all blocks take as long."""
-        waves = np.ceil(self.waves)
-        share: Array = (waves - self.waves) / waves
-        return share
-
-    @cached_property
-    def used_share(self) -> Array:
-        """The part of the multiprocessors that gets a block."""
-        share: Array = np.minimum(1.0, self.blocks / self.multiprocessors)
-        return share
-
-    @cached_property
-    def is_compute(self) -> Array:
-        """Collectives take few multiprocessors on purpose."""
-        found: Array = self.events.part.tree.gpu_class[self.events.rows] == _core.GpuClass.COMPUTE
-        return found
+        self.limited_by = TextCodes(limit, LIMITS)
+        self.waves: Array = self.blocks / (self.multiprocessors * self.resident_blocks)
+        whole_waves = np.ceil(self.waves)
+        self.tail_share: Array = whole_waves - self.waves
+        self.empty_share: Array = self.tail_share / whole_waves
+        self.used_share: Array = np.minimum(1.0, self.blocks / self.multiprocessors)
 
 
 def _sizes(column: TextCodes) -> Array:
-    """float64 `[3, n]`: three whole numbers in JSON; NaN for anything else."""
-    sizes = np.array([*map(_three, column.texts), _NO_SIZE])
+    """Return the three sizes of a grid or block, float64 `[3, n]`; NaN for anything else."""
+    sizes = np.full((len(column.texts) + 1, 3), np.nan)
+    for code, text in enumerate(column.texts):
+        dims = json.loads(text)
+        if (
+            isinstance(dims, list)
+            and len(dims) == 3
+            and all(type(dim) is int and 0 < dim < 2**31 for dim in dims)
+        ):
+            sizes[code] = dims
     return sizes[column.codes].T
-
-
-def _three(text: str) -> tuple[float, float, float]:
-    dims = json.loads(text)
-    if not isinstance(dims, list) or len(dims) != 3:
-        return _NO_SIZE
-    if not all(type(dim) is int and 0 < dim < 2**31 for dim in dims):
-        return _NO_SIZE
-    return float(dims[0]), float(dims[1]), float(dims[2])
 
 
 # ------------------------------------------------------------------------------------- views
@@ -219,59 +155,39 @@ Columns = dict[str, Column]
 View = tuple[Columns, tuple[str, ...]]
 
 
-def _by_name(grids: _Grids) -> View:
-    events = grids.events
-    groups = Groups(events.canonical.codes)
-    order = order_by(groups.sum(events.duration_ns), descending=[True])
+def _grouped(grids: _Grids, by: str) -> View:
+    """Return kernels by canonical name, or by launch shape on one kind of device: what is a mean by
+    name is exact there."""
+    events, duration_ns = grids.events, grids.events.duration_ns
+    if by == "name":
+        groups = Groups(events.canonical.codes)
+    else:
+        shape = [events.text_arg(key).codes for key in _SHAPE]
+        count = np.ma.filled(whole_numbers(grids.multiprocessors), -1)
+        groups = Groups(events.canonical.codes, *shape, count)
+    order = order_by(groups.sum(duration_ns), descending=[True])
     first = groups.first[order]
     op, _ = most_frequent(groups, events.op.codes)
-    _, shapes = most_frequent(groups, events.json_arg("grid").codes)
-    below_ns = groups.sum(np.where(grids.waves < 1, events.duration_ns, 0))[order]
+    columns: Columns = {
+        "canonical": events.canonical.take(first),
+        "class": events.gpu_class.take(first),
+        "op": TextCodes(op[order], events.texts),
+    }
+    if by == "grid":
+        columns |= _launch_shape(grids, first)
+    columns |= time_statistics(groups, duration_ns, order)
+    columns["kernel_share"] = (groups.sum(duration_ns) / max(1, total(duration_ns)))[order]
+    if by == "grid":
+        shown = ("canonical", "grid", "block", "count", "sum_ns", "kernel_share")
+        return columns, (*shown, "resident_blocks", "limited_by", *_SHARES)
+    columns["grids"] = most_frequent(groups, events.json_arg("grid").codes)[1][order]
+    for name, values in _figures(grids).items():
+        columns[name] = weighted_mean(groups, values, duration_ns)[order]
+    below_ns = groups.sum(np.where(grids.waves < 1, duration_ns, 0))
     unknown = groups.sum(~np.isnan(grids.waves)) == 0
-    columns: Columns = {
-        "canonical": events.canonical.take(first),
-        "class": events.gpu_class.take(first),
-        "op": TextCodes(op[order], events.texts),
-        **time_statistics(groups, events.duration_ns, order),
-        "kernel_share": _kernel_share(groups, events)[order],
-        "grids": shapes[order],
-        **{
-            name: weighted_mean(groups, values, events.duration_ns)[order]
-            for name, values in _figures(grids).items()
-        },
-        "below_one_wave_ns": np.ma.array(below_ns, mask=unknown[order]),
-    }
-    shown = ("canonical", "count", "sum_ns", "kernel_share", "grids", "blocks", "resident_blocks")
-    return columns, (
-        *shown,
-        "waves",
-        "tail_share",
-        "empty_share",
-        "used_share",
-        "below_one_wave_ns",
-    )
-
-
-def _by_grid(grids: _Grids) -> View:
-    """Rows of one launch shape on one kind of device: what is a mean by name is exact here."""
-    events = grids.events
-    asked = [events.text_arg(key).codes for key in _SHAPE]
-    groups = Groups(
-        events.canonical.codes, *asked, np.ma.filled(_as_int(grids.multiprocessors), -1)
-    )
-    order = order_by(groups.sum(events.duration_ns), descending=[True])
-    first = groups.first[order]
-    op, _ = most_frequent(groups, events.op.codes)
-    columns: Columns = {
-        "canonical": events.canonical.take(first),
-        "class": events.gpu_class.take(first),
-        "op": TextCodes(op[order], events.texts),
-        **_launch_shape(grids, first),
-        **time_statistics(groups, events.duration_ns, order),
-        "kernel_share": _kernel_share(groups, events)[order],
-    }
-    shown = ("canonical", "grid", "block", "count", "sum_ns", "kernel_share", "resident_blocks")
-    return columns, (*shown, "limited_by", "waves", "tail_share", "empty_share", "used_share")
+    columns["below_one_wave_ns"] = np.ma.array(below_ns[order], mask=unknown[order])
+    shown = ("canonical", "count", "sum_ns", "kernel_share", "grids", "blocks")
+    return columns, (*shown, "resident_blocks", *_SHARES, "below_one_wave_ns")
 
 
 def _by_event(grids: _Grids) -> View:
@@ -289,15 +205,7 @@ def _by_event(grids: _Grids) -> View:
         **_launch_shape(grids, np.arange(len(events))),
     }
     shown = ("row", "name", "op", "since_first_ns", "duration_ns", "grid", "block")
-    return columns, (
-        *shown,
-        "resident_blocks",
-        "limited_by",
-        "waves",
-        "tail_share",
-        "empty_share",
-        "used_share",
-    )
+    return columns, (*shown, "resident_blocks", "limited_by", *_SHARES)
 
 
 def _figures(grids: _Grids) -> dict[str, Array]:
@@ -321,47 +229,17 @@ def _launch_shape(grids: _Grids, chosen: Array) -> Columns:
         "block": grids.events.json_arg("block").take(chosen),
         "registers_per_thread": grids.registers[chosen],
         "shared_memory_bytes": grids.shared_bytes[chosen],
-        **{name: _as_int(v) if name in whole else v for name, v in figures.items()},
+        **{name: whole_numbers(v) if name in whole else v for name, v in figures.items()},
         "limited_by": grids.limited_by.take(chosen),
     }
-
-
-def _as_int(values: Array) -> Array:
-    """int64, masked where NaN or beyond any device."""
-    absent = ~(np.abs(values) < 2**62)
-    return np.ma.array(np.where(absent, 0, values).astype(np.int64), mask=absent)
-
-
-def _kernel_share(groups: Groups, events: GpuEvents) -> Array:
-    share: Array = groups.sum(events.duration_ns) / max(1, total(events.duration_ns))
-    return share
 
 
 # ------------------------------------------------------------------------------------- facts
 
 
-def _facts(grids: _Grids) -> dict[str, Any]:
-    """Totals; the shares are of compute kernels whose waves are known."""
-    duration_ns = grids.events.duration_ns
-    known = grids.is_compute & ~np.isnan(grids.waves)
-    known_ns = total(duration_ns[known])
-    below_ns = total(duration_ns[known & (grids.waves < 1)])
-    return {
-        "kernels_ns": total(duration_ns),
-        "compute_ns": total(duration_ns[grids.is_compute]),
-        "known_ns": known_ns,
-        "below_one_wave_ns": below_ns,
-        "below_one_wave_share": below_ns / known_ns if known_ns else None,
-        "multiprocessors": sorted(
-            {int(count) for count in grids.multiprocessors if not np.isnan(count)}
-        ),
-    }
-
-
-def _notes(grids: _Grids, facts: dict[str, Any]) -> Sequence[str]:
-    events = grids.events
-    notes = gpu_notes(events, "kernels")
-    if not len(events):
+def _notes(grids: _Grids, facts: dict[str, Any]) -> list[str]:
+    notes = gpu_notes(grids.events, "kernels")
+    if not len(grids.events):
         return notes
     if facts["known_ns"]:
         share = format_share(facts["below_one_wave_share"])
@@ -369,25 +247,24 @@ def _notes(grids: _Grids, facts: dict[str, Any]) -> Sequence[str]:
             f"Compute kernels of less than one wave ran for {format_ns(facts['below_one_wave_ns'])}"
             f", {share} of the time of those whose waves are known."
         )
-    return [*notes, *_lacks(grids)]
-
-
-def _lacks(grids: _Grids) -> Sequence[str]:
     missing = np.isnan(grids.blocks)
     if missing.all():
-        return ["The trace records no grid sizes, so that waves are not known."]
-    notes = []
+        return [*notes, "The trace records no grid sizes, so that waves are not known."]
     if missing.any():
         notes.append(f"{int(missing.sum())} of {len(missing)} kernels have no grid size.")
     placed = ~missing
     if np.isnan(grids.multiprocessors[placed]).all():
-        return [*notes, "The trace does not describe its device (`deviceProperties`), so that "
-                "waves are not known."]  # fmt: skip
-    if np.isnan(grids.resident_blocks[placed]).all():
-        return [*notes, "The trace does not describe its device (`deviceProperties`): the number "
-                "of multiprocessors follows from what the profiler says of blocks on each, but "
-                "not how many fit at once, so that waves are not known."]  # fmt: skip
-    if np.isnan(grids.registers[placed]).all():
+        notes.append(
+            "The trace does not describe its device (`deviceProperties`), so that waves are not "
+            "known."
+        )
+    elif np.isnan(grids.resident_blocks[placed]).all():
+        notes.append(
+            "The trace does not describe its device (`deviceProperties`): the number of "
+            "multiprocessors follows from what the profiler says of blocks on each, but not how "
+            "many fit at once, so that waves are not known."
+        )
+    elif np.isnan(grids.registers[placed]).all():
         notes.append(
             "Registers and shared memory are not recorded (on ROCm never): blocks that fit are "
             "counted by threads alone, so that there may be more waves than shown."

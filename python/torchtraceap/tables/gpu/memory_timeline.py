@@ -6,7 +6,6 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,14 @@ CATEGORIES = (
     "autograd_detail",
     "unknown",
 )
-"""By the numbers of torch.profiler._memory_profiler (`_CATEGORY_TO_INDEX`, torch 2.1 to 2.13)."""
+"""Categories by number in torch.profiler._memory_profiler (`_CATEGORY_TO_INDEX`, torch 2.1 on)."""
 
 _ACTIONS = 4  # preexisting, create, increment version, destroy: numbered from 1
 _GZIP = b"\x1f\x8b"
 MAX_TEXT_BYTES = 512 << 20
-"""Of a file, decompressed."""
+"""The most bytes of a file, decompressed."""
 MAX_ENTRIES = 1 << 23
-"""Events of a raw file, times of the others; an hour of training writes a million."""
+"""The most events of a raw file, times of the others; an hour of training writes a million."""
 _PIECE_BYTES = 1 << 20  # text that is made into Python's objects at once, whole rows of it
 _SPACE = b" \t\r\n"
 _BETWEEN = re.compile(rb"\][ \t\r\n]*,(?=[ \t\r\n]*\[)")
@@ -45,12 +44,12 @@ _SIZES_FOLLOW = re.compile(rb"\][ \t\r\n]*,[ \t\r\n]*\[[ \t\r\n]*[\[\]]")
 
 
 def read_memory_timeline(path: PathLike) -> ColumnTable:
-    """Memory by category over time, from `.raw.json.gz`, `.json.gz` or `.json`.
+    """Read a file of `torch.profiler.profile.export_memory_timeline`: memory by category over time.
 
-    Told apart by content. A raw file is a list of [time in ns, action, bytes, category], where
-    bytes are negative when memory goes away or changes category; the others are [times in us,
-    [[0, bytes by category ...] ...]]. Memory from before the recording has the time -1 in a raw
-    file: it is there from the first time on.
+    Three endings, `.raw.json.gz`, `.json.gz` or `.json`, are told apart by content. A raw file is a
+    list of [time in ns, action, bytes, category], where bytes are negative when memory goes away or
+    changes category; the others are [times in us, [[0, bytes by category ...] ...]]. Memory from
+    before the recording has the time -1 in a raw file: it is there from the first time on.
 
     Args:
         path: The file.
@@ -64,20 +63,36 @@ def read_memory_timeline(path: PathLike) -> ColumnTable:
         MissingFileError: There is no such file.
         ParseError: It is none of these; the message says what was expected and what came.
     """
-    text = _read_text(Path(path))
-    is_raw = not _holds_sizes(text)
-    times_ns, sizes = _from_raw(path, text) if is_raw else _from_sizes(path, text)
-    return _table(times_ns, sizes, "raw" if is_raw else "sizes")
-
-
-def _holds_sizes(text: bytes) -> bool:
-    """[times, sizes]: two lists, the second of lists or empty."""
+    text = _read_list(Path(path))
     first_end = text.find(b"]")
-    return first_end >= 0 and _SIZES_FOLLOW.match(text, first_end) is not None
+    is_raw = first_end < 0 or _SIZES_FOLLOW.match(text, first_end) is None
+    times_ns, sizes = _from_raw(path, text) if is_raw else _from_sizes(path, text)
+    total_bytes = sizes.sum(axis=1)
+    peak = int(np.argmax(total_bytes)) if len(total_bytes) else None
+    of_peak = sizes[:0].sum(axis=0) if peak is None else sizes[peak]
+    held = dict(zip(CATEGORIES, of_peak.tolist(), strict=True))
+    note = "The file holds no memory events for its device."
+    if peak is not None:
+        largest = sorted(held.items(), key=lambda item: -item[1])
+        parts = ", ".join(
+            f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest if size > 0
+        )
+        note = f"Most memory: {format_bytes(total_bytes[peak])} ({parts})."
+    by_category = {f"{name}_bytes": sizes[:, i] for i, name in enumerate(CATEGORIES)}
+    return ColumnTable(
+        {"time_ns": times_ns, **by_category, "total_bytes": total_bytes},
+        facts={
+            "format": "raw" if is_raw else "sizes",
+            "peak_bytes": 0 if peak is None else int(total_bytes[peak]),
+            "peak_time_ns": None if peak is None else int(times_ns[peak]),
+            "peak_by_category_bytes": held,
+        },
+        notes=[note],
+    )
 
 
-def _read_text(path: Path) -> bytes:
-    """The JSON of a list, without what stands around it."""
+def _read_list(path: Path) -> bytes:
+    """Return the JSON of a list, without what stands around it."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == _GZIP
@@ -93,17 +108,21 @@ def _read_text(path: Path) -> bytes:
         raise ParseError(f"{path}: holds more than {MAX_TEXT_BYTES >> 20} MiB")
     text = text.removeprefix(b"\xef\xbb\xbf").strip(_SPACE)
     if not (text.startswith(b"[") and text.endswith(b"]") and len(text) > 1):
-        raise _unexpected(path, f"a JSON list, found {_shown(text)}")
+        raise _unexpected(path, f"a JSON list, found {_start_of(text)}")
     return text
 
 
-def _shown(text: bytes) -> str:
+def _start_of(text: bytes) -> str:
     start = text[:61].decode("utf-8", errors="replace")
     return start if len(text) <= 60 else start[:57] + "..."
 
 
+def _unexpected(path: PathLike, found: str) -> ParseError:
+    return ParseError(f"{path}: expected a file of export_memory_timeline, {found}")
+
+
 def _list_of(path: PathLike, text: bytes, begin: int, end: int) -> list[Any]:
-    """Values that stand side by side in the text."""
+    """Return the values that stand side by side in the text."""
     try:
         values = json.loads(b"[" + text[begin:end] + b"]")
     except json.JSONDecodeError as error:
@@ -114,23 +133,16 @@ def _list_of(path: PathLike, text: bytes, begin: int, end: int) -> list[Any]:
     return values
 
 
-def _pieces(text: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Bounds of pieces of a list of lists, cut at commas between inner lists."""
+def _rows(path: PathLike, text: bytes, begin: int, end: int, width: int, what: str) -> Array:
+    """Return a list of lists, int64 `[n, width]`; it is read in pieces, cut between inner lists."""
+    found, count = [np.zeros((0, width), dtype=np.int64)], 0
     while begin < end:
         cut = _BETWEEN.search(text, begin + _PIECE_BYTES, end)
-        yield begin, cut.start() + 1 if cut else end
-        if cut is None:
-            return
-        begin = cut.end()
-
-
-def _rows(path: PathLike, text: bytes, begin: int, end: int, width: int, what: str) -> Array:
-    """int64 `[n, width]`, of a list of lists."""
-    found, count = [np.zeros((0, width), dtype=np.int64)], 0
-    for piece in _pieces(text, begin, end):
-        found.append(_integers(path, _list_of(path, text, *piece), width, what))
+        values = _list_of(path, text, begin, cut.start() + 1 if cut else end)
+        found.append(_integers(path, values, width, what))
         count += len(found[-1])
         _check_entries(path, count)
+        begin = cut.end() if cut else end
     return np.concatenate(found)
 
 
@@ -139,17 +151,8 @@ def _check_entries(path: PathLike, count: int) -> None:
         raise ParseError(f"{path}: has more than {MAX_ENTRIES:,} entries")
 
 
-def _unexpected(path: PathLike, found: str) -> ParseError:
-    return ParseError(f"{path}: expected a file of export_memory_timeline, {found}")
-
-
-def _describe(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _integers(path: PathLike, values: list[Any], width: int | None, what: str) -> Array:
-    """int64 `[n]`, or `[n, width]`; fractions are refused unless whole numbers remain."""
+    """Return int64 `[n]`, or `[n, width]`; fractions are refused unless whole numbers remain."""
     try:
         array = np.array(values)
     except (ValueError, OverflowError):
@@ -157,11 +160,13 @@ def _integers(path: PathLike, values: list[Any], width: int | None, what: str) -
     if not values:
         array = np.zeros((0, width) if width else 0, dtype=np.int64)
     if array.ndim != (2 if width else 1) or (width and array.shape[1] != width):
-        raise _unexpected(path, f"{what}, found {_describe(values[:1])}")
+        raise _unexpected(path, f"{what}, found {_start_of(json.dumps(values[:1]).encode())}")
     if array.dtype.kind == "f" and np.isfinite(array).all() and (np.abs(array) < 2**62).all():
         array = np.rint(array)
     elif array.dtype.kind not in "iu" or (array.dtype.kind == "u" and (array >= 2**63).any()):
-        raise _unexpected(path, f"{what} of numbers, found {_describe(values[:1])}")
+        raise _unexpected(
+            path, f"{what} of numbers, found {_start_of(json.dumps(values[:1]).encode())}"
+        )
     return array.astype(np.int64)
 
 
@@ -190,7 +195,7 @@ def _from_sizes(path: PathLike, text: bytes) -> tuple[Array, Array]:
     second = text.index(b"[", first_end) + 1
     second_end = text.rindex(b"]", 0, len(text) - 1)
     if text[1:first].strip(_SPACE) or text[second_end + 1 : -1].strip(_SPACE):
-        raise _unexpected(path, f"[times, sizes], found {_shown(text)}")
+        raise _unexpected(path, f"[times, sizes], found {_start_of(text)}")
     _check_entries(path, text.count(b",", first, first_end))
     times_us = _integers(path, _list_of(path, text, first + 1, first_end), None, "times")
     width = len(CATEGORIES) + 1
@@ -207,7 +212,7 @@ def _from_sizes(path: PathLike, text: bytes) -> tuple[Array, Array]:
 
 
 def _check_sums(path: PathLike, sizes: Array) -> None:
-    """The sum of each row has to fit in 64 bits, whatever the order of its sizes."""
+    """Raise ParseError unless each row's sum fits in 64 bits, whatever the order of its sizes."""
     rough = np.abs(sizes.astype(np.float64)).sum(axis=1)
     for row in sizes[rough >= 2**62].tolist():
         if sum(map(abs, row)) >= 2**63:
@@ -215,36 +220,11 @@ def _check_sums(path: PathLike, sizes: Array) -> None:
 
 
 def _fill_unknown(times: Array) -> Array:
-    """Negative times become the first known one."""
+    """Return the times, negative ones replaced by the first known one."""
     known = times[times >= 0]
     return np.where(times < 0, known.min() if len(known) else 0, times)
 
 
 def _is_last(times: Array) -> Array:
-    """bool: what holds after all changes of one instant."""
+    """Return where a time is the last of equal ones, bool: it holds after all changes then."""
     return np.append(np.diff(times) != 0, True) if len(times) else np.zeros(0, dtype=bool)
-
-
-def _table(times_ns: Array, sizes: Array, form: str) -> ColumnTable:
-    total = sizes.sum(axis=1)
-    names = [f"{category}_bytes" for category in CATEGORIES]
-    columns = {"time_ns": times_ns, **dict(zip(names, sizes.T, strict=True)), "total_bytes": total}
-    if not len(total):
-        return ColumnTable(columns, facts=_facts(form, 0, None, sizes[:0].sum(axis=0)), notes=[
-            "The file holds no memory events for its device."
-        ])  # fmt: skip
-    peak = int(np.argmax(total))
-    facts = _facts(form, int(total[peak]), int(times_ns[peak]), sizes[peak])
-    held = sorted(zip(CATEGORIES, sizes[peak].tolist(), strict=True), key=lambda item: -item[1])
-    parts = ", ".join(f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in held if n > 0)
-    note = f"Most memory: {format_bytes(total[peak])} ({parts})."
-    return ColumnTable(columns, facts=facts, notes=[note])
-
-
-def _facts(form: str, peak: int, time_ns: int | None, sizes: Array) -> dict[str, Any]:
-    return {
-        "format": form,
-        "peak_bytes": peak,
-        "peak_time_ns": time_ns,
-        "peak_by_category_bytes": dict(zip(CATEGORIES, sizes.tolist(), strict=True)),
-    }

@@ -20,12 +20,12 @@ from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "reason_of", "union_by"]
+__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "reason_of"]
 
 Texts = tuple[str | None, str | None, str | None, str | None]
-"""Of `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`."""
+"""Texts of `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`."""
 MOST_KERNELS = 8
-"""Names of kernels that are kept of a call."""
+"""The most names of kernels that are kept of a call."""
 _KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 _NO_ROW = np.uint32(_core.NO_ROW)
 # Work of an operator that these alone stand below is still its own: they only prepare it.
@@ -41,13 +41,13 @@ class KindOfCall:
     kernels: tuple[str, ...]
     work: Work | None
     why_not: str
-    """What the model says where there is no work; `reason_of` for a person."""
+    """The reason of the model where there is no work; `reason_of` for a person."""
     batch: str | None = None
     """The range in which a serving engine says what it works on, for models that ask for it."""
 
 
 def reason_of(kind: KindOfCall) -> str:
-    """Why the work of a call is not known; empty where it is."""
+    """Return why the work of a call is not known; empty where it is."""
     if kind.work is None and family_of(kind.name) == "communication":
         return "communication: see the table of collectives"
     return kind.why_not
@@ -91,80 +91,80 @@ class Calls:
         texts: list[Texts] = list(zip(*columns, strict=True))
         batches = _texts_at(self._batch[first], self.strings)
         kinds = []
+        if compat is not None:
+            from torchtraceap.ops.models.tracelens.registry import compat_work
         for row, name, given, batch in zip(rows, names, texts, batches, strict=True):
             kernels = self._owned.get(row, ())
+            work: Work | None
             if compat is None:
                 work, why_not = cached_work_of(name, *given, kernels, batch)
             else:
-                work, why_not = _tracelens_work(name, *given)
+                found = compat_work(name, *given)
+                work, why_not = None, "TraceLens has no model for this call"
+                if found is not None:
+                    flops, moved = found
+                    moved = float("nan") if moved is None else moved
+                    work, why_not = Work(flops, moved, 0, dtype=""), ""
             kinds.append(KindOfCall(name, given, kernels, work, why_not, batch))
         return kinds
 
     def kind_of(self, row: int) -> KindOfCall:
-        """The kind of an operator's row, one of `rows`."""
+        """Return the kind of an operator's row, one of `rows`."""
         return self.kinds[int(self.group[np.searchsorted(self.rows, row)])]
 
     def _drop_wrappers(self) -> None:
-        """A composite operator counts only where no other modelled work stands below it."""
+        """Let a composite operator count only where no other modeled work stands below it."""
         names = {kind.name for kind in self.kinds if kind.work is not None}
-        composites = {name for name in names if _is_composite(name)}
+        entries = ((name, model_of(name)) for name in names)
+        composites = {name for name, entry in entries if entry is not None and entry.composite}
         if not composites:
             return
         helpers = {name for name in names if family_of(name) in _HELPERS}
         composite = np.array([kind.name in composites for kind in self.kinds])
         helper = np.array([kind.name in helpers for kind in self.kinds])
         doers = self.rows[~helper[self.group] & self.has_work[self.rows]]
-        wraps = _ancestors(self.part.tree.parent, doers)
+        parent = self.part.tree.parent
+        wraps = np.zeros(len(parent) + 1, dtype=bool)
+        above = distinct(parent[doers]) if len(doers) else doers
+        while len(above := above[above != _NO_ROW]):
+            above = above[~wraps[above]]
+            wraps[above] = True
+            above = distinct(parent[above])
         self.has_work[self.rows[composite[self.group] & wraps[self.rows]]] = False
 
 
 def _texts_at(codes: Array, texts: Sequence[str]) -> list[str | None]:
-    """Texts by code; None for -1."""
+    """Return texts by code; None for -1."""
     known = [*texts, None]
     return [known[code] for code in codes.tolist()]
 
 
 def _names_of_batches(part: RankTrace, rows: Array) -> Array:
-    """int64 `[rows]`: name of the range around an operator that says what an engine works on.
+    """Return the name of the range around each operator that says what an engine works on.
 
-    -1 for operators whose model does not ask for it, and outside of such ranges.
+    int64 `[rows]`; -1 for operators whose model does not ask for it, and outside of such ranges.
     """
     table = part.table
     result = np.full(len(rows), -1, dtype=np.int64)
-    asks = np.zeros(len(table.strings), dtype=bool)
+    strings = table.strings
+    asks = np.zeros(len(strings), dtype=bool)
     for name in distinct(table.name[rows]).tolist():
-        entry = model_of(table.strings[name])
+        entry = model_of(strings[name])
         asks[name] = entry is not None and entry.needs_batch
     places = np.flatnonzero(asks[table.name[rows]])
     if not len(places):
         return result
-    says = np.array([BATCH.search(text) is not None for text in table.strings], dtype=bool)
+    says = np.array([BATCH.search(text) is not None for text in strings], dtype=bool)
     above = _core.innermost_marked(table, part.tree, says[table.name])[rows[places]]
     found = above != _NO_ROW
     result[places[found]] = table.name[above[found]]
     return result
 
 
-def _is_composite(name: str) -> bool:
-    entry = model_of(name)
-    return entry is not None and entry.composite
-
-
-def _ancestors(parent: Array, rows: Array) -> Array:
-    """bool `[n + 1]`: rows that stand above some of `rows`."""
-    above = np.zeros(len(parent) + 1, dtype=bool)
-    current = distinct(parent[rows]) if len(rows) else rows
-    while len(current := current[current != _NO_ROW]):
-        current = current[~above[current]]
-        above[current] = True
-        current = distinct(parent[current])
-    return above
-
-
 def _names_by_owner(
     part: RankTrace, strings: Sequence[str], rows: Array
 ) -> dict[int, tuple[str, ...]]:
-    """Distinct names of the GPU events that each of some rows owns, the first few."""
+    """Return the first distinct names of the GPU events that each of some rows owns."""
     wanted = np.zeros(len(part.table) + 1, dtype=bool)
     wanted[rows] = True
     events = part.tree.gpu_rows
@@ -178,18 +178,6 @@ def _names_by_owner(
         if len(listed) < MOST_KERNELS:
             listed.append(strings[name])
     return {owner: tuple(listed) for owner, listed in found.items()}
-
-
-def _tracelens_work(
-    name: str, dims: str | None, types: str | None, strides: str | None, concrete: str | None
-) -> tuple[Work | None, str]:
-    from torchtraceap.ops.models.tracelens.registry import compat_work
-
-    found = compat_work(name, dims, types, strides, concrete)
-    if found is None:
-        return None, "TraceLens has no model for this call"
-    flops, moved = found
-    return Work(flops, float("nan") if moved is None else moved, 0, dtype=""), ""
 
 
 class GpuCalls:
@@ -206,57 +194,21 @@ class GpuCalls:
 
     def __init__(self, part: RankTrace, calls: Calls) -> None:
         self.events = part.tree.gpu_rows.astype(np.int64)
-        target = _modelled_above(part, self.events, calls.has_work)
+        # The innermost row with a model at or above the owner, else the owner.
+        target = part.costs.owner[self.events].astype(np.int64)
+        owned = np.flatnonzero(target != _NO_ROW)
+        marked = _core.innermost_marked(part.table, part.tree, calls.has_work[:-1])
+        modeled = marked[target[owned]]
+        target[owned] = np.where(modeled != _NO_ROW, modeled, target[owned])
         unlaunched = np.flatnonzero(target == _NO_ROW)
         target[unlaunched] = len(part.table) + unlaunched
         self.rows, first, self.event_call = np.unique(
             target, return_index=True, return_inverse=True
         )
         self.first_event = self.events[first]
-        table = part.table
-        starts = table.ts_ns[self.events]
-        ends = starts + table.dur_ns[self.events]
-        self.gpu_ns = union_by(self.event_call, len(self.rows), starts, ends)
+        call_of = self.event_call.astype(np.int32)
+        self.gpu_ns = _core.gpu_union_by_group(part.table, part.tree, call_of, len(self.rows))
         self.exclusive_ns = sum_by_index(
             self.event_call, part.costs.exclusive_ns[self.events], len(self.rows)
         )
         self.count = np.bincount(self.event_call, minlength=len(self.rows))
-
-
-def _modelled_above(part: RankTrace, events: Array, has_work: Array) -> Array:
-    """For each event the innermost row with a model at or above its owner, else the owner."""
-    target = part.costs.owner[events].astype(np.int64)
-    owned = np.flatnonzero(target != _NO_ROW)
-    modelled = _core.innermost_marked(part.table, part.tree, has_work[:-1])[target[owned]]
-    target[owned] = np.where(modelled != _NO_ROW, modelled, target[owned])
-    return target
-
-
-def union_by(group: Array, groups: int, starts: Array, ends: Array) -> Array:
-    """int64 `[groups]`: length of the union of the intervals of each group."""
-    if not len(group):
-        return np.zeros(groups, dtype=np.int64)
-    order = np.lexsort((starts, group))
-    group, starts, ends = group[order], starts[order], ends[order]
-    # Each group is moved behind the one before, so that one running maximum serves all.
-    origin = starts.min()
-    span = int(ends.max() - origin) + 1
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    if span * (len(first) + 1) > 2**62:
-        return _union_slowly(group, groups, starts, ends)
-    shift = group.astype(np.int64) * span - origin
-    reached = np.maximum.accumulate(ends + shift)
-    before = np.concatenate([[0], reached[:-1]])
-    covered = np.maximum(reached - np.maximum(starts + shift, before), 0)
-    return sum_by_index(group, covered, groups)
-
-
-def _union_slowly(group: Array, groups: int, starts: Array, ends: Array) -> Array:
-    """For traces whose times span years (a damaged clock)."""
-    total = np.zeros(groups, dtype=np.int64)
-    reached, last = 0, -1
-    for index, start, end in zip(group.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        reached = start if index != last else max(reached, start)
-        total[index] += max(end - reached, 0)
-        reached, last = max(reached, end), index
-    return total

@@ -1,6 +1,6 @@
 """GPU work against what the duration models expect of it, and what that says of the models.
 
-What is asked, in this order: tables of measurements (products, copies, collectives); the work of an
+Models answer in this order: tables of measurements (products, copies, collectives); the work of an
 operator over the peaks of the device; other kernels of the trace (Note [Own kernels]); the launch
 alone. A unit of a known family always gets an answer. See docs/durations.md.
 """
@@ -32,19 +32,17 @@ from torchtraceap.ops.durations.estimate import Estimate, Estimates, UnknownDura
 from torchtraceap.ops.durations.families import estimate_works
 from torchtraceap.ops.durations.operators import estimate_measured
 from torchtraceap.ops.models import Work
-from torchtraceap.tables.gpu.gpu_work import Collective, GpuWork, Kind
-from torchtraceap.tables.gpu.recorded_device import chosen_device
+from torchtraceap.tables.catalog import Option, TableSpec, check_choice
+from torchtraceap.tables.gpu.gpu_events import masked_integers
+from torchtraceap.tables.gpu.recorded_device import chosen_device, computing_type
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.labels import check_choice
-from torchtraceap.tables.ops.own_times import own_estimates
-from torchtraceap.tables.ops.roofline import computing_type
-from torchtraceap.tables.spec import Option, TableSpec
+from torchtraceap.tables.ops.gpu_work import GpuWork, Kind, own_estimates
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["METHODS", "TABLE", "Expectation", "build_expected", "kind_times"]
 
 METHODS = ("table", "work", "own", "launch", "none")
-"""Where an estimate comes from: measured tables, work over peaks, own kernels, the launch."""
+"""Sources of an estimate: measured tables, work over peaks, own kernels, the launch."""
 _TABLE, _WORK, _OWN, _LAUNCH, _NONE = range(5)
 # A collective in one rank's trace lasts from its own arrival: waiting for the last of the other
 # ranks is in the measured time and in no table. A stated guess.
@@ -59,7 +57,7 @@ _OTHER_DEVICE_SD, _OTHER_MODEL_SD = 0.35, 0.15
 
 
 class Expectation:
-    """What is expected of every unit of a rank's GPU work.
+    """The expected time of every unit of a rank's GPU work.
 
     Args:
         part: The rank.
@@ -81,13 +79,13 @@ class Expectation:
         self._calibration, self._known = calibration, known
 
     @cached_property
-    def _asked(self) -> _Asked:
-        return _Asked(self.work.kinds, self.device)
+    def _answers(self) -> _ModelAnswers:
+        return _ModelAnswers(self.work.kinds, self.device)
 
     @property
     def classes(self) -> list[str]:
-        """`[kinds]`: what is calibrated together."""
-        return self._asked.classes
+        """Names of what is calibrated together, `[kinds]`."""
+        return self._answers.classes
 
     @cached_property
     def method(self) -> Array:
@@ -95,29 +93,25 @@ class Expectation:
         own = np.isfinite(self._own.ns)
         rest = np.where([kind.family != "other" for kind in self.work.kinds], _LAUNCH, _NONE)
         found = np.where(own, _OWN, rest[self.work.kind])
-        asked = self._asked.method[self.work.kind]
-        return np.where(asked != _NONE, asked, found)
+        by_model = self._answers.method[self.work.kind]
+        return np.where(by_model != _NONE, by_model, found)
 
     @cached_property
     def estimates(self) -> Estimates:
-        """`[units]`."""
-        kind = self.work.kind
-        models, launch = self._models.take(kind), self._asked.launches.take(kind)
+        """The estimate of each unit."""
+        kinds, kind = self.work.kinds, self.work.kind
+        by_model = self._answers.estimates
+        if self._calibration is not None:
+            by_model = Estimates.from_list(
+                self._calibration.apply(by_model[at], self.classes[at], one.key, _op_of(one))
+                for at, one in enumerate(kinds)
+            )
+            if self.is_elsewhere:
+                by_model = _widened(by_model, _OTHER_MODEL_SD)
         nothing = Estimates.unknown(len(self.work), "no operator, name or family tells it")
+        launches = self._answers.launches.take(kind)
         which = np.array([0, 0, 1, 2, 3])[self.method]
-        return Estimates.choose(which, [models, self._own, launch, nothing])
-
-    @cached_property
-    def _models(self) -> Estimates:
-        """`[kinds]`: tables and work, calibrated if wanted."""
-        found = self._asked.estimates
-        if self._calibration is None:
-            return found
-        applied = Estimates.from_list(
-            self._calibration.apply(found[at], self.classes[at], kind.key, _op_of(kind))
-            for at, kind in enumerate(self.work.kinds)
-        )
-        return _widened(applied, _OTHER_MODEL_SD) if self.is_elsewhere else applied
+        return Estimates.choose(which, [by_model.take(kind), self._own, launches, nothing])
 
     @cached_property
     def _own(self) -> Estimates:
@@ -138,7 +132,7 @@ class Expectation:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another device is asked for than the one that the trace says."""
+        """True if another device is asked for than the one that the trace says."""
         there, here = self.device, self._recorded
         return there is not None and here is not None and there.id != here.id
 
@@ -149,9 +143,9 @@ class Expectation:
         return (self.work.ns >= found.low_ns) & (self.work.ns <= found.high_ns)
 
     def kind_times(self) -> KindTimes:
-        """Measured and (not calibrated) estimated times of the kinds that a model knows."""
+        """Return measured and (not calibrated) estimated times of the kinds that a model knows."""
         work, units = self.work, np.arange(len(self.work))
-        usable = (self._asked.method[work.kind] != _NONE) & (work.ns > 0)
+        usable = (self._answers.method[work.kind] != _NONE) & (work.ns > 0)
         if self._known is not None:
             usable &= self._known
         units = units[usable]
@@ -165,28 +159,24 @@ class Expectation:
             measured_ns=groups.median(work.ns[units]),
             spread=groups.quantile(off, 0.8) / TAIL,
             calls=groups.count,
-            estimates=self._asked.estimates.take(kinds),
+            estimates=self._answers.estimates.take(kinds),
             names=[_op_of(work.kinds[kind]) for kind in kinds.tolist()],
         )
 
     def fitted(self) -> Calibration:
-        """The ratios of this rank's measured to estimated times, on its own device."""
+        """Return the ratios of this rank's measured to estimated times, on its own device."""
         if self.is_elsewhere:
             return Expectation(self._part, known=self._known).fitted()
         return fit_calibration(self.kind_times())
 
 
 def kind_times(parts: Sequence[RankTrace]) -> KindTimes:
-    """Measured and estimated times of the kinds of several ranks."""
-
-    def one(part: RankTrace) -> KindTimes:
-        return Expectation(part).kind_times()
-
-    return KindTimes.merge(map_on_threads(one, parts))
+    """Return measured and estimated times of the kinds of several ranks."""
+    return KindTimes.merge(map_on_threads(lambda part: Expectation(part).kind_times(), parts))
 
 
 def _widened(estimates: Estimates, deviation: float) -> Estimates:
-    """With a further deviation of the logarithm, independent of what the intervals hold."""
+    """Add a deviation of the logarithm that is independent of what the intervals hold."""
     low, high = (
         np.exp(np.hypot(np.log(estimates.ns / bound), TAIL * deviation))
         for bound in (estimates.low_ns, estimates.high_ns)
@@ -200,127 +190,114 @@ def _widened(estimates: Estimates, deviation: float) -> Estimates:
     )
 
 
-class _Asked:
-    """What the models say of each kind."""
+class _ModelAnswers:
+    """The answers of the models for each kind.
 
-    def __init__(self, kinds: list[Kind], device: Device | None) -> None:
-        self._kinds, self._device = kinds, device
-        self.types = [self._type(kind) for kind in kinds]
-        self.classes = [
-            _class_of(kind, dtype) for kind, dtype in zip(kinds, self.types, strict=True)
-        ]
+    Attributes:
+        classes: Names of what is calibrated together, `[kinds]`.
+        method: int64 `[kinds]`: `_TABLE`, `_WORK` or `_NONE`.
+        estimates: `[kinds]`, NaN where no model answers.
+        launches: `[kinds]`, from the grid alone: a guess with a wide interval.
+    """
+
+    def __init__(self, kinds: Sequence[Kind], device: Device | None) -> None:
+        self.classes: list[str] = []
+        types = []
+        for kind in kinds:
+            work = None if kind.call is None else kind.call.work
+            dtype = "" if work is None else work.dtype
+            if work is not None and kind.call is not None and device is not None:
+                dtype = computing_type(work, device, kind.call.kernels)
+            types.append(dtype)
+            if kind.copy is not None:
+                self.classes.append(" ".join(filter(None, (kind.family, *kind.copy[:2]))))
+            elif kind.collective is not None:
+                self.classes.append(f"{kind.family} {kind.collective.kind}")
+            else:
+                self.classes.append(kernel_class(kind.family, dtype))
         self.method = np.full(len(kinds), _NONE)
-        self.estimates = self._ask()
-
-    def _type(self, kind: Kind) -> str:
-        """What a call computes in."""
-        if kind.call is None or kind.call.work is None:
-            return ""
-        if self._device is None:
-            return kind.call.work.dtype
-        return computing_type(kind.call.work, self._device, kind.call.kernels)
-
-    def _ask(self) -> Estimates:
-        by_work = self._by_work()
+        threads = np.array([kind.threads for kind in kinds], dtype=np.float64)
+        if device is None:
+            self.estimates = Estimates.unknown(len(kinds), "the device is not known")
+            self.launches = Estimates.within_factor(
+                np.full(len(kinds), _ANY_NS), _ANY_FACTOR, "a kernel of any size on any device"
+            )
+            return
+        by_work = _from_work(kinds, types, device)
         self.method[np.isfinite(by_work.ns)] = _WORK
-        if self._device is None:
-            return by_work
-        tables = [self._from_table(kind, dtype, self._device)
-                  for kind, dtype in zip(self._kinds, self.types, strict=True)]  # fmt: skip
+        tables = [
+            _from_table(kind, dtype, device) for kind, dtype in zip(kinds, types, strict=True)
+        ]
         has_table = np.array([found is not None for found in tables], dtype=bool)
         self.method[has_table] = _TABLE
         nothing = Estimate(np.nan, np.nan, np.nan, "")
-        return Estimates.choose(
+        self.estimates = Estimates.choose(
             np.where(has_table, 1, 0),
             [by_work, Estimates.from_list(found or nothing for found in tables)],
         )
-
-    def _from_table(self, kind: Kind, dtype: str, device: Device) -> Estimate | None:
-        try:
-            if kind.copy is not None:
-                return _copy_time(kind.copy, device)
-            if kind.collective is not None:
-                return _collective_time(kind.collective, device)
-            call = kind.op_call
-            return None if call is None else estimate_measured(call, dtype, device, kind.kernels)
-        except UnknownDurationError:
-            return None
-
-    def _by_work(self) -> Estimates:
-        if self._device is None:
-            return Estimates.unknown(len(self._kinds), "the device is not known")
-        works = [_work_of(kind) for kind in self._kinds]
-        return estimate_works(
-            [kind.family if work is not None else "communication"
-             for kind, work in zip(self._kinds, works, strict=True)],
-            np.array([np.nan if w is None or w.computed is None else w.computed for w in works]),
-            np.array([np.nan if w is None else w.bytes for w in works]),
-            self.types,
-            self._device,
-            units=["vector" if w is None else w.unit for w in works],
-            kernels=np.array([kind.kernels for kind in self._kinds], dtype=np.float64),
-            names=[kind.kernel for kind in self._kinds],
-        )  # fmt: skip
-
-    @cached_property
-    def launches(self) -> Estimates:
-        """From the grid alone: a guess with a wide interval."""
-        threads = np.array([kind.threads for kind in self._kinds], dtype=np.float64)
-        if self._device is None:
-            return Estimates.within_factor(
-                np.full(len(threads), _ANY_NS), _ANY_FACTOR, "a kernel of any size on any device"
-            )
-        moved = np.where(np.isfinite(threads), threads, np.nan) * _THREAD_BYTES
-        ns = _THREAD_START_NS + 1e9 * moved / self._device.bandwidth
+        ns = _THREAD_START_NS + 1e9 * (threads * _THREAD_BYTES) / device.bandwidth
         known = np.isfinite(ns)
-        return Estimates.within_factor(
+        self.launches = Estimates.within_factor(
             np.where(known, ns, _ANY_NS),
             np.where(known, _LAUNCH_FACTOR, _ANY_FACTOR),
             "the size of its launch alone",
         )
 
 
-def _work_of(kind: Kind) -> Work | None:
-    if kind.copy is not None:
-        direction, _, size = kind.copy
-        return Work(None, 0.0, size) if direction == "memset" and size > 0 else None
-    return None if kind.call is None else kind.call.work
+def _from_work(kinds: Sequence[Kind], types: Sequence[str], device: Device) -> Estimates:
+    """Estimate kinds by their work over the peaks of a device."""
+    works: list[Work | None] = []
+    for kind in kinds:
+        if kind.copy is None:
+            works.append(None if kind.call is None else kind.call.work)
+        else:
+            direction, _, size = kind.copy
+            works.append(Work(None, 0.0, size) if direction == "memset" and size > 0 else None)
+    return estimate_works(
+        [kind.family if work is not None else "communication"
+         for kind, work in zip(kinds, works, strict=True)],
+        np.array([np.nan if w is None or w.computed is None else w.computed for w in works]),
+        np.array([np.nan if w is None else w.bytes for w in works]),
+        types,
+        device,
+        units=["vector" if w is None else w.unit for w in works],
+        kernels=np.array([kind.kernels for kind in kinds], dtype=np.float64),
+        names=[kind.kernel for kind in kinds],
+    )  # fmt: skip
 
 
-def _class_of(kind: Kind, dtype: str) -> str:
-    if kind.copy is not None:
-        return " ".join(filter(None, (kind.family, *kind.copy[:2])))
-    if kind.collective is not None:
-        return f"{kind.family} {kind.collective.kind}"
-    return kernel_class(kind.family, dtype)
+def _from_table(kind: Kind, dtype: str, device: Device) -> Estimate | None:
+    """Estimate a kind from tables of measurements; None where there is none for it."""
+    try:
+        if kind.copy is not None:
+            direction, memory, size = kind.copy
+            if direction == "memset" or not size > 0:
+                return None
+            if memory in ("Pinned", "Pageable"):
+                return estimate_copy(size, direction, memory == "Pinned", device)
+            pinned, pageable = (
+                estimate_copy(size, direction, way, device) for way in (True, False)
+            )
+            # ROCm says "Host" of both.
+            return Estimate(pageable.ns, pinned.low_ns, pageable.high_ns, pageable.source)
+        if kind.collective is not None:
+            collective = kind.collective
+            if collective.size is None or collective.ranks < 2:
+                return None
+            found = estimate_collective(
+                collective.kind, collective.size, collective.ranks, device, dtype=collective.dtype
+            )
+            says = f"{found.source}; how long this rank waits for the others is not known"
+            return Estimate(found.ns, found.low_ns, found.high_ns * _WAITING, says)
+        call = kind.op_call
+        return None if call is None else estimate_measured(call, dtype, device, kind.kernels)
+    except UnknownDurationError:
+        return None
 
 
 def _op_of(kind: Kind) -> str:
-    """The operator; "" of what has none with known work."""
+    """Return the operator; "" where there is none with known work."""
     return "" if kind.call is None else kind.call.name
-
-
-def _copy_time(copy: tuple[str, str, float], device: Device) -> Estimate | None:
-    direction, memory, size = copy
-    if direction == "memset":
-        return None
-    if not size > 0:
-        return None
-    if memory in ("Pinned", "Pageable"):
-        return estimate_copy(size, direction, memory == "Pinned", device)
-    pinned, pageable = (estimate_copy(size, direction, way, device) for way in (True, False))
-    # ROCm says "Host" of both.
-    return Estimate(pageable.ns, pinned.low_ns, pageable.high_ns, pageable.source)
-
-
-def _collective_time(collective: Collective, device: Device) -> Estimate | None:
-    if collective.size is None or collective.ranks < 2:
-        return None
-    found = estimate_collective(
-        collective.kind, collective.size, collective.ranks, device, dtype=collective.dtype
-    )
-    says = f"{found.source}; how long this rank waits for the others is not known"
-    return Estimate(found.ns, found.low_ns, found.high_ns * _WAITING, says)
 
 
 # ------------------------------------------------------------------------------------ the table
@@ -333,16 +310,7 @@ def build_expected(
     calibrated: bool = False,
     calibration: Calibration | None = None,
 ) -> ColumnTable:
-    """Time of GPU work against what is expected of it.
-
-    Args:
-        part: The rank.
-        device: A name of the device database or a `Device`: what is expected there; by default
-            the device that the trace says.
-        by: "args" (operators with the same arguments, kernels launched alike), "class" (what is
-            calibrated together) or "event" (every GPU event).
-        calibrated: Apply the ratios of this rank's own kernels to the models.
-        calibration: Ratios of another trace to apply instead.
+    """Build the table of `Trace.expected` for one rank.
 
     Returns:
         Columns as docs/durations.md lists them.
@@ -355,8 +323,39 @@ def build_expected(
     if calibrated and calibration is None:
         expectation = Expectation(part, device, expectation.fitted())
     columns, shown = _VIEWS[by](expectation)
-    facts = _facts(expectation)
-    return ColumnTable(columns, shown=shown, facts=facts, notes=_notes(expectation, facts))
+    work, method = expectation.work, expectation.method
+    gpu_ns = total(work.ns)
+
+    def share(mask: Array) -> float | None:
+        return total(work.ns[mask]) / gpu_ns if gpu_ns else None
+
+    elsewhere = expectation.is_elsewhere
+    name = expectation.device.name if expectation.device else None
+    answered, by_model = share(method != _NONE), share(method <= _WORK)
+    inside = None if elsewhere else share(expectation.inside)
+    facts = {
+        "device": name,
+        "gpu_ns": gpu_ns,
+        "answered_share": answered,
+        "model_share": by_model,
+        "inside_share": inside,
+        **{f"{way}_share": share(method == code) for code, way in enumerate(METHODS)},
+    }
+    notes = [expectation.note] if expectation.note else []
+    said = (
+        f"{(answered or 0) * 100:.0f} % of the GPU time has an estimate, "
+        f"{(by_model or 0) * 100:.0f} % from a model"
+    )
+    if not len(work):
+        notes.append("The trace has no GPU events.")
+    elif elsewhere:
+        notes.append(f"{said}: on {name}, where nothing of this was measured.")
+    else:
+        notes.append(
+            f"{said}; the intervals, meant to hold 80 %, hold {(inside or 0) * 100:.0f} % of the "
+            "time."
+        )
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
 _View = tuple[dict[str, Any], tuple[str, ...]]
@@ -395,7 +394,7 @@ def _by_args(expectation: Expectation) -> _View:
 
 
 def _by_class(expectation: Expectation) -> _View:
-    """With the ratios that `durations.calibrate` gives."""
+    """Return a row for each class, with the ratios that `durations.calibrate` gives."""
     work, found = expectation.work, expectation.estimates
     codes = {name: code for code, name in enumerate(dict.fromkeys(expectation.classes))}
     of_kind = np.array([codes[name] for name in expectation.classes], dtype=np.int64)
@@ -414,7 +413,7 @@ def _by_class(expectation: Expectation) -> _View:
         "gpu_ns": groups.sum(work.ns)[order],
         "expected_ns": groups.sum(found.ns)[order],
         "inside_share": _inside_share(expectation, groups)[order],
-        "kinds": _integers([None if fit is None else fit.kinds for fit in fits]),
+        "kinds": masked_integers([None if fit is None else fit.kinds for fit in fits]),
         "median_ratio": _floats([None if fit is None else fit.median for fit in fits]),
         "low_ratio": _floats([None if fit is None else fit.low for fit in fits]),
         "high_ratio": _floats([None if fit is None else fit.high for fit in fits]),
@@ -425,7 +424,7 @@ def _by_class(expectation: Expectation) -> _View:
 
 
 def _by_event(expectation: Expectation) -> _View:
-    """A call's time is split among its kernels as the measured time is."""
+    """Return each GPU event; a call's time is split among its kernels as the measured time is."""
     work, found, events = expectation.work, expectation.estimates, expectation.work.events
     length = events.duration_ns
     sums = np.bincount(work.unit, weights=length, minlength=len(work))[work.unit]
@@ -449,49 +448,13 @@ _VIEWS = {"args": _by_args, "class": _by_class, "event": _by_event}
 
 
 def _inside_share(expectation: Expectation, groups: Groups) -> Array:
-    """NaN where the time of another device is asked for: nothing was measured there."""
+    """Return the share of units inside their interval, NaN for another device than the trace's."""
     shares = groups.mean(expectation.inside.astype(np.float64))
     return np.full(len(shares), np.nan) if expectation.is_elsewhere else shares
 
 
-def _integers(values: list[int | None]) -> np.ma.MaskedArray[Any, Any]:
-    mask = [value is None for value in values]
-    return np.ma.array(np.array([value or 0 for value in values], dtype=np.int64), mask=mask)
-
-
 def _floats(values: list[float | None]) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def _facts(expectation: Expectation) -> dict[str, Any]:
-    work, method = expectation.work, expectation.method
-    gpu_ns = total(work.ns)
-
-    def share(mask: Array) -> float | None:
-        return total(work.ns[mask]) / gpu_ns if gpu_ns else None
-
-    return {
-        "device": expectation.device.name if expectation.device else None,
-        "gpu_ns": gpu_ns,
-        "answered_share": share(method != _NONE),
-        "model_share": share(method <= _WORK),
-        "inside_share": None if expectation.is_elsewhere else share(expectation.inside),
-        **{f"{name}_share": share(method == code) for code, name in enumerate(METHODS)},
-    }
-
-
-def _notes(expectation: Expectation, facts: dict[str, Any]) -> list[str]:
-    notes = [expectation.note] if expectation.note else []
-    if not len(expectation.work):
-        return [*notes, "The trace has no GPU events."]
-    said = (
-        f"{(facts['answered_share'] or 0) * 100:.0f} % of the GPU time has an estimate, "
-        f"{(facts['model_share'] or 0) * 100:.0f} % from a model"
-    )
-    if expectation.is_elsewhere:
-        return [*notes, f"{said}: on {facts['device']}, where nothing of this was measured."]
-    inside = (facts["inside_share"] or 0) * 100
-    return [*notes, f"{said}; the intervals, meant to hold 80 %, hold {inside:.0f} % of the time."]
 
 
 TABLE = TableSpec(

@@ -1,4 +1,4 @@
-"""The tree of `nn.Module` calls: GPU and host time of every module, backward included."""
+"""The tree of `nn.Module` calls with GPU and host time of every module, backward included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.sums import add, totals
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.catalog import PageView, TableSpec
+from torchtraceap.tables.gpu.gpu_events import row_numbers
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_modules", "modules_of"]
@@ -35,7 +36,7 @@ _SOURCES = {
 
 
 def build_modules(part: RankTrace) -> ColumnTable:
-    """The modules of one rank in order of their calls, each under the module that called it.
+    """Build a table of the modules of one rank in order of their calls, each under its caller.
 
     Returns:
         `own_gpu_ns` sums to the fact `busy_ns`. Where the trace names no modules, no rows and a
@@ -47,14 +48,22 @@ def build_modules(part: RankTrace) -> ColumnTable:
     own_gpu, own_host = tree.own_gpu_ns[order], tree.own_host_ns[order]
     busy_ns = part.timeline().busy_ns
     gpu_ns = totals(gpu, 1)
+    names, depths = tree.names, tree.depth[order].tolist()
+    outline = [
+        "· " * depth + names[node] for depth, node in zip(depths, order.tolist(), strict=True)
+    ]
+    place = np.zeros(len(tree.preorder), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    parent = tree.parent[order]
+    is_root = parent == _core.NO_ROW
     columns: dict[str, Column] = {
         "module": TextCodes(np.arange(len(order), dtype=np.int32), _paths(tree, order)),
         "name": _texts(tree.names, order),
-        "outline": _outline(tree, order),
+        "outline": TextCodes(np.arange(len(outline), dtype=np.int32), outline),
         "type": _texts(tree.types, order),
         "depth": tree.depth[order].astype(np.int64),
         "id": np.arange(len(order)),
-        "parent_id": _parent_ids(tree, order),
+        "parent_id": np.ma.array(place[np.where(is_root, 0, parent)], mask=is_root),
         "calls": _calls(tree, tree.calls, order),
         "recompute_calls": _calls(tree, tree.recompute_calls, order),
         "gpu_ns": gpu_ns,
@@ -68,18 +77,26 @@ def build_modules(part: RankTrace) -> ColumnTable:
         "backward_host_ns": host[:, _BACKWARD],
         "recompute_host_ns": host[:, _RECOMPUTE],
         "subtree_busy_share": gpu_ns / busy_ns if busy_ns else np.full(len(order), np.nan),
-        "first_row": _rows(tree.first_call[order]),
+        "first_row": row_numbers(tree.first_call[order]),
     }
+    shown = ["outline", "calls"]
+    if gpu.any():
+        shown += ["gpu_ns", "subtree_busy_share", "own_gpu_ns"]
+        shown += ["forward_gpu_ns", "backward_gpu_ns"] if gpu[:, _BACKWARD].any() else []
+        shown += ["recompute_gpu_ns"] if gpu[:, _RECOMPUTE].any() else []
+        shown.append("host_ns")
+    else:
+        shown += ["host_ns", "self_host_ns", "backward_host_ns"]
     return ColumnTable(
         columns,
-        shown=_shown(gpu),
+        shown=tuple(shown),
         facts={"source": tree.source, "busy_ns": busy_ns},
         notes=_notes(part, tree),
     )
 
 
 def modules_of(part: RankTrace, rows: Array) -> TextCodes:
-    """The path of the innermost module of each row; absent outside of modules."""
+    """Return the path of the innermost module of each row; absent outside of modules."""
     tree = _core.build_modules(part.table, part.tree, part.costs)
     nodes = tree.node_of[rows].astype(np.int64)
     nodes[tree.pass_of[rows] == _NONE] = -1
@@ -90,7 +107,7 @@ def modules_of(part: RankTrace, rows: Array) -> TextCodes:
 
 
 def _paths(tree: _core.ModuleTree, nodes: Array) -> list[str]:
-    """Names from the root to each node; parents come before their children."""
+    """Return the names from the root to each node; parents come before their children."""
     paths: list[str] = []
     for name, parent in zip(tree.names, tree.parent.tolist(), strict=True):
         paths.append(name if parent == _core.NO_ROW else f"{paths[parent]}/{name}")
@@ -98,47 +115,15 @@ def _paths(tree: _core.ModuleTree, nodes: Array) -> list[str]:
 
 
 def _texts(texts: list[str], nodes: Array) -> TextCodes:
-    """A text of every node; absent where it is empty."""
+    """Return a text of every node; absent where it is empty."""
     empty = np.array([not text for text in texts], dtype=bool)
     return TextCodes(np.where(empty[nodes], -1, nodes.astype(np.int64)).astype(np.int32), texts)
 
 
-def _outline(tree: _core.ModuleTree, order: Array) -> TextCodes:
-    """Names behind a mark for each level above, for reading."""
-    depths = tree.depth[order].tolist()
-    names = tree.names
-    lines = ["· " * depth + names[node] for depth, node in zip(depths, order.tolist(), strict=True)]
-    return TextCodes(np.arange(len(lines), dtype=np.int32), lines)
-
-
-def _rows(rows: Array) -> Array:
-    missing = rows == _core.NO_ROW
-    return np.ma.array(np.where(missing, 0, rows).astype(np.int64), mask=missing)
-
-
-def _parent_ids(tree: _core.ModuleTree, order: Array) -> Array:
-    """The place of each node's parent in the table."""
-    place = np.zeros(len(tree.preorder), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    parent = tree.parent[order]
-    missing = parent == _core.NO_ROW
-    return np.ma.array(place[np.where(missing, 0, parent)], mask=missing)
-
-
 def _calls(tree: _core.ModuleTree, calls: Array, order: Array) -> Array:
-    """Calls of modules; absent where the trace records none."""
+    """Return calls of modules; absent where the trace records none."""
     unknown = (tree.calls[order] == 0) & (tree.recompute_calls[order] == 0)
     return np.ma.array(calls[order].astype(np.int64), mask=unknown)
-
-
-def _shown(gpu: Array) -> tuple[str, ...]:
-    names = ["outline", "calls"]
-    if not gpu.any():
-        return (*names, "host_ns", "self_host_ns", "backward_host_ns")
-    names += ["gpu_ns", "subtree_busy_share", "own_gpu_ns"]
-    names += ["forward_gpu_ns", "backward_gpu_ns"] if gpu[:, _BACKWARD].any() else []
-    names += ["recompute_gpu_ns"] if gpu[:, _RECOMPUTE].any() else []
-    return (*names, "host_ns")
 
 
 def _notes(part: RankTrace, tree: _core.ModuleTree) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,21 +10,22 @@ from torchtraceap import _core
 from torchtraceap.core import sums
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.ops.models.families import family_of
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import phases_of, steps_of, threads_of
+from torchtraceap.tables.gpu.gpu_events import row_numbers
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, phases_of, steps_of, threads_of
 from torchtraceap.tables.ops.modules import modules_of
-from torchtraceap.tables.spec import PageView, TableSpec
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "Calls", "build_ops", "collect_calls"]
+__all__ = ["TABLE", "Owners", "build_ops"]
 
 KINDS = ("operator", "launch", "no launch", "hlo operation")
 _OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)
 ORPHAN_NAME = "(no launch in the trace)"
 
+_STATISTICS = ("mean", "median", "std", "min", "max")
 _ARGUMENTS = {
     "input_dims": "Input Dims",
     "input_types": "Input type",
@@ -34,127 +34,112 @@ _ARGUMENTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Owners:
     """All that can own GPU time, by start: calls of operators, launch calls that no operator
-    encloses, and GPU events whose launch the trace lacks. Arrays are int64 `[n]`."""
+    encloses, and GPU events whose launch the trace lacks.
 
-    part: RankTrace
-    rows: Array
-    """Row of the operator or launch call; of the GPU event itself where it has no launch."""
-    kind: Array
-    """Index in KINDS."""
-    name: Array
-    """Index in `names`."""
-    names: Sequence[str]
-    exclusive_ns: Array
-    """Exclusive time of the GPU events that the call owns; sums to the busy time."""
-    own_ns: Array
-    """Union of the GPU events that it owns."""
-    subtree_ns: Array
-    """Union of the GPU events launched in it or below."""
-    gpu_events: Array
-    launches: Array
-    host_ns: Array
-    self_host_ns: Array
-    backward_ns: Array
-    """GPU time of the backward operators that go back to it."""
-    subtree_backward_ns: Array
-    """The same for it and all below."""
-    outermost: Array
-    """bool: no call of the same name encloses it."""
+    Attributes:
+        part: The rank.
+        names: Names by code.
+        rows: int64 `[n]`, as the next: row of the operator or launch call; of the GPU event itself
+            where it has no launch.
+        kind: Index in KINDS.
+        name: Index in `names`.
+        exclusive_ns: Exclusive time of the GPU events that the call owns; sums to the busy time.
+        own_ns: Union of the GPU events that it owns.
+        subtree_ns: Union of the GPU events launched in it or below.
+        gpu_events: GPU events that it owns.
+        launches: Launch calls that it owns.
+        host_ns: Its duration, 0 for GPU events.
+        self_host_ns: The part of it in which it is the innermost row.
+        backward_ns: GPU time of the backward operators that go back to it.
+        subtree_backward_ns: The same for it and all below.
+        outermost: bool `[n]`: no call of the same name encloses it.
+    """
+
+    def __init__(self, part: RankTrace) -> None:
+        table, tree, costs = part.table, part.tree, part.costs
+        is_op = np.zeros(len(table), dtype=bool)
+        host_rows = tree.host_rows
+        is_op[host_rows] = table.kind[host_rows] == _core.EventKind.CPU_OP
+        is_launch = (costs.own_gpu_events > 0) & ~is_op
+        is_orphan = np.zeros(len(table), dtype=bool)
+        is_orphan[tree.gpu_rows] = costs.owner[tree.gpu_rows] == _core.NO_ROW
+        self.part = part
+        self.rows: Array = np.flatnonzero(is_op | is_launch | is_orphan)
+        rows = self.rows
+        self.kind: Array = np.select([is_op[rows], is_launch[rows]], [_OPERATOR, _LAUNCH], _ORPHAN)
+        orphan = self.kind == _ORPHAN
+        self.names = [*table.strings, ORPHAN_NAME]
+        self.name: Array = np.where(orphan, len(self.names) - 1, table.name[rows].astype(np.int64))
+        hlo = _hlo_operations(part, rows, self.kind)
+        if hlo is not None:
+            self.kind = np.where(hlo.codes >= 0, _HLO, self.kind)
+            self.name = np.where(hlo.codes >= 0, len(self.names) + hlo.codes, self.name)
+            self.names += hlo.texts
+        duration = table.dur_ns[rows]
+
+        def of_host(values: Array, for_orphans: Array | int = 0) -> Array:
+            return np.where(orphan, for_orphans, values[rows].astype(np.int64))
+
+        self.exclusive_ns = of_host(costs.owned_exclusive_ns, costs.exclusive_ns[rows])
+        self.own_ns = of_host(costs.own_gpu_ns, duration)
+        self.subtree_ns = of_host(costs.subtree_gpu_ns, duration)
+        self.gpu_events = of_host(costs.own_gpu_events, 1)
+        self.launches = of_host(costs.own_launches)
+        self.host_ns: Array = np.where(orphan, 0, duration)
+        self.self_host_ns = of_host(costs.self_host_ns)
+        self.backward_ns = of_host(costs.backward_gpu_ns)
+        self.subtree_backward_ns = of_host(costs.subtree_backward_gpu_ns)
+        self.outermost: Array = orphan | (costs.is_repeated[rows] == 0)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def lacks_launch(self) -> Array:
-        """bool: a GPU event whose launch the trace lacks."""
-        missing: Array = np.isin(self.rows, self.part.tree.gpu_rows)
-        return missing
-
-    @property
-    def forward_row(self) -> np.ma.MaskedArray[Any, Any]:
-        """Of a backward operator: the row of its forward operator."""
-        return rows_or_absent(self.part.tree.forward[self.rows])
-
-
-def rows_or_absent(rows: Array) -> np.ma.MaskedArray[Any, Any]:
-    """Row numbers as int64, masked where there is none."""
-    missing = rows == _core.NO_ROW
-    return np.ma.array(np.where(missing, 0, rows).astype(np.int64), mask=missing)
-
 
 def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
-    """The operators of one rank.
-
-    Args:
-        part: The rank.
-        by: "name", "category" (family), "args" (name and arguments) or "call".
+    """Build the table of `Trace.ops` for one rank.
 
     Returns:
-        Sorted by exclusive GPU time (by host time where the trace has no GPU events), calls by
-        start. `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/operators.md has the columns.
+        Rows by exclusive GPU time (by host time where the trace has no GPU events), calls by start.
+        `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/operators.md has the columns.
 
     Raises:
         OptionError: `by` is something else.
     """
     check_choice("by", by, tuple(_VIEWS))
-    calls = collect_calls(part)
+    calls = Owners(part)
     columns, shown, notes = _VIEWS[by](calls)
-    return ColumnTable(
-        columns, shown=shown, facts=_facts(calls), notes=[*_common_notes(calls), *notes]
-    )
-
-
-def collect_calls(part: RankTrace) -> Calls:
-    """The calls of one rank."""
-    table, tree, costs = part.table, part.tree, part.costs
-    is_op = np.zeros(len(table), dtype=bool)
-    host_rows = tree.host_rows
-    is_op[host_rows] = table.kind[host_rows] == _core.EventKind.CPU_OP
-    is_launch = (costs.own_gpu_events > 0) & ~is_op
-    is_orphan = np.zeros(len(table), dtype=bool)
-    is_orphan[tree.gpu_rows] = costs.owner[tree.gpu_rows] == _core.NO_ROW
-    rows = np.flatnonzero(is_op | is_launch | is_orphan)
-    kind = np.select([is_op[rows], is_launch[rows]], [_OPERATOR, _LAUNCH], _ORPHAN)
-    orphan = kind == _ORPHAN
-    names = [*table.strings, ORPHAN_NAME]
-    name = np.where(orphan, len(names) - 1, table.name[rows].astype(np.int64))
-    hlo = _hlo_operations(part, rows, kind)
-    if hlo is not None:
-        kind = np.where(hlo.codes >= 0, _HLO, kind)
-        name = np.where(hlo.codes >= 0, len(names) + hlo.codes, name)
-        names += hlo.texts
-    duration = table.dur_ns[rows]
-
-    def of_host(values: Array, for_orphans: Array | int = 0) -> Array:
-        return np.where(orphan, for_orphans, values[rows].astype(np.int64))
-
-    return Calls(
-        part=part,
-        rows=rows,
-        kind=kind,
-        name=name,
-        names=names,
-        exclusive_ns=of_host(costs.owned_exclusive_ns, costs.exclusive_ns[rows]),
-        own_ns=of_host(costs.own_gpu_ns, duration),
-        subtree_ns=of_host(costs.subtree_gpu_ns, duration),
-        gpu_events=of_host(costs.own_gpu_events, 1),
-        launches=of_host(costs.own_launches),
-        host_ns=np.where(orphan, 0, duration),
-        self_host_ns=of_host(costs.self_host_ns),
-        backward_ns=of_host(costs.backward_gpu_ns),
-        subtree_backward_ns=of_host(costs.subtree_backward_gpu_ns),
-        outermost=orphan | (costs.is_repeated[rows] == 0),
-    )
+    orphan = np.isin(calls.rows, part.tree.gpu_rows)
+    facts = {
+        "busy_ns": part.timeline().busy_ns,
+        "gpu_events": int(calls.gpu_events.sum()),
+        "gpu_events_without_launch": int(orphan.sum()),
+        "without_launch_ns": sums.total(calls.exclusive_ns[orphan]),
+    }
+    said = []
+    if (calls.kind == _HLO).any():
+        said.append(
+            "Operators are HLO operations of XLA; their host time is that of their launch calls."
+        )
+    elif not (calls.kind == _OPERATOR).any():
+        said.append(
+            "The trace has no operators: the rows are launch calls and GPU events without one."
+            if len(calls)
+            else "The trace has neither operators nor GPU events."
+        )
+    elif not calls.gpu_events.any():
+        said.append("The trace has no GPU events: rows are sorted by the host time of their own.")
+    orphans = int((calls.kind == _ORPHAN).sum())
+    if orphans:
+        events = "1 GPU event has" if orphans == 1 else f"{orphans} GPU events have"
+        said.append(f"{events} no launch call in the trace, so no operator can be named.")
+    return ColumnTable(columns, shown=shown, facts=facts, notes=[*said, *notes])
 
 
 def _hlo_operations(part: RankTrace, rows: Array, kind: Array) -> TextCodes | None:
-    """The HLO operation of XLA's calls: what all GPU events of a call name, if no operator has it.
-
-    None where the trace has none.
-    """
+    """Return the HLO operation of XLA's calls: what all GPU events of a call name, if no operator
+    has it. None where the trace has none."""
     events, owner = part.tree.gpu_rows, part.costs.owner[part.tree.gpu_rows]
     codes, texts = part.table.text_codes("hlo_op", events.astype(np.int64))
     if not texts:
@@ -174,23 +159,27 @@ View = tuple[dict[str, Column], Sequence[str], Sequence[str]]
 """Columns, those shown first, further notes."""
 
 
-def _by_name(calls: Calls) -> View:
+def _by_name(calls: Owners) -> View:
     groups = Groups(calls.kind, calls.name)
     columns: dict[str, Column] = {
         **_names(calls, groups.first),
         "count": groups.count,
         **_sums(calls, groups),
-        "own_gpu_mean_ns": groups.mean(calls.own_ns),
-        "own_gpu_max_ns": groups.maximum(calls.own_ns),
-        "host_mean_ns": groups.mean(calls.host_ns),
-        "host_max_ns": groups.maximum(calls.host_ns),
+        **groups.statistics(calls.own_ns, "mean", "max", prefix="own_gpu_"),
+        **groups.statistics(calls.host_ns, "mean", "max", prefix="host_"),
         "backward_of": _forward_names(calls, groups),
     }
     columns = _ranked(columns, ties=columns["name"])
-    return columns, ("name", "family", "count", *_shown(calls)), _backward_notes(calls)
+    in_backward = calls.part.tree.phase[calls.rows] == _core.Phase.BACKWARD
+    notes = []
+    if in_backward.any() and not calls.backward_ns.any() and calls.gpu_events.any():
+        notes = [
+            "No backward operator could be joined with its forward: no sequence numbers match."
+        ]
+    return columns, ("name", "family", "count", *_shown(calls)), notes
 
 
-def _by_args(calls: Calls) -> View:
+def _by_args(calls: Owners) -> View:
     arguments = {
         column: TextCodes(*calls.part.table.text_codes(key, calls.rows))
         for column, key in _ARGUMENTS.items()
@@ -202,8 +191,8 @@ def _by_args(calls: Calls) -> View:
         **{column: codes.take(first) for column, codes in arguments.items()},
         "count": groups.count,
         **_sums(calls, groups),
-        **_statistics("own_gpu", groups, calls.own_ns),
-        **_statistics("subtree_gpu", groups, calls.subtree_ns),
+        **groups.statistics(calls.own_ns, *_STATISTICS, prefix="own_gpu_"),
+        **groups.statistics(calls.subtree_ns, *_STATISTICS, prefix="subtree_gpu_"),
         "example_row": calls.rows[first],
     }
     notes = []
@@ -213,7 +202,7 @@ def _by_args(calls: Calls) -> View:
     return _ranked(columns, ties=columns["example_row"]), shown, notes
 
 
-def _by_category(calls: Calls) -> View:
+def _by_category(calls: Owners) -> View:
     part = calls.part
     events = _event_families(calls)
     is_op = calls.kind == _OPERATOR
@@ -229,6 +218,10 @@ def _by_category(calls: Calls) -> View:
         each = np.ones(len(codes), dtype=np.int64) if values is None else values
         return sums.sum_by_index(codes, each, len(both.texts))
 
+    # A graph counts as a launch of each family that it launches.
+    launch = part.tree.launch[part.tree.gpu_rows]
+    linked = np.flatnonzero(launch != _core.NO_ROW)
+    launches = Groups(launch[linked], event_family[linked])
     columns: dict[str, Column] = {
         "family": TextCodes(np.arange(len(both.texts), dtype=np.int32), both.texts),
         "operators": total(name_family),
@@ -236,7 +229,7 @@ def _by_category(calls: Calls) -> View:
         "exclusive_gpu_ns": total(event_family, part.costs.exclusive_ns[part.tree.gpu_rows]),
         "own_gpu_ns": total(*_own_by_family(part, event_family)),
         "gpu_events": total(event_family),
-        "launches": total(_launch_families(part, event_family)),
+        "launches": total(event_family[linked[launches.first]]),
         "self_host_ns": total(op_family, calls.self_host_ns[is_op]),
     }
     columns = _ranked(columns, ties=columns["family"])
@@ -246,7 +239,7 @@ def _by_category(calls: Calls) -> View:
     return columns, shown, ()
 
 
-def _by_call(calls: Calls) -> View:
+def _by_call(calls: Owners) -> View:
     part, rows = calls.part, calls.rows
     columns: dict[str, Column] = {
         "row": rows,
@@ -266,13 +259,13 @@ def _by_call(calls: Calls) -> View:
         "launches": calls.launches,
         "backward_gpu_ns": calls.backward_ns,
         "subtree_backward_gpu_ns": calls.subtree_backward_ns,
-        "forward_row": rows_or_absent(part.tree.forward[rows]),
+        "forward_row": row_numbers(part.tree.forward[rows]),
     }
     shown = ("row", "name", "thread", "duration_ns", "self_host_ns", "exclusive_gpu_ns")
     return columns, (*shown, "subtree_gpu_ns", "module"), ()
 
 
-_VIEWS: dict[str, Callable[[Calls], View]] = {
+_VIEWS: dict[str, Callable[[Owners], View]] = {
     "name": _by_name,
     "category": _by_category,
     "args": _by_args,
@@ -280,7 +273,7 @@ _VIEWS: dict[str, Callable[[Calls], View]] = {
 }
 
 
-def _shown(calls: Calls) -> Sequence[str]:
+def _shown(calls: Owners) -> Sequence[str]:
     if not calls.gpu_events.any():
         return "self_host_ns", "self_host_share", "host_ns"
     gpu = ("exclusive_gpu_ns", "busy_share", "cumulative_share", "subtree_gpu_ns")
@@ -291,14 +284,13 @@ def _shown(calls: Calls) -> Sequence[str]:
 # ---------------------------------------------------------------------------------- columns
 
 
-def _texts(calls: Calls, codes: Array) -> TextCodes:
-    """Names as a column that holds only the names in use."""
+def _texts(calls: Owners, codes: Array) -> TextCodes:
+    """Return names as a column that holds only the names in use."""
     used, dense = np.unique(codes, return_inverse=True)
     return TextCodes(dense.astype(np.int32), [calls.names[code] for code in used.tolist()])
 
 
-def _names(calls: Calls, chosen: Array) -> dict[str, Column]:
-    """Name, kind and family of some calls."""
+def _names(calls: Owners, chosen: Array) -> dict[str, Column]:
     kind, name = calls.kind[chosen], calls.name[chosen]
     families = _families(calls)
     return {
@@ -308,8 +300,8 @@ def _names(calls: Calls, chosen: Array) -> dict[str, Column]:
     }
 
 
-def _sums(calls: Calls, groups: Groups) -> dict[str, Column]:
-    """What includes the calls below is summed over calls that none of their own name encloses."""
+def _sums(calls: Owners, groups: Groups) -> dict[str, Column]:
+    """Sum each group; what includes the calls below counts for outermost calls alone."""
     outermost = calls.outermost
     return {
         "exclusive_gpu_ns": groups.sum(calls.exclusive_ns),
@@ -324,26 +316,15 @@ def _sums(calls: Calls, groups: Groups) -> dict[str, Column]:
     }
 
 
-def _statistics(prefix: str, groups: Groups, values: Array) -> dict[str, Column]:
-    """Per call; the standard deviation is that of a sample, absent for a single call."""
-    return {
-        f"{prefix}_mean_ns": groups.mean(values),
-        f"{prefix}_median_ns": groups.median(values),
-        f"{prefix}_std_ns": groups.std(values, ddof=1),
-        f"{prefix}_min_ns": groups.minimum(values),
-        f"{prefix}_max_ns": groups.maximum(values),
-    }
-
-
 def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
-    """Rows by exclusive GPU time, else by host time, with their shares."""
+    """Order the rows by exclusive GPU time, else by host time, and add their shares."""
     exclusive, self_host = columns["exclusive_gpu_ns"], columns["self_host_ns"]
     assert isinstance(exclusive, np.ndarray) and isinstance(self_host, np.ndarray)
-    order = order_by(exclusive, self_host, _collation(ties), descending=[True, True])
-    ranked: dict[str, Column] = {
-        name: column.take(order) if isinstance(column, TextCodes) else column[order]
-        for name, column in columns.items()
-    }
+    if isinstance(ties, TextCodes):
+        place = {text: i for i, text in enumerate(sorted(ties.texts))}
+        ties = np.array([place[text] for text in ties.texts], dtype=np.int64)[ties.codes]
+    order = order_by(exclusive, self_host, ties, descending=[True, True])
+    ranked = {name: take_rows(column, order) for name, column in columns.items()}
     share = _share(exclusive)[order]
     return ranked | {
         "busy_share": share,
@@ -352,22 +333,14 @@ def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
     }
 
 
-def _collation(column: Column) -> Array:
-    """Numbers in the order of the values."""
-    if not isinstance(column, TextCodes):
-        return column
-    place = {text: i for i, text in enumerate(sorted(column.texts))}
-    return np.array([place[text] for text in column.texts], dtype=np.int64)[column.codes]
-
-
 def _share(values: Array) -> Array:
-    """float64: of the sum; NaN where that is zero."""
+    """Return the share of the sum, float64; NaN where that is zero."""
     total = sums.total(values)
     return values / total if total else np.full(len(values), np.nan)
 
 
-def _forward_names(calls: Calls, groups: Groups) -> TextCodes:
-    """Of groups of backward operators: the name of the forward operator that most go back to."""
+def _forward_names(calls: Owners, groups: Groups) -> TextCodes:
+    """Return for backward operators the name of the forward one that most of a group go back to."""
     table, tree = calls.part.table, calls.part.tree
     forward = tree.forward[calls.rows]
     linked = np.flatnonzero(forward != _core.NO_ROW)
@@ -386,52 +359,42 @@ def _forward_names(calls: Calls, groups: Groups) -> TextCodes:
 _COMMUNICATION, _MEMCPY, _MEMSET = "communication", "memcpy", "memset"
 
 
-def _families(calls: Calls) -> dict[tuple[int, int], str]:
-    """The family of each (kind, name)."""
+def _families(calls: Owners) -> dict[tuple[int, int], str]:
     return calls.part.cached("families", lambda: _find_families(calls))
 
 
-def _find_families(calls: Calls) -> dict[tuple[int, int], str]:
-    kernels = _kernels_by_owner(calls)
+def _find_families(calls: Owners) -> dict[tuple[int, int], str]:
+    table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
+    # Names of the GPU events that calls of each (kind, name) own, longest time first. The call that
+    # has an event is its owner, or the event itself.
+    events = tree.gpu_rows
+    owner = costs.owner[events]
+    call = np.searchsorted(calls.rows, np.where(owner == _core.NO_ROW, events, owner))
+    pairs = Groups(calls.kind[call], calls.name[call], table.name[events])
+    order = order_by(pairs.sum(table.dur_ns[events]), descending=[True])
+    kernels: dict[tuple[int, int], list[str]] = {}
+    for i in pairs.first[order].tolist():
+        key = (int(calls.kind[call[i]]), int(calls.name[call[i]]))
+        kernels.setdefault(key, []).append(calls.names[int(table.name[events[i]])])
     families = {}
     first = Groups(calls.kind, calls.name).first
     for kind, name in zip(calls.kind[first].tolist(), calls.name[first].tolist(), strict=True):
         launched = kernels.get((kind, name), [])
         if kind == _OPERATOR:
-            families[kind, name] = family_of(calls.names[name], launched)
+            family = family_of(calls.names[name], launched)
         else:
-            families[kind, name] = _family_of_launch(
-                calls.names[name] if kind == _LAUNCH else "", launched
-            )
+            # A launch call says nothing of its kernels' family, unless they are all of one.
+            family = family_of(calls.names[name] if kind == _LAUNCH else "")
+            distinct = {family_of("", (kernel,)) for kernel in launched}
+            if family == "other" and len(distinct) == 1:
+                family = distinct.pop()
+        families[kind, name] = family
     return families
 
 
-def _family_of_launch(name: str, kernels: Sequence[str]) -> str:
-    """A launch call says nothing of its kernels' family, unless they are all of one."""
-    family = family_of(name)
-    distinct = {family_of("", (kernel,)) for kernel in kernels}
-    return distinct.pop() if family == "other" and len(distinct) == 1 else family
-
-
-def _kernels_by_owner(calls: Calls) -> dict[tuple[int, int], list[str]]:
-    """Names of the GPU events that calls of each (kind, name) own, longest time first."""
-    table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
-    events = tree.gpu_rows
-    owner = costs.owner[events]
-    # The call that has an event is its owner, or the event itself.
-    call = np.searchsorted(calls.rows, np.where(owner == _core.NO_ROW, events, owner))
-    pairs = Groups(calls.kind[call], calls.name[call], table.name[events])
-    order = order_by(pairs.sum(table.dur_ns[events]), descending=[True])
-    names: dict[tuple[int, int], list[str]] = {}
-    for i in pairs.first[order].tolist():
-        key = (int(calls.kind[call[i]]), int(calls.name[call[i]]))
-        names.setdefault(key, []).append(calls.names[int(table.name[events[i]])])
-    return names
-
-
-def _event_families(calls: Calls) -> TextCodes:
-    """The family of each GPU event: copies, memsets and collectives have their own, kernels that
-    of their operator, else that of their own name."""
+def _event_families(calls: Owners) -> TextCodes:
+    """Return the family of each GPU event: copies, memsets and collectives have their own, kernels
+    that of their operator, else that of their own name."""
     table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
     events = tree.gpu_rows
     gpu_class = tree.gpu_class[events]
@@ -466,7 +429,7 @@ def _event_families(calls: Calls) -> TextCodes:
 
 
 def _own_by_family(part: RankTrace, family: Array) -> tuple[Array, Array]:
-    """Families and union times of the events that each call owns in each family."""
+    """Return families and union times of the events that each call owns in each family."""
     events = part.tree.gpu_rows
     owner = part.costs.owner[events]
     call = np.where(owner == _core.NO_ROW, events, owner).astype(np.int64)
@@ -477,56 +440,7 @@ def _own_by_family(part: RankTrace, family: Array) -> tuple[Array, Array]:
     return family[groups.first], union
 
 
-def _launch_families(part: RankTrace, family: Array) -> Array:
-    """The family of each launch call; a graph has an entry for each family that it launches."""
-    launch = part.tree.launch[part.tree.gpu_rows]
-    linked = np.flatnonzero(launch != _core.NO_ROW)
-    pairs = Groups(launch[linked], family[linked])
-    families: Array = family[linked[pairs.first]]
-    return families
-
-
 # ----------------------------------------------------------------------------- facts, notes
-
-
-def _facts(calls: Calls) -> dict[str, Any]:
-    timeline = calls.part.timeline()
-    orphan = calls.lacks_launch
-    return {
-        "busy_ns": timeline.busy_ns,
-        "gpu_events": int(calls.gpu_events.sum()),
-        "gpu_events_without_launch": int(orphan.sum()),
-        "without_launch_ns": sums.total(calls.exclusive_ns[orphan]),
-    }
-
-
-def _common_notes(calls: Calls) -> list[str]:
-    notes = []
-    orphans = int((calls.kind == _ORPHAN).sum())
-    if (calls.kind == _HLO).any():
-        notes.append(
-            "Operators are HLO operations of XLA; their host time is that of their launch calls."
-        )
-    elif not (calls.kind == _OPERATOR).any():
-        notes.append(
-            "The trace has no operators: the rows are launch calls and GPU events without one."
-            if len(calls)
-            else "The trace has neither operators nor GPU events."
-        )
-    elif not calls.gpu_events.any():
-        notes.append("The trace has no GPU events: rows are sorted by the host time of their own.")
-    if orphans:
-        events = "1 GPU event has" if orphans == 1 else f"{orphans} GPU events have"
-        notes.append(f"{events} no launch call in the trace, so no operator can be named.")
-    return notes
-
-
-def _backward_notes(calls: Calls) -> list[str]:
-    backward = _core.Phase.BACKWARD
-    in_backward = calls.part.tree.phase[calls.rows] == backward
-    if not in_backward.any() or calls.backward_ns.any() or not calls.gpu_events.any():
-        return []
-    return ["No backward operator could be joined with its forward: no sequence numbers match."]
 
 
 _OWN_TIME = (

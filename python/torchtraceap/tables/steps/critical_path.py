@@ -14,11 +14,11 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
+from torchtraceap.tables.events import thread_names
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, thread_names
-from torchtraceap.tables.ranks.joined import JoinedRanks, join_ranks
-from torchtraceap.tables.spec import Option, PageView, TableSpec
-from torchtraceap.trace.ranks import Ranks, RankTrace
+from torchtraceap.tables.matching import JoinedRanks, join_ranks
+from torchtraceap.trace.ranks import Ranks
 
 __all__ = ["TABLE", "build_critical_path", "path_segments"]
 
@@ -35,7 +35,7 @@ BOUNDS: dict[str, tuple[str, ...]] = {
     "profiler": ("profiler",),
     "unknown": ("unknown",),
 }
-"""What a path is bound by, and the causes that count towards it."""
+"""The bounds of a path, and the causes that count towards each."""
 
 _NO_EVENT = "(no event)"
 _UNKNOWN = "(unknown)"
@@ -65,7 +65,7 @@ class _Path:
 def build_critical_path(
     trace: Ranks, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
 ) -> ColumnTable:
-    """The path over the profiled time, or one step, as a table.
+    """Build a table of the path over the profiled time, or one step.
 
     Args:
         trace: Ranks whose collectives match are taken together.
@@ -87,12 +87,15 @@ def build_critical_path(
         return table
     path = _find_path(trace, step)
     tables = {"cause": _by_cause, "name": _by_name, "event": _by_event}
-    shown = _shown_of_events(path) if by == "event" else ()
+    shown: tuple[str, ...] = ()
+    if by == "event":
+        shown = ("name", "cause", "lane", "duration_ns", "dependency", "evidence", "margin_ns")
+        shown = ("rank", *shown) if len(path.scope.parts) > 1 else shown
     return ColumnTable(tables[by](path), shown=shown, facts=_facts(path), notes=_notes(path))
 
 
 def path_segments(trace: Ranks, step: str | int | None = None) -> list[dict[str, Any]]:
-    """The segments of the path as plain values, by time: what an overlay or a page draws.
+    """Return the segments of the path as plain values, by time: what an overlay or a page draws.
 
     The keys are the columns of `trace.critical_path(by="event")`.
     """
@@ -104,37 +107,26 @@ def path_segments(trace: Ranks, step: str | int | None = None) -> list[dict[str,
 
 def _find_path(trace: Ranks, step: str | int | None) -> _Path:
     scope = join_ranks(trace)
-    range_ns = _range_of(scope, step)
+    bounds = []
+    for part, offset_ns in zip(scope.parts, scope.offsets_ns, strict=True):
+        ranges = [part.tree.profiled]
+        if step is not None:
+            ranges = [
+                (one.start_ns, one.end_ns)
+                for place, one in enumerate(part.tree.steps)
+                if step == (place if isinstance(step, int) else one.name)
+            ]
+        bounds += [(start_ns + offset_ns, end_ns + offset_ns) for start_ns, end_ns in ranges]
+    if not bounds:
+        names = [one.name for one in scope.parts[0].tree.steps]
+        if not names:
+            raise OptionError(f"no step {step!r}: this trace has no steps")
+        known = f"there are {len(names)}, from {names[0]!r} to {names[-1]!r}"
+        raise OptionError(f"no step {step!r}; {known}")
+    # From when every rank has begun: so the ranges of steps follow each other without a gap.
+    range_ns = max(start_ns for start_ns, _ in bounds), max(end_ns for _, end_ns in bounds)
     core = _core.critical_path(scope.as_arguments, range_ns, meetings=scope.meetings)
     return _Path(core, scope, range_ns)
-
-
-def _range_of(scope: JoinedRanks, step: str | int | None) -> tuple[int, int]:
-    bounds = [
-        (start + offset, end + offset)
-        for part, offset in zip(scope.parts, scope.offsets_ns, strict=True)
-        for start, end in _bounds_of(part, step)
-    ]
-    if not bounds:
-        raise OptionError(_no_such_step(scope.parts[0], step))
-    # From when every rank has begun: so the ranges of steps follow each other without a gap.
-    return max(start for start, _ in bounds), max(end for _, end in bounds)
-
-
-def _bounds_of(part: RankTrace, step: str | int | None) -> list[tuple[int, int]]:
-    if step is None:
-        return [part.tree.profiled]
-    steps = part.tree.steps
-    if isinstance(step, int):
-        return [(s.start_ns, s.end_ns) for s in steps[step : step + 1]] if step >= 0 else []
-    return [(s.start_ns, s.end_ns) for s in steps if s.name == step]
-
-
-def _no_such_step(part: RankTrace, step: str | int | None) -> str:
-    names = [s.name for s in part.tree.steps]
-    if not names:
-        return f"no step {step!r}: this trace has no steps"
-    return f"no step {step!r}; there are {len(names)}, from {names[0]!r} to {names[-1]!r}"
 
 
 # ------------------------------------------------------------------------------------ tables
@@ -177,13 +169,17 @@ def _by_event(path: _Path) -> Columns:
     rank = np.array([0 if r is None else r for r in ranks], dtype=np.int64)[core.rank]
     rank_absent = np.array([r is None for r in ranks])[core.rank]
     no_margin = core.margin_ns == _core.NO_ID
+    kinds = np.full(len(core), -1, dtype=np.int32)
+    for index, part in enumerate(path.scope.parts):
+        chosen = path.has_row & (core.rank == index)
+        kinds[chosen] = part.table.kind[core.row[chosen]]
     return {
         "rank": np.ma.array(rank, mask=rank_absent),
         "row": np.ma.array(
             np.where(path.has_row, core.row, 0).astype(np.int64), mask=~path.has_row
         ),
         "name": _names_of(path),
-        "kind": _kinds_of(path),
+        "kind": TextCodes(kinds, _core.kind_names()),
         "lane": _lanes_of(path),
         "start_ns": core.start_ns,
         "end_ns": core.end_ns,
@@ -193,11 +189,6 @@ def _by_event(path: _Path) -> Columns:
         "evidence": _codes(core.evidence, _core.evidence_names()),
         "margin_ns": np.ma.array(np.where(no_margin, 0, core.margin_ns), mask=no_margin),
     }
-
-
-def _shown_of_events(path: _Path) -> tuple[str, ...]:
-    columns = ("name", "cause", "lane", "duration_ns", "dependency", "evidence", "margin_ns")
-    return ("rank", *columns) if len(path.scope.parts) > 1 else columns
 
 
 def _codes(values: Array, names: Sequence[str]) -> TextCodes:
@@ -210,7 +201,7 @@ def _share(time_ns: Array, path: _Path) -> Array:
 
 
 def _names_of(path: _Path) -> TextCodes:
-    """Name of the event behind each segment; where there is none, why."""
+    """Return the name of the event behind each segment; where there is none, why."""
     core = path.core
     distinct: dict[str, int] = {_NO_EVENT: 0, _UNKNOWN: 1}
     is_unknown = core.cause == _core.PathCause.UNKNOWN
@@ -224,22 +215,18 @@ def _names_of(path: _Path) -> TextCodes:
     return TextCodes(codes, list(distinct))
 
 
-def _kinds_of(path: _Path) -> TextCodes:
-    """Kind of the event behind each segment, such as cpu_op or kernel."""
-    codes = np.full(len(path.core), -1, dtype=np.int32)
-    for index, part in enumerate(path.scope.parts):
-        chosen = path.has_row & (path.core.rank == index)
-        codes[chosen] = part.table.kind[path.core.row[chosen]]
-    return TextCodes(codes, _core.kind_names())
-
-
 def _lanes_of(path: _Path) -> TextCodes:
-    """The thread or stream on which each segment runs."""
+    """Return the thread or stream on which each segment runs."""
     core = path.core
     labels: list[str | None] = []
     codes = np.full(len(core), -1, dtype=np.int32)
     for index, part in enumerate(path.scope.parts):
-        for kind, names in enumerate((thread_names(part), _stream_names(part))):
+        streams = part.tree.streams
+        several = len({stream.device for stream in streams}) > 1
+        stream_names = [
+            f"stream {s.stream}" + (f" of device {s.device}" if several else "") for s in streams
+        ]
+        for kind, names in enumerate((thread_names(part), stream_names)):
             chosen = (core.rank == index) & (core.lane_kind == kind)
             codes[chosen] = len(labels) + core.lane_index[chosen]
             labels += names
@@ -247,20 +234,11 @@ def _lanes_of(path: _Path) -> TextCodes:
     return TextCodes(np.append(texts.codes, -1)[codes].astype(np.int32), texts.texts)
 
 
-def _stream_names(part: RankTrace) -> list[str]:
-    streams = part.tree.streams
-    devices = {stream.device for stream in streams}
-    return [
-        f"stream {s.stream}" + (f" of device {s.device}" if len(devices) > 1 else "")
-        for s in streams
-    ]
-
-
 # ------------------------------------------------------------------------------ facts, notes
 
 
 def _bound_shares(path: _Path) -> dict[str, float]:
-    """Share of the path by what it is bound by, the largest first."""
+    """Return the share of the path by what it is bound by, the largest first."""
     totals = dict(zip(_core.path_cause_names(), path.core.total_ns.tolist(), strict=True))
     shares = {
         bound: sum(totals[cause] for cause in causes) / max(1, path.total_ns)
@@ -294,8 +272,21 @@ def _facts(path: _Path) -> dict[str, Any]:
 
 
 def _notes(path: _Path) -> list[str]:
-    notes = [*_summary(path), *path.scope.notes]
-    parts = path.scope.parts
+    core, parts = path.core, path.scope.parts
+    if path.total_ns:
+        shares = list(_bound_shares(path).items())[:3]
+        said = ", ".join(f"{bound} {format_share(share)}" for bound, share in shares)
+        doubt = ""
+        if core.assumed_ns:
+            share = format_share(core.assumed_ns / path.total_ns)
+            doubt = f" {share} of it rests on assumed dependencies, or on none that is known."
+        notes = [f"{format_ns(path.total_ns)} of path: {said}.{doubt}"]
+    else:
+        notes = ["The profiled time is empty: there is no path."]
+    notes += path.scope.notes
+    # Waits whose partner the trace doesn't name.
+    waits = np.isin(core.kind, (_core.DependencyKind.STREAM_WAIT, _core.DependencyKind.HOST_WAIT))
+    infers_waits = bool((waits & (core.evidence > _core.Evidence.EXPLICIT)).any())
     with_gpu = [part for part in parts if len(part.tree.gpu_rows)]
     if not with_gpu:
         notes.append("No GPU work is recorded: the path is that of the host's threads.")
@@ -303,51 +294,25 @@ def _notes(path: _Path) -> list[str]:
         notes.append(
             "No GPU work has a launch call in the trace: only its order on the streams is known."
         )
-    elif _infers_waits(path):
+    elif infers_waits:
         notes.append(
             "What some waits of streams and of the host refer to was inferred from times: the "
             "trace records no synchronisation events for them (enable_cuda_sync_events in the "
             "experimental_config of torch.profiler)."
         )
-    notes += _missing_ranks(path)
+    world = max((part.world_size or 0 for part in parts), default=0)
+    if world > len(parts) and core.total_ns[_core.PathCause.COMMUNICATION] > 0:
+        verb = "has" if len(parts) == 1 else "have"
+        notes.append(
+            f"Of {world} ranks {len(parts)} {verb} a trace here: time in a "
+            "collective may be waiting for one of the others, which can't be told from moving data."
+        )
     shift = max((abs(part.tree.launch_delay_correction_ns) for part in parts), default=0)
     if shift:
         notes.append(
             f"GPU times are moved by up to {format_ns(shift)} to agree with the host's clock."
         )
     return notes
-
-
-def _missing_ranks(path: _Path) -> list[str]:
-    parts = path.scope.parts
-    world = max((part.world_size or 0 for part in parts), default=0)
-    communicates = path.core.total_ns[_core.PathCause.COMMUNICATION] > 0
-    if world <= len(parts) or not communicates:
-        return []
-    verb = "has" if len(parts) == 1 else "have"
-    return [
-        f"Of {world} ranks {len(parts)} {verb} a trace here: time in a "
-        "collective may be waiting for one of the others, which can't be told from moving data."
-    ]
-
-
-def _summary(path: _Path) -> list[str]:
-    if not path.total_ns:
-        return ["The profiled time is empty: there is no path."]
-    shares = list(_bound_shares(path).items())[:3]
-    said = ", ".join(f"{bound} {format_share(share)}" for bound, share in shares)
-    doubt = ""
-    if path.core.assumed_ns:
-        share = format_share(path.core.assumed_ns / path.total_ns)
-        doubt = f" {share} of it rests on assumed dependencies, or on none that is known."
-    return [f"{format_ns(path.total_ns)} of path: {said}.{doubt}"]
-
-
-def _infers_waits(path: _Path) -> bool:
-    """Does the path follow a wait whose partner the trace doesn't name?"""
-    waits = (_core.DependencyKind.STREAM_WAIT, _core.DependencyKind.HOST_WAIT)
-    inferred = path.core.evidence > _core.Evidence.EXPLICIT
-    return bool((np.isin(path.core.kind, waits) & inferred).any())
 
 
 TABLE = TableSpec(

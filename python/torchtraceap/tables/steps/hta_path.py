@@ -11,8 +11,8 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.catalog import check_choice
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["build_hta_path"]
@@ -40,7 +40,7 @@ def build_hta_path(
     keep_last_step: bool = False,
     release: str = "main",
 ) -> ColumnTable:
-    """HTA's path within instances of an annotation, one after the other as in the file.
+    """Build HTA's path within instances of an annotation, one after the other as in the file.
 
     Args:
         part: The rank.
@@ -62,7 +62,14 @@ def build_hta_path(
     check_choice("by", by, ("cause", "name", "event"))
     check_choice("release", release, ("main", "0.5.0"))
     if annotation is None:
-        annotation, instances = _bounds(part, step)
+        has_steps = any(name.startswith("ProfilerStep") for name in part.table.strings)
+        instances = (0, 0)
+        if isinstance(step, str):
+            annotation = step
+        elif step is not None:
+            annotation, instances = "ProfilerStep", (step, step)
+        else:
+            annotation = "ProfilerStep" if has_steps else ""
     if min(instances) < 0 or instances[1] < instances[0]:
         raise OptionError(f"instances must be a first and a last number, not {instances}")
     path = _core.hta_critical_path(
@@ -74,28 +81,24 @@ def build_hta_path(
         release_0_5_0=release == "0.5.0",
     )
     if not path.found:
-        raise OptionError(_nothing_found(annotation, instances))
+        raise OptionError(
+            f"HTA's graph has no path for instances {instances[0]} to {instances[1]} of "
+            f"annotations with {annotation!r} in their name; it leaves the last profiled step out"
+            if annotation
+            else "HTA's graph of this trace has no path: it holds no operator, call or linked work"
+        )
     tables = {"cause": _by_cause, "name": _by_name, "event": _by_event}
     notes = [_EXPLAINED, *([_GPU_COPY] if path.of_gpu_copy else [])]
-    return ColumnTable(tables[by](part, path), facts=_facts(path), notes=notes)
-
-
-def _bounds(part: RankTrace, step: str | int | None) -> tuple[str, tuple[int, int]]:
-    if isinstance(step, str):
-        return step, (0, 0)
-    if step is not None:
-        return "ProfilerStep", (step, step)
-    has_steps = any(name.startswith("ProfilerStep") for name in part.table.strings)
-    return "ProfilerStep" if has_steps else "", (0, 0)
-
-
-def _nothing_found(annotation: str, instances: tuple[int, int]) -> str:
-    if not annotation:
-        return "HTA's graph of this trace has no path: it holds no operator, call or linked work"
-    return (
-        f"HTA's graph has no path for instances {instances[0]} to {instances[1]} of annotations "
-        f"with {annotation!r} in their name; it leaves the last profiled step out"
-    )
+    facts: dict[str, Any] = {
+        "total_ns": path.duration_us * 1000,
+        "nodes": path.nodes,
+        "edges": path.edges,
+        "edges_by_type": path.edges_of_kind,
+        "path_nodes": path.path_nodes,
+        "path_edges": len(path.weight_us),
+        "path_events": path.path_events,
+    }
+    return ColumnTable(tables[by](part, path), facts=facts, notes=notes)
 
 
 def _by_cause(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
@@ -153,15 +156,3 @@ def _causes(bound: Array) -> TextCodes:
 def _share(time_ns: Array, path: _core.HtaPath) -> Array:
     share: Array = time_ns / (1000 * max(1, path.duration_us))
     return share
-
-
-def _facts(path: _core.HtaPath) -> dict[str, Any]:
-    return {
-        "total_ns": path.duration_us * 1000,
-        "nodes": path.nodes,
-        "edges": path.edges,
-        "edges_by_type": path.edges_of_kind,
-        "path_nodes": path.path_nodes,
-        "path_edges": len(path.weight_us),
-        "path_events": path.path_events,
-    }

@@ -38,6 +38,7 @@ __all__ = [
     "is_held_up",
     "iterations_of",
     "lengths_ns",
+    "recorded_steps",
     "step_of_work",
     "step_spans",
     "step_time",
@@ -45,8 +46,8 @@ __all__ = [
 
 _LEAST_COUNTED = 2
 LONGEST_LAUNCH_NS = 100_000
-"""From the return of a launch call to the begin of its work on an idle GPU it takes less (the bound
-of `launch_latency`, docs/critical_path.md)."""
+"""The longest time from the return of a launch call to the begin of its work on an idle GPU (the
+bound of `launch_latency`, docs/critical_path.md)."""
 SLOWEST_STAGING = 2.5
 """Bytes per ns at which pageable memory is copied at least: the slowest rate of public traces
 (docs/durations.md)."""
@@ -65,7 +66,7 @@ class Iterations:
 
 
 def iterations_of(part: RankTrace) -> Iterations:
-    """Measured. See Note [Iteration]."""
+    """Return the measured iterations. See Note [Iteration]."""
     return part.cached("iterations", lambda: _build(part))
 
 
@@ -117,7 +118,7 @@ def step_spans(part: RankTrace) -> Array:
 
 
 def _end_ns(part: RankTrace, step: _core.Step) -> int:
-    """Where a step ends: a thread does one thing at a time, so a marked one has ended where
+    """Return where a step ends: a thread does one thing at a time, so a marked one has ended where
     something begins that outlasts it, such as the call that ends it."""
     if step.row is None:
         return step.end_ns
@@ -130,8 +131,14 @@ def _end_ns(part: RankTrace, step: _core.Step) -> int:
 
 
 def _behind(table: _core.EventTable, end_ns: int) -> int:
-    """The first row that begins then or later."""
+    """Return the first row that begins then or later."""
     return int(np.searchsorted(table.ts_ns, end_ns))
+
+
+def recorded_steps(part: RankTrace) -> list[_core.Step]:
+    """Return the steps whose GPU records are there: nothing can be said of the others."""
+    flags = part.tree.step_is_recorded
+    return [step for step, there in zip(part.tree.steps, flags, strict=True) if there]
 
 
 def counted_steps(part: RankTrace) -> Array:
@@ -181,7 +188,7 @@ def _step_of_work(part: RankTrace) -> Array:
 
 
 def first_launched_row(part: RankTrace) -> int | None:
-    """The first GPU event that has a launch, if that is in the first step."""
+    """Return the first GPU event that has a launch, if that is in the first step."""
     tree, table = part.tree, part.table
     rows, spans = tree.gpu_rows, step_spans(part)
     linked = tree.launch[rows] != _core.NO_ROW
@@ -207,7 +214,7 @@ def held_up_row(part: RankTrace) -> int | None:
 
 
 def is_held_up(part: RankTrace, row: int, called_ns: int, returned_ns: int, begun_ns: int) -> bool:
-    """Does a GPU event begin later than its launch explains?
+    """Return True if a GPU event begins later than its launch explains.
 
     Args:
         part: The rank.

@@ -20,11 +20,10 @@ __all__ = [
     "Cut",
     "cut",
     "first_idle_part",
-    "joined",
+    "join_arrays",
     "median_ns",
     "middle_half",
     "part_titles",
-    "recorded_steps",
     "robust_sigma",
     "step_bounds",
     "whole_step_bounds",
@@ -43,24 +42,18 @@ _TRIMMED_FROM = 8
 
 
 def whole_steps(count: int) -> slice:
-    """Steps that were recorded from end to end: all but the first and last of three or more."""
+    """Return the steps recorded from end to end: all but the first and last of three or more."""
     return slice(1, -1) if count > 2 else slice(0, count)
 
 
 def step_bounds(part: RankTrace) -> Bounds:
-    """(start_ns, end_ns) of every step."""
+    """Return (start_ns, end_ns) of every step."""
     return [(step.start_ns, step.end_ns) for step in part.tree.steps]
 
 
-def recorded_steps(part: RankTrace) -> list[_core.Step]:
-    """The steps whose GPU records are there: nothing can be said of the others."""
-    flags = part.tree.step_is_recorded
-    return [step for step, there in zip(part.tree.steps, flags, strict=True) if there]
-
-
 def whole_step_bounds(part: RankTrace) -> Bounds:
-    """Those of the whole steps whose records are there; of all recorded ones, then of all whole
-    ones, where there are none."""
+    """Return the bounds of the whole steps whose records are there; of all recorded ones, then of
+    all whole ones, where there are none."""
     bounds, there = step_bounds(part), part.tree.step_is_recorded
     chosen = whole_steps(len(bounds))
     pairs = list(zip(bounds, there, strict=True))
@@ -69,7 +62,7 @@ def whole_step_bounds(part: RankTrace) -> Bounds:
 
 
 def median_ns(values: Array) -> int:
-    """The median as an integer, halves to even; 0 of nothing."""
+    """Return the median as an integer, halves to even; 0 of nothing."""
     if not len(values):
         return 0
     ordered = np.sort(values)
@@ -79,7 +72,7 @@ def median_ns(values: Array) -> int:
 
 
 def middle_half(durations: Array) -> Array:
-    """Indices of the steps whose mean is the interquartile mean: a quarter dropped at each end."""
+    """Return the steps whose mean is the interquartile mean: a quarter dropped at each end."""
     order = np.argsort(durations, kind="stable")
     dropped = len(order) // 4
     kept: Array = order[dropped : len(order) - dropped]
@@ -87,7 +80,7 @@ def middle_half(durations: Array) -> Array:
 
 
 def robust_sigma(values: Array) -> Array:
-    """Standard deviation along the last axis as the median absolute deviation tells it.
+    """Return the standard deviation along the last axis by the median absolute deviation.
 
     Where more than half the values are equal, so that the MAD is 0, the mean absolute deviation
     stands in (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
@@ -119,7 +112,7 @@ class Cut:
     """uint32: stretches of time."""
 
     def row_texts(self, rows: Array, code: Callable[[str], int]) -> Array:
-        """Codes of names of table rows, -1 for `_core.NO_ROW`; each distinct name is read once."""
+        """Return codes of names of rows, -1 for `_core.NO_ROW`; each distinct name is read once."""
         codes = np.full(len(rows), -1, dtype=np.int64)
         known = np.flatnonzero(rows != _core.NO_ROW)
         names = Groups(self.part.table.name[rows[known]])
@@ -128,7 +121,7 @@ class Cut:
         return codes
 
     def leaf_codes(self, book: Codebook) -> Array:
-        """Codes of what each piece shows: a kernel, or the host event that explains idle time."""
+        """Return codes of what each piece shows: a kernel, or the host event of idle time."""
         codes = np.full(len(self.row), -1, dtype=np.int64)
         on_gpu = self.kind < _core.step_part_names().index("host")
         codes[on_gpu] = self.row_texts(
@@ -149,13 +142,13 @@ class Codebook:
         return self._codes.setdefault(text, len(self._codes))
 
     def host_code(self, name: str) -> int:
-        """Code of a host event's name as it is compared between steps and recordings."""
+        """Return the code of a host event's name as it is compared between recordings."""
         code = self.code(_core.comparable_names([name], vendor_free=True)[0])
         self._shown.setdefault(code, {})[_core.comparable_names([name])[0]] = None
         return code
 
     def texts(self) -> list[str]:
-        """What a person reads for each code: the name, or the first that share it."""
+        """Return the text of each code for a person: the name, or the first that share it."""
         names = list(self._codes)
         for code, shown in self._shown.items():
             names[code] = " / ".join(list(shown)[:3])
@@ -163,19 +156,19 @@ class Codebook:
 
 
 def cut(part: RankTrace, bounds: Bounds) -> Cut:
-    """Cuts steps (sorted, disjoint) into pieces."""
+    """Cut steps (sorted, disjoint) into pieces."""
     pieces = _core.step_pieces(part.table, part.tree, bounds)
     durations = np.asarray([end - start for start, end in bounds], dtype=np.int64)
     return Cut(part, durations, pieces.step, pieces.part, pieces.row, pieces.ns, pieces.count)
 
 
 def first_idle_part() -> int:
-    """Kinds of pieces from here on are idle causes."""
+    """Return the first kind of piece that is an idle cause; those behind it are too."""
     return _core.step_part_names().index("host") + 1
 
 
 def part_titles() -> list[str]:
-    """What a person reads for each kind of piece."""
+    """Return the text of each kind of piece for a person."""
     names = [name.replace("_", " ") for name in _core.step_part_names()]
     idle = first_idle_part()
     return names[:idle] + [f"idle: {name}" for name in names[idle:]]
@@ -200,7 +193,7 @@ class Cells:
 
     @classmethod
     def of(cls, row: Array, step: Array, ns: Array, shape: tuple[int, int]) -> Cells:
-        """Adds up pieces.
+        """Add up pieces.
 
         Args:
             row: Of each piece, below `shape[0]`.
@@ -214,21 +207,22 @@ class Cells:
         return cls(keys // max(1, steps), keys % max(1, steps), added, rows, steps)
 
     def of_steps(self, chosen: Array) -> Cells:
-        """The cells of some steps, bool `[steps]`, numbered anew."""
+        """Return the cells of some steps, bool `[steps]`, numbered anew."""
         kept = chosen[self.step]
         number = np.cumsum(chosen) - 1
         row, step, ns = self.row[kept], number[self.step[kept]], self.ns[kept]
         return Cells(row, step, ns, self.rows, int(chosen.sum()))
 
     def medians(self) -> Array:
-        """float64 `[rows]`, over all steps."""
+        """Return the median of each row over all steps, float64 `[rows]`."""
         result = np.zeros(self.rows)
-        for rows, matrix in self._half_full():
+        # Of a row with fewer values that are not zero the median is zero.
+        for rows, matrix in self._filled((max(1, self.steps) + 1) // 2):
             result[rows] = np.median(matrix, axis=1)
         return result
 
     def middle_means(self) -> Array:
-        """float64 `[rows]`: of each row the mean over the middle half of its own values."""
+        """Return the mean over the middle half of each row's own values, float64 `[rows]`."""
         result = np.zeros(self.rows)
         dropped = self.steps // 4
         for rows, matrix in self._filled(dropped + 1):
@@ -260,12 +254,8 @@ class Cells:
         """Return the number of steps that are dropped at either end."""
         return self.steps // 4 if self.steps >= _TRIMMED_FROM else 0
 
-    def _half_full(self) -> Iterable[tuple[Array, Array]]:
-        """Rows of which at least half the values are not zero, and these `[rows, steps]`."""
-        return self._filled((max(1, self.steps) + 1) // 2)
-
     def _filled(self, least: int) -> Iterable[tuple[Array, Array]]:
-        """Rows with at least so many values that are not zero, and all their values."""
+        """Yield rows with at least so many values that are not zero, and all their values."""
         count = np.bincount(self.row, minlength=self.rows)
         chosen = np.flatnonzero(count >= least)
         place = np.full(self.rows, -1, dtype=np.int64)
@@ -281,6 +271,6 @@ class Cells:
             yield chosen[begin:end], matrix
 
 
-def joined(parts: Sequence[Array], dtype: Any) -> Array:
-    """Arrays in one, also of none."""
+def join_arrays(parts: Sequence[Array], dtype: Any) -> Array:
+    """Join arrays, also none of them."""
     return np.concatenate([np.zeros(0, dtype=dtype), *parts]).astype(dtype, copy=False)

@@ -23,8 +23,9 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import sum_by_index
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.catalog import PageView, TableSpec
+from torchtraceap.tables.grouping import Groups, repeat_keys
+from torchtraceap.tables.steps.iterations import recorded_steps
 from torchtraceap.tables.steps.pieces import (
     NORMAL_MAD,
     Cells,
@@ -34,7 +35,6 @@ from torchtraceap.tables.steps.pieces import (
     first_idle_part,
     median_ns,
     part_titles,
-    recorded_steps,
     robust_sigma,
     whole_steps,
 )
@@ -42,12 +42,12 @@ from torchtraceap.tables.steps.pieces import (
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_keys", "repeat_variation"]
+__all__ = ["TABLE", "Trend", "build_steps", "kernel_trend", "repeat_variation"]
 
 OUTLIER_SIGMAS = 3.5
 """Robust z from which a step is an outlier (Iglewicz and Hoaglin's bound)."""
 OUTLIER_SHARE = 0.01
-"""Of the median: what is less is no outlier, however even the other steps are."""
+"""The share of the median below which nothing is an outlier, however even the other steps are."""
 SLOW_STEP = 1.5
 """Times the median: the rule of traceml and of TraceLens' tutorial."""
 MOST_CAUSES = 3
@@ -59,9 +59,9 @@ FEWEST_SLICES, MOST_SLICES = 6, 64
 DROP_SHARE = 0.10
 """Slower by this over the trace: a drop."""
 AGREEING_SHARE = 0.75
-"""Of watched kernel time that has to become slower."""
+"""The share of watched kernel time that has to become slower."""
 WATCHED_SHARE = 0.20
-"""Of all compute time that has to repeat often enough to be watched."""
+"""The share of all compute time that has to repeat often enough to be watched."""
 SIGNIFICANT = 0.01
 """Probability of chance (Mann-Kendall, two-sided) below which there is a trend."""
 
@@ -237,7 +237,7 @@ def _as_text(parts: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _jitter(durations: Array, outlier: Array) -> dict[str, Any]:
-    """How even the whole steps are; shares are of the median."""
+    """Return figures of how even the whole steps are; shares are of the median."""
     if not len(durations):
         return {"steps": 0}
     median = float(np.median(durations))
@@ -289,19 +289,19 @@ def _notes(part: RankTrace, durations: Array, whole: Array, outlier: Array) -> l
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Whether the same kernels become slower over the trace."""
+    """A verdict on the same kernels becoming slower over the trace."""
 
     verdict: str
     """"clock or thermal drop", "none" or "unknown"."""
     reason: str = ""
-    """Why it is unknown."""
+    """The reason why it is unknown."""
     change_share: float | None = None
     """Slope times the length of the trace: 0.1 is 10 % slower at the end."""
     p_value: float | None = None
     agreeing_share: float | None = None
-    """Of watched kernel time that changes in the same direction."""
+    """The share of watched kernel time that changes in the same direction."""
     watched_share: float | None = None
-    """Of compute time that repeats often enough."""
+    """The share of compute time that repeats often enough."""
     groups: int = 0
     """Kernels with one grid and one shape each."""
 
@@ -352,8 +352,9 @@ def kernel_trend(part: RankTrace) -> Trend:
 
 
 def repeat_variation(part: RankTrace) -> float | None:
-    """By how much kernels with equal name, grid and shapes vary about the median of their group:
-    robust sigma over median. None where too few repeat, or grids are not recorded. O(n log n)."""
+    """Return how much kernels with equal name, grid and shapes vary about the median of their
+    group: robust sigma over median. None where too few repeat, or grids are not recorded.
+    O(n log n)."""
     rows = _compute_rows(part)
     if not len(rows):
         return None
@@ -374,18 +375,6 @@ def _compute_rows(part: RankTrace) -> Array:
     kernel = part.table.kind[rows] == _core.EventKind.KERNEL
     chosen: Array = rows[compute & kernel & (part.table.dur_ns[rows] > 0)]
     return chosen
-
-
-def repeat_keys(part: RankTrace, rows: Array) -> tuple[Array, ...]:
-    """Of kernels `[rows]` that do the same work: codes of name, device, grid and shapes of the
-    operator, -1 where it has none."""
-    table = part.table
-    grid, _ = table.text_codes("grid", rows)
-    ops = part.tree.op[rows]
-    dims = np.full(len(rows), -1, dtype=np.int32)
-    known = ops != _core.NO_ROW
-    dims[known] = table.text_codes("Input Dims", ops[known])[0]
-    return table.name[rows], table.device[rows], grid, dims
 
 
 def _series(ratio: Array, time: Array, weight: Array) -> Array:

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from torchtraceap.core.records import dataclass
@@ -26,11 +25,11 @@ from torchtraceap.trace.execution.reader import Access, Node
 __all__ = ["KINDS", "MAX_DEPENDENCIES", "MAX_VISITS", "Dependency", "find_dependencies"]
 
 MAX_DEPENDENCIES = 1 << 22
-"""Most dependencies of one execution trace: calls that all touch the same bytes may depend on each
-other in all pairs."""
+"""The most dependencies of one execution trace: calls that all touch the same bytes may depend on
+each other in all pairs."""
 MAX_VISITS = 1 << 26
-"""Most visits of byte ranges by all accesses: a storage in pieces may be read as a whole by every
-call."""
+"""The most visits of byte ranges by all accesses: a storage in pieces may be read as a whole by
+every call."""
 
 KINDS = ("read_after_write", "write_after_read", "write_after_write")
 _RAW, _WAR, _WAW = range(3)
@@ -74,28 +73,16 @@ class _Effect:
     """Writes nothing to what it makes."""
 
 
-@dataclass(slots=True)
-class _TouchedStorages:
-    """Storages that calls below a call touched, and those that they made and filled."""
-
-    any: set[int] = field(default_factory=set)
-    made: set[int] = field(default_factory=set)
-
-    def take(self, other: _TouchedStorages) -> None:
-        """All that the other holds, which is not used any more; the smaller goes into the larger,
-        so that what lies deep is not moved at each level."""
-        self.any = _unite(self.any, other.any)
-        self.made = _unite(self.made, other.made)
-
-
 def _unite(a: set[int], b: set[int]) -> set[int]:
+    """Return all of both, which are not used any more; the smaller goes into the larger, so that
+    what lies deep is not moved at each level."""
     large, small = (a, b) if len(a) >= len(b) else (b, a)
     large |= small
     return large
 
 
 def find_dependencies(nodes: Sequence[Node]) -> list[Dependency]:
-    """All direct dependencies, in order of the consumer's end.
+    """Find all direct dependencies, in order of the consumer's end.
 
     Ids rise in the order in which calls began, on all threads; a call has ended when the last of
     those below it has. Linear in accesses, and in the ranges that they meet.
@@ -117,65 +104,66 @@ class _Tracker:
             if node.parent in self._children:
                 self._children[node.parent] += 1
         self._calls = _Calls(nodes)
-        self._wants = _below_operators(nodes, self._nodes)
-        self._touched: dict[int, _TouchedStorages] = {}
+        # True for a node that has tensors, or is below one: accesses below it matter.
+        self._wants: dict[int, bool] = {}
+        for node in nodes:
+            chain = [node]
+            while chain[-1].node not in self._wants and chain[-1].parent in self._nodes:
+                chain.append(self._nodes[chain[-1].parent])
+            for call in reversed(chain):
+                above = self._wants.get(call.parent, False)
+                self._wants.setdefault(call.node, above or bool(call.inputs or call.outputs))
+        self._touched: dict[int, tuple[set[int], set[int]]] = {}
+        """The storages that calls below a call touched, and those that they made and filled."""
         self._producers: dict[int, list[tuple[Access, list[int]]]] = {}
         self._entered: set[int] = set()
         self._storages: dict[int, _Storage] = {}
-        self._visits = _Visits()
+        self._visits = [0]
         self._found: dict[tuple[int, int, int, int], Dependency] = {}
 
     def run(self) -> list[Dependency]:
         for node in self._nodes.values():
-            self._enter(node)
-            if not self._children[node.node]:
-                self._exit(node)
+            # Note who made the inputs, before anything below the call can change them.
+            chain = [node]
+            while (above := self._nodes.get(chain[-1].parent)) and above.node not in self._entered:
+                chain.append(above)
+            for call in reversed(chain):
+                if call.node in self._entered:
+                    continue
+                self._entered.add(call.node)
+                if (effect := self._effect(call)) is not None:
+                    self._producers[call.node] = [
+                        (read, self._storage(read.storage).writers(read)) for read in effect.reads
+                    ]
+            # End the call if it has none below, and those above it that it was the last call of.
+            ended: Node | None = node if not self._children[node.node] else None
+            while ended is not None:
+                self._account(ended)
+                ended = self._nodes.get(ended.parent)
+                if ended is not None:
+                    self._children[ended.node] -= 1
+                    ended = ended if not self._children[ended.node] else None
         return list(self._found.values())
 
-    def _enter(self, node: Node) -> None:
-        """Note who made the inputs, before anything below the call can change them."""
-        chain = [node]
-        while (above := self._nodes.get(chain[-1].parent)) and above.node not in self._entered:
-            chain.append(above)
-        for call in reversed(chain):
-            if call.node in self._entered:
-                continue
-            self._entered.add(call.node)
-            effect = self._effect(call)
-            if effect is not None:
-                self._producers[call.node] = [
-                    (read, self._storage(read.storage).writers(read)) for read in effect.reads
-                ]
-
-    def _exit(self, node: Node) -> None:
-        """End a call, and those above it that this was the last call of."""
-        current: Node | None = node
-        while current is not None:
-            self._account(current)
-            above = self._nodes.get(current.parent)
-            if above is None:
-                return
-            self._children[above.node] -= 1
-            current = above if not self._children[above.node] else None
-
     def _account(self, node: Node) -> None:
-        touched = self._touched.pop(node.node, None) or _TouchedStorages()
+        """Add the dependencies of a call that has ended."""
+        touched, made = self._touched.pop(node.node, (set(), set()))
         effect = self._effect(node)
         if effect is not None:
-            producers = self._producers.pop(node.node, [])
-            own = self._reads(node, producers, touched)
-            own |= self._writes(node, effect, touched)
-            touched.any |= own
+            own = self._reads(node, self._producers.pop(node.node, []), touched)
+            written, filled = self._writes(node, effect, touched, made)
+            made |= filled
+            touched |= own | written
         if self._wants.get(node.parent):
-            self._touched.setdefault(node.parent, _TouchedStorages()).take(touched)
+            any_above, made_above = self._touched.get(node.parent, (set(), set()))
+            self._touched[node.parent] = _unite(any_above, touched), _unite(made_above, made)
 
     def _reads(
-        self, node: Node, producers: Iterable[tuple[Access, list[int]]], below: _TouchedStorages
+        self, node: Node, producers: Iterable[tuple[Access, list[int]]], below: set[int]
     ) -> set[int]:
-        """The storages that the call itself reads."""
         own: set[int] = set()
         for read, writers in producers:
-            if read.storage in below.any:
+            if read.storage in below:
                 continue
             for writer in writers:
                 self._add(writer, node, _RAW, read)
@@ -183,16 +171,22 @@ class _Tracker:
             own.add(read.storage)
         return own
 
-    def _writes(self, node: Node, effect: _Effect, below: _TouchedStorages) -> set[int]:
-        """The storages that the call itself writes."""
+    def _writes(
+        self, node: Node, effect: _Effect, below: set[int], made_below: set[int]
+    ) -> tuple[set[int], set[int]]:
+        """Return the storages that the call itself writes, and those that it makes and fills."""
         own: set[int] = set()
         made: set[int] = set()
         for write in effect.writes:
             fresh = write.storage in effect.fresh
-            if write.storage in (below.made if fresh else below.any):
+            if write.storage in (made_below if fresh else below):
                 continue
             if fresh:
-                self._forget(write.storage, node)
+                # What calls below it seemed to share with the past of this storage is void.
+                past = self._storages.pop(write.storage, None)
+                for key in past.dependencies if past else ():
+                    if self._calls.is_inside(key[1], node.node):
+                        self._found.pop(key, None)
                 made.add(write.storage)
             storage = self._storage(write.storage)
             for reader in storage.readers(write):
@@ -201,16 +195,7 @@ class _Tracker:
                 self._add(writer, node, _WAW, write)
             storage.write(node.node, write)
             own.add(write.storage)
-        if not effect.allocates:
-            below.made |= made
-        return own
-
-    def _forget(self, storage: int, node: Node) -> None:
-        """A call made this storage: what calls below it seemed to share with its past is void."""
-        past = self._storages.pop(storage, None)
-        for key in past.dependencies if past else ():
-            if self._calls.is_inside(key[1], node.node):
-                self._found.pop(key, None)
+        return own, set() if effect.allocates else made
 
     def _add(self, producer: int, node: Node, kind: int, access: Access) -> None:
         if self._calls.is_inside(node.node, producer):
@@ -234,19 +219,32 @@ class _Tracker:
         return self._storages.setdefault(storage, _Storage(self._visits))
 
     def _effect(self, node: Node) -> _Effect | None:
-        if node.scope not in _OPERATOR_SCOPES and not _COMMUNICATION_RECORD.match(node.name):
+        """Return what a call does to storages; None for one that stands for others' work."""
+        communicates = _COMMUNICATION_RECORD.match(node.name)
+        if node.scope not in _OPERATOR_SCOPES and not communicates:
             return None
-        if not node.inputs and not node.outputs:
+        if node.name in _NO_WORK or not (node.inputs or node.outputs):
             return None
-        if node.name in _NO_WORK or (
-            _COMMUNICATION_RECORD.match(node.name) and node.node in self._calls.in_collectives
-        ):
-            return None
-        return _effect_of(node)
+        if communicates:
+            inside = node.node in self._calls.in_collectives
+            return None if inside else _Effect(list(node.inputs), list(node.inputs), set())
+        input_storages = {access.storage for access in node.inputs}
+        written, only = _written_arguments(node.name, node.schema)
+        reads = [access for access in node.inputs if access.argument not in only]
+        writes = [access for access in node.inputs if access.argument in written]
+        fresh = {access.storage for access in node.outputs} - input_storages
+        new = [access for access in node.outputs if access.storage in fresh]
+        if _ALLOCATES.match(node.name):
+            # The storage is new, but nothing is in it.
+            empty = [Access(a.storage, 0, 0, a.argument, a.device) for a in new]
+            return _Effect([], empty, fresh, allocates=True)
+        if node.outputs and not new and not writes:
+            return _Effect([], [], set())  # a view
+        return _Effect(reads, [*writes, *new], fresh)
 
 
 class _Calls:
-    """Nesting of calls, by their places in the order of a walk down the tree."""
+    """The nesting of calls, by their places in the order of a walk down the tree."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         known = {node.node for node in nodes}
@@ -275,60 +273,12 @@ class _Calls:
         return self._place[other] <= self._place[call] < self._end[other]
 
 
-def _below_operators(nodes: Sequence[Node], by_id: Mapping[int, Node]) -> dict[int, bool]:
-    """Return by node whether it or a node above it has tensors, so that accesses below
-    it matter."""
-    wants: dict[int, bool] = {}
-    for node in nodes:
-        chain = [node]
-        while chain[-1].node not in wants and chain[-1].parent in by_id:
-            chain.append(by_id[chain[-1].parent])
-        for call in reversed(chain):
-            above = wants.get(call.parent, False)
-            wants.setdefault(call.node, above or bool(call.inputs or call.outputs))
-    return wants
-
-
-def _effect_of(node: Node) -> _Effect:
-    input_storages = {access.storage for access in node.inputs}
-    written, only = _written_arguments(node.name, node.schema)
-    if _COMMUNICATION_RECORD.match(node.name):
-        return _Effect(list(node.inputs), list(node.inputs), set())
-    reads = [access for access in node.inputs if access.argument not in only]
-    writes = [access for access in node.inputs if access.argument in written]
-    fresh = {access.storage for access in node.outputs} - input_storages
-    allocates = _ALLOCATES.match(node.name) is not None
-    new = [access for access in node.outputs if access.storage in fresh]
-    if allocates:
-        # The storage is new, but nothing is in it.
-        empty = [Access(a.storage, 0, 0, a.argument, a.device) for a in new]
-        return _Effect([], empty, fresh, allocates=True)
-    if node.outputs and not new and not writes:
-        return _Effect([], [], set())  # a view
-    return _Effect(reads, [*writes, *new], fresh)
-
-
 @lru_cache(maxsize=8192)
 def _written_arguments(name: str, schema: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Places of the arguments that are written, and of those that are written but not read."""
-    texts = _argument_texts(schema)
-    marked = {place for place, text in enumerate(texts) if re.search(r"\(\w+!\)", text)}
-    outputs = {place for place, text in enumerate(texts) if re.search(r"\bout(put\w*)?$", text)}
-    if name.startswith("c10d::") and name.endswith("_"):
-        return frozenset({0}), frozenset(outputs & {0})
-    if not schema and name.endswith("_"):
-        marked = {0}
-    only = outputs & marked
-    return frozenset(marked), frozenset(only | ({0} if _OVERWRITES.match(name) else set()))
-
-
-def _argument_texts(schema: str) -> list[str]:
-    """Type and name of each argument, without defaults."""
-    opened = schema.find("(")
-    if opened < 0:
-        return []
-    texts, depth, start = [], 0, opened + 1
-    for place in range(opened, len(schema)):
+    """Return the places of the arguments that are written, and of those written but not read."""
+    # Type and name of each argument, without defaults.
+    texts, depth, start = [], 0, schema.find("(") + 1
+    for place in range(start - 1, len(schema)) if start else ():
         character = schema[place]
         if character in "([":
             depth += 1
@@ -339,21 +289,15 @@ def _argument_texts(schema: str) -> list[str]:
             start = place + 1
         if character == ")" and depth == 0:
             break
-    return [text for text in texts if text and text != "*"]
-
-
-class _Visits:
-    """The number of times that a range was looked at. See MAX_VISITS."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, count: int) -> None:
-        self._count += count
-        if self._count > MAX_VISITS:
-            raise ParseError(
-                f"its accesses meet ranges of their storages more than {MAX_VISITS:,} times"
-            )
+    texts = [text for text in texts if text and text != "*"]
+    marked = {place for place, text in enumerate(texts) if re.search(r"\(\w+!\)", text)}
+    outputs = {place for place, text in enumerate(texts) if re.search(r"\bout(put\w*)?$", text)}
+    if name.startswith("c10d::") and name.endswith("_"):
+        return frozenset({0}), frozenset(outputs & {0})
+    if not schema and name.endswith("_"):
+        marked = {0}
+    only = outputs & marked
+    return frozenset(marked), frozenset(only | ({0} if _OVERWRITES.match(name) else set()))
 
 
 _Readers = tuple[int, int, "_Readers"] | None
@@ -373,10 +317,11 @@ class _Range:
 
 
 class _Storage:
-    """Last writer of each range, and who has read it since."""
+    """The last writer of each range, and the calls that have read it since."""
 
-    def __init__(self, visits: _Visits) -> None:
+    def __init__(self, visits: list[int]) -> None:
         self._visits = visits
+        """The number of times that a range of any storage was looked at, as a list of one."""
         self._time = 0
         self._starts: list[int] = []
         self._ranges: list[_Range] = []  # by start, without overlap
@@ -394,7 +339,7 @@ class _Storage:
         for r in self._meeting(access):
             readers = r.readers
             while readers is not None:
-                self._visits.add(1)
+                self._visit(1)
                 hits.add(readers[:2])
                 readers = readers[2]
         return list(dict.fromkeys(reader for _, reader in sorted(hits)))
@@ -422,17 +367,24 @@ class _Storage:
         first, last = self._cut_ranges(access)
         self._replace(first, last, [_Range(access.start, access.end, self._time, node, None)])
 
+    def _visit(self, count: int) -> None:
+        self._visits[0] += count
+        if self._visits[0] > MAX_VISITS:
+            raise ParseError(
+                f"its accesses meet ranges of their storages more than {MAX_VISITS:,} times"
+            )
+
     def _meeting(self, access: Access) -> Sequence[_Range]:
         first, last = self._span(access)
         return self._ranges[first:last]
 
     def _span(self, access: Access) -> tuple[int, int]:
-        """Places of the ranges that share a byte with an access, from and to."""
+        """Return the places of the ranges that share a byte with an access, from and to."""
         first = max(bisect_right(self._starts, access.start) - 1, 0)
         if first < len(self._ranges) and self._ranges[first].end <= access.start:
             first += 1
         last = max(bisect_left(self._starts, access.end), first)
-        self._visits.add(1 + last - first)
+        self._visit(1 + last - first)
         return first, last
 
     def _cut_ranges(self, access: Access) -> tuple[int, int]:
@@ -451,6 +403,6 @@ class _Storage:
         self._replace(place, place + 1, [_Range(r.start, at, r.written, r.writer, r.readers), rest])
 
     def _replace(self, first: int, last: int, ranges: list[_Range]) -> None:
-        self._visits.add(len(ranges) + (len(self._ranges) - last) // _MOVED_PER_VISIT)
+        self._visit(len(ranges) + (len(self._ranges) - last) // _MOVED_PER_VISIT)
         self._ranges[first:last] = ranges
         self._starts[first:last] = [r.start for r in ranges]

@@ -1,29 +1,55 @@
 """Read the nodes of a PyTorch execution trace and check them.
 
 Two layouts of a node exist: `parent`, `inputs`, `rf_id`, ... beside each other (schemas up to
-1.0.x), and Chakra's `ctrl_deps`, `inputs.values` and a list `attrs` (from 1.0.2-chakra on).
+1.0.x), and Chakra's `ctrl_deps`, `inputs.values` and a list `attrs` (from 1.0.2-chakra on). The
+JSON is read value by value: no more of it is held than one value is long.
 """
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.errors import ParseError
-from torchtraceap.trace.execution.text import DamageError, Text, open_text
+from torchtraceap.errors import MissingFileError, ParseError
 
-__all__ = ["MAX_ENTRIES", "MAX_TENSORS", "Access", "Arguments", "Node", "NodeFile", "read_nodes"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_ENTRIES",
+    "MAX_TENSORS",
+    "MAX_VALUE_CHARACTERS",
+    "Access",
+    "Arguments",
+    "DamageError",
+    "Node",
+    "NodeFile",
+    "Text",
+    "open_text",
+    "read_nodes",
+]
 
 MAX_ENTRIES = 1 << 22
-"""Most entries of the list of nodes; long trainings record a hundred thousand."""
+"""The most entries of the list of nodes; long trainings record a hundred thousand."""
 MAX_TENSORS = 1 << 23
-"""Arguments of all nodes that are tensors."""
+"""The most arguments of all nodes that are tensors."""
+MAX_BYTES = 4 << 30
+"""The most decompressed bytes of a file."""
+MAX_VALUE_CHARACTERS = 16 << 20
+"""The most characters of one value: a node, or a member beside the nodes."""
 _MAX_DEPTH = 16
 _NO_ID = -1
 _INTEGER = re.compile(r"-?[0-9]{1,40}")
+_PART_BYTES = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+_LONGEST_WORD = 16  # above an escape and -Infinity
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +60,7 @@ class Access:
     start: int
     end: int
     argument: int
-    """Place among the arguments."""
+    """The place among the arguments."""
     device: str
 
     @property
@@ -94,8 +120,8 @@ def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
 
     Args:
         path: The file.
-        with_arguments: Whether nodes keep the values, shapes and types of their inputs, which take
-            several times the memory of all the rest.
+        with_arguments: Keep the values, shapes and types of the nodes' inputs, which take several
+            times the memory of all the rest.
 
     A file that ends early (the observer was never unregistered) gives the nodes that are whole.
 
@@ -115,7 +141,16 @@ def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
         raise ParseError(
             f"{path} is no execution trace: none of its {reader.entries} nodes is valid"
         )
-    _check_cycles(nodes, path)
+    checked: set[int] = set()
+    for start in nodes:
+        chain: dict[int, None] = {}
+        current = start
+        while current in nodes and current not in checked:
+            if current in chain:
+                raise ParseError(f"{path}: node {current} is its own ancestor")
+            chain[current] = None
+            current = nodes[current].parent
+        checked.update(chain)
     pid = reader.integer(reader.members.get("pid"), _NO_ID, "pid")
     schema = _text(reader.members.get("schema"))
     ordered = tuple(nodes[key] for key in sorted(nodes))
@@ -123,7 +158,7 @@ def read_nodes(path: Path, *, with_arguments: bool = False) -> NodeFile:
 
 
 class _Reader:
-    """Goes through the file entry by entry, so that only its nodes are kept."""
+    """Read the file entry by entry, so that only its nodes are kept."""
 
     def __init__(self, path: Path, with_arguments: bool) -> None:
         self._path = path
@@ -139,7 +174,19 @@ class _Reader:
     def read(self, text: Text) -> DamageError | None:
         """Read on to the end, or to what is damaged."""
         try:
-            self._read_document(text)
+            if not text.skip("{"):
+                text.value()
+            else:
+                while not text.skip("}"):
+                    key = text.key()
+                    if key == "nodes" and text.skip("["):
+                        self._read_entries(text)
+                    else:
+                        value = text.value()
+                        if key in ("schema", "pid"):
+                            self.members[key] = value
+                    text.skip(",")
+            text.expect_end()
         except DamageError as damage:
             if self.has_list or not text.find('"nodes"'):
                 return damage
@@ -163,21 +210,6 @@ class _Reader:
             notes.append(f"{self._repeated} nodes repeat the id of another and were left out")
         return notes
 
-    def _read_document(self, text: Text) -> None:
-        if not text.skip("{"):
-            text.value()
-        else:
-            while not text.skip("}"):
-                key = text.key()
-                if key == "nodes" and text.skip("["):
-                    self._read_entries(text)
-                else:
-                    value = text.value()
-                    if key in ("schema", "pid"):
-                        self.members[key] = value
-                text.skip(",")
-        text.expect_end()
-
     def _read_entries(self, text: Text) -> None:
         self.has_list = True
         while not text.skip("]"):
@@ -197,7 +229,18 @@ class _Reader:
         if identity is None or not 0 <= identity < 1 << 63 or not isinstance(name, str):
             return None
         self._where = f"node {identity}, "
-        attributes = _attributes(entry)
+        attributes: Mapping[str, Any] = entry
+        if isinstance(listed := entry.get("attrs"), list):
+            pairs = (pair for pair in listed if isinstance(pair, dict))
+            attributes = {str(pair.get("name")): pair.get("value") for pair in pairs}
+        arguments = None
+        if self._with_arguments:
+            both = entry.get("inputs")
+            if isinstance(both, dict):
+                lists = [both.get(key) for key in ("values", "shapes", "types", "strides")]
+            else:
+                lists = [both, entry.get("input_shapes"), entry.get("input_types"), None]
+            arguments = Arguments(*(tuple(one) if isinstance(one, list) else () for one in lists))
         parent = self.integer(entry.get("ctrl_deps", entry.get("parent")), _NO_ID, "parent")
 
         def attribute(key: str, default: int = _NO_ID) -> int:
@@ -216,11 +259,11 @@ class _Reader:
             _text(attributes.get("op_schema")),
             self._accesses(entry, "input"),
             self._accesses(entry, "output"),
-            _arguments(entry) if self._with_arguments else None,
+            arguments,
         )
 
     def integer(self, value: Any, default: int, what: str) -> int:
-        """The integer that a value stands for; `default` if it is none.
+        """Return the integer that a value stands for; `default` if it is none.
 
         Raises:
             ParseError: It takes more than 64 bits.
@@ -252,18 +295,30 @@ class _Reader:
             self._collect(
                 value, _item_at(shapes, place), _item_at(strides, place), place, found, what
             )
-        self._check_bytes(found, which)
+        total = sum(access.end - access.start for access in found)
+        if total >= 1 << 63:
+            raise self._out_of_range(f"bytes of the {which}s", total)
         return tuple(found)
 
     def _collect(
         self, value: Any, shape: Any, stride: Any, argument: int, found: list[Access], what: str,
         depth: int = 0,
     ) -> None:  # fmt: skip
-        """Tensors in a value: [tensor id, storage id, offset, elements, bytes of one, device]."""
+        """Collect the tensors of a value.
+
+        Each is a list [tensor id, storage id, offset, elements, bytes of one, device].
+        """
         if not isinstance(value, list) or depth > _MAX_DEPTH:
             return
         if len(value) == 6 and isinstance(value[5], str) and all(type(v) is int for v in value[:5]):
-            access = _access(value, shape, stride, argument)
+            _, storage, offset, elements, item_bytes, device = value
+            sizes = _are_sizes(shape) and _are_sizes(stride) and len(shape) == len(stride)
+            if sizes and 0 not in shape:
+                pairs = zip(shape, stride, strict=True)
+                elements = 1 + sum((size - 1) * step for size, step in pairs)
+            start = offset * item_bytes
+            end = start + max(elements, 0) * item_bytes
+            access = Access(storage, start, end, argument, device)
             for part in (access.storage, access.start, access.end):
                 if not -(1 << 63) <= part < 1 << 63:
                     raise self._out_of_range(what, part)
@@ -277,31 +332,9 @@ class _Reader:
             inner_shape, inner_stride = _item_at(shape, place), _item_at(stride, place)
             self._collect(inner, inner_shape, inner_stride, argument, found, what, depth + 1)
 
-    def _check_bytes(self, found: list[Access], which: str) -> None:
-        total = sum(access.end - access.start for access in found)
-        if total >= 1 << 63:
-            raise self._out_of_range(f"bytes of the {which}s", total)
-
-
-def _arguments(entry: Mapping[str, Any]) -> Arguments:
-    both = entry.get("inputs")
-    if isinstance(both, dict):
-        lists = [both.get(key) for key in ("values", "shapes", "types", "strides")]
-    else:
-        lists = [both, entry.get("input_shapes"), entry.get("input_types"), None]
-    return Arguments(*(tuple(each) if isinstance(each, list) else () for each in lists))
-
-
-def _attributes(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    attributes = entry.get("attrs")
-    if not isinstance(attributes, list):
-        return entry
-    pairs = (pair for pair in attributes if isinstance(pair, dict))
-    return {str(pair.get("name")): pair.get("value") for pair in pairs}
-
 
 def _parse_id(value: Any) -> int | None:
-    """Ids are numbers, in some versions written as texts or as a list of one."""
+    """Return an id: a number, in some versions written as a text or as a list of one."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, str) and _INTEGER.fullmatch(value):
@@ -317,30 +350,131 @@ def _item_at(values: Any, place: int) -> Any:
     return values[place] if isinstance(values, list) and place < len(values) else None
 
 
-def _access(value: list[Any], shape: Any, stride: Any, argument: int) -> Access:
-    _, storage, offset, elements, item_bytes, device = value
-    extent = elements
-    if _are_sizes(shape) and _are_sizes(stride) and len(shape) == len(stride) and 0 not in shape:
-        extent = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
-    start = offset * item_bytes
-    return Access(storage, start, start + max(extent, 0) * item_bytes, argument, device)
-
-
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
 
 
-def _check_cycles(nodes: Mapping[int, Node], path: Path) -> None:
-    """Raise ParseError if some nodes are each other's ancestors."""
-    checked: set[int] = set()
-    for start in nodes:
-        chain: list[int] = []
-        current = start
-        on_chain: set[int] = set()
-        while current in nodes and current not in checked:
-            if current in on_chain:
-                raise ParseError(f"{path}: node {current} is its own ancestor")
-            on_chain.add(current)
-            chain.append(current)
-            current = nodes[current].parent
-        checked.update(chain)
+# ---------------------------------------------------------------------------------- text
+
+
+class DamageError(ValueError):
+    """The text is no JSON from here on, or it ends."""
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[Text]:
+    """Open the text of a file, plain or gzip.
+
+    Raises:
+        MissingFileError: There is no such file.
+        ParseError: It cannot be read, or is too long.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            yield Text(cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file, path)
+    except FileNotFoundError:
+        raise MissingFileError(f"no such file: {path}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ParseError(f"{path} cannot be read: {error}") from None
+
+
+class Text:
+    """A place in the text, and what stands there."""
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+        self._json = json.JSONDecoder()
+        self._bytes = 0
+        self._text, self._place, self._ended = "", 0, False
+
+    def skip(self, character: str) -> bool:
+        """Go behind a character if it is next but for spaces."""
+        if self._next() != character:
+            return False
+        self._place += 1
+        return True
+
+    def key(self) -> str:
+        """Read the key of a member, with its colon."""
+        key = self.value()
+        if not isinstance(key, str) or not self.skip(":"):
+            raise DamageError("expected a key")
+        return key
+
+    def value(self) -> Any:
+        """Read the next value."""
+        self._next()
+        while True:
+            try:
+                value, end = self._json.raw_decode(self._text, self._place)
+            except RecursionError:
+                raise DamageError("values are nested too deep") from None
+            except json.JSONDecodeError as error:
+                # It may come from where the text that is here ends.
+                is_last = error.pos > len(self._text) - _LONGEST_WORD
+                may_be_cut = is_last or error.msg.startswith("Unterminated")
+                if not (may_be_cut and self._extend()):
+                    raise DamageError(str(error)) from None
+                continue
+            except ValueError as error:  # a number of more digits than Python reads
+                raise DamageError(str(error)) from None
+            # A number may go on in what has not been read.
+            if end < len(self._text) or not self._extend():
+                self._place = end
+                return value
+
+    def expect_end(self) -> None:
+        if self._next():
+            raise DamageError("text behind the end")
+
+    def head(self, characters: int) -> str:
+        """Return the beginning of the text; nothing is read past it."""
+        while len(self._text) < characters and self._read_on():
+            pass
+        return self._text[:characters]
+
+    def find(self, word: str) -> bool:
+        """Go behind the next occurrence of a word; to the end if there is none."""
+        while (place := self._text.find(word, self._place)) < 0:
+            self._place = max(self._place, len(self._text) - len(word) + 1)
+            if not self._read_on():
+                return False
+        self._place = place + len(word)
+        return True
+
+    def _next(self) -> str:
+        """Return the next character that is no space; empty at the end."""
+        while True:
+            found = _SPACE.match(self._text, self._place)
+            self._place = found.end() if found else self._place
+            if self._place < len(self._text):
+                return self._text[self._place]
+            if not self._read_on():
+                return ""
+
+    def _extend(self) -> bool:
+        """Read twice as much of the value that begins here; return False if there is no more."""
+        length = len(self._text) - self._place
+        if length > MAX_VALUE_CHARACTERS:
+            raise DamageError(f"a value is longer than {MAX_VALUE_CHARACTERS >> 20} MiB")
+        wanted = min(2 * length, MAX_VALUE_CHARACTERS + 1)
+        more = self._read_on()
+        while more and len(self._text) - self._place < wanted:
+            more = self._read_on()
+        return len(self._text) - self._place > length
+
+    def _read_on(self) -> bool:
+        """Drop what is read, and read another part of the file; return False at its end."""
+        if self._ended:
+            return False
+        part = self._stream.read(_PART_BYTES)
+        self._bytes += len(part)
+        if self._bytes > MAX_BYTES:
+            raise ParseError(f"{self._path} holds more than {MAX_BYTES >> 30} GiB")
+        self._ended = not part
+        self._text = self._text[self._place :] + self._decoder.decode(part, final=self._ended)
+        self._place = 0
+        return True

@@ -43,7 +43,7 @@ from torchtraceap.lab.prediction.timeline.nested_ops import (
 )
 from torchtraceap.lab.prediction.timeline.schedule import RankTimes
 from torchtraceap.ops.devices import Device
-from torchtraceap.tables.gpu.occupancy import Multiprocessor, resident_blocks
+from torchtraceap.tables.gpu.recorded_device import Multiprocessor, resident_blocks
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["Recording", "rank_trace"]

@@ -1,8 +1,7 @@
-"""`build_ranks`: the ranks of a job compared with each other."""
+"""The ranks of a job compared with each other: who arrives last, how often and because of what."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,28 +12,22 @@ from torchtraceap.core.columns import Column, encode_json, encode_texts
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total, totals
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.collectives import clock_notes, rank_notes
 from torchtraceap.tables.grouping import Groups
-from torchtraceap.tables.labels import check_choice
-from torchtraceap.tables.ranks.collectives import clock_notes, rank_notes
-from torchtraceap.tables.ranks.lateness import rank_lateness
-from torchtraceap.tables.ranks.matching import MatchedCollectives, match_collectives
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.matching import MatchedCollectives, match_collectives, rank_lateness
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["TABLE", "all_to_all_matrix", "build_ranks"]
+__all__ = ["TABLE", "build_ranks"]
+
 
 LONE = "There is one rank only: nothing to compare it with."
 
 
 def build_ranks(trace: Ranks, *, by: str = "rank") -> ColumnTable:
-    """Ranks compared. docs/many_ranks.md defines the columns.
-
-    Args:
-        trace: One or several ranks.
-        by: "rank" (waits, lateness and its cause), "op" (equal operators), "alltoall" (bytes from
-            rank to rank) or "clock" (offsets and how sure they are).
+    """Build the table of `Trace.ranks_table`. docs/many_ranks.md defines the columns.
 
     Raises:
         OptionError: Another `by`.
@@ -88,7 +81,7 @@ def _by_rank(matched: MatchedCollectives) -> ColumnTable:
 
 
 def _cause_name(late: _core.Lateness, i: int) -> str:
-    """Of a host that is late its own cause, where one is known."""
+    """Return the cause of lateness; for a host that is late its own cause where one is known."""
     cause, idle = _CAUSES[int(late.cause[i])], _IDLE_CAUSES[int(late.host_cause[i])]
     return idle if cause == "host" and idle != "host_wait" else cause
 
@@ -153,7 +146,7 @@ _CAUSE_WORDS = {
 
 
 def _by_op(matched: MatchedCollectives) -> ColumnTable:
-    """Own GPU time per call of operators that several ranks have with equal shapes."""
+    """Return own GPU time per call of operators that several ranks have with equal shapes."""
     ranks = matched.trace.ranks
     per_rank = [_op_medians(rank) for rank in ranks]
     shared: dict[tuple[str, str], list[tuple[int, float, int]]] = {}
@@ -200,7 +193,7 @@ def _by_op(matched: MatchedCollectives) -> ColumnTable:
 
 
 def _op_medians(rank: RankTrace) -> dict[tuple[str, str], tuple[float, int]]:
-    """Of each (name, shapes): median of own GPU time, and calls."""
+    """Return for each (name, shapes) the median of own GPU time, and the number of calls."""
     table, tree, costs = rank.table, rank.tree, rank.costs
     op_kind = _core.EventKind.CPU_OP
     owned = np.asarray(costs.own_gpu_ns) > 0
@@ -228,19 +221,17 @@ def _op_medians(rank: RankTrace) -> dict[tuple[str, str], tuple[float, int]]:
 # --- all to all ---
 
 
-def all_to_all_matrix(matched: MatchedCollectives) -> tuple[list[int], Array]:
-    """Bytes from rank to rank over all uneven all-to-alls: rank numbers, int64 `[n, n]`.
+def _all_to_all(matched: MatchedCollectives) -> ColumnTable:
+    """Return the bytes from rank to rank over all uneven all-to-alls.
 
-    By what the sender says; where its file is not here, by what the receiver says.
+    By what the sender says; where its file is missing, by what the receiver says.
     """
     entries: dict[tuple[int, int], int] = {}
-    core = matched.core
-    numbers = matched.rank_numbers
-    here = set(numbers)
-    for part, sent, received in core.splits:
-        group = matched.groups[int(core.group[part])]
+    core, numbers, kinds = matched.core, matched.rank_numbers, matched.kinds
+    splits, here = core.splits, set(numbers)
+    for part, sent, received in splits:
         own = numbers[int(core.rank[part])]
-        members = list(group.ranks)
+        members = list(matched.groups[int(core.group[part])].ranks)
         for place, size in enumerate(sent):
             target = members[place] if place < len(members) else place
             entries[own, target] = entries.get((own, target), 0) + size
@@ -253,49 +244,37 @@ def all_to_all_matrix(matched: MatchedCollectives) -> tuple[list[int], Array]:
     matrix = np.zeros((len(ranks), len(ranks)), dtype=np.int64)
     for (source, target), size in entries.items():
         matrix[place_of[source], place_of[target]] = size
-    return ranks, matrix
-
-
-def _all_to_all(matched: MatchedCollectives) -> ColumnTable:
-    ranks, matrix = all_to_all_matrix(matched)
-    numbers = np.asarray(ranks, dtype=np.int64)
     moved = total(matrix)
     columns: dict[str, Column] = {
-        "source_rank": np.repeat(numbers, len(ranks)),
-        "target_rank": np.tile(numbers, len(ranks)),
+        "source_rank": np.repeat(np.asarray(ranks, dtype=np.int64), len(ranks)),
+        "target_rank": np.tile(np.asarray(ranks, dtype=np.int64), len(ranks)),
         "bytes": matrix.ravel(),
         "share": matrix.ravel() / moved if moved else np.zeros(matrix.size),
     }
-    kinds = matched.kinds
     facts: dict[str, Any] = {
         "ranks": ranks,
         "matrix_bytes": matrix.tolist(),
-        "all_to_all_v": len({int(matched.core.match[part]) for part, _, _ in matched.core.splits}),
+        "all_to_all_v": len({int(core.match[part]) for part, _, _ in splits}),
         "sent_imbalance": _imbalance(totals(matrix, 1)),
         "received_imbalance": _imbalance(totals(matrix, 0)),
     }
-    notes = [*rank_notes(matched)]
     if moved:
         worst = ranks[int(totals(matrix, 0).argmax())]
-        notes.append(
+        note = (
             f"Rank {worst} receives most: {facts['received_imbalance']:.2f} times the mean of the "
             "ranks."
         )
+    elif "all_to_all_v" in kinds:
+        note = "The sizes of the parts were not recorded, or were cut off (beyond 30 ranks)."
+    elif "all_to_all" in kinds:
+        note = "The all-to-alls have even parts, or their split sizes were not recorded."
     else:
-        notes.append(_why_no_splits(kinds))
-    return ColumnTable(columns, facts=facts, notes=notes)
-
-
-def _why_no_splits(kinds: Sequence[str]) -> str:
-    if "all_to_all_v" in kinds:
-        return "The sizes of the parts were not recorded, or were cut off (beyond 30 ranks)."
-    if "all_to_all" in kinds:
-        return "The all-to-alls have even parts, or their split sizes were not recorded."
-    return "There is no all-to-all."
+        note = "There is no all-to-all."
+    return ColumnTable(columns, facts=facts, notes=[*rank_notes(matched), note])
 
 
 def _imbalance(totals: Array) -> float | None:
-    """Largest over mean."""
+    """Return the largest over the mean; None where that is 0."""
     mean = float(totals.mean()) if len(totals) else 0.0
     return float(totals.max()) / mean if mean else None
 

@@ -1,4 +1,4 @@
-"""What the CPU threads did, and what they did while the GPU had nothing to do."""
+"""Idle time of the GPU: intervals by cause, gaps of streams, and what the host did meanwhile."""
 
 from __future__ import annotations
 
@@ -8,27 +8,103 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.sums import total, totals
-from torchtraceap.core.table import ColumnTable
-from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, names_without_addresses, thread_names
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.core.table import ColumnTable, take_rows
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import names_without_addresses, thread_names
+from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream
+from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "build_host"]
+__all__ = ["TABLE", "IdleTable", "build_host", "build_idle", "idle_by_stream"]
+
+KERNEL_WAIT_NS = 30_000
+"""Shorter gaps are what the device takes from one kernel to the next (HTA's default)."""
+_CAUSES = ("host wait", "kernel wait", "other")
+
+
+class IdleTable(ColumnTable):
+    """Idle intervals of the GPU: start_ns, end_ns, cause, explained_by and next_gpu_row.
+
+    The last two are rows of the event table, `_core.NO_ROW` where there is none.
+    """
+
+    def __init__(self, core: _core.IdleBreakdown) -> None:
+        super().__init__(
+            {
+                "start_ns": core.start_ns,
+                "end_ns": core.end_ns,
+                "cause": TextCodes(core.cause.astype(np.int8), _core.idle_cause_names()),
+                "explained_by": core.explained_by,
+                "next_gpu_row": core.next_gpu_row,
+            }
+        )
+        self.totals_ns: dict[str, int] = core.totals
+        """Idle time by cause, ns; sums to the idle time exactly."""
+
+
+def build_idle(part: RankTrace, *, profiled: bool = False) -> IdleTable:
+    """Return the idle intervals over the profiled time, or from the first to the last GPU event."""
+    return IdleTable(part.idle(part.tree.profiled if profiled else None))
+
+
+def idle_by_stream(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Return the gaps between the events of one stream, by stream and HTA's three causes.
+
+    Args:
+        events: All GPU events of a rank.
+
+    Returns:
+        Columns as docs/kernels.md lists them, and those that are shown.
+    """
+    place, gap_ns = _gaps(events)
+    # The host is late if the call began when the stream already idled.
+    since_call_ns = events.part.tree.launch_delays_ns()[events.places[place]]
+    by_host = events.is_linked[place] & (since_call_ns < gap_ns)
+    cause = np.where(by_host, 0, np.where(gap_ns < KERNEL_WAIT_NS, 1, 2))
+    groups = Groups(events.stream[place], cause)
+    stream = events.stream[place[groups.first]]
+    order = order_by(stream, cause[groups.first])
+    sums = groups.sum(gap_ns)
+    by_stream = Groups(stream)
+    of_stream = by_stream.sum(sums)[by_stream.index]
+    columns: dict[str, Column] = {
+        **device_and_stream(events.part, stream[order]),
+        "cause": TextCodes(cause[groups.first[order]].astype(np.int32), _CAUSES),
+        "gaps": groups.count[order],
+        "idle_ns": sums[order],
+        "stream_share": (sums / np.maximum(1, of_stream))[order],
+        **groups.statistics(gap_ns, "mean", "median", "max", order=order),
+    }
+    return columns, tuple(columns)
+
+
+def _gaps(events: GpuEvents) -> tuple[Array, Array]:
+    """Return the indices of events before which their stream idles, by stream and start, and the
+    length of each gap in ns."""
+    places, gaps = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for _, members in rows_by_key(events.stream):
+        start_ns = events.start_ns[members]
+        order = np.argsort(start_ns, kind="stable")
+        start_ns = start_ns[order]
+        reach_ns = np.maximum.accumulate(start_ns + events.duration_ns[members][order])
+        gap_ns = start_ns[1:] - reach_ns[:-1]
+        idle = gap_ns > 0
+        places.append(members[order][1:][idle])
+        gaps.append(gap_ns[idle])
+    return np.concatenate(places), np.concatenate(gaps)
+
+
+# ---------------------------------------------------------------------------------- threads
 
 
 def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
-    """The CPU threads of one rank over its profiled time.
-
-    Args:
-        part: The rank.
-        by: "thread", "op" (names of host rows by self time) or "frame" (Python frames by self
-            time, operators and calls that they make directly included).
+    """Build the table of `Trace.host` for one rank, over its profiled time.
 
     Returns:
-        Sorted by time while the GPU was idle. Threads run at the same time, so rows may sum to
-        more than the fact `idle_ns`; over one thread they sum to it exactly, with its silent
-        time. docs/operators.md has the columns.
+        Rows by time while the GPU was idle. Threads run at the same time, so rows may sum to more
+        than the fact `idle_ns`; over one thread they sum to it exactly, with its silent time. The
+        time of Python frames includes the operators and calls that they make directly.
+        docs/operators.md has the columns.
 
     Raises:
         OptionError: `by` is something else.
@@ -39,20 +115,22 @@ def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
         columns, shown, notes = _by_thread(part, idle)
     else:
         columns, shown, notes = _by_name(part, idle, frames=by == "frame")
-    timeline = part.profiled_timeline()
+    if not len(part.tree.host_rows):
+        first = "The trace has no host events: nothing is known of the CPU threads."
+        notes.insert(0, first)
+    elif not len(part.tree.gpu_rows):
+        first = "The trace has no GPU events: all of its profiled time counts as GPU idle."
+        notes.insert(0, first)
     facts = {
         "profiled_ns": part.profiled_ns,
-        "idle_ns": timeline.idle_ns,
+        "idle_ns": part.profiled_timeline().idle_ns,
         "idle_by_cause_ns": idle.totals,
     }
-    return ColumnTable(columns, shown=shown, facts=facts, notes=[*_idle_notes(part), *notes])
+    return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
 
 View = tuple[dict[str, Column], tuple[str, ...], list[str]]
 """Columns, those shown first, further notes."""
-
-
-# ---------------------------------------------------------------------------------- threads
 
 
 def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
@@ -80,7 +158,8 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
         "top_op_gpu_idle_ns": top_ns,
         **_cause_columns(host.busy_idle_ns),
     }
-    columns = _take(columns, order_by(busy_idle, host.busy_ns, track, descending=[True, True]))
+    order = order_by(busy_idle, host.busy_ns, track, descending=[True, True])
+    columns = {name: take_rows(column, order) for name, column in columns.items()}
     shown = ("thread", "events", "launches", "busy_ns", "profiled_share", "busy_gpu_idle_ns")
     return columns, (*shown, "blocked_gpu_idle_ns", "silent_gpu_idle_ns", "top_op"), []
 
@@ -88,7 +167,7 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
 def _top_names(
     part: RankTrace, host: _core.HostIdle, groups: Groups, host_rows: Array, track: Array
 ) -> tuple[TextCodes, Array]:
-    """For each thread the name with most self time while the GPU was idle, and that time."""
+    """Return for each thread the name with most self time while the GPU was idle, and that time."""
     idle_ns = totals(host.idle_self_ns[:-1], 1)
     best = np.full(len(part.table.tracks), -1, dtype=np.int64)
     order = np.argsort(idle_ns, kind="stable")
@@ -105,9 +184,6 @@ def _top_names(
     return names, np.where(has_any, idle_ns[chosen], 0) if len(idle_ns) else chosen
 
 
-# ------------------------------------------------------------------------------------ names
-
-
 def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> View:
     table = part.table
     rows = part.tree.host_rows
@@ -119,7 +195,10 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     first = rows[groups.first]
     idle_by_cause = host.idle_self_ns[:-1]
     idle_ns, self_ns = totals(idle_by_cause, 1), host.self_ns[:-1]
-    threads = _thread_counts(groups, table.track[rows])
+    on_thread = Groups(groups.index, table.track[rows])
+    threads = np.bincount(groups.index[on_thread.first], minlength=len(groups))
+    causes = idle_by_cause.argmax(axis=1) if len(idle_by_cause) else np.zeros(0, dtype=np.int64)
+    causes = np.where(idle_by_cause.any(axis=1), causes, -1)
     columns: dict[str, Column] = {
         "name": names.take(groups.first),
         "kind": TextCodes(table.kind[first].astype(np.int8), _core.kind_names()),
@@ -128,10 +207,11 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
         "self_ns": self_ns,
         "gpu_idle_ns": idle_ns,
         "idle_share": _share(idle_ns, sum(idle.totals.values()) * threads),
-        "main_cause": _main_causes(idle_by_cause),
+        "main_cause": TextCodes(causes.astype(np.int8), _core.idle_cause_names()),
         **_cause_columns(idle_by_cause),
     }
-    columns = _take(columns, order_by(idle_ns, self_ns, descending=[True, True]))
+    order = order_by(idle_ns, self_ns, descending=[True, True])
+    columns = {name: take_rows(column, order) for name, column in columns.items()}
     shown: tuple[str, ...] = ("name", "count", "self_ns", "gpu_idle_ns", "idle_share", "main_cause")
     notes = []
     if frames and not len(rows):
@@ -145,24 +225,6 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
     return columns, shown, notes
 
 
-def _thread_counts(groups: Groups, track: Array) -> Array:
-    """On how many threads the rows of each group are."""
-    pairs = Groups(groups.index, track)
-    counts: Array = np.bincount(groups.index[pairs.first], minlength=len(groups))
-    return counts
-
-
-def _main_causes(by_cause: Array) -> TextCodes:
-    """The cause with most time; absent where there is no time."""
-    codes = by_cause.argmax(axis=1) if len(by_cause) else np.zeros(0, dtype=np.int64)
-    return TextCodes(
-        np.where(by_cause.any(axis=1), codes, -1).astype(np.int8), _core.idle_cause_names()
-    )
-
-
-# ----------------------------------------------------------------------------------- shared
-
-
 def _host_idle(
     part: RankTrace, idle: _core.IdleBreakdown, rows: Array, groups: Groups
 ) -> _core.HostIdle:
@@ -172,29 +234,14 @@ def _host_idle(
 
 
 def _cause_columns(by_cause: Array) -> dict[str, Column]:
-    """A column for each cause that occurs, `[rows, causes]` before."""
+    """Return a column for each cause of an array `[rows, causes]`."""
     return {f"{name}_ns": by_cause[:, i] for i, name in enumerate(_core.idle_cause_names())}
-
-
-def _take(columns: dict[str, Column], order: Array) -> dict[str, Column]:
-    return {
-        name: column.take(order) if isinstance(column, TextCodes) else column[order]
-        for name, column in columns.items()
-    }
 
 
 def _share(values: Array, total_ns: int | Array) -> Array:
     totals = np.broadcast_to(np.asarray(total_ns, dtype=np.float64), values.shape)
     shares: Array = values / np.where(totals > 0, totals, np.nan)
     return shares
-
-
-def _idle_notes(part: RankTrace) -> list[str]:
-    if not len(part.tree.host_rows):
-        return ["The trace has no host events: nothing is known of the CPU threads."]
-    if not len(part.tree.gpu_rows):
-        return ["The trace has no GPU events: all of its profiled time counts as GPU idle."]
-    return []
 
 
 TABLE = TableSpec(

@@ -9,26 +9,26 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.columns import Column, TextCodes
+from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
+from torchtraceap.tables.events import steps_of, threads_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
     gpu_notes,
+    masked_integers,
     most_frequent,
-    optional,
 )
-from torchtraceap.tables.gpu.stream_idle import idle_by_stream
 from torchtraceap.tables.grouping import Groups, order_by
-from torchtraceap.tables.labels import check_choice, steps_of, threads_of
-from torchtraceap.tables.ops.op_launches import launches_by_op
-from torchtraceap.tables.spec import PageView, TableSpec
+from torchtraceap.tables.host import idle_by_stream
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["FULL_QUEUE", "TABLE", "build_launches"]
+
 
 FULL_QUEUE = _core.QUEUE_DEPTH * 49 // 50
 """Launches in a stream's queue from which it counts as full: within 2 % of its depth, since the
@@ -50,7 +50,7 @@ class Launches:
 
     @property
     def found(self) -> Array:
-        """int64: what the launch of each event found in its stream's queue."""
+        """int64: the number of launches that each event's launch found in its stream's queue."""
         found: Array = self.queue.found[self.events.places].astype(np.int64)
         return found
 
@@ -59,7 +59,7 @@ class Launches:
 
     @property
     def is_short(self) -> Array:
-        """The event is shorter than the call that launched it, and the call launched no other."""
+        """bool: the event is shorter than the call that launched it, which launched no other."""
         events = self.events
         alone: Array = events.events_of_launch == 1
         return alone & (events.duration_ns < events.call_ns)
@@ -74,13 +74,7 @@ class Launches:
 
 
 def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
-    """Launch calls joined with their GPU events.
-
-    Args:
-        part: The rank.
-        by: "call" (name of the call), "kernel" (name of the event), "op" (operator and what a call
-            of it launches), "stream", "idle" (gaps of each stream by cause), "event" (each) or
-            "queue" (every change of a queue's length).
+    """Build the table of `Trace.launches` for one rank.
 
     Returns:
         Columns as docs/kernels.md lists them; `delay_ns` is from the end of a call to the start
@@ -95,14 +89,25 @@ def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
     build: Callable[[Launches], View] = {
         "call": _by_call,
         "kernel": _by_kernel,
-        "op": lambda launches: launches_by_op(launches.events),
+        "op": _by_op,
         "stream": _by_stream,
         "idle": lambda _: idle_by_stream(every),
         "event": _by_event,
         "queue": _by_queue,
     }[by]
     columns, shown = build(launches)
-    facts = _facts(launches, len(every))
+    streams = [_queue_statistics(launches.queue, i) for i in range(len(launches.queue.offsets) - 1)]
+    is_first = launches.first_of_call
+    facts = {
+        "gpu_events": len(every),
+        "linked_gpu_events": len(launches.events),
+        "calls": int(is_first.sum()),
+        "host_ns": total(launches.events.call_ns[is_first]),
+        "short": int(launches.is_short.sum()),
+        "max_queue_length": max((row["max_length"] for row in streams), default=0),
+        "full_queue_ns": sum(row["full_ns"] for row in streams),
+        "launch_delay_correction_ns": part.tree.launch_delay_correction_ns,
+    }
     notes = _notes(every, launches, facts, with_durations=by not in ("stream", "idle", "queue"))
     return ColumnTable(columns, shown=shown, facts=facts, notes=notes)
 
@@ -111,33 +116,28 @@ View = tuple[dict[str, Column], tuple[str, ...]]
 
 
 def _by_call(launches: Launches) -> View:
-    """Calls that launched something, and calls of the same names that did not. Delays are those
-    of the first event of a call: what follows in a graph waits for the graph."""
+    """Return calls that launched something, and calls of the same names that did not. Delays are
+    those of the first event of a call: what follows in a graph waits for the graph."""
     events = launches.events
     calls = launches.where(launches.first_of_call)
     names = events.names_of(events.launch)
     groups = Groups(names.codes)
     of_calls = Groups(calls.events.names_of(calls.events.launch).codes)  # in the same order
     order = order_by(of_calls.count, descending=[True])
-    recorded = _recorded_calls(events)[names.codes[groups.first]]
+    # API calls by name, with and without GPU events.
+    table, api = events.part.table, events.part.tree.api != _core.ApiClass.NONE
+    recorded = np.bincount(table.name[api], minlength=len(events.texts))[names.codes[groups.first]]
     columns: dict[str, Column] = {
         "call": names.take(groups.first[order]),
         "calls": of_calls.count[order],
         "calls_without_event": (recorded - of_calls.count)[order],
         "gpu_events": groups.count[order],
-        **_host_cost(of_calls, calls.events.call_ns, order),
+        **of_calls.statistics(calls.events.call_ns, *_HOST, prefix="host_", order=order),
         **_delays(calls, of_calls, order),
         **_gpu_times(launches, groups, order),
     }
     shown = ("call", "calls", "gpu_events", "host_sum_ns", "host_median_ns", "host_p95_ns")
     return columns, (*shown, *_SHOWN_WAITING)
-
-
-def _recorded_calls(events: GpuEvents) -> Array:
-    """int64 by string: API calls of that name, with and without GPU events."""
-    table = events.part.table
-    api = events.part.tree.api != _core.ApiClass.NONE
-    return np.bincount(table.name[api], minlength=len(events.texts))
 
 
 def _by_kernel(launches: Launches) -> View:
@@ -150,7 +150,7 @@ def _by_kernel(launches: Launches) -> View:
         "canonical": events.canonical.take(groups.first[order]),
         "call": TextCodes(call[order], events.texts),
         "gpu_events": groups.count[order],
-        **_host_cost(groups, events.call_ns, order),
+        **groups.statistics(events.call_ns, *_HOST, prefix="host_", order=order),
         **_delays(launches, groups, order),
         **_gpu_times(launches, groups, order),
     }
@@ -158,46 +158,32 @@ def _by_kernel(launches: Launches) -> View:
     return columns, (*shown, *_SHOWN_WAITING)
 
 
-def _host_cost(groups: Groups, call_ns: Array, order: Array) -> dict[str, Column]:
-    """Durations of calls."""
-    return {
-        "host_sum_ns": groups.sum(call_ns)[order],
-        "host_mean_ns": groups.mean(call_ns)[order],
-        "host_median_ns": groups.median(call_ns)[order],
-        "host_p95_ns": groups.quantile(call_ns, 0.95)[order],
-        "host_max_ns": groups.maximum(call_ns)[order],
-    }
-
-
+_HOST = ("sum", "mean", "median", "p95", "max")
 _SHOWN_WAITING = ("delay_median_ns", "gpu_median_ns", "short", "queue_mean", "queue_max")
 
 
 def _delays(launches: Launches, groups: Groups, order: Array) -> dict[str, Column]:
-    """Delays, and what the launches found queued."""
+    """Return delays, and what the launches found queued."""
     delay_ns, found = np.ma.getdata(launches.events.delay_ns), launches.found
+    names = ("mean", "median", "p95", "max")
     return {
-        "delay_mean_ns": groups.mean(delay_ns)[order],
-        "delay_median_ns": groups.median(delay_ns)[order],
-        "delay_p95_ns": groups.quantile(delay_ns, 0.95)[order],
-        "delay_max_ns": groups.maximum(delay_ns)[order],
+        **groups.statistics(delay_ns, *names, prefix="delay_", order=order),
         "queue_mean": groups.mean(found)[order],
         "queue_max": groups.maximum(found)[order],
     }
 
 
 def _gpu_times(launches: Launches, groups: Groups, order: Array) -> dict[str, Column]:
-    """Durations on the GPU, and how many are shorter than their launch call."""
-    duration_ns = launches.events.duration_ns
+    """Return durations on the GPU, and the number that are shorter than their launch call."""
+    names = ("sum", "mean", "median")
     return {
-        "gpu_sum_ns": groups.sum(duration_ns)[order],
-        "gpu_mean_ns": groups.mean(duration_ns)[order],
-        "gpu_median_ns": groups.median(duration_ns)[order],
+        **groups.statistics(launches.events.duration_ns, *names, prefix="gpu_", order=order),
         "short": groups.sum(launches.is_short.astype(np.int64))[order],
     }
 
 
 def _by_stream(launches: Launches) -> View:
-    """Statistics of the queue's length, over time and over its changes."""
+    """Return statistics of each queue's length, over time and over its changes."""
     events, queue = launches.events, launches.queue
     groups = Groups(events.stream)
     order = np.argsort(events.stream[groups.first], kind="stable")
@@ -207,13 +193,18 @@ def _by_stream(launches: Launches) -> View:
     columns: dict[str, Column] = {
         **device_and_stream(events.part, streams),
         "gpu_events": groups.count[order],
-        "changes": np.array([row.changes for row in statistics], dtype=np.int64),
-        "mean_length": np.array([row.mean for row in statistics], dtype=np.float64),
-        "mean_length_at_change": np.array([row.mean_at_change for row in statistics], dtype=float),
-        "max_length": np.array([row.longest for row in statistics], dtype=np.int64),
-        "waiting_ns": np.array([row.waiting_ns for row in statistics], dtype=np.int64),
-        "full_length": optional([row.full_length for row in statistics]),
-        "full_ns": np.array([row.full_ns for row in statistics], dtype=np.int64),
+        **{
+            name: np.array([row[name] for row in statistics], dtype=dtype)
+            for name, dtype in (
+                ("changes", np.int64),
+                ("mean_length", np.float64),
+                ("mean_length_at_change", np.float64),
+                ("max_length", np.int64),
+                ("waiting_ns", np.int64),
+            )
+        },
+        "full_length": masked_integers([row["full_length"] for row in statistics]),
+        "full_ns": np.array([row["full_ns"] for row in statistics], dtype=np.int64),
         **{name: delays[name] for name in delays if not name.startswith("queue")},
         **_gpu_times(launches, groups, order),
     }
@@ -221,25 +212,10 @@ def _by_stream(launches: Launches) -> View:
     return columns, (*shown, "full_length", "full_ns", "delay_median_ns", "gpu_median_ns", "short")
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStatistics:
-    """The queue of one stream, from its first to its last change."""
-
-    changes: int
-    mean: float
-    """Over time."""
-    mean_at_change: float
-    """Over the changes, whatever time lies between (as HTA has it)."""
-    longest: int
-    waiting_ns: int
-    """Time with anything queued."""
-    full_length: int | None
-    """Length from which the queue counts as full; None if it never was."""
-    full_ns: int
-    """Time at that length or above."""
-
-
-def _queue_statistics(queue: _core.LaunchQueue, stream: int) -> QueueStatistics:
+def _queue_statistics(queue: _core.LaunchQueue, stream: int) -> dict[str, Any]:
+    """Return the columns of a stream's queue, from its first to its last change: means over time
+    and over the changes (as HTA has it), and the length from which it is full, None if it never
+    was."""
     begin, end = int(queue.offsets[stream]), int(queue.offsets[stream + 1])
     length = queue.length[begin:end].astype(np.int64)
     lasts_ns = np.diff(queue.time_ns[begin:end])
@@ -247,15 +223,15 @@ def _queue_statistics(queue: _core.LaunchQueue, stream: int) -> QueueStatistics:
     span_ns = max(1, total(lasts_ns))
     full_length = _full_length(length)
     full = during >= full_length if full_length else np.zeros(len(during), dtype=bool)
-    return QueueStatistics(
-        changes=len(length),
-        mean=float((during * lasts_ns.astype(np.float64)).sum()) / span_ns,
-        mean_at_change=float(length.mean()) if len(length) else 0.0,
-        longest=int(length.max(initial=0)),
-        waiting_ns=total(lasts_ns[during > 0]),
-        full_length=full_length,
-        full_ns=total(lasts_ns[full]),
-    )
+    return {
+        "changes": len(length),
+        "mean_length": float((during * lasts_ns.astype(np.float64)).sum()) / span_ns,
+        "mean_length_at_change": float(length.mean()) if len(length) else 0.0,
+        "max_length": int(length.max(initial=0)),
+        "waiting_ns": total(lasts_ns[during > 0]),
+        "full_length": full_length,
+        "full_ns": total(lasts_ns[full]),
+    }
 
 
 def _full_length(length: Array) -> int | None:
@@ -282,7 +258,7 @@ def _by_event(launches: Launches) -> View:
         "row": events.rows,
         "name": events.names,
         **device_and_stream(part, events.stream),
-        "correlation": _known(part.table.correlation[events.rows]),
+        "correlation": np.ma.masked_equal(part.table.correlation[events.rows], _core.NO_ID),
         "call_start_ns": part.table.ts_ns[calls],
         "since_first_ns": part.table.ts_ns[calls] - events.first_ns,
         "host_ns": events.call_ns,
@@ -295,11 +271,6 @@ def _by_event(launches: Launches) -> View:
     }
     shown = ("call_row", "call", "op", "name", "stream", "since_first_ns", "host_ns")
     return columns, (*shown, "delay_ns", "gpu_ns", "queue_found")
-
-
-def _known(ids: Array) -> np.ma.MaskedArray[Any, Any]:
-    missing = ids == _core.NO_ID
-    return np.ma.array(np.where(missing, 0, ids), mask=missing)
 
 
 def _by_queue(launches: Launches) -> View:
@@ -315,22 +286,6 @@ def _by_queue(launches: Launches) -> View:
         "name": events.names_of(queue.row),
     }
     return columns, ("device", "stream", "since_first_ns", "length", "name")
-
-
-def _facts(launches: Launches, gpu_events: int) -> dict[str, Any]:
-    events, queue = launches.events, launches.queue
-    streams = [_queue_statistics(queue, i) for i in range(len(queue.offsets) - 1)]
-    calls = launches.first_of_call
-    return {
-        "gpu_events": gpu_events,
-        "linked_gpu_events": len(events),
-        "calls": int(calls.sum()),
-        "host_ns": total(events.call_ns[calls]),
-        "short": int(launches.is_short.sum()),
-        "max_queue_length": max((row.longest for row in streams), default=0),
-        "full_queue_ns": sum(row.full_ns for row in streams),
-        "launch_delay_correction_ns": events.part.tree.launch_delay_correction_ns,
-    }
 
 
 def _notes(
@@ -356,6 +311,73 @@ def _notes(
             f"{format_ns(facts['launch_delay_correction_ns'])}."
         )
     return notes
+
+
+MOST_KERNELS = 8
+"""The most names in a sequence; a graph launches thousands."""
+
+
+def _by_op(launches: Launches) -> View:
+    events = launches.events
+    events = events.where(events.part.tree.op[events.rows] != _core.NO_ROW)
+    table = events.part.table
+    # Events by operator, then in the order of their launches; a call of an operator has those from
+    # its `begin` on.
+    op = events.part.tree.op[events.rows].astype(np.int64)
+    call_ns = events.of_launch(table.ts_ns)
+    in_order = np.lexsort((events.start_ns, events.launch, call_ns, op))
+    begin = np.flatnonzero(np.diff(op[in_order], prepend=-1))
+    count = np.diff(np.append(begin, len(in_order)))
+    row, first = op[in_order][begin], in_order[begin]
+    op_delay_ns = call_ns[first] - table.ts_ns[row]
+    start_delay_ns = events.part.tree.launch_delays_ns()[events.places[first]]
+    gpu_ns = np.zeros(0, dtype=np.int64)
+    if len(first):
+        gpu_ns = Groups(op[in_order]).sum(events.duration_ns[in_order])
+    sequence = _sequence_codes(events.canonical.codes[in_order], begin, count)
+    groups = Groups(table.name[row].astype(np.int64), count, sequence)
+    order = order_by(groups.count, groups.sum(gpu_ns), descending=[True, True])
+    shown_call = groups.first[order]
+    sequences = []
+    for at, length in zip(begin[shown_call].tolist(), count[shown_call].tolist(), strict=True):
+        listed = in_order[at : at + min(length, MOST_KERNELS)]
+        names = [str(name) for name in events.canonical.take(listed).to_list()]
+        more = length - len(listed)
+        sequences.append(" → ".join(names) + (f" → {more} more" if more else ""))
+    columns: dict[str, Column] = {
+        "op": TextCodes(table.name[row[shown_call]].astype(np.int32), events.texts),
+        "kernels": encode_texts(sequences),
+        "calls": groups.count[order],
+        "gpu_events": count[shown_call],
+    }
+    for prefix, values in (("op_delay_", op_delay_ns), ("start_delay_", start_delay_ns)):
+        columns |= groups.statistics(values, "mean", "median", "max", prefix=prefix, order=order)
+    columns |= groups.statistics(table.dur_ns[row], "sum", prefix="host_", order=order)
+    columns |= groups.statistics(gpu_ns, "sum", prefix="gpu_", order=order)
+    delays = ("op_delay_mean_ns", "op_delay_max_ns", "start_delay_mean_ns", "gpu_sum_ns")
+    return columns, ("op", "kernels", "calls", "gpu_events", *delays)
+
+
+def _sequence_codes(names: Array, begin: Array, count: Array) -> Array:
+    """Return for each call an int64 that is equal where the names of its events are, in order.
+
+    A sum of 64-bit hashes of (name, place), so that no list is made for each call.
+    """
+    if not len(begin):
+        return np.zeros(0, dtype=np.int64)
+    place = np.arange(len(names)) - np.repeat(begin, count)
+    hashes = _mix_bits(_mix_bits(names.astype(np.uint64)) + place.astype(np.uint64))
+    codes: Array = np.add.reduceat(hashes, begin).view(np.int64)
+    return codes
+
+
+def _mix_bits(values: Array) -> Array:
+    """Return hashes of which each bit depends on all of the value (the finish of SplitMix64)."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 TABLE = TableSpec(

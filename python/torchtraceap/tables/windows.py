@@ -1,22 +1,82 @@
-"""The events of each window as arrays, with canonical names: what models of events read."""
+"""Windows of equal time with their features, and their events as arrays for models of events."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.rendering import renderable
+from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import canonical_name
-from torchtraceap.tables.windows.windows import build_windows
+from torchtraceap.tables.catalog import check_count
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MOST_TOKENS", "Tokens", "build_tokens"]
+__all__ = [
+    "MOST_TOKENS",
+    "FeatureTable",
+    "Tokens",
+    "build_features",
+    "build_tokens",
+    "build_windows",
+    "feature_names",
+]
+
+
+renderable(_core.WindowSet)
+
+
+class FeatureTable(ColumnTable):
+    """One row per window: start_ns, end_ns and the features of docs/features.md."""
+
+    def __init__(self, windows: _core.WindowSet, block: _core.FeatureBlock) -> None:
+        bounds_ns = windows.bounds_ns
+        columns: dict[str, Any] = {"start_ns": bounds_ns[:-1], "end_ns": bounds_ns[1:]}
+        super().__init__(columns | dict(zip(block.names, block.values.T, strict=True)))
+        self.names: list[str] = block.names
+        self.values_matrix = block.values
+        """float64 `[windows, features]`."""
+        self.zscores = block.zscores
+        """float64 `[windows, features]`: (x - median) / (1.4826 MAD) within the trace."""
+
+
+def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _core.WindowSet:
+    """Build windows of equal time (or of `length_ns`) over the profiled time, with their rows.
+
+    Raises:
+        OptionError: No sensible number of windows, or a negative length.
+    """
+    check_count("count", count)
+    if length_ns < 0:
+        raise OptionError("length_ns must not be negative")
+    return _core.build_windows(part.table, part.tree, count=count, length_ns=length_ns)
+
+
+def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
+    """Return one row of numbers per window, and their robust z-scores."""
+    windows = build_windows(part, count=count)
+    return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
+
+
+@cache
+def feature_names() -> tuple[str, ...]:
+    """Return the names of the features, in the order of the columns; the same for every trace."""
+    from torchtraceap.trace.event_table import event_table
+
+    table = event_table(
+        ts_ns=[0], dur_ns=[1], name=["event"], category=["cpu_op"], pid=[0], tid=[0]
+    )
+    tree = _core.build_tree(table)
+    windows = _core.build_windows(table, tree, count=1)
+    return tuple(_core.build_features(table, tree, windows).names)
+
 
 MOST_TOKENS = 65536
 """The largest cap of a window."""
@@ -77,7 +137,7 @@ class Tokens:
         return len(self.row)
 
     def detached(self) -> Tokens:
-        """A copy that does not keep the table of its trace in memory, as views of it do."""
+        """Return a copy that does not keep the table of its trace in memory, as views do."""
         copies: dict[str, Any] = {
             field.name: getattr(self, field.name).copy()
             for field in dataclasses.fields(self)
@@ -86,13 +146,13 @@ class Tokens:
         return dataclasses.replace(self, **copies)
 
     def arrays(self) -> dict[str, Array]:
-        """All fields, for a file: the names as an array of text."""
+        """Return all fields, for a file: the names as an array of text."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**fields, "names": np.array(self.names, dtype=np.str_)}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Array]) -> Tokens:
-        """What `arrays` gave."""
+        """Make the tokens from what `arrays` gave."""
         found: dict[str, Any] = {
             field.name: arrays[field.name] for field in dataclasses.fields(cls)
         }
@@ -108,7 +168,7 @@ def build_tokens(
     host: bool = True,
     continued: bool = True,
 ) -> Tokens:
-    """The events of every window of one rank.
+    """Return the events of every window of one rank.
 
     Args:
         part: The rank.
@@ -128,17 +188,14 @@ def build_tokens(
     found = _core.build_tokens(
         part.table, part.tree, made, cap=cap, gaps=gaps, host=host, continued=continued
     )
-    names, places = _canonical(found.names)
+    distinct: dict[str, int] = {}
+    codes = [distinct.setdefault(canonical_name(name), len(distinct)) for name in found.names]
+    places = np.array(codes, dtype=np.int32)
     columns = {
         field.name: getattr(found, field.name)
         for field in dataclasses.fields(Tokens)
         if field.name not in ("names", "name", "cpu_name")
     }
-    return Tokens(**columns, name=places[found.name], cpu_name=places[found.cpu_name], names=names)
-
-
-def _canonical(names: list[str]) -> tuple[tuple[str, ...], Array]:
-    """Distinct canonical names, and int32: where each name is among them."""
-    distinct: dict[str, int] = {}
-    places = [distinct.setdefault(canonical_name(name), len(distinct)) for name in names]
-    return tuple(distinct), np.array(places, dtype=np.int32)
+    return Tokens(
+        **columns, name=places[found.name], cpu_name=places[found.cpu_name], names=tuple(distinct)
+    )

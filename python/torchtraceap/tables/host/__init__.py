@@ -1,1 +1,0 @@
-"""Tables of what the host did: threads, calls, launches."""

@@ -1,1 +1,0 @@
-"""Tables that look at all ranks of a job together: collectives, clocks, who is late."""

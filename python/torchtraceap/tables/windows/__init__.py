@@ -1,1 +1,0 @@
-"""Windows of equal time, and the events and features of each."""
