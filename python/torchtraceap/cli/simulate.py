@@ -80,7 +80,7 @@ def _simulate(options: Options) -> int:
     if options.json:
         print_text(_document(simulation))
     else:
-        from torchtraceap.report.simulation import simulation_tables
+        from torchtraceap.report.result_tables import simulation_tables
 
         tables = simulation_tables(simulation.to_dict(), plan=options.plan)
         print_tables(tables, options.no_color)

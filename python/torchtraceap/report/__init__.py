@@ -26,7 +26,7 @@ _RENDERERS = (
 
 _TABLES = {
     "core.table.ColumnTable": "column_tables",
-    "core.results.Summary": "summary_result_tables",
+    "core.results.Summary": "summary_tables",
     "core.results.Finding": "finding_tables",
     "trace.ranks.Ranks": "trace_tables",
     "trace.ranks.RankTrace": "rank_tables",
