@@ -23,8 +23,8 @@ from torchtraceap.compat.tracelens import launchers
 from torchtraceap.errors import TraceError
 from torchtraceap.report import overlay
 from torchtraceap.report.annotate import assign_lanes
+from torchtraceap.simulation.edits.base import make_edit
 from torchtraceap.simulation.excerpt import simulated_run
-from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tables.ranks.matching import match_collectives, rank_collectives

@@ -19,22 +19,24 @@ import torchtraceap as ttap
 from torchtraceap._core import CopyDirection
 from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
-from torchtraceap.simulation.edits.collective_parts import parts_of
-from torchtraceap.simulation.edits.collectives import _consumers
-from torchtraceap.simulation.edits.contention import contend, measured_slowdown
-from torchtraceap.simulation.edits.gpu_floor import gpu_floors_ns
-from torchtraceap.simulation.edits.straggler import _expected_slowest
-from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import (
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
     default_edits,
     edits_by_finding,
+    joined,
     make_edit,
     register,
     share_work,
 )
+from torchtraceap.simulation.edits.collective_parts import contend, measured_slowdown, parts_of
+from torchtraceap.simulation.edits.collectives import _consumers
+from torchtraceap.simulation.edits.view import views
+from torchtraceap.simulation.edits.waits import _expected_slowest
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
+from torchtraceap.simulation.trust import gpu_floors_ns
 from torchtraceap.tables.grouping import Groups
 
 WriteTrace = Callable[..., Path]

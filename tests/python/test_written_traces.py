@@ -21,10 +21,9 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.simulation.edited_trace import EditedTrace
 from torchtraceap.simulation.edits import fusion, graphs
-from torchtraceap.simulation.edits.base import Change, EditedGraph
+from torchtraceap.simulation.edits.base import Change, EditedGraph, default_edits
 from torchtraceap.simulation.edits.copies import PinMemory
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import default_edits
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.schedules import Schedules
 from torchtraceap.simulation.simulate import Simulation, simulate

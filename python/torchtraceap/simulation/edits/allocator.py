@@ -5,9 +5,13 @@ from __future__ import annotations
 from torchtraceap.core.codes import ALLOCATOR_CALLS
 from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.sums import total
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["NoAllocatorCalls"]
