@@ -101,11 +101,11 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     first = dict.fromkeys([*([lead.type] if lead else []), *(fix.type for fix in plan)])
     places = {name: place for place, name in enumerate(first)}
     findings.sort(key=lambda finding: places.get(finding.type, len(places)))
-    # Collectives wait for ranks whose traces are not here.
-    absent = [
-        part.facts.get("waiting") for _, part in by_type["straggler"] if part.verdict == "unknown"
-    ]
-    waiting_ns = sum(int(Fact(*typed).value) for typed in absent if typed is not None)
+    waiting_ns = 0  # of collectives, for ranks whose traces are not here
+    for _, part in by_type["straggler"]:
+        waiting = part.facts.get("waiting")
+        if part.verdict == "unknown" and waiting is not None:
+            waiting_ns += int(Fact(*waiting).value)
     return Diagnosis(
         profiled_ns=profiled_ns,
         verdicts={name: verdicts[name] for name in PAPER_TYPES},

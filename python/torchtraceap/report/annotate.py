@@ -58,7 +58,12 @@ def annotate(trace: Ranks, path: PathLike, *, rank: int | None = None) -> None:
         # Our processes have numbers above all that the trace has, so that tracks never mix.
         numbers = [t.pid_number for t in part.table.tracks if t.pid_number is not None]
         first_pid = max([0, *(n for n in numbers if n < 2**31)]) + 1
-        more_events = [_chrome_json(e) for e in _chrome_events(slices, counters, first_pid)]
+        more_events = []
+        for event in _chrome_events(slices, counters, first_pid):
+            # Times are exact decimal microseconds.
+            times = {key: event.pop(key) for key in ("ts", "dur") if key in event}
+            exact = "".join(f',"{key}":{exact_us(ns)}' for key, ns in times.items())
+            more_events.append(json.dumps(event, separators=(",", ":"))[:-1] + exact + "}")
         with replacing(target, inputs=inputs) as staged:
             _core.write_trace(part.table, staged, more_events=more_events)
     else:
@@ -67,13 +72,6 @@ def annotate(trace: Ranks, path: PathLike, *, rank: int | None = None) -> None:
 
 
 # ------------------------------------------------------------------------------ Chrome's format
-
-
-def _chrome_json(event: dict[str, Any]) -> str:
-    """Write an event as JSON with its times as exact decimal microseconds."""
-    times = {key: event.pop(key) for key in ("ts", "dur") if key in event}
-    exact = "".join(f',"{key}":{exact_us(ns)}' for key, ns in times.items())
-    return json.dumps(event, separators=(",", ":"))[:-1] + exact + "}"
 
 
 def _chrome_events(

@@ -72,10 +72,12 @@ def render_document(
         blobs: Compressed data by the id of the element that carries it.
         values: Further values for the template.
     """
-    style, script = _asset("report.css"), _script(tuple(scripts))
+    style = _asset("report.css")
+    text = "\n".join(_asset(f"script/{name}.js") for name in scripts)
+    script = f'"use strict";\n(() => {{\n{text}}})();\n'  # a scope of its own
     hashes = [
-        base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-        for text in (script, style)
+        base64.b64encode(hashlib.sha256(part.encode("utf-8")).digest()).decode("ascii")
+        for part in (script, style)
     ]
     policy = (
         f"default-src 'none'; script-src 'sha256-{hashes[0]}'; "
@@ -104,13 +106,6 @@ def render_document(
 @cache
 def _asset(name: str) -> str:
     return (TEMPLATES / name).read_text(encoding="utf-8")
-
-
-@cache
-def _script(parts: tuple[str, ...]) -> str:
-    """Join the parts of the script, in a scope of its own."""
-    text = "\n".join(_asset(f"script/{name}.js") for name in parts)
-    return f'"use strict";\n(() => {{\n{text}}})();\n'
 
 
 @cache

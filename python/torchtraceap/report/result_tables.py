@@ -211,7 +211,25 @@ def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> lis
     ]
     head = ("edit", "now", "then", "between", "change") if rows else ()
     edits = TextTable("Edits, each by itself", head, rows, "\n".join(notes))
-    return [_steps_table(document), edits, *([_plan_table(document)] if plan else [])]
+    if not plan:
+        return [_steps_table(document), edits]
+    rows = [
+        (
+            number,
+            fix["edit"],
+            format_ns(fix["gain_ns"]),
+            format_ns(fix["predicted_ns"]),
+            f"{format_ns(fix['low_ns'])} to {format_ns(fix['high_ns'])}",
+            _change(fix["predicted_ns"], measured_ns),
+        )
+        for number, fix in enumerate(document["plan"], start=1)
+    ]
+    head = ("", "edit", "gains", "then", "between", "change in all") if rows else ()
+    predicted = document["trust"]["supports_prediction"]
+    none = "No edit saves more than the steps vary by themselves."
+    empty = "" if rows else none if predicted else "No edit is simulated."
+    plan_table = TextTable("Plan, each on top of those before it", head, rows, empty)
+    return [_steps_table(document), edits, plan_table]
 
 
 def _steps_table(document: Mapping[str, Any]) -> TextTable:
@@ -241,26 +259,6 @@ def _steps_table(document: Mapping[str, Any]) -> TextTable:
         note = f"No edit is simulated: {trust['reason']}. {note}"
     notes = [one_line(text, MAX_TEXT) for text in (note, *document["notes"])]
     return TextTable("Replay", head, rows, "\n".join([*more, *notes]))
-
-
-def _plan_table(document: Mapping[str, Any]) -> TextTable:
-    rows = [
-        (
-            number,
-            fix["edit"],
-            format_ns(fix["gain_ns"]),
-            format_ns(fix["predicted_ns"]),
-            f"{format_ns(fix['low_ns'])} to {format_ns(fix['high_ns'])}",
-            _change(fix["predicted_ns"], document["measured_ns"]),
-        )
-        for number, fix in enumerate(document["plan"], start=1)
-    ]
-    title = "Plan, each on top of those before it"
-    if rows:
-        return TextTable(title, ("", "edit", "gains", "then", "between", "change in all"), rows)
-    predicted = document["trust"]["supports_prediction"]
-    none = "No edit saves more than the steps vary by themselves."
-    return TextTable(title, (), [], none if predicted else "No edit is simulated.")
 
 
 def _change(after_ns: int, before_ns: int) -> str:

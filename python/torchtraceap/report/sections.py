@@ -110,33 +110,27 @@ def build_sections(trace: Ranks, ranks: Sequence[RankTrace]) -> Sections:
 
 
 Tables = dict[str, list[tuple["ChartOf | None", list["ColumnTable"]]]]
-"""By section, for each view its chart and its table of each rank."""
+"""The chart of each view and its table of each rank, by section."""
 
 
 def _pack_tables(tables: Tables, ranks: Sequence[RankTrace]) -> bytes:
     """Pack tables and charts by section, view and rank; with fewer rows where they are large."""
     most = max(FEWEST_ROWS, min(MAX_ROWS, MAX_ROWS_IN_ALL // max(1, len(ranks))))
     while True:
-        packed = compressed_json(
-            {
-                key: [_parts(chart, of_ranks, ranks, most) for chart, of_ranks in views]
-                for key, views in tables.items()
-            }
-        )
-        if len(packed) <= MAX_BYTES or most <= FEWEST_ROWS:
-            return packed
-        most = max(FEWEST_ROWS, int(most * min(0.7, 0.9 * MAX_BYTES / len(packed))))
-
-
-def _parts(
-    chart: ChartOf | None, tables: Sequence[ColumnTable], ranks: Sequence[RankTrace], rows: int
-) -> list[dict[str, Any]]:
-    parts = []
-    for table, rank in zip(tables, ranks, strict=False):
-        data = table_data(table, most_rows=rows, origin_ns=rank.tree.profiled[0])
-        data["chart"] = chart(table, rank, rows) if chart and table.num_rows else None
-        parts.append(data)
-    return parts
+        packed: dict[str, Any] = {}
+        for key, views in tables.items():
+            packed[key] = []
+            for chart, of_ranks in views:
+                parts = []
+                for table, rank in zip(of_ranks, ranks, strict=False):
+                    data = table_data(table, most_rows=most, origin_ns=rank.tree.profiled[0])
+                    drawn = chart(table, rank, most) if chart and table.num_rows else None
+                    parts.append(data | {"chart": drawn})
+                packed[key].append(parts)
+        blob = compressed_json(packed)
+        if len(blob) <= MAX_BYTES or most <= FEWEST_ROWS:
+            return blob
+        most = max(FEWEST_ROWS, int(most * min(0.7, 0.9 * MAX_BYTES / len(blob))))
 
 
 # ---------------------------------------------------------------------------------- sentences

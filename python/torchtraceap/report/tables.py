@@ -248,18 +248,15 @@ def write_column(name: str, columns: Mapping[str, Sequence[Any]]) -> tuple[str, 
     decimals = 0
     if size != 1 and sizes:
         decimals = min(max(2 - math.floor(math.log10(sizes[len(sizes) // 2])), 0), 3)
-    return unit, [
-        _scaled(v / size, decimals) if isinstance(v, (int, float)) else _cell(v)
-        for v in columns[name]
-    ]
-
-
-def _scaled(value: float, decimals: int) -> str:
-    """Write a number with some decimals, and one that would read as 0 as "<" the least one."""
-    least = 10**-decimals
-    if 0 < abs(value) < least / 2:
-        return f"{'-' if value < 0 else ''}<{least:.{decimals}f}"
-    return f"{value:.{decimals}f}"
+    least, cells = 10**-decimals, []
+    for value in columns[name]:
+        if not isinstance(value, (int, float)):
+            cells.append(_cell(value))
+        elif 0 < abs(value / size) < least / 2:  # it would read as 0
+            cells.append(f"{'-' if value < 0 else ''}<{least:.{decimals}f}")
+        else:
+            cells.append(f"{value / size:.{decimals}f}")
+    return unit, cells
 
 
 def _cell(value: Any) -> str:

@@ -295,23 +295,19 @@ def _labelled(label: str, text: str, width: int, max_lines: int) -> Iterator[Lin
         yield [Piece((label if number == 0 else "").ljust(LABEL), "dim"), Piece(part)]
 
 
-def _program() -> str:
-    """Return the command that starts this program from the current folder."""
-    called = sys.argv[0]
+def _commands(view: ReportView, width: int) -> Iterator[Line]:
+    """Return the commands to type next; a path that does not fit is left to the reader."""
+    # The command that starts this program from the current folder.
+    program, called = "torchtraceap", sys.argv[0]
     folder, name = os.path.split(called)
     # shutil.which does the same, and is slow to import.
     paths = (os.path.join(path, "torchtraceap") for path in os.get_exec_path())
-    found = next((path for path in paths if os.access(path, os.X_OK)), "")
-    if name == "__main__.py" and os.path.basename(folder) == "torchtraceap" and not found:
-        return "python -m torchtraceap"
-    if name != "torchtraceap" or not folder or (found and os.path.samefile(found, called)):
-        return "torchtraceap"
-    return shlex.quote(called)
-
-
-def _commands(view: ReportView, width: int) -> Iterator[Line]:
-    """Return the commands to type next; a path that does not fit is left to the reader."""
-    program = _program()
+    on_path = next((path for path in paths if os.access(path, os.X_OK)), "")
+    if name == "__main__.py" and os.path.basename(folder) == "torchtraceap" and not on_path:
+        program = "python -m torchtraceap"
+    elif name == "torchtraceap" and folder:
+        is_same = bool(on_path) and os.path.samefile(on_path, called)
+        program = program if is_same else shlex.quote(called)
     page = f"{program} {{}} --html report.html"
     gate = f"{program} diagnose {{}} --gate"
     path = one_line(view.path_argument, 300)

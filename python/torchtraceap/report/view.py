@@ -147,7 +147,7 @@ class ReportView:
     plan: tuple[BeforeAfter, ...]
     """Fixes on top of each other, in order."""
     replay: str
-    """How well the run can be replayed, or why savings are bounds; empty if nothing was tried."""
+    """Trust in the replay, or the reason for bounds; empty if nothing was tried."""
     unchecked: tuple[Check, ...]
     passed: tuple[Check, ...]
     notes: tuple[Diagnostic, ...]

@@ -298,11 +298,6 @@ class GraphBuilder:
         self.add_edges(np.repeat(met, len(end)), end, transfer_ns, kind="rendezvous")
         return Work(begin, end)
 
-    def _meeting_lane(self) -> int:
-        if MEETING in self._lane_kind:
-            return self._lane_kind.index(MEETING)
-        return self.add_lane(MEETING)
-
     def add_edges(
         self,
         sources: npt.ArrayLike,

@@ -87,7 +87,17 @@ def _simulate(
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
             saving = _saving(finding, outcomes[edit.name], check)
-            if not _is_small_part(finding, saving):
+            # Pinning is the edit for high_memcpy: where it saves less at most than the guess of the
+            # bound, other copies cost.
+            bound = finding.saving
+            is_small_part = (
+                finding.type == "high_memcpy"
+                and saving is not None
+                and bound is not None
+                and saving.per_step == bound.per_step
+                and saving.high_ns < bound.best_ns
+            )
+            if not is_small_part:
                 savings[finding.type] = saving
                 continue
             chosen[finding.type] = edit = f"not simulated: {edit.name} changes a small part of it"
@@ -180,15 +190,6 @@ def _applied(chosen: Mapping[str, _Applied | str]) -> list[_Applied]:
     """Return the edits, each once."""
     edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}
     return list(edits.values())
-
-
-def _is_small_part(finding: Finding, saving: Saving | None) -> bool:
-    """Return whether the edit changes a small part of the finding. Pinning is the edit for
-    `high_memcpy`: where it saves less at most than the guess of the bound, other copies cost."""
-    bound = finding.saving
-    if finding.type != "high_memcpy" or saving is None or bound is None:
-        return False
-    return saving.per_step == bound.per_step and saving.high_ns < bound.best_ns
 
 
 def _plan(

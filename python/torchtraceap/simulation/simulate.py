@@ -490,7 +490,9 @@ class Simulation(Renderable):
         least_ns = LEAST_GAIN * self.measured_ns
         names = [name for name in left if self._most_ns[name] > least_ns]
         rest = [left[name] for name in names]
-        if len(rest) < 2 or not all(map(self._only_removes, rest)):
+        if len(rest) < 2 or not all(
+            change.only_removes(self.run) for graph in rest for change in _changes(graph)
+        ):
             return names
         (all_of_them,) = self._replayed([_union(self.run, [chosen, *rest])], exact=(True,))
         most_ns = float((all_of_them.saved_ns - saved_ns[::2]).max())
@@ -512,9 +514,6 @@ class Simulation(Renderable):
                 removed.append(float("inf") if len(change.dropped) else sum_ns)
             most[name] = share * max(removed) / steps
         return most
-
-    def _only_removes(self, graph: EditedGraph) -> bool:
-        return all(change.only_removes(self.run) for change in _changes(graph))
 
     # ------------------------------------------------------------------------- output
 

@@ -140,7 +140,12 @@ class LoaderWorkers:
             if not waited.any():
                 continue
             late += int(waited.sum())
-            number = _started(view) or _burst(_ends_ns(view, rows))
+            # Processes that the loader started last during the recording, else bursts of batches.
+            setup = view.outermost(view.rows_named(_LOADER_SETUP, EventKind.PYTHON_FUNCTION))
+            starts = view.rows_named(_PROCESS_START, EventKind.PYTHON_FUNCTION)
+            place = view.inside(view.begin_of[starts].astype(np.int64), setup)
+            started = int((place == place.max()).sum()) if (place >= 0).any() else 0
+            number = started or _burst(_ends_ns(view, rows))
             numbers.append(number)
             every_ns = _service_ns(view, rows, waited)
             if number is None:
@@ -251,14 +256,6 @@ def _service_ns(view: RankView, rows: Array, waited: Array) -> Array:
 
 
 # ------------------------------------------------------------------------- recorded workers
-
-
-def _started(view: RankView) -> int:
-    """Return the number of processes that the loader started last during the recording."""
-    setup = view.outermost(view.rows_named(_LOADER_SETUP, EventKind.PYTHON_FUNCTION))
-    starts = view.rows_named(_PROCESS_START, EventKind.PYTHON_FUNCTION)
-    place = view.inside(view.begin_of[starts].astype(np.int64), setup)
-    return int((place == place.max()).sum()) if (place >= 0).any() else 0
 
 
 def _plausible_workers(waits_ns: Array, wanted: int) -> tuple[int, float]:

@@ -220,11 +220,6 @@ def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array,
     return rows, low, high, usual
 
 
-def _is_product(works: EventWorks, kind: int) -> bool:
-    work = works.work(kind)
-    return work.unit == "matrix" and work.dtype == "fp32"
-
-
 def _ratios_of_products(
     view: RankView, works: EventWorks, kinds: list[int], dtype: str, device: Device
 ) -> Array:
