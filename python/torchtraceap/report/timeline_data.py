@@ -8,7 +8,7 @@ and a browser decodes them in milliseconds. A blob is::
     columns: unsigned integers split into byte planes, least significant plane first
 
 Splitting into planes puts the bytes that hardly vary next to each other, which gzip then removes.
-Starts are differences between neighbours. Times are nanoseconds after `origin_ns`.
+Starts are differences between neighbors. Times are nanoseconds after `origin_ns`.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def _host_lanes(
     return lanes, max(0, len(chosen) - MAX_HOST_LANES)
 
 
-def _serialise(names: _Names, lanes: list[_Lane], more: dict[str, Any]) -> bytes:
+def _serialize(names: _Names, lanes: list[_Lane], more: dict[str, Any]) -> bytes:
     """Write a blob: the header with names, lanes and `more`, then the columns."""
     body: list[bytes] = []
     offset = 0
@@ -395,7 +395,7 @@ def _pack_once(
         notes.append(f"{hidden_streams} GPU streams with fewer events are not drawn.")
     if hidden_tracks > 0:
         notes.append(f"{hidden_tracks} host threads with less work are not drawn.")
-    return _serialise(names, lanes + stream_lanes + host_lanes, more), notes
+    return _serialize(names, lanes + stream_lanes + host_lanes, more), notes
 
 
 def pack_timeline(

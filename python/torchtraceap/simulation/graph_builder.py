@@ -31,7 +31,6 @@ __all__ = ["MEETING", "STREAM", "THREAD", "Built", "GraphBuilder", "Work"]
 THREAD, STREAM, MEETING = 0, 1, 2
 """Kinds of lanes."""
 _KINDS = {kind.name.lower(): int(kind) for kind in _core.DependencyKind}
-_EVIDENCE = {"explicit": 0, "inferred": 1, "assumed": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +208,8 @@ class GraphBuilder:
         gaps_ns: npt.ArrayLike = 0,
         rows: npt.ArrayLike | None = None,
         names: npt.ArrayLike | None = None,
-        in_order: bool = True,
     ) -> Work:
-        """Add pieces of work, one after the other with `in_order`.
+        """Add pieces of work, each of which waits for the one before on the lane.
 
         Args:
             lane: Number of the lane.
@@ -220,7 +218,6 @@ class GraphBuilder:
             gaps_ns: int64 `[n]` or one: from the end of the piece before to the begin of each.
             rows: uint32 `[n]`: rows of the rank's table.
             names: uint32 `[n]` or one: codes that distinguish work that repeats in every step.
-            in_order: Each waits for the one before on the lane, also for one added earlier.
 
         Raises:
             SchemaError: There is no such lane, columns of different lengths, a duration below 0.
@@ -243,12 +240,11 @@ class GraphBuilder:
         is_thread = self._lane_kind[lane] == THREAD
         work, order = ("program_order",) * 2 if is_thread else ("execution", "stream_order")
         self.add_edges(begin, end, lengths, kind=work, owner=named)
-        if in_order:
-            gaps = _column("gaps_ns", gaps_ns, count)
-            before = self._last_of.get(lane)
-            if before is not None and count:
-                self.add_edges([before], begin[:1], gaps[:1], kind=order)
-            self.add_edges(end[:-1], begin[1:], gaps[1:], kind=order)
+        gaps = _column("gaps_ns", gaps_ns, count)
+        before = self._last_of.get(lane)
+        if before is not None and count:
+            self.add_edges([before], begin[:1], gaps[:1], kind=order)
+        self.add_edges(end[:-1], begin[1:], gaps[1:], kind=order)
         if count:
             self._last_of[lane] = int(end[-1])
         return Work(begin, end)
@@ -258,34 +254,23 @@ class GraphBuilder:
         lanes: Sequence[int],
         transfer_ns: int,
         *,
-        start_ns: npt.ArrayLike = 0,
         gaps_ns: npt.ArrayLike = 0,
-        rows: npt.ArrayLike | None = None,
-        names: npt.ArrayLike | None = None,
     ) -> Work:
         """Add one piece of work on each of n lanes, whose data moves once the last has begun.
 
         Args:
             lanes: Lanes of different ranks, as a rule.
             transfer_ns: Time from the begin of the last to the end of all.
-            start_ns, gaps_ns, rows, names: See `add_work`, one for each lane.
+            gaps_ns: int64 `[n]` or one: from the end of the work before on each lane.
 
         Raises:
             SchemaError: See `add_work`; or a time below 0.
         """
         if transfer_ns < 0:
             raise SchemaError(f"a transfer of {transfer_ns} ns makes no sense")
-        columns = (
-            _column("start_ns", start_ns, len(lanes)),
-            _column("gaps_ns", gaps_ns, len(lanes)),
-            _column("rows", _core.NO_ROW if rows is None else rows, len(lanes)),
-            _names(names, len(lanes)),
-        )
+        gaps = _column("gaps_ns", gaps_ns, len(lanes)).tolist()
         parts = [
-            self.add_work(lane, [0], start_ns=start, gaps_ns=gap, rows=row, names=name)
-            for lane, start, gap, row, name in zip(
-                lanes, *map(np.ndarray.tolist, columns), strict=True
-            )
+            self.add_work(lane, [0], gaps_ns=gap) for lane, gap in zip(lanes, gaps, strict=True)
         ]
         begin = np.array([int(part.begin[0]) for part in parts], dtype=np.int64)
         end = np.array([int(part.end[0]) for part in parts], dtype=np.int64)
@@ -305,9 +290,7 @@ class GraphBuilder:
         lags_ns: npt.ArrayLike,
         *,
         kind: str = "program_order",
-        evidence: str = "explicit",
         owner: npt.ArrayLike | None = None,
-        residual_ns: npt.ArrayLike = 0,
     ) -> None:
         """Add dependencies: a destination happens `lags_ns` after its source at the earliest.
 
@@ -316,16 +299,13 @@ class GraphBuilder:
             destinations: The same.
             lags_ns: int64 `[n]` or one.
             kind: Name of a `_core.DependencyKind`.
-            evidence: "explicit", "inferred" or "assumed".
             owner: uint32 `[n]`: row of the destination's rank whose time it is.
-            residual_ns: int64 `[n]` or one: time beyond that of a replay with residuals.
 
         Raises:
-            SchemaError: Another kind or evidence, or columns of different lengths.
+            SchemaError: Another kind, or columns of different lengths.
         """
-        if kind not in _KINDS or evidence not in _EVIDENCE:
-            known = ", ".join(_KINDS)
-            raise SchemaError(f"no edge is {kind!r} by {evidence!r} evidence; kinds: {known}")
+        if kind not in _KINDS:
+            raise SchemaError(f"no edge is {kind!r}; kinds: {', '.join(_KINDS)}")
         source = np.asarray(sources, dtype=np.int64).ravel()
         count = len(source)
         self._edges.append(
@@ -333,9 +313,9 @@ class GraphBuilder:
                 source,
                 _column("destinations", destinations, count),
                 _column("lags_ns", lags_ns, count),
-                _column("residual_ns", residual_ns, count),
+                np.zeros(count, dtype=np.int64),
                 np.full(count, _KINDS[kind]),
-                np.full(count, _EVIDENCE[evidence]),
+                np.full(count, int(_core.Evidence.EXPLICIT)),
                 _column("owner", _core.NO_ROW if owner is None else owner, count),
             )
         )

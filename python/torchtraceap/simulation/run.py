@@ -106,7 +106,6 @@ class SimulatedRun:
 
     Args:
         trace: One or several ranks; clocks are aligned and collectives matched.
-        explicit_only: Leave out dependencies that rest on times alone.
         dependencies: By rank number, the `gpu_dependencies` of its linked execution trace: the
             true dependencies of each GPU event.
         notes: Further notes on the run, for a person.
@@ -118,7 +117,6 @@ class SimulatedRun:
         self,
         trace: Ranks,
         *,
-        explicit_only: bool = False,
         dependencies: Mapping[int | None, ColumnTable] | None = None,
         notes: Sequence[str] = (),
         stands_for: float = 1.0,
@@ -134,7 +132,6 @@ class SimulatedRun:
             scope.as_arguments,
             meetings=scope.meetings,
             dependencies=known,
-            explicit_only=explicit_only,
         )
         self._hold(trace, scope, graph, notes, stands_for)
         if graph.contradicted:
@@ -155,8 +152,6 @@ class SimulatedRun:
         cls,
         graph: _core.ExecutionGraph,
         steps: Sequence[tuple[int, str, int, int]],
-        *,
-        notes: Sequence[str] = (),
     ) -> SimulatedRun:
         """Make a run without a trace: its graph, made by `GraphBuilder`, and its steps.
 
@@ -166,7 +161,6 @@ class SimulatedRun:
             graph: Graph of one or several ranks.
             steps: Rank, name, and the points of a thread where the step begins and ends, by start.
                 GPU work belongs to the step until whose end it was launched.
-            notes: Notes on the run, for a person.
 
         Raises:
             SchemaError: A step of a rank, or from or to a point, that the graph does not have.
@@ -184,7 +178,7 @@ class SimulatedRun:
         ]
         run = cls.__new__(cls)
         scope = JoinedRanks(parts, list(range(ranks)), [0] * ranks, None, [])
-        run._hold(Ranks(parts), scope, graph, notes, 1.0)
+        run._hold(Ranks(parts), scope, graph, (), 1.0)
         run._given = list(steps)
         return run
 
@@ -553,7 +547,6 @@ class SimulatedRun:
         deltas: Sequence[_core.GraphDelta | None],
         *,
         with_residuals: bool = True,
-        copies: int = 0,
     ) -> Replays:
         """Replay several edits at once, without Python's lock. See Note [Steady state].
 
@@ -563,7 +556,6 @@ class SimulatedRun:
         Args:
             deltas: The edits.
             with_residuals: Add the time of the measured run beyond its dependencies.
-            copies: Copies of the steps; 0: as many as it takes.
         """
         _, offsets = self._work
         lengths = np.zeros((len(deltas), len(self.steps)), dtype=np.int64)
@@ -578,7 +570,7 @@ class SimulatedRun:
                 continue
             ends, left_out[places] = self._batches.run(
                 [known[place] for place in places.tolist()],
-                copies=(copies or self._copies(kind)) if self.per_step else 1,
+                copies=self._copies(kind) if self.per_step else 1,
                 with_residuals=with_residuals,
             )
             started = ends[:, -1]

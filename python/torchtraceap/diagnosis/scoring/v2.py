@@ -53,7 +53,7 @@ TOKEN_CODES = (64, 16, 4)
 """Number of values of the codes: class, flags, role of the stream, with room for more classes."""
 _LOGARITHMS = ("bytes", "grid_blocks", "queue_depth", "stream_gap_ns", "launch_dur_ns")
 TOKEN_NUMBERS = 5 + 2 * len(_LOGARITHMS)
-_LEVELS = 255.0  # the highest code of quantised times
+_LEVELS = 255.0  # the highest code of quantized times
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 

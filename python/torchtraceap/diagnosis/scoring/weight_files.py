@@ -28,16 +28,16 @@ class Weights:
     arrays: dict[str, Array]
     about: dict[str, Any]
 
-    def array(self, name: str, dtype: type, dimensions: int = 1) -> Array:
-        """Return an array.
+    def array(self, name: str, dtype: type) -> Array:
+        """Return an array of one dimension.
 
         Raises:
             SchemaError: It is missing, or of another type or number of dimensions.
         """
         found = self.arrays.get(name)
-        if found is None or found.dtype != dtype or found.ndim != dimensions:
+        if found is None or found.dtype != dtype or found.ndim != 1:
             raise SchemaError(
-                f"{self.path}: {name} is not there as {np.dtype(dtype)} of {dimensions} dimensions"
+                f"{self.path}: {name} is not there as {np.dtype(dtype)} of 1 dimensions"
             )
         return found
 

@@ -483,13 +483,11 @@ class RankView:
         for row in host_rows.tolist():
             change.insert(self._new_event(row, name, args))
 
-    def launch_together(
-        self, change: Change, call: int, gpu_rows: Array, name: str = "GraphLaunch"
-    ) -> None:
+    def launch_together(self, change: Change, call: int, gpu_rows: Array) -> None:
         """Write a call that launches all of this work in place of a call: `cudaGraphLaunch`, or the
         same of the call's runtime. It changes no time."""
         runtime = re.match(r"cuda|hip|cu", self.table.name_of(call))
-        called = (runtime[0] if runtime else "cuda") + name
+        called = (runtime[0] if runtime else "cuda") + "GraphLaunch"
         change.remove(self.index, [call])
         change.insert(replace(self._new_event(call, called), launches=gpu_rows))
 

@@ -203,11 +203,11 @@ def _expected_slowest(groups: Groups, spans: Array) -> Array:
 
 @register("remove_host_sync", default=True, fixes=("host_sync_in_loop", "explicit_synchronize"))
 class RemoveHostSync:
-    """Values stay on the device; the program doesn't synchronise.
+    """Values stay on the device; the program doesn't synchronize.
 
     Best: reads of values (`item`) and of up to 64 KiB (`cpu`) are gone with their operators, and no
-    other call waits, explicit synchronisations included. Cautious: only reads of values and
-    explicit synchronisations go; where an operator needs its result for a shape (`nonzero`, boolean
+    other call waits, explicit synchronizations included. Cautious: only reads of values and
+    explicit synchronizations go; where an operator needs its result for a shape (`nonzero`, boolean
     masks, `unique`) or the program may use a copy at once, the host still waits. Waits after an
     upload belong to `pin_memory`.
     """
@@ -220,7 +220,7 @@ class RemoveHostSync:
         for view in views(run):
             values, rest = _reads(view, _waiting_calls(view), _VALUES)
             copies, rest = _reads(view, rest, _COPIES)
-            # Synchronisations that no operator made.
+            # Synchronizations that no operator made.
             is_explicit = np.isin(view.tree.api[rest], SYNCHRONISATIONS)
             is_explicit &= view.tree.op[rest] == _core.NO_ROW
             explicit, rest = rest[is_explicit], rest[~is_explicit]
@@ -242,7 +242,7 @@ class RemoveHostSync:
 
 
 def _waiting_calls(view: RankView) -> Array:
-    """Return synchronisations and copies of values for which the host waits, without uploads."""
+    """Return synchronizations and copies of values for which the host waits, without uploads."""
     calls = view.calls_that(np.concatenate([SYNCHRONISATIONS, COPY_CALLS]))
     calls = calls[view.count_edges(view.end_of[calls], "host_wait") > 0]
     launched = view.launched_by(calls)
