@@ -211,25 +211,25 @@ def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> lis
     ]
     head = ("edit", "now", "then", "between", "change") if rows else ()
     edits = TextTable("Edits, each by itself", head, rows, "\n".join(notes))
-    if not plan:
-        return [_steps_table(document), edits]
-    rows = [
-        (
-            number,
-            fix["edit"],
-            format_ns(fix["gain_ns"]),
-            format_ns(fix["predicted_ns"]),
-            f"{format_ns(fix['low_ns'])} to {format_ns(fix['high_ns'])}",
-            _change(fix["predicted_ns"], measured_ns),
-        )
-        for number, fix in enumerate(document["plan"], start=1)
-    ]
-    head = ("", "edit", "gains", "then", "between", "change in all") if rows else ()
-    predicted = document["trust"]["supports_prediction"]
-    none = "No edit saves more than the steps vary by themselves."
-    empty = "" if rows else none if predicted else "No edit is simulated."
-    plan_table = TextTable("Plan, each on top of those before it", head, rows, empty)
-    return [_steps_table(document), edits, plan_table]
+    tables = [_steps_table(document), edits]
+    if plan:
+        fixes = [
+            (
+                number,
+                fix["edit"],
+                format_ns(fix["gain_ns"]),
+                format_ns(fix["predicted_ns"]),
+                f"{format_ns(fix['low_ns'])} to {format_ns(fix['high_ns'])}",
+                _change(fix["predicted_ns"], measured_ns),
+            )
+            for number, fix in enumerate(document["plan"], start=1)
+        ]
+        titles = ("", "edit", "gains", "then", "between", "change in all") if fixes else ()
+        predicted = document["trust"]["supports_prediction"]
+        none = "No edit saves more than the steps vary by themselves."
+        empty = "" if fixes else none if predicted else "No edit is simulated."
+        tables.append(TextTable("Plan, each on top of those before it", titles, fixes, empty))
+    return tables
 
 
 def _steps_table(document: Mapping[str, Any]) -> TextTable:
@@ -378,8 +378,9 @@ def _value(name: str, value: Any, *, inside: bool = False) -> str:
     if isinstance(value, ColumnTable):
         return f"{format_count(value.num_rows)} rows"
     if isinstance(value, Mapping):
-        few = islice(value.items(), MAX_ITEMS)
-        return _listed([f"{key} {_value(key, item, inside=True)}" for key, item in few], value)
+        members = islice(value.items(), MAX_ITEMS)
+        texts = [f"{key} {_value(key, item, inside=True)}" for key, item in members]
+        return _listed(texts, value)
     if isinstance(value, tuple) and len(value) > MAX_ITEMS and isinstance(value[0], (int, float)):
         return f"{format_count(len(value))}, {_value(name, value[0])} to {_value(name, value[-1])}"
     if isinstance(value, (list, tuple, range)) and not hasattr(value, "_fields"):

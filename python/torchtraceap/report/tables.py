@@ -163,7 +163,7 @@ def cut_apart(texts: Set[str], width: int) -> dict[str, str]:
             for t in group
         }
         ends = {text: f"{text[:head]}…{text[head + 1 - width :]}" for text in group}
-        short |= max([parted, ends], key=lambda way: len(set(way.values())))
+        short |= parted if len(set(parted.values())) >= len(set(ends.values())) else ends
     return short
 
 

@@ -239,7 +239,7 @@ def _joined(parts: Sequence[Array], dtype: type) -> Array:
     return np.concatenate([np.zeros(0, dtype), *parts]).astype(dtype)
 
 
-def _offsets(lengths: Sequence[Codes]) -> Codes:
+def _offsets(lengths: Sequence[Array]) -> Codes:
     ends: Codes = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]), dtype=np.int64)
     return ends
 

@@ -279,8 +279,9 @@ def _share(begin: Array, end: Array, since: Array, until: Array) -> Array:
     bounds = np.stack([since[is_first], until[last]], axis=1)
     lengths = bounds[:, 1] - bounds[:, 0]
     covered = np.cumsum(lengths) - lengths
-    share: Array = _covered_until(bounds, covered, end) - _covered_until(bounds, covered, begin)
-    return share / np.maximum(end - begin, 1)
+    inside = _covered_until(bounds, covered, end) - _covered_until(bounds, covered, begin)
+    share: Array = inside / np.maximum(end - begin, 1)
+    return share
 
 
 def _covered_until(bounds: Array, covered: Array, time: Array) -> Array:

@@ -60,11 +60,10 @@ class FuseOptimizer:
                 count = fuse(view, row, best, cautious)
                 kernels, steps = kernels + count, steps + (count > 0)
         if not steps:
-            stepping = (v for v in views(run) if len(v.rows_named(r"^Optimizer\.step#", *_RANGES)))
-            view = next(stepping, None)
-            if view is None:
+            stepping = [v for v in views(run) if len(v.rows_named(r"^Optimizer\.step#", *_RANGES))]
+            if not stepping:
                 raise NotApplicableError("the trace has no ranges of an optimizer's step")
-            on_host = view.part.computes_on_host
+            on_host = stepping[0].part.computes_on_host
             calls, noun = ("calls", "operators") if on_host else ("launches", "kernels")
             raise NotApplicableError(
                 f"no optimizer step {calls} {FEWEST_KERNELS} or more pointwise {noun}"
