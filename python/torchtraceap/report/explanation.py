@@ -50,7 +50,20 @@ def explanation_text(explanation: _Explanation, *, width: int = _WIDTH) -> str:
         lines.append("")
     groups = _groups(document["segments"])
     for number, segments in enumerate(groups, 1):
-        lines += [*_group_lines(number, segments, document["begin_ns"], width), ""]
+        first = segments[0]
+        head = f"{number}  {_title(first)}"
+        sure = f"{first['type']}, {100 * first['confidence']:.0f} % sure"
+        lines.append(f"{head}  ({sure})" if len(head) + len(sure) + 4 <= width else head)
+        for label, text in (
+            ("what", first["what"]),
+            ("where", _places(segments, document["begin_ns"])),
+            ("why", first["why"]),
+            ("change", first["change"]["text"]),
+        ):
+            lines += _labelled(label, text, width)
+        lines += [" " * (_LABEL + 3) + replace_controls(line) for line in _diff_lines(first)]
+        lines += _labelled("check", first["verify"], width)
+        lines += [*_labelled("seen in", _cited_rows(first), width), ""]
     if not groups:
         lines.append("No part of the trace is suspicious.")
     return "\n".join([*lines, *_source_lines(document, width)])
@@ -67,24 +80,6 @@ def _groups(segments: Sequence[Json]) -> list[list[Json]]:
 def _title(segment: Json) -> str:
     entry = load_knowledge().get(segment["type"])
     return entry.title if entry else "Suspicious, and nothing proves why"
-
-
-def _group_lines(number: int, segments: Sequence[Json], begin_ns: int, width: int) -> Iterator[str]:
-    first = segments[0]
-    head = f"{number}  {_title(first)}"
-    sure = f"{first['type']}, {100 * first['confidence']:.0f} % sure"
-    yield f"{head}  ({sure})" if len(head) + len(sure) + 4 <= width else head
-    for label, text in (
-        ("what", first["what"]),
-        ("where", _places(segments, begin_ns)),
-        ("why", first["why"]),
-        ("change", first["change"]["text"]),
-    ):
-        yield from _labelled(label, text, width)
-    for line in _diff_lines(first):
-        yield " " * (_LABEL + 3) + replace_controls(line)
-    yield from _labelled("check", first["verify"], width)
-    yield from _labelled("seen in", _cited_rows(first), width)
 
 
 def _diff_lines(segment: Json) -> list[str]:
@@ -151,27 +146,27 @@ def explanation_html(explanation: _Explanation) -> str:
     answers = (document["answer"] or "").splitlines()
     answer = "".join(f"<p>{_escaped(line)}</p>" for line in answers)
     groups = _groups(document["segments"])
-    parts = "".join(_group_html(segments, document["begin_ns"]) for segments in groups)
+    parts = []
+    for segments in groups:
+        first = segments[0]
+        diff = "\n".join(_diff_lines(first))
+        code = f'<pre style="{_CODE}">{escape(replace_controls(diff))}</pre>' if diff else ""
+        rows = _cited_rows(first)
+        seen = f". Seen in: {_escaped(rows)}" if rows else ""
+        where = _escaped(_places(segments, document["begin_ns"]))
+        parts.append(
+            f"<details open><summary><b>{_escaped(_title(first))}</b> "
+            f'<span style="{_SMALL}">{_escaped(first["type"])}, '
+            f"{100 * first['confidence']:.0f} % sure</span></summary>"
+            f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
+            f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
+            f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
+            f'<p style="{_SMALL}">Where: {where}{seen}</p></details>'
+        )
     foot = "<br>".join(_escaped(line) for line in _source_lines(document, 10_000))
     none = "" if groups else "<p>No part of the trace is suspicious.</p>"
-    return f'<div style="{_BOX}">{answer}{parts}{none}<div style="{_SMALL}">{foot}</div></div>'
-
-
-def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
-    first = segments[0]
-    diff = "\n".join(_diff_lines(first))
-    code = f'<pre style="{_CODE}">{escape(replace_controls(diff))}</pre>' if diff else ""
-    rows = _cited_rows(first)
-    seen = f". Seen in: {_escaped(rows)}" if rows else ""
-    return (
-        f"<details open><summary><b>{_escaped(_title(first))}</b> "
-        f'<span style="{_SMALL}">{_escaped(first["type"])}, '
-        f"{100 * first['confidence']:.0f} % sure</span></summary>"
-        f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
-        f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
-        f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
-        f'<p style="{_SMALL}">Where: {_escaped(_places(segments, begin_ns))}{seen}</p></details>'
-    )
+    inner = answer + "".join(parts) + none
+    return f'<div style="{_BOX}">{inner}<div style="{_SMALL}">{foot}</div></div>'
 
 
 def _escaped(text: str) -> str:

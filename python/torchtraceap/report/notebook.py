@@ -93,7 +93,14 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
         + (f"<p>Recording: {escape(view.recording)}.</p>" if view.recording else "")
     )
     drawn = _timelines([source.rank(number) for number in source.shown])
-    places = "".join(_places(source, number) for number in range(len(view.findings))[:MAX_STRIPS])
+    places = ""
+    for number, entry in enumerate(view.findings[:MAX_STRIPS]):
+        title = f"{entry.number}  {entry.finding.title}"
+        if view.ranks > 1:  # the rank that pays most
+            title += f" (on rank {source.rank(source.dearest_rank(number)).rank})"
+        rects = (_rect(left, width, _color("finding")) for left, width in strip(source, number))
+        places += f'<span style="{SMALL}">{escape(one_line(title, 120))}</span>'
+        places += _svg(8, f"Places of {title}", "".join(rects))
     return _box(verdict + _bar(view.segments) + drawn + places + _findings(view))
 
 
@@ -241,40 +248,28 @@ def _timelines(ranks: Sequence[RankTrace]) -> str:
     """Draw the part with most of each moment, rank by rank, each over its own profiled time."""
     lines = []
     for rank in ranks:
+        low, high = rank.tree.profiled
+        bounds = low + np.linspace(0, high - low, SLOTS + 1).astype(np.int64)
+        parts = parts_over_time(rank, bounds) if high > low else {}
+        if not any(part.any() for part in parts.values()):
+            continue
+        keys = list(parts)
+        own = HOST_LABELS if rank.computes_on_host else {}
+        stacked = np.stack([parts[key] for key in keys])
+        codes = np.where(stacked.any(axis=0), stacked.argmax(axis=0), -1)
+        first = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
+        last = np.r_[first[1:], len(codes)]
+        rects = []
+        for code, begin, end in zip(
+            codes[first].tolist(), first.tolist(), last.tolist(), strict=True
+        ):
+            if code >= 0:
+                key = keys[code]
+                label = own.get(key, label_of_part(key))
+                rects.append(_rect(begin / SLOTS, (end - begin) / SLOTS, _color(key), label))
         whose = f"rank {rank.rank}: " if len(ranks) > 1 else ""
-        if drawn := _timeline(rank):
-            length = format_ns(rank.profiled_ns)
-            said = f"{escape(whose)}what most of each moment goes to, {length} in all"
-            lines.append(f'<span style="{SMALL}">{said}</span>{drawn}')
+        length = format_ns(rank.profiled_ns)
+        said = f"{escape(whose)}what most of each moment goes to, {length} in all"
+        drawn = _svg(22, "Timeline: what most of each moment goes to", "".join(rects))
+        lines.append(f'<span style="{SMALL}">{said}</span>{drawn}')
     return "".join(lines)
-
-
-def _timeline(rank: RankTrace) -> str:
-    low, high = rank.tree.profiled
-    bounds = low + np.linspace(0, high - low, SLOTS + 1).astype(np.int64)
-    parts = parts_over_time(rank, bounds) if high > low else {}
-    if not any(part.any() for part in parts.values()):
-        return ""
-    keys = list(parts)
-    own = HOST_LABELS if rank.computes_on_host else {}
-    stacked = np.stack([parts[key] for key in keys])
-    codes = np.where(stacked.any(axis=0), stacked.argmax(axis=0), -1)
-    first = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
-    last = np.r_[first[1:], len(codes)]
-    rects = []
-    for code, begin, end in zip(codes[first].tolist(), first.tolist(), last.tolist(), strict=True):
-        if code >= 0:
-            label = own.get(keys[code], label_of_part(keys[code]))
-            rects.append(_rect(begin / SLOTS, (end - begin) / SLOTS, _color(keys[code]), label))
-    return _svg(22, "Timeline: what most of each moment goes to", "".join(rects))
-
-
-def _places(source: PageSource, number: int) -> str:
-    """Draw the intervals of a finding on the rank that pays most for it."""
-    entry = source.view.findings[number]
-    title = f"{entry.number}  {entry.finding.title}"
-    if source.view.ranks > 1:
-        title += f" (on rank {source.rank(source.dearest_rank(number)).rank})"
-    drawn = "".join(_rect(left, width, _color("finding")) for left, width in strip(source, number))
-    label = f'<span style="{SMALL}">{escape(one_line(title, 120))}</span>'
-    return label + _svg(8, f"Places of {title}", drawn)

@@ -191,12 +191,19 @@ def _pack_ranks(source: PageSource) -> list[tuple[bytes, list[str]]]:
     """Pack the timelines of the ranks shown, with notes on events that were left out."""
     path = table_spec("critical-path").make(source.diagnosis.trace, by="event")
     alone = len(source.diagnosis.trace.ranks) == 1
+    unknown = CAUSES.index("unknown")
+    codes = [CAUSES.index(n) if n in CAUSES else unknown for n in _core.idle_cause_names()]
+    causes = np.array(codes, np.int64)
     blobs = []
     for index in source.shown:
         rank = source.rank(index)
         inputs = [_finding_lane(source, index)]
         if source.view.has_gpu:
-            inputs.append(_idle_lane(rank))
+            idle = _core.explain_idle(rank.table, rank.tree, bounds=rank.tree.profiled)
+            cause = causes[np.asarray(idle.cause)]
+            start, end, labels = idle.start_ns, idle.end_ns, list(IDLE_LABELS.values())
+            row = np.zeros_like(cause)
+            inputs.append(LaneInput("idle", "GPU idle", start, end, labels, cause, row, cause))
         blobs.append(
             pack_timeline(
                 rank.table,
@@ -222,17 +229,6 @@ def _finding_lane(source: PageSource, index: int) -> LaneInput:
     # A finding that this rank does not have takes no line.
     line = np.unique(code, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return LaneInput("finding", "findings", span[:, 0], span[:, 1], titles, code, line, code)
-
-
-def _idle_lane(rank: RankTrace) -> LaneInput:
-    """Return idle intervals of the profiled time, colored by cause."""
-    idle = _core.explain_idle(rank.table, rank.tree, bounds=rank.tree.profiled)
-    unknown = CAUSES.index("unknown")
-    codes = [CAUSES.index(n) if n in CAUSES else unknown for n in _core.idle_cause_names()]
-    cause = np.array(codes, np.int64)[np.asarray(idle.cause)]
-    start, end = np.asarray(idle.start_ns), np.asarray(idle.end_ns)
-    labels = list(IDLE_LABELS.values())
-    return LaneInput("idle", "GPU idle", start, end, labels, cause, np.zeros_like(cause), cause)
 
 
 def _path_lane(rank: RankTrace, path: ColumnTable, *, alone: bool) -> LaneInput:

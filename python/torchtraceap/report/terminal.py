@@ -268,25 +268,21 @@ def _finding(entry: FindingView, width: int, detail: _Detail) -> Iterator[Line]:
     for number, text in enumerate(_wrap(entry.fix, inner - 9, detail.text_lines)):
         label = "change   " if number == 0 else " " * 9
         yield [Piece("   "), Piece(label, "dim"), Piece(text)]
-    code = _new_code(entry)
+    # The lines that the fix adds to the code, if they are few enough to be shown whole.
+    before, after = entry.code_before.splitlines(), entry.code_after.splitlines()
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    added = [
+        line
+        for tag, _, _, begin, end in matcher.get_opcodes()
+        if tag != "equal"
+        for line in after[begin:end]
+    ]
+    code = textwrap.dedent("\n".join(added)).splitlines()
     for text in code if len(code) <= detail.code_lines else ():
         room = width - 12
         cut = text if len(text) <= room else text[: room - 1] + "…"
         yield [Piece(" " * 12), Piece(cut, "cyan")]
     yield []
-
-
-def _new_code(entry: FindingView) -> list[str]:
-    """Return the lines that a fix adds to the code."""
-    before, after = entry.code_before.splitlines(), entry.code_after.splitlines()
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    added = [
-        line
-        for tag, _, _, first, last in matcher.get_opcodes()
-        if tag != "equal"
-        for line in after[first:last]
-    ]
-    return textwrap.dedent("\n".join(added)).splitlines()
 
 
 def _labelled(label: str, text: str, width: int, max_lines: int) -> Iterator[Line]:

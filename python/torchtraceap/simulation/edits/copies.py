@@ -83,7 +83,18 @@ class PinMemory:
         plans = [_Copies(view, d) for view in views(run) for d in self.directions]
         plans = [plan for plan in plans if len(plan.pageable) or len(plan.blocking)]
         if not plans:
-            raise NotApplicableError(_why_not(run, self.directions))
+            for view in views(run):
+                copies = view.copies(*(_DIRECTIONS[direction] for direction in self.directions))
+                if not len(copies):
+                    continue
+                if np.isin(view.tree.host_memory[copies], _KNOWN_MEMORY).any():
+                    raise NotApplicableError(
+                        "the copies in this trace read and write page-locked memory already"
+                    )
+                raise NotApplicableError(
+                    "the copies in this trace don't say what host memory they use"
+                )
+            raise NotApplicableError("the trace has no copies between host and device")
         for plan in plans:
             plan.apply(best, 0, waits_stay=False)
             plan.apply(cautious, 1, waits_stay=plan.direction == "DtoH")
@@ -230,13 +241,3 @@ def _note(plans: Sequence[_Copies]) -> str:
     if awaited:
         parts.append(f"no longer awaited: {awaited} of the pinned ones")
     return "; ".join(parts)
-
-
-def _why_not(run: SimulatedRun, directions: tuple[str, ...]) -> str:
-    for view in views(run):
-        copies = view.copies(*(_DIRECTIONS[direction] for direction in directions))
-        if len(copies) and not np.isin(view.tree.host_memory[copies], _KNOWN_MEMORY).any():
-            return "the copies in this trace don't say what host memory they use"
-        if len(copies):
-            return "the copies in this trace read and write page-locked memory already"
-    return "the trace has no copies between host and device"

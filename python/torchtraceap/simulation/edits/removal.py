@@ -202,7 +202,16 @@ class ZeroGradToNone:
         ranges = work_ns = additions = 0
         for view in views(run):
             rows = view.outermost(view.rows_named(r"^Optimizer\.zero_grad#", *_RANGES))
-            added = _additions_to_zeros(view, rows)
+            # Operators that add a gradient to one that was filled with zeros.
+            nodes = view.outermost(view.rows_named(ACCUMULATION, EventKind.CPU_OP))
+            added = _operators_inside(view, r"^aten::add_?$", nodes)
+            added = added[np.argsort(view.table.ts_ns[added], kind="stable")]
+            begins_ns = np.sort(view.table.ts_ns[rows])
+            after = np.searchsorted(begins_ns, view.table.ts_ns[added], side="right")
+            place = np.arange(len(added)) - np.searchsorted(after, after)
+            fills = len(_operators_inside(view, r"^aten::(?:zero_|fill_)$", rows))
+            most = -(-fills // len(rows)) if fills else len(added)
+            added = view.outermost(added[place < most])
             for change in (best, cautious):
                 _remove(view, change, rows)
             _remove(view, best, added)
@@ -231,19 +240,6 @@ def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
         inside = end_ns[operators[here]] <= end_ns[mine[np.maximum(place, 0)]]
         held[here] = (place >= 0) & inside
     return view.outermost(operators[held])
-
-
-def _additions_to_zeros(view: RankView, ranges: Array) -> Array:
-    """Return the operators that add a gradient to one that was filled with zeros."""
-    nodes = view.outermost(view.rows_named(ACCUMULATION, EventKind.CPU_OP))
-    added = _operators_inside(view, r"^aten::add_?$", nodes)
-    added = added[np.argsort(view.table.ts_ns[added], kind="stable")]
-    begins_ns = np.sort(view.table.ts_ns[ranges])
-    after = np.searchsorted(begins_ns, view.table.ts_ns[added], side="right")
-    place = np.arange(len(added)) - np.searchsorted(after, after)
-    fills = len(_operators_inside(view, r"^aten::(?:zero_|fill_)$", ranges))
-    chosen: Array = added[place < (-(-fills // len(ranges)) if fills else len(added))]
-    return view.outermost(chosen)
 
 
 @register("no_broadcast_buffers", default=True, fixes=("broadcast_buffers",))
