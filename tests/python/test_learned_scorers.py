@@ -168,7 +168,7 @@ def test_the_worst_rank_counts(tmp_path: Path, name: str) -> None:
     assert bounds_ns.tolist() == list(both.score(windows=50, scorer=name).bounds_ns)
     structural = load_scorer("structural")
     assert isinstance(structural, StructuralScorer)
-    each = [structural.likelihood(structural.of_rank(rank, bounds_ns)) for rank in both.ranks]
+    each = [structural.likelihood(structural.evaluate_rank(rank, bounds_ns)) for rank in both.ranks]
     if name == "structural":
         scores = both.score(windows=50, scorer=name).scores
         assert np.allclose(scores, np.max(each, axis=0))

@@ -268,7 +268,7 @@ def test_planes_hold_every_integer(values: list[int]) -> None:
     origin=st.integers(-(2**63), 2**63 - 1),
 )
 def test_distances_survive_any_time_stamp(times: list[int], origin: int) -> None:
-    found = packing.after(np.array(times, dtype=np.int64), origin).tolist()
+    found = packing.distance_after(np.array(times, dtype=np.int64), origin).tolist()
     assert found == [max(0, time - origin) for time in times]
 
 

@@ -102,7 +102,7 @@ def split_planes(values: npt.NDArray[Any]) -> tuple[bytes, int]:
     return np.ascontiguousarray(matrix.T).tobytes(), planes
 
 
-def after(times_ns: npt.NDArray[Any], origin_ns: int) -> npt.NDArray[np.uint64]:
+def distance_after(times_ns: npt.NDArray[Any], origin_ns: int) -> npt.NDArray[np.uint64]:
     """Return the unsigned distance of each time from the origin; 0 for times before it."""
     times = np.asarray(times_ns, dtype=np.int64)
     distance = times.view(np.uint64) - np.uint64(origin_ns % 2**64)
@@ -194,7 +194,7 @@ def _columns(
     code: npt.NDArray[Any],
 ) -> dict[str, npt.NDArray[np.uint64]]:
     """Return the columns of any lane; starts ascend and become differences of neighbors."""
-    start = after(start_ns, origin_ns)
+    start = distance_after(start_ns, origin_ns)
     return {
         "start": np.diff(start, prepend=np.uint64(0)) if len(start) else start,
         "dur": np.maximum(np.asarray(dur_ns, np.int64), 0).astype(np.uint64),

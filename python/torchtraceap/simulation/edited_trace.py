@@ -139,7 +139,7 @@ def edited_trace(
         return _as_measured(run, "The edits change nothing")
     schedules = Schedules(run)
     if form is not None:
-        chosen = schedules.steady(*written[0])
+        chosen = schedules.steady_schedule(*written[0])
         blend = Blend(chosen, chosen, chosen, 0.0)
         ranks, step_ns = _written(run, schedules, chosen)
     else:
@@ -180,17 +180,17 @@ def _at_prediction(
         The schedule, its ranks, and their step, ns.
     """
     # Neighboring forms, those first that lie between likely ones. See Note [Between forms].
-    steady = [schedules.steady(*each) for each in forms]
-    recorded = [schedules.recorded(*each) for each in forms]
+    steady = [schedules.steady_schedule(*each) for each in forms]
+    recorded = [schedules.recorded_schedule(*each) for each in forms]
     ways: list[tuple[Schedule, Schedule]] = []
     for each in (steady, recorded):
         ways += sorted(pairwise(each), key=lambda pair: sum(_LIKELY not in s.words for s in pair))
     slowest = max(steady, key=schedules.step_ns)
-    ways.append((slowest, schedules.measured(slowest.change)))
+    ways.append((slowest, schedules.measured_schedule(slowest.change)))
     tried: list[tuple[float, int, tuple[Blend, list[RankTrace], float]]] = []
     wanted_ns = predicted_ns
     for _ in range(_MOST_SCHEDULES):
-        blend = schedules.that_takes(wanted_ns, ways)
+        blend = schedules.find_blend(wanted_ns, ways)
         ranks, read_ns = _written(run, schedules, blend.schedule)
         tried.append((abs(read_ns - predicted_ns), len(tried), (blend, ranks, read_ns)))
         if tried[-1][0] <= max(1.0, _CLOSE * predicted_ns):
@@ -281,7 +281,7 @@ def edited_ranks(
     edited = list(run.trace.ranks)
     for view, place in zip(views(run), run.places, strict=True):
         rank = _EditedRank(run, view, change, replayed_ns)
-        edited[place] = rank.rank(running.of_rank(view.index) if running else None)
+        edited[place] = rank.rank(running.rank_work(view.index) if running else None)
     return edited
 
 

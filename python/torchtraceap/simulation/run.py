@@ -513,7 +513,7 @@ class SimulatedRun:
             lengths.append(lengths_ns(np.array([began, *ends])))
         return np.concatenate([*lengths, _NONE])
 
-    def work_around(self, rank: int) -> tuple[Array, Array]:
+    def bounding_work(self, rank: int) -> tuple[Array, Array]:
         """Return points of which the last begins the first iteration of a rank with steps, unless
         its work waited for unrecorded work; and those of which the last ends the last one."""
         mine = self._rank_steps[rank]

@@ -57,14 +57,14 @@ class RunningWork:
     """int64 `[2, events]`: begin and end of the part after the begin of the first step, on the
     graph's clock; equal where there is none."""
 
-    def of_rank(self, rank: int) -> tuple[Array, Array]:
+    def rank_work(self, rank: int) -> tuple[Array, Array]:
         """Return the rows that run, and their begins and ends `[2, rows]`."""
         mine = (self.rank == rank) & (self.ns[0] < self.ns[1])
         return self.row[mine], self.ns[:, mine]
 
-    def until_ns(self, rank: int) -> int:
+    def end_ns(self, rank: int) -> int:
         """Return the end of the last event of a rank, ns; NEVER where none runs."""
-        return int(self.of_rank(rank)[1][1].max(initial=_NEVER))
+        return int(self.rank_work(rank)[1][1].max(initial=_NEVER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Schedule:
     words: str
     """A description, for a person."""
 
-    def towards(self, other: Schedule, part: int) -> Schedule:
+    def interpolate(self, other: Schedule, part: int) -> Schedule:
         """Go `part` of `_PARTS` of the way, with the events of the nearer one. See Note [Between
         forms]."""
         ns = _between(self.running.ns, other.running.ns, part)
@@ -129,22 +129,22 @@ class Schedules:
 
     # ------------------------------------------------------------------------- schedules
 
-    def measured(self, change: Change) -> Schedule:
+    def measured_schedule(self, change: Change) -> Schedule:
         """Return the schedule of measured times, with the events of a change."""
-        return self._without_earlier_work(self._run.graph.time_ns, change, MEASURED)
+        return self._without_running_work(self._run.graph.time_ns, change, MEASURED)
 
-    def recorded(self, change: Change, words: str) -> Schedule:
+    def recorded_schedule(self, change: Change, words: str) -> Schedule:
         """Replay the recording, whose first step begins in the state that was recorded."""
         times = self._with_calls(self._run.replay(change.delta()), change)
-        return self._without_earlier_work(
+        return self._without_running_work(
             times, change, f"{words}, in the state in which recording began"
         )
 
-    def steady(self, change: Change, words: str) -> Schedule:
+    def steady_schedule(self, change: Change, words: str) -> Schedule:
         """Replay in a steady state; without steps as recorded. See Note [Written steps]."""
         if not self._run.per_step or not self._ranks:
             times = self._with_calls(self._run.replay(change.delta()), change)
-            return self._without_earlier_work(times, change, words)
+            return self._without_running_work(times, change, words)
         words = f"{words}, in a steady state"
         copies = self._run.chain(change.delta())
         recorded, before, last = copies[0], copies[-2], copies[-1]
@@ -152,7 +152,7 @@ class Schedules:
         # Work that was launched before the first step has ended where its iteration begins.
         by_ns = self._delay_by_dependencies_ns(change, recorded, last, happens)
         for rank in self._ranks:
-            first, ended = self._run.work_around(rank)
+            first, ended = self._run.bounding_work(rank)
             by_ns = max(by_ns, int(recorded[first].max()) - int(before[ended].max()))
         times = np.where(happens, add(np.where(happens, last, 0), by_ns), recorded)
         times = self._with_calls(times, change)
@@ -167,7 +167,7 @@ class Schedules:
         running = RunningWork(*self._launched, np.maximum(running_ns, self._begins(times)))
         return Schedule(times, running, change, words)
 
-    def _without_earlier_work(self, times_ns: Array, change: Change, words: str) -> Schedule:
+    def _without_running_work(self, times_ns: Array, change: Change, words: str) -> Schedule:
         """Make a schedule in which no unrecorded work runs when the first step begins."""
         begins = self._begins(times_ns)
         running = RunningWork(*self._launched, np.stack([begins, begins]))
@@ -233,12 +233,12 @@ class Schedules:
 
     def lengths_ns(self, schedule: Schedule) -> Array:
         """Return the iteration of each of the run's steps, int64 `[steps]`, ns."""
-        running = [schedule.running.until_ns(rank) for rank in self._ranks]
+        running = [schedule.running.end_ns(rank) for rank in self._ranks]
         return self._run.lengths_at(schedule.times_ns, np.array(running, dtype=np.int64))
 
     # ------------------------------------------------------------------------- between
 
-    def that_takes(self, step_ns: float, ways: Sequence[tuple[Schedule, Schedule]]) -> Blend:
+    def find_blend(self, step_ns: float, ways: Sequence[tuple[Schedule, Schedule]]) -> Blend:
         """Return the schedule on the first way between two others on which a step takes so long,
         else the nearest end of one."""
         for one, other in ways:
@@ -258,10 +258,12 @@ class Schedules:
         low, high = 0, _PARTS
         while high - low > 1:
             middle = (low + high) // 2
-            is_below = self.step_ns(one.towards(other, middle)) <= step_ns
+            is_below = self.step_ns(one.interpolate(other, middle)) <= step_ns
             low, high = (middle, high) if is_below == ascends else (low, middle)
-        part = min((low, high), key=lambda at: abs(self.step_ns(one.towards(other, at)) - step_ns))
-        return Blend(one.towards(other, part), one, other, part / _PARTS)
+        ends = [one.interpolate(other, part) for part in (low, high)]
+        off_ns = [abs(self.step_ns(end) - step_ns) for end in ends]
+        nearer = 1 if off_ns[1] < off_ns[0] else 0
+        return Blend(ends[nearer], one, other, (low, high)[nearer] / _PARTS)
 
 
 def _between(one_ns: Array, other_ns: Array, part: int) -> Array:

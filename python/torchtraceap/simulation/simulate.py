@@ -49,7 +49,7 @@ from torchtraceap.simulation.edits.base import (
     NotApplicableError,
     default_edits,
     edit_names,
-    joined,
+    join_changes,
     make_edit,
     share_work,
 )
@@ -61,8 +61,8 @@ from torchtraceap.simulation.trust import (
     gpu_floors_ns,
     gpu_noise,
     noise_of,
-    noise_with,
-    recorded,
+    noise_of_lengths,
+    recorded_clause,
     trust_of,
     waiting_edges,
 )
@@ -182,7 +182,7 @@ class Simulation(Renderable):
                 self._refused[name] = self.trust.reason
             elif self._alone and self._is_of_collectives(graph):
                 self._refused[name] = (
-                    f"it changes collectives, and {recorded(*self._alone)}: how long they "
+                    f"it changes collectives, and {recorded_clause(*self._alone)}: how long they "
                     "wait for the others is not known"
                 )
             else:
@@ -333,7 +333,7 @@ class Simulation(Renderable):
         wide = 1.0 + np.repeat([noise.spread for noise in replayed.noises], 2)
         # The least GPU time with these edits at best, and its variation. See Note [Floor].
         floor_ns = varies = 0.0
-        best = gpu_floors_ns(self.run, joined(self.run, [graph.best for graph in graphs]))
+        best = gpu_floors_ns(self.run, join_changes(self.run, [graph.best for graph in graphs]))
         if len(best):
             before = float(gpu_floors_ns(self.run, Change()).mean())
             before_ns = max(self._before_ns[True], before)
@@ -382,7 +382,7 @@ class Simulation(Renderable):
             lost = np.maximum(lost, replays.left_out)
             if kept:
                 most = self.measured_ns - self.run.stands_for * replays.steady_ns
-                noise = [noise_with(self.run, lengths) for lengths in replays.lengths_ns]
+                noise = [noise_of_lengths(self.run, lengths) for lengths in replays.lengths_ns]
         saved = self.measured_ns * (1 - shares)
         saved = np.where(saved > 0, np.minimum(saved, np.maximum(most, 0.0)), saved)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
@@ -557,7 +557,7 @@ class Simulation(Renderable):
         if self._alone and self.trust.supports_prediction:
             lost = format_share(min(1.0, self.trust.sensitivity.collective_share))
             notes.append(
-                f"{recorded(*self._alone)}: a fix is taken to speed up all alike. What "
+                f"{recorded_clause(*self._alone)}: a fix is taken to speed up all alike. What "
                 f"collectives wait for the others is not known, so up to {lost} of a saving may be "
                 "lost to longer waits."
             )
@@ -582,14 +582,14 @@ class Simulation(Renderable):
 
 def _union(run: SimulatedRun, graphs: Sequence[EditedGraph]) -> EditedGraph:
     """Combine several edits, form by form."""
-    best = joined(run, [graph.best for graph in graphs])
+    best = join_changes(run, [graph.best for graph in graphs])
     if all(graph.cautious is None for graph in graphs):
         return EditedGraph(best)
-    least = joined(run, [graph.least for graph in graphs])
+    least = join_changes(run, [graph.least for graph in graphs])
     if not any(graph.likely for graph in graphs):
         return EditedGraph(best, least)
     pairs = zip(*(graph.guesses for graph in graphs), strict=True)
-    return EditedGraph(best, least, tuple(joined(run, changes) for changes in pairs))
+    return EditedGraph(best, least, tuple(join_changes(run, changes) for changes in pairs))
 
 
 def _changes(graph: EditedGraph) -> list[Change]:

@@ -48,8 +48,8 @@ __all__ = [
     "gpu_noise",
     "held_out_ns",
     "noise_of",
-    "noise_with",
-    "recorded",
+    "noise_of_lengths",
+    "recorded_clause",
     "trust_of",
     "waiting_edges",
 ]
@@ -92,7 +92,7 @@ def noise_of(run: SimulatedRun) -> Noise:
     return run.cached("noise", lambda: _noise_of(run, run.measured_ns) or _noise_of_one(run))
 
 
-def noise_with(run: SimulatedRun, lengths_ns: Array) -> Noise:
+def noise_of_lengths(run: SimulatedRun, lengths_ns: Array) -> Noise:
     """Return the noise of steps of these lengths, int64 `[steps]`: a fix may remove variation."""
     return _noise_of(run, lengths_ns) or noise_of(run)
 
@@ -332,7 +332,7 @@ def absent_ranks(run: SimulatedRun) -> tuple[int, int] | None:
     return here, world
 
 
-def recorded(here: int, world: int) -> str:
+def recorded_clause(here: int, world: int) -> str:
     """Return a clause such as "1 of 8 ranks is recorded"."""
     return f"{here} of {world} ranks {'is' if here == 1 else 'are'} recorded"
 
@@ -366,7 +366,7 @@ def _doubt(run: SimulatedRun, trust: Trust, measured: float) -> str:
     alone, waiting = absent_ranks(run), trust.sensitivity.collective_share
     if alone is not None and waiting > MOST_WAITING:
         return (
-            f"{recorded(*alone)}, and {format_share(min(waiting, 1.0))} of the step are "
+            f"{recorded_clause(*alone)}, and {format_share(min(waiting, 1.0))} of the step are "
             "collectives, of which the part that waits for the others is not known"
         )
     return ""

@@ -59,9 +59,9 @@ class FusedScorer:
 
     def __init__(self, weights: Weights, trees: StructuralScorer) -> None:
         """Raises SchemaError for weights that are damaged, or not of this scorer."""
-        if weights.says("scorer", str) != self.name or weights.texts("inputs") != INPUTS:
+        if weights.entry("scorer", str) != self.name or weights.texts("inputs") != INPUTS:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
-        self.version = f"{weights.says('version', str)}.{trees.version}"
+        self.version = f"{weights.entry('version', str)}.{trees.version}"
         self._trees = trees
         self._weights = weights.finite("weights", len(INPUTS) + 1)
         self._type_weights = np.array(TREES_ALONE)
@@ -84,7 +84,7 @@ class FusedScorer:
         present = present_findings(trace)
         scores, types = [], []
         for place, rank in enumerate(trace.ranks):
-            figures = self._trees.of_rank(rank, bounds_ns)
+            figures = self._trees.evaluate_rank(rank, bounds_ns)
             evidence = rank_shares(present, place, bounds_ns, self._trees.types)
             likely = self.likelihood(figures, evidence)
             scores.append(likely * judged_windows(rank, bounds_ns))

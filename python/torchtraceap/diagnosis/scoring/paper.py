@@ -114,7 +114,7 @@ class PaperConfig:
         return {"format": _FORMAT, "config": json.dumps(dataclasses.asdict(self), sort_keys=True)}
 
     @classmethod
-    def of_metadata(cls, metadata: dict[str, str] | None) -> PaperConfig:
+    def from_metadata(cls, metadata: dict[str, str] | None) -> PaperConfig:
         """Read the metadata of a safetensors file.
 
         Raises:
@@ -155,7 +155,7 @@ def read_paper_weights(path: PathLike) -> tuple[PaperConfig, Weights]:
         ) from error
     try:
         with safe_open(path, framework="np") as file:
-            config = PaperConfig.of_metadata(file.metadata())
+            config = PaperConfig.from_metadata(file.metadata())
             names = list(file.keys())
             arrays = {name: np.asarray(file.get_tensor(name), np.float32) for name in names}
     except FileNotFoundError as error:

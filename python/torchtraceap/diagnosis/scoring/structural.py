@@ -69,9 +69,9 @@ class StructuralScorer:
 
     def __init__(self, weights: Weights) -> None:
         """Raises SchemaError for weights that are damaged, or not of this scorer."""
-        if weights.says("scorer", str) != self.name:
+        if weights.entry("scorer", str) != self.name:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
-        self.version = weights.says("version", str)
+        self.version = weights.entry("version", str)
         self.types = weights.texts("types")
         self.columns = weights.texts("columns")
         self._any = self._trees(weights, "any", 1)
@@ -98,7 +98,7 @@ class StructuralScorer:
             types=likely / likely.sum(axis=1, keepdims=True),
         )
 
-    def of_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> WindowFigures:
+    def evaluate_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> WindowFigures:
         """Evaluate the trees on windows of one rank."""
         bounds = int(bounds_ns[0]), int(bounds_ns[-1])
         windows = _core.build_windows(
@@ -114,7 +114,7 @@ class StructuralScorer:
     def score(self, trace: Ranks, count: int) -> WindowScores:
         """Score windows by the worst rank in each. See Note [Nothing to judge]."""
         bounds_ns = common_bounds(trace, count)
-        figures = [self.of_rank(rank, bounds_ns) for rank in trace.ranks]
+        figures = [self.evaluate_rank(rank, bounds_ns) for rank in trace.ranks]
         scores = [
             self.likelihood(of_rank) * judged_windows(rank, bounds_ns)
             for of_rank, rank in zip(figures, trace.ranks, strict=True)

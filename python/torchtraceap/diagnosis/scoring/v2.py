@@ -220,15 +220,15 @@ class V2Scorer:
     def __init__(self, weights: Weights, device: str = "cpu") -> None:
         from torchtraceap._model import native
 
-        if weights.says("scorer", str) != self.name:
+        if weights.entry("scorer", str) != self.name:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
-        self.version = weights.says("version", str)
+        self.version = weights.entry("version", str)
         self.types = weights.texts("types")
         self.features = weights.texts("features")
-        self.cap = weights.says("cap", int)
+        self.cap = weights.entry("cap", int)
         slope, intercept = weights.finite("calibration", 2).tolist()
         self._slope, self._intercept = slope, intercept
-        shape = weights.says("shape", dict)
+        shape = weights.entry("shape", dict)
         self.has_events = bool(shape.get("token_codes"))
         """Windows are scored by their events too, which `attribution` breaks down."""
         parameters = {
@@ -260,7 +260,7 @@ class V2Scorer:
         found: dict[str, Array] = self._net.score(features, **given)
         return found
 
-    def of_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> dict[str, Array]:
+    def evaluate_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> dict[str, Array]:
         """Return `logits` of windows of one rank.
 
         Raises:
@@ -316,7 +316,7 @@ class V2Scorer:
         bounds_ns = common_bounds(trace, count)
         scores, shares = [], []
         for rank in trace.ranks:
-            outputs = self.of_rank(rank, bounds_ns)
+            outputs = self.evaluate_rank(rank, bounds_ns)
             logit = outputs["any"].astype(np.float64)
             likely = probability(self._slope * logit + self._intercept)
             scores.append(likely * judged_windows(rank, bounds_ns))

@@ -48,7 +48,7 @@ class Weights:
             raise SchemaError(f"{self.path}: {name} are not {count} finite numbers")
         return found
 
-    def says(self, key: str, kind: type) -> Any:
+    def entry(self, key: str, kind: type) -> Any:
         """Return a value of the description.
 
         Raises:
@@ -61,7 +61,7 @@ class Weights:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts; raises SchemaError otherwise."""
-        found = self.says(key, list)
+        found = self.entry(key, list)
         if not all(isinstance(text, str) for text in found):
             raise SchemaError(f"{self.path}: {key!r} is no list of texts")
         return tuple(found)

@@ -37,7 +37,7 @@ __all__ = [
     "default_edits",
     "edit_names",
     "edits_by_finding",
-    "joined",
+    "join_changes",
     "make_edit",
     "register",
     "share_work",
@@ -224,7 +224,7 @@ def _columns(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array,
     return first, second, third
 
 
-def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
+def join_changes(run: SimulatedRun, changes: Sequence[Change]) -> Change:
     """Combine several edits.
 
     Where they change the same edge their ratios are multiplied: half the bytes on a GPU that is

@@ -31,10 +31,10 @@ __all__ = [
     "ACCUMULATION",
     "RankParts",
     "Slowdown",
-    "beside_computation",
     "contend",
     "measured_slowdown",
     "parts_of",
+    "share_beside_computation",
 ]
 
 ACCUMULATION = r"(?:^|: )torch::autograd::AccumulateGrad$"
@@ -228,7 +228,7 @@ def contend(
         edges = view.duration_edges(rows[ratio != 1])
         costs = change.costs_of(run.cost_ns, edges) * ratio[ratio != 1]
         change.set_lags(edges[edges >= 0], costs[edges >= 0])
-        had = beside_computation(run, parts)
+        had = share_beside_computation(run, parts)
         if shares is not None:
             had = shares.get(view.index, had)
         has = _moving_beside(parts, moves_ns, after)
@@ -237,7 +237,7 @@ def contend(
         parts.set_transfer(change, np.where(changed, moves_ns * ratio, np.nan))
 
 
-def beside_computation(run: SimulatedRun, parts: RankParts) -> Array:
+def share_beside_computation(run: SimulatedRun, parts: RankParts) -> Array:
     """Return the share of its time in which the data of each collective moves beside computation,
     float64 `[collectives]`, [0, 1]."""
     return _moving_beside(parts, parts.transfer_ns, run.graph.time_ns)

@@ -20,10 +20,10 @@ from torchtraceap.simulation.edits.base import (
 )
 from torchtraceap.simulation.edits.collective_parts import (
     RankParts,
-    beside_computation,
     contend,
     measured_slowdown,
     parts_of,
+    share_beside_computation,
 )
 from torchtraceap.simulation.edits.gpu_work import collective_ns
 from torchtraceap.simulation.run import SimulatedRun
@@ -309,7 +309,7 @@ class _Merge:
             change.add(np.full(len(targets), end), targets, 0)
             view.replace(change, rows[-1:], view.table.name_of(int(rows[-1])), args=args)
         if view.index not in self._beside:
-            self._beside[view.index] = beside_computation(self.run, parts)
+            self._beside[view.index] = share_beside_computation(self.run, parts)
         share = self._beside[view.index]
         share[places[-1]] = (share[places] * moved_ns).sum() / max(moved_ns.sum(), 1)
         self.collectives += len(places)
