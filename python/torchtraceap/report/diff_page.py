@@ -76,7 +76,7 @@ def render_diff(before: Trace, after: Trace) -> str:
     summaries = [trace.summary() for trace in (before, after)]
     sides = [{"title": title_of(s), "facts": " · ".join(facts_of(s))} for s in summaries]
     heads, blob = _sections(tables, build_diff(before, after, by="tree"))
-    top, notes = _top(tables["op"]), tables["op"].notes[1:]
+    top, notes = _largest_changes(tables["op"]), tables["op"].notes[1:]
     columns = (tables["finding"].to_list(key) for key in ("status", "title", "delta_ns"))
     return render_document(
         "diff.html",
@@ -134,7 +134,7 @@ def _verdict(table: ColumnTable) -> dict[str, str]:
     }
 
 
-def _top(table: ColumnTable) -> list[dict[str, str]]:
+def _largest_changes(table: ColumnTable) -> list[dict[str, str]]:
     """Return the largest changes in words."""
     facts = table.facts
     least = TOP_SHARE * max(facts["before_step_ns"], facts["after_step_ns"])

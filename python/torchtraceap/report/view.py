@@ -199,7 +199,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         segments=tuple(segments),
         idle=tuple(idle),
         findings=_findings(diagnosis, profiled_ns),
-        together=_together(diagnosis, profiled_ns),
+        together=_total_saving(diagnosis, profiled_ns),
         plan=tuple(
             before_after(
                 fix.edit,
@@ -212,8 +212,8 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
             for fix in plan
         ),
         replay=replay_text(diagnosis),
-        unchecked=_unchecked(diagnosis),
-        passed=_passed(diagnosis),
+        unchecked=_unchecked_checks(diagnosis),
+        passed=_passed_checks(diagnosis),
         notes=summary.diagnostics,
         steps=summary.steps,
         ranks=ranks,
@@ -308,7 +308,7 @@ def _operators(diagnosis: Diagnosis) -> tuple[Segment, ...]:
     )
 
 
-def _loss(diagnosis: Diagnosis) -> str | None:
+def _main_loss(diagnosis: Diagnosis) -> str | None:
     """Return the largest part of the time that is not computation, unless it is small."""
     lost = [key for key in diagnosis.time_ns if key not in COMPUTATION]
     worst = max(lost, key=lambda key: diagnosis.time_ns[key], default=None)
@@ -323,7 +323,7 @@ def _is_complete(diagnosis: Diagnosis) -> bool:
 def _is_healthy(diagnosis: Diagnosis) -> bool:
     on_gpu = diagnosis.computes_on == "gpu"
     is_busy = on_gpu and _is_complete(diagnosis) and diagnosis.busy_share >= HEALTHY_BUSY_SHARE
-    return diagnosis.lead is None and is_busy and _loss(diagnosis) is None
+    return diagnosis.lead is None and is_busy and _main_loss(diagnosis) is None
 
 
 # ------------------------------------------------------------------------- findings and savings
@@ -335,7 +335,7 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
     replay = diagnosis.replay
     for number, finding in enumerate(diagnosis.findings, start=1):
         saving, bars, short = finding.saving, None, "—"
-        saves = _saves(diagnosis, finding, profiled_ns)
+        saves = _saving_text(diagnosis, finding, profiled_ns)
         if saving and saving.edit and first_with.setdefault(saving.edit, number) != number:
             saves = f"saved by the same fix as {first_with[saving.edit]}"
         if saving and saving.high_ns > 0 and (saving.best_ns or not saving.simulated):
@@ -352,7 +352,7 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
                 saves=saves,
                 saves_short=short,
                 bars=bars,
-                sureness=_sure(finding.confidence),
+                sureness=_confidence_text(finding.confidence),
                 fix=finding.fix,
                 code_before=finding.code_before,
                 code_after=finding.code,
@@ -362,7 +362,7 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
     return tuple(views)
 
 
-def _saves(diagnosis: Diagnosis, finding: Finding, profiled_ns: int) -> str:
+def _saving_text(diagnosis: Diagnosis, finding: Finding, profiled_ns: int) -> str:
     saving, replay, step = finding.saving, diagnosis.replay, diagnosis.step
     if saving is None:
         return "saving not estimated"
@@ -374,10 +374,10 @@ def _saves(diagnosis: Diagnosis, finding: Finding, profiled_ns: int) -> str:
         if format_ns(before_ns) == format_ns(after_ns):
             between = format_range(saving.low_ns, saving.high_ns)
             saved = format_ns(saving.best_ns)
-            return f"saves {saved}{_per(saving.per_step)} (simulated, {between})"
+            return f"saves {saved}{_per_step_text(saving.per_step)} (simulated, {between})"
         change = format_change(before_ns, after_ns)
         between = format_range(before_ns - saving.high_ns, before_ns - saving.low_ns)
-        return f"{change}{_per(saving.per_step)} (simulated, {between})"
+        return f"{change}{_per_step_text(saving.per_step)} (simulated, {between})"
     if saving.high_ns <= 0:
         rest = step is not None and step.left_out > 0
         return "saves nothing in these steps" if rest else "saves no GPU time by itself"
@@ -391,7 +391,7 @@ def _whole_ns(diagnosis: Diagnosis, profiled_ns: int) -> int:
     return max(1, diagnosis.step.measured_ns if diagnosis.step else profiled_ns)
 
 
-def _per(per_step: bool) -> str:
+def _per_step_text(per_step: bool) -> str:
     return " per step" if per_step else " in all"
 
 
@@ -412,7 +412,7 @@ def before_after(
     )
 
 
-def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
+def _total_saving(diagnosis: Diagnosis, profiled_ns: int) -> str:
     """Return the saving of all fixes in one sentence: the plan, else a bound.
 
     The bound is neither more than the savings added up, nor more than the time that the findings
@@ -423,7 +423,9 @@ def _together(diagnosis: Diagnosis, profiled_ns: int) -> str:
         numbers = {finding.type: n for n, finding in enumerate(diagnosis.findings, start=1)}
         order = ", then ".join(f"{numbers.get(fix.type, '?')} ({fix.edit})" for fix in plan)
         last = plan[-1]
-        change = format_change(replay.measured_ns, last.total_ns_after) + _per(replay.per_step)
+        change = format_change(replay.measured_ns, last.total_ns_after) + _per_step_text(
+            replay.per_step
+        )
         share = format_percent(1 - last.total_ns_after / replay.measured_ns)
         between = format_range(last.low_ns, last.high_ns)
         first = "Fix" if len(plan) == 1 else "In this order, on top of each other: fix"
@@ -448,7 +450,7 @@ def replay_text(diagnosis: Diagnosis) -> str:
         return ""
     if not replay.trust.supports_prediction:
         return f"savings are bounds: {replay.trust.reason}"
-    measured = f"{format_ns(replay.measured_ns)}{_per(replay.per_step)}"
+    measured = f"{format_ns(replay.measured_ns)}{_per_step_text(replay.per_step)}"
     on_host = diagnosis.computes_on == "host"
     return f"{measured}; replayed {trust_text(replay.trust.to_dict(), on_host=on_host)}"
 
@@ -456,7 +458,7 @@ def replay_text(diagnosis: Diagnosis) -> str:
 # ------------------------------------------------------------------------- the verdict in words
 
 
-def _sure(confidence: float) -> str:
+def _confidence_text(confidence: float) -> str:
     word = "fairly sure" if confidence >= FAIRLY_SURE else "not sure"
     return f"{'sure' if confidence >= SURE else word} ({confidence:.2f})"
 
@@ -465,7 +467,7 @@ def _sureness(diagnosis: Diagnosis) -> str:
     """Return how sure the leading finding is, else how many checks could be made."""
     if diagnosis.lead:
         leading = diagnosis.finding(diagnosis.lead.type)
-        return _sure(leading.confidence) if leading else ""
+        return _confidence_text(leading.confidence) if leading else ""
     open_checks = sum(1 for verdict in diagnosis.verdicts.values() if verdict == "unknown")
     if not open_checks:
         return "all 8 main checks could be made"
@@ -513,7 +515,7 @@ def _headline_without_lead(diagnosis: Diagnosis) -> str:
     small = f"; {minor} smaller {'thing' if minor == 1 else 'things'} to change" if minor else ""
     if _is_healthy(diagnosis):
         return f"Healthy: {busy}{small}"
-    loss = _loss(diagnosis)
+    loss = _main_loss(diagnosis)
     if loss is None:
         return f"No known anti-pattern found; {busy}{small}"
     share = format_percent(_share(diagnosis, loss))
@@ -559,7 +561,7 @@ def _check_title(type_: str, *, on_host: bool) -> str:
     return entry.name_text(on_host=on_host) if entry else type_.replace("_", " ")
 
 
-def _unchecked(diagnosis: Diagnosis) -> tuple[Check, ...]:
+def _unchecked_checks(diagnosis: Diagnosis) -> tuple[Check, ...]:
     on_host = diagnosis.computes_on == "host"
     entries, of_gpu = [], 0
     for name, signals in diagnosis.abstained.items():
@@ -575,7 +577,7 @@ def _unchecked(diagnosis: Diagnosis) -> tuple[Check, ...]:
     return tuple(entries)
 
 
-def _passed(diagnosis: Diagnosis) -> tuple[Check, ...]:
+def _passed_checks(diagnosis: Diagnosis) -> tuple[Check, ...]:
     verdicts = diagnosis.verdicts | diagnosis.further_verdicts
     knowledge = load_knowledge()
     on_host = diagnosis.computes_on == "host"

@@ -141,9 +141,9 @@ def edited_trace(
     if form is not None:
         chosen = schedules.steady_schedule(*written[0])
         blend = Blend(chosen, chosen, chosen, 0.0)
-        ranks, step_ns = _written(run, schedules, chosen)
+        ranks, step_ns = _ranks_in_schedule(run, schedules, chosen)
     else:
-        blend, ranks, step_ns = _at_prediction(run, schedules, forms, predicted_ns)
+        blend, ranks, step_ns = _trace_at_prediction(run, schedules, forms, predicted_ns)
     note = _note(blend, step_ns, None if form else predicted_ns)
     if any(part.tree.launch_delay_correction_ns for part in run.ranks):
         note += " GPU events are on the clock of the host."
@@ -166,7 +166,7 @@ def _changes_nothing(run: SimulatedRun, change: Change, times_ns: Array) -> bool
     return not change.delta().carries and np.array_equal(times_ns, run.graph.time_ns)
 
 
-def _at_prediction(
+def _trace_at_prediction(
     run: SimulatedRun,
     schedules: Schedules,
     forms: Sequence[tuple[Change, str]],
@@ -191,7 +191,7 @@ def _at_prediction(
     wanted_ns = predicted_ns
     for _ in range(_MOST_SCHEDULES):
         blend = schedules.find_blend(wanted_ns, ways)
-        ranks, read_ns = _written(run, schedules, blend.schedule)
+        ranks, read_ns = _ranks_in_schedule(run, schedules, blend.schedule)
         tried.append((abs(read_ns - predicted_ns), len(tried), (blend, ranks, read_ns)))
         if tried[-1][0] <= max(1.0, _CLOSE * predicted_ns):
             break
@@ -199,7 +199,7 @@ def _at_prediction(
     return min(tried)[2]
 
 
-def _written(
+def _ranks_in_schedule(
     run: SimulatedRun, schedules: Schedules, schedule: Schedule
 ) -> tuple[list[RankTrace], float]:
     """Return the ranks in a schedule, and the time of a step of them, ns."""
@@ -314,11 +314,11 @@ class _EditedRank:
         """
         kept = np.ones(len(self._table), dtype=bool)
         if self._is_edited:
-            kept = ~self._gone()
-            self._insert()
+            kept = ~self._removed_mask()
+            self._add_new_events()
             self._relaunch(kept)
             gone = ~kept
-            self._separate(kept)
+            self._move_to_side_streams(kept)
             if running is not None and len(running[0]):
                 self._add_earlier_work(*running, gone)
             # Arrows of rows in whose place a new event stands go to that.
@@ -341,7 +341,7 @@ class _EditedRank:
 
     # ------------------------------------------------------------------------- removed events
 
-    def _gone(self) -> Array:
+    def _removed_mask(self) -> Array:
         """Return a mask of removed rows, bool `[rows]`. See Note [Removed and new events]."""
         table = self._table
         gone = np.zeros(len(table), dtype=bool)
@@ -375,7 +375,7 @@ class _EditedRank:
 
     # ------------------------------------------------------------------------- new events
 
-    def _insert(self) -> None:
+    def _add_new_events(self) -> None:
         """Add the events that the edits bring in, with ids of their own if they launch GPU work."""
         for event in self._inserted:
             fields = self._fields_of(event.like)
@@ -460,14 +460,14 @@ class _EditedRank:
 
     # ------------------------------------------------------------------------- side streams
 
-    def _separate(self, kept: Array) -> None:
+    def _move_to_side_streams(self, kept: Array) -> None:
         """Move work that one stream can't hold at once. See Note [Side streams]."""
         streams = self._tree.stream_of
         rows = self._view.gpu_rows[kept[self._view.gpu_rows]]
         largest_tid = max((track.tid_number or 0 for track in self._table.tracks), default=0)
         free = int(max(self._table.stream.max(initial=0), largest_tid)) + 1
         for _, places in sorted(rows_by_key(streams[rows]), key=itemgetter(0)):
-            moved = self._overlapping(rows[places])
+            moved = self._overlapping_events(rows[places])
             lanes: list[int] = []
             for row in moved.tolist():
                 begin_ns = int(self._ts_ns[row])
@@ -485,7 +485,7 @@ class _EditedRank:
             kept[moved] = False
             free += len(lanes)
 
-    def _overlapping(self, rows: Array) -> Array:
+    def _overlapping_events(self, rows: Array) -> Array:
         """Return the events of a stream that have to move, by their begin."""
         begin, old_begin = self._ts_ns, self._table.ts_ns
         gpu_class, old_dur = self._tree.gpu_class, self._table.dur_ns

@@ -79,7 +79,7 @@ def _simulate(
         return _only_bounds(findings, trust.reason, _check(Simulation(run, [])))
     tried = _Edits(run)
     chosen = {finding.type: tried.choose(finding) for finding in findings}
-    simulation = Simulation(run, _applied(chosen))
+    simulation = Simulation(run, _applied_edits(chosen))
     check = _check(simulation)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
     savings: Savings = {}
@@ -102,8 +102,10 @@ def _simulate(
                 continue
             chosen[finding.type] = edit = f"not simulated: {edit.name} changes a small part of it"
         savings[finding.type] = _bound(finding, edit)
-    if len(_applied(chosen)) < len(outcomes):
-        simulation = Simulation(run, _applied(chosen))  # the plan has only fixes that are shown
+    if len(_applied_edits(chosen)) < len(outcomes):
+        simulation = Simulation(
+            run, _applied_edits(chosen)
+        )  # the plan has only fixes that are shown
     leading = first(savings)
     fix = chosen[leading] if leading else None
     steps = simulation.plan_from(fix.name if isinstance(fix, _Applied) else None)
@@ -186,7 +188,7 @@ def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Savin
     )
 
 
-def _applied(chosen: Mapping[str, _Applied | str]) -> list[_Applied]:
+def _applied_edits(chosen: Mapping[str, _Applied | str]) -> list[_Applied]:
     """Return the edits, each once."""
     edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}
     return list(edits.values())

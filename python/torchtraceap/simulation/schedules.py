@@ -164,12 +164,14 @@ class Schedules:
             points[:, of_rank == rank] = begin_of[rows], end_of[rows]
         running_ns = before[points]
         running_ns = np.where(running_ns == _NEVER, running_ns, add(running_ns, by_ns))
-        running = RunningWork(*self._launched, np.maximum(running_ns, self._begins(times)))
+        running = RunningWork(
+            *self._launched, np.maximum(running_ns, self._first_step_begins(times))
+        )
         return Schedule(times, running, change, words)
 
     def _without_running_work(self, times_ns: Array, change: Change, words: str) -> Schedule:
         """Make a schedule in which no unrecorded work runs when the first step begins."""
-        begins = self._begins(times_ns)
+        begins = self._first_step_begins(times_ns)
         running = RunningWork(*self._launched, np.stack([begins, begins]))
         return Schedule(times_ns, running, change, words)
 
@@ -194,7 +196,7 @@ class Schedules:
             moved[mine] = np.maximum(times_ns[mine], np.minimum(moved[mine], others))
         return moved
 
-    def _begins(self, times_ns: Array) -> Array:
+    def _first_step_begins(self, times_ns: Array) -> Array:
         """Return for each launched event the begin of the first step of its rank, int64."""
         of_rank = np.zeros(len(self._run.ranks), dtype=np.int64)
         of_rank[self._ranks] = times_ns[self._firsts]

@@ -251,7 +251,7 @@ class Simulation(Renderable):
             if graph is None:
                 outcomes.append(EditOutcome(name, None, None, None, self._refused[name]))
                 continue
-            alone = self._alone_each[name]
+            alone = self._savings_alone[name]
             notes = [graph.note] if graph.note else []
             if alone.left_out:
                 notes.append("what contradicts the order of events in this trace is left out")
@@ -264,7 +264,7 @@ class Simulation(Renderable):
         return dict(self._applied)
 
     @cached_property
-    def _alone_each(self) -> dict[str, _Replayed]:
+    def _savings_alone(self) -> dict[str, _Replayed]:
         """The savings of each edit by itself."""
         savings = self._replayed([*self._applied.values()])
         return dict(zip(self._applied, savings, strict=True))
@@ -461,12 +461,12 @@ class Simulation(Renderable):
         """Return the remaining edit that adds most, all edits with it, and their saving; None where
         none can add enough."""
         if chosen is None:
-            alone = self._alone_each
+            alone = self._savings_alone
             name = max(left, key=lambda each: alone[each].guess_ns)
             if first in left and alone[first].guess_ns > self._least_gain_ns(alone[first]):
                 name = first
             return name, left[name], alone[name]
-        names = self._promising(chosen, left, saved_ns)
+        names = self._promising_edits(chosen, left, saved_ns)
         if not names:
             return None
         # The edit that saves most on top of those chosen, with the residuals of the recording.
@@ -483,7 +483,7 @@ class Simulation(Renderable):
         guess_ns = (exact.guess_ns + inexact.guess_ns) / 2
         return name, together, replace(exact, saved_ns=both_ns, guess_ns=guess_ns)
 
-    def _promising(
+    def _promising_edits(
         self, chosen: EditedGraph, left: dict[str, EditedGraph], saved_ns: Array
     ) -> list[str]:
         """Return edits whose bound on the gain is large enough to show. See Note [Plan]."""

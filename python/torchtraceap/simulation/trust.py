@@ -103,7 +103,7 @@ def gpu_noise(run: SimulatedRun, work_ns: Array) -> float:
     lengths_ns = np.zeros(len(run.steps))
     lengths_ns[[step.counted for step in run.steps]] = work_ns
     found = _noise_of(run, lengths_ns)
-    return _repeated(run) if found is None else found.spread
+    return _kernel_variation(run) if found is None else found.spread
 
 
 def _noise_of(run: SimulatedRun, lengths_ns: Array) -> Noise | None:
@@ -122,7 +122,7 @@ def _noise_of(run: SimulatedRun, lengths_ns: Array) -> Noise | None:
 
 
 def _noise_of_one(run: SimulatedRun) -> Noise:
-    repeated = _repeated(run)
+    repeated = _kernel_variation(run)
     subject = "one step shows" if run.per_step else "without steps the trace shows"
     source = "kernels that repeat" if repeated > ONE_STEP_NOISE else "steps of public runs"
     spread = max(repeated, ONE_STEP_NOISE)
@@ -130,7 +130,7 @@ def _noise_of_one(run: SimulatedRun) -> Noise:
     return Noise(None, spread, note)
 
 
-def _repeated(run: SimulatedRun) -> float:
+def _kernel_variation(run: SimulatedRun) -> float:
     """Return twice the variation of kernels that repeat, the most of all ranks; 0 without such."""
     from torchtraceap.tables.steps.steps import repeat_variation
 

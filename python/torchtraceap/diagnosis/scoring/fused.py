@@ -94,7 +94,7 @@ class FusedScorer:
 
 def inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
     """Return `INPUTS`, float64 `[W, inputs]`. See Note [Standing out]."""
-    standing_out = _above(evidence).max(axis=1).clip(0.0)
+    standing_out = _excess(evidence).max(axis=1).clip(0.0)
     share = evidence[:, -1].astype(np.float64)
     return np.stack([figures.logit, figures.strangeness, share, standing_out], axis=1)
 
@@ -107,7 +107,7 @@ def type_inputs(types: Array, evidence: Array) -> npt.NDArray[np.float64]:
         evidence: See `FusedScorer.likelihood`.
     """
     own = evidence[:, :-1].astype(np.float64)
-    standing_out = _above(evidence)[:, :-1].clip(0.0)
+    standing_out = _excess(evidence)[:, :-1].clip(0.0)
     return np.stack([np.log(types + _LEAST_CHANCE), own, standing_out], axis=2)
 
 
@@ -119,7 +119,7 @@ def type_shares(inputs: Array, weights: Array) -> npt.NDArray[np.float64]:
     return shares
 
 
-def _above(evidence: Array) -> npt.NDArray[np.float64]:
+def _excess(evidence: Array) -> npt.NDArray[np.float64]:
     """Return the excess of each share over its median in the trace, float64 `[W, T + 1]`."""
     shares = evidence.astype(np.float64)
     above: npt.NDArray[np.float64] = shares - [median(column) for column in shares.T]

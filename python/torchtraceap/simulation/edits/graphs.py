@@ -137,7 +137,7 @@ def _shaped_by_values(view: RankView) -> str:
 def _waits_inside(run: SimulatedRun, view: RankView) -> str:
     """Describe waits of the host between the first and the last launch of a step; empty without
     such. The warm-up and the ends of the recording are left out."""
-    calls = _captured(view)
+    calls = _capturable_calls(view)
     step = view.tree.step[calls].astype(np.int64)
     calls, step = calls[step != _core.NO_ROW], step[step != _core.NO_ROW]
     if not len(calls):
@@ -172,7 +172,7 @@ def _waiting_calls(view: RankView) -> Array:
     waits = np.isin(view.end_of[view.calls], view.wait_ends)
     calls = view.calls[waits | np.isin(view.calls, view.launch_of(copies))]
     calls = calls[~np.isin(view.tree.api[calls], ALLOCATOR_CALLS)]
-    launching = distinct(view.table.track[_captured(view)])
+    launching = distinct(view.table.track[_capturable_calls(view)])
     waiting: Array = calls[np.isin(view.table.track[calls], launching)]
     return waiting
 
@@ -200,7 +200,7 @@ def _other_kernels(view: RankView) -> str:
 # ------------------------------------------------------------------------- captures
 
 
-def _captured(view: RankView) -> Array:
+def _capturable_calls(view: RankView) -> Array:
     """Return calls that launch work that a graph can hold."""
     gpu = view.gpu_rows
     to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
@@ -214,7 +214,7 @@ def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Arr
     gpu = view.gpu_rows
     to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
     calls = view.launch_of(gpu)
-    held = _captured(view)
+    held = _capturable_calls(view)
     times = run.graph.time_ns[view.begin_of[held]]
     held, times = held[np.argsort(times, kind="stable")], np.sort(times)
     # Times at which no graph may go on: copies, waits, fetches, begins of steps.
@@ -255,7 +255,7 @@ def _capture(
     Returns:
         The host time that is gone, ns.
     """
-    edges = _spared(run, view, calls, python_ns)
+    edges = _spared_edges(run, view, calls, python_ns)
     gone_ns = total(run.cost_ns[edges])
     change.set_lags(edges, 0)
     cost_ns = min(gone_ns, view.launch_cost_ns + per_kernel_ns * len(calls))
@@ -273,7 +273,7 @@ def _capture(
     return gone_ns - cost_ns
 
 
-def _spared(run: SimulatedRun, view: RankView, calls: Array, python_ns: int) -> Array:
+def _spared_edges(run: SimulatedRun, view: RankView, calls: Array, python_ns: int) -> Array:
     """Return the edges of host work that a graph of these launches does without. See Note [What a
     graph takes off]."""
     graph, time_ns = run.graph, run.graph.time_ns
@@ -351,7 +351,7 @@ class MergeCompiledRegions:
             if found.verdict == "unknown":
                 reason = f"the trace doesn't say: {', '.join(found.missing_signals)}"
             if len(found.intervals):
-                _close(run, view, found.intervals, best, cautious)
+                _close_breaks(run, view, found.intervals, best, cautious)
                 breaks += found.evidence_count
         if not breaks:
             raise NotApplicableError(reason)
@@ -360,7 +360,7 @@ class MergeCompiledRegions:
         )
 
 
-def _close(
+def _close_breaks(
     run: SimulatedRun, view: RankView, intervals: Array, best: Change, cautious: Change
 ) -> None:
     """Remove host work of the main thread in intervals between regions."""
