@@ -32,11 +32,11 @@ class NoAllocatorCalls:
         calls, work_ns, sure = 0, 0, True
         for view in views(run):
             rows = view.outermost(view.calls_that(ALLOCATOR_CALLS))
-            steady = view.in_steady_state(rows)
-            if steady is not None:
-                rows = steady
+            warm_up = view.tree.warm_up
+            if warm_up.known:
+                rows = rows[view.table.ts_ns[rows] >= warm_up.end_ns]
                 view.remove_calls(cautious, rows)
-            sure = sure and steady is not None
+            sure = sure and warm_up.known
             view.remove_calls(best, rows)
             calls += len(rows)
             work_ns += total(view.work_ns(rows))

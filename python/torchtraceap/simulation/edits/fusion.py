@@ -18,7 +18,7 @@ from torchtraceap.simulation.edits.base import (
     register,
 )
 from torchtraceap.simulation.edits.gpu_work import families_of
-from torchtraceap.simulation.edits.view import CALLING_NS, RankView, views
+from torchtraceap.simulation.edits.view import CALLING_NS, RankView, beyond_usual, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["FuseOptimizer", "FusePointwise"]
@@ -203,7 +203,8 @@ def _fuse_chains(
     view.remove_gpu(change, rest)
     view.scale_gpu(change, rows[first], fused_ns / np.maximum(lengths[first], 1))
     calls = distinct(view.launch_of(rest))
-    one_time = view.one_time(calls)
+    # Launches that set something up: their cost would only move to another launch.
+    one_time = beyond_usual(view.work_ns(calls), view.launch_cost_ns)
     view.set_host_work(change, calls[~one_time], 0)
     if operators:
         owners = np.setdiff1d(view.tree.op[calls], view.tree.op[calls[one_time]])

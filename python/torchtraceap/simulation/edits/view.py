@@ -55,7 +55,7 @@ def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
 
 
 def beyond_usual(work_ns: Array, usual_ns: int) -> Array:
-    """Return a mask of work that takes so long that it must set something up, once."""
+    """Return a mask of work that takes so long that it must load code or set something up, once."""
     return work_ns > max(_ONE_TIME_NS, _ONE_TIME_RATIO * usual_ns)
 
 
@@ -355,15 +355,6 @@ class RankView:
         behind = self.waits_behind(launches[launches >= 0])
         return np.isin(calls, behind)
 
-    def count_edges(self, points: Array, kind: str) -> Array:
-        """Return the number of edges of a kind that lead to each point, int64."""
-        graph, _, _ = self._run
-        offsets = self._shared.in_offsets
-        ends = points.astype(np.int64)
-        edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
-        of_kind = graph.kind[edges] == KINDS[kind]
-        return np.bincount(place[of_kind], minlength=len(points))
-
     def next_wait(self, calls: Array) -> Array:
         """Return the synchronizing call right after each call, by the same operator; -1 if none.
 
@@ -423,19 +414,6 @@ class RankView:
         """Time between two pieces of work on a stream: the median of kernels."""
         order = self.edges_into(self.begin_of[self._kernels], "stream_order")
         return int(median(self.lag_of(order))) if len(order) else FALLBACK_GAP_NS
-
-    def one_time(self, calls: Array) -> Array:
-        """Return a mask of launches that load code or set something up first. Their cost would only
-        move to another launch."""
-        return beyond_usual(self.work_ns(calls), self.launch_cost_ns)
-
-    def in_steady_state(self, host_rows: Array) -> Array | None:
-        """Return the host rows after the warm-up; None: the trace shows no steady state."""
-        warm_up = self.tree.warm_up
-        if not warm_up.known:
-            return None
-        steady: Array = host_rows[self.table.ts_ns[host_rows] >= warm_up.end_ns]
-        return steady
 
     # ------------------------------------------------------------------------- changes
 

@@ -244,7 +244,7 @@ class RemoveHostSync:
 def _waiting_calls(view: RankView) -> Array:
     """Return synchronizations and copies of values for which the host waits, without uploads."""
     calls = view.calls_that(np.concatenate([SYNCHRONISATIONS, COPY_CALLS]))
-    calls = calls[view.count_edges(view.end_of[calls], "host_wait") > 0]
+    calls = calls[np.isin(view.end_of[calls], view.wait_ends)]
     launched = view.launched_by(calls)
     at = np.maximum(launched, 0)
     is_sync = np.isin(view.tree.api[calls], SYNCHRONISATIONS)
