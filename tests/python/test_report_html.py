@@ -25,6 +25,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.formatting import display_width
+from torchtraceap.core.intervals import union
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.report import timeline_data as packing
 from torchtraceap.report.document import script_json, table_data
@@ -285,7 +286,7 @@ def test_the_longest_are_kept(durations: list[int], limit: int) -> None:
 )
 def test_bucket_shares_conserve_time(pairs: list[tuple[int, int]], buckets: int) -> None:
     spans = np.array([(a, a + n) for a, n in pairs], dtype=np.int64).reshape(-1, 2)
-    merged = packing.merge_intervals(spans)
+    merged = union([spans])
     shares = packing.bucket_shares(merged, 0, 1000, buckets)
     covered = {t for a, b in spans.tolist() for t in range(a, min(b, 1000))}
     assert float(shares.sum()) * 1000 / buckets == pytest.approx(len(covered))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.formatting import format_ns, format_percent, one_line
+from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 from torchtraceap.report.charts import PATH_FILLS
 from torchtraceap.report.document import render_document
@@ -23,7 +24,6 @@ from torchtraceap.report.sections import Sections, build_sections
 from torchtraceap.report.timeline_data import (
     MAX_BLOB_BYTES,
     LaneInput,
-    merge_intervals,
     pack_timeline,
 )
 from torchtraceap.report.view import FindingView, ReportView, build_view
@@ -180,8 +180,8 @@ def strip(source: PageSource, number: int) -> list[tuple[float, float]]:
         return []
     shares = (np.clip(spans, low, high) - low) / float(high - low) * STRIP_PIECES
     pieces = np.stack([np.floor(shares[:, 0]), np.ceil(shares[:, 1])], axis=1).astype(np.int64)
-    merged = merge_intervals(pieces)
-    return [(a / STRIP_PIECES, (b - a) / STRIP_PIECES) for a, b in merged.tolist() if b > a]
+    merged = union([pieces]).tolist()
+    return [(a / STRIP_PIECES, (b - a) / STRIP_PIECES) for a, b in merged]
 
 
 # ---------------------------------------------------------------------------------- timeline

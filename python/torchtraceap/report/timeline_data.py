@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap._core import NO_ROW
+from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 
 IntArray = npt.NDArray[np.int64]
@@ -159,23 +160,12 @@ def bucket_shares(
     return np.clip(share, 0.0, 1.0)
 
 
-def merge_intervals(intervals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the union of intervals [n, 2], sorted and disjoint."""
-    if not len(intervals):
-        return np.zeros((0, 2), np.int64)
-    order = np.argsort(intervals[:, 0], kind="stable")
-    start, end = intervals[order, 0], np.maximum.accumulate(intervals[order, 1])
-    first = np.flatnonzero(np.r_[True, start[1:] > end[:-1]])
-    last = np.r_[first[1:] - 1, len(start) - 1]
-    return np.stack([start[first], end[last]], axis=1)
-
-
 def overview(
     gpu: dict[str, npt.NDArray[np.int64]], start_ns: int, end_ns: int
 ) -> dict[str, list[int]]:
     """Return the GPU time of each bucket, as 0-255: compute, exposed communication and copies."""
     compute = gpu["compute"]
-    either = merge_intervals(np.concatenate([compute, gpu["communication"]]))
+    either = union([compute, gpu["communication"]])
     layers = [bucket_shares(part, start_ns, end_ns) for part in (compute, either, gpu["busy"])]
     stack = [layers[0], layers[1] - layers[0], layers[2] - layers[1]]
     names = ("compute", "communication", "memcpy")

@@ -18,6 +18,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.intervals import covered_before, union
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.records import dataclass
 from torchtraceap.simulation.edits.base import Change
@@ -271,24 +272,10 @@ def _share(begin: Array, end: Array, since: Array, until: Array) -> Array:
     """Return the share of each interval during which any of the others runs, [0, 1]."""
     if not len(since) or not len(begin):
         return np.zeros(len(begin))
-    # The union of the others as disjoint intervals, and the time covered before each.
-    order = np.argsort(since, kind="stable")
-    since, until = since[order], np.maximum.accumulate(until[order])
-    is_first = np.concatenate([[True], since[1:] > until[:-1]])
-    last = np.concatenate([np.flatnonzero(is_first)[1:] - 1, [len(since) - 1]])
-    bounds = np.stack([since[is_first], until[last]], axis=1)
-    lengths = bounds[:, 1] - bounds[:, 0]
-    covered = np.cumsum(lengths) - lengths
-    inside = _covered_until(bounds, covered, end) - _covered_until(bounds, covered, begin)
+    others = union([np.stack([since, until], axis=1)])
+    inside = covered_before(others, end) - covered_before(others, begin)
     share: Array = inside / np.maximum(end - begin, 1)
     return share
-
-
-def _covered_until(bounds: Array, covered: Array, time: Array) -> Array:
-    place = np.searchsorted(bounds[:, 0], time, side="right") - 1
-    at = np.maximum(place, 0)
-    inside = np.clip(time, bounds[at, 0], bounds[at, 1]) - bounds[at, 0]
-    return np.where(place >= 0, covered[at] + inside, 0)
 
 
 def measured_slowdown(run: SimulatedRun) -> Slowdown:
