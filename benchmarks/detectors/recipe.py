@@ -32,9 +32,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from torchtraceap.diagnosis.scoring.base import common_bounds
-from torchtraceap.diagnosis.scoring.paper import PaperScorer, paper_tokens
-from torchtraceap.diagnosis.scoring.paper_config import PaperConfig
+from torchtraceap.diagnosis.scoring import common_bounds
+from torchtraceap.diagnosis.scoring.paper import PaperConfig, PaperScorer, paper_tokens
 from torchtraceap.diagnosis.scoring.text_encoders import LanguageModel, TextEncoder, text_encoder
 from torchtraceap.lab.training.paper_net import PaperNet
 from torchtraceap.trace.load import load

@@ -34,7 +34,7 @@ _TINY = {"width": 16, "layers": 1, "heads": 2, "feed_forward": 32, "cap": 8}
 def score(stage: Stage) -> None:
     import torch
 
-    from torchtraceap.diagnosis.scoring.paper_config import PaperConfig
+    from torchtraceap.diagnosis.scoring.paper import PaperConfig
     from torchtraceap.lab.training.paper_net import PaperNet
 
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ def score(stage: Stage) -> None:
 
 def _tokens(config: Any, windows: int) -> list[Any]:
     import torchtraceap as ttap
-    from torchtraceap.diagnosis.scoring.base import common_bounds
+    from torchtraceap.diagnosis.scoring import common_bounds
     from torchtraceap.diagnosis.scoring.paper import paper_tokens
 
     traces = [ttap.load(path) for path in sorted((ROOT / "examples/traces").glob("*.json.gz"))]
@@ -104,7 +104,7 @@ def _tokens(config: Any, windows: int) -> list[Any]:
 def _in_pytorch(network: Any, config: Any, traces: Sequence[Any], stage: Stage) -> list[Any]:
     import torch
 
-    from torchtraceap.diagnosis.scoring.paper_inputs import join_traces
+    from torchtraceap.diagnosis.scoring.paper import join_traces
     from torchtraceap.diagnosis.scoring.text_encoders import text_encoder
     from torchtraceap.lab.training.paper_net import batch_of
 
@@ -141,7 +141,7 @@ def _flops(network: Any, config: Any, traces: Sequence[Any]) -> float:
     """Return the FLOPs of a forward pass, mean over the traces, as PyTorch counts them."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from torchtraceap.diagnosis.scoring.paper_inputs import join_traces
+    from torchtraceap.diagnosis.scoring.paper import join_traces
     from torchtraceap.diagnosis.scoring.text_encoders import text_encoder
     from torchtraceap.lab.training.paper_net import batch_of
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import torchtraceap as ttap
 from corpus import default_corpus
-from torchtraceap.simulation.edits.base import Change, joined
+from torchtraceap.simulation.edits.base import Change, join_changes
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import Simulation, simulate
@@ -174,7 +174,7 @@ def _after(pair: Pair, folder: Path) -> Simulation | None:
 
 def _best_of(simulation: Simulation, names: tuple[str, ...]) -> Change:
     graphs = [graph for name, graph in simulation.applied.items() if name in names]
-    return joined(simulation.run, [graph.best for graph in graphs])
+    return join_changes(simulation.run, [graph.best for graph in graphs])
 
 
 def sum_of_kernels(run: SimulatedRun, change: Change) -> float:

@@ -12,8 +12,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import TraceError
 from torchtraceap.simulation.edited_trace import Form, edited_ranks
-from torchtraceap.simulation.edits.base import Change, NotApplicableError
-from torchtraceap.simulation.registry import default_edits, make_edit
+from torchtraceap.simulation.edits.base import Change, NotApplicableError, default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tables.steps.iterations import held_up_row

@@ -16,7 +16,7 @@ from test_simulation_run import host, launch, step
 import torchtraceap as ttap
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
 from torchtraceap.ops.devices import device_named
-from torchtraceap.simulation.edits import measured_durations as lookups
+from torchtraceap.simulation.edits import gpu_work as lookups
 from torchtraceap.tables.compare.alignment import compare
 from torchtraceap.tables.detection import judge
 from torchtraceap.tables.events import thread_names

@@ -21,10 +21,10 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.compat.tracelens import launchers
 from torchtraceap.errors import TraceError
-from torchtraceap.report.annotate import tracks
-from torchtraceap.report.annotate.lanes import assign_lanes
+from torchtraceap.report import overlay
+from torchtraceap.report.annotate import assign_lanes
+from torchtraceap.simulation.edits.base import make_edit
 from torchtraceap.simulation.excerpt import simulated_run
-from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tables.matching import match_collectives, rank_collectives
@@ -89,19 +89,19 @@ def test_slices_that_all_cross_each_other() -> None:
 
 def test_a_queue_for_each_of_many_streams(tmp_path: Path) -> None:
     trace = load(tmp_path / "t", "many_streams", 80_000)
-    counters = tracks._queues(trace.ranks[0])
+    counters = overlay._queue_counters(trace.ranks[0])
     assert len(counters) == 40_000
     assert {len(counter.time_ns) for counter in counters} == {2}
 
 
 def test_memory_of_many_devices(tmp_path: Path) -> None:
     trace = load(tmp_path / "t", "memory_events", 60_000)
-    assert len(tracks._memory(trace.ranks[0])) == 2 * 30_000
+    assert len(overlay._memory_counters(trace.ranks[0])) == 2 * 30_000
 
 
 def test_every_thread_is_drawn(tmp_path: Path) -> None:
     protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-    from torchtraceap.report.annotate.protobuf import write_protobuf
+    from torchtraceap.report.annotate import write_protobuf
 
     trace = load(tmp_path / "t", "many_threads", 60_000)
     stream = io.BytesIO()

@@ -20,7 +20,7 @@ from playwright import sync_api
 
 import torchtraceap as ttap
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.report.page.diff_page import _VIEWS, write_diff_page
+from torchtraceap.report.diff_page import _VIEWS, write_diff_page
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"

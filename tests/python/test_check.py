@@ -23,7 +23,7 @@ from torchtraceap.contracts.output.markdown import markdown_text
 from torchtraceap.contracts.output.sarif import sarif_text
 from torchtraceap.contracts.output.text import check_text
 from torchtraceap.contracts.result import FirstEvent, Frame
-from torchtraceap.simulation.registry import default_edits, edit_names
+from torchtraceap.simulation.edits.base import default_edits, edit_names
 
 
 def training(launches: tuple[int, ...] = (2, 4, 4), *, rank: int | None = None) -> TraceMaker:

@@ -21,9 +21,9 @@ pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not buil
 import torchtraceap as ttap
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.report.page import diff_page
-from torchtraceap.report.page.charts import MAX_DELTAS, waterfall
-from torchtraceap.report.page.diff_page import render_diff, write_diff_page
+from torchtraceap.report import diff_page
+from torchtraceap.report.charts import MAX_DELTAS, waterfall
+from torchtraceap.report.diff_page import render_diff, write_diff_page
 
 
 def load(maker: samples.TraceMaker, path: Path) -> ttap.Trace:

@@ -19,8 +19,7 @@ from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap.simulation.edits import fusion, graphs
-from torchtraceap.simulation.edits.base import NotApplicableError
-from torchtraceap.simulation.registry import make_edit
+from torchtraceap.simulation.edits.base import NotApplicableError, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 
 EXPECTED = Path(__file__).resolve().parents[1] / "golden" / "edit_changes"

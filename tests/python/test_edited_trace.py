@@ -22,9 +22,15 @@ from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.simulation.edited_trace import edited_ranks, edited_trace
 from torchtraceap.simulation.edits import fusion, graphs
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NewEvent,
+    NotApplicableError,
+    default_edits,
+    make_edit,
+)
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import simulate
 from torchtraceap.tables.steps.iterations import held_up_row

@@ -17,7 +17,7 @@ from made_samples import made_samples
 
 from torchtraceap.cli import main
 from torchtraceap.datasets.samples import Sample
-from torchtraceap.diagnosis.scoring.base import Scorer
+from torchtraceap.diagnosis.scoring import Scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.evaluation import run as run_module
 from torchtraceap.lab.evaluation.events import GpuEvents

@@ -23,7 +23,7 @@ import torchtraceap as ttap
 from torchtraceap import cli
 from torchtraceap.core import sums
 from torchtraceap.core.formatting import exact_us, format_ns
-from torchtraceap.report import annotate as overlay
+from torchtraceap.report import overlay
 
 LONGEST_US = 2_299_999_999_999_999  # of an event; the reader takes nothing longer
 LARGEST = 2**63 - 1

@@ -12,11 +12,9 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.diagnosis.scoring import load_scorer
-from torchtraceap.diagnosis.scoring.base import common_bounds
+from torchtraceap.diagnosis.scoring import common_bounds, load_scorer
 from torchtraceap.diagnosis.scoring.fused import TREES_ALONE, FusedScorer, type_inputs, type_shares
-from torchtraceap.diagnosis.scoring.structural import StructuralScorer, probability
-from torchtraceap.diagnosis.scoring.trees import Z, columns_of
+from torchtraceap.diagnosis.scoring.structural import StructuralScorer, Z, columns_of, probability
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, shipped, write_weights
 from torchtraceap.errors import SchemaError
 
@@ -170,7 +168,7 @@ def test_the_worst_rank_counts(tmp_path: Path, name: str) -> None:
     assert bounds_ns.tolist() == list(both.score(windows=50, scorer=name).bounds_ns)
     structural = load_scorer("structural")
     assert isinstance(structural, StructuralScorer)
-    each = [structural.likelihood(structural.of_rank(rank, bounds_ns)) for rank in both.ranks]
+    each = [structural.likelihood(structural.evaluate_rank(rank, bounds_ns)) for rank in both.ranks]
     if name == "structural":
         scores = both.score(windows=50, scorer=name).scores
         assert np.allclose(scores, np.max(each, axis=0))

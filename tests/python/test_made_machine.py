@@ -12,7 +12,7 @@ import pytest
 import torchtraceap as ttap
 from made_machine import NCCL_STREAM, Link, Machine, Noise, Process, Rank
 from made_training import Comm, Job, Loader, Upload, record
-from torchtraceap.simulation.registry import edit_names
+from torchtraceap.simulation.edits.base import edit_names
 from twins import TWINS, in_whole_rounds, made_pair
 
 STILL = Noise(host=0.0, gpu=0.0, hiccups=0.0)

@@ -18,9 +18,13 @@ from torchtraceap.core.codes import (
     MEMORY_RETURNS,
     SYNCHRONISATIONS,
 )
-from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    EditedGraph,
+    NotApplicableError,
+    edits_by_finding,
+    make_edit,
+)
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.events import steps_of
 

@@ -12,7 +12,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.report.annotate import build_counters, build_slices
+from torchtraceap.report.overlay import build_counters, build_slices
 
 DEMO = Path(__file__).parents[2] / "examples/traces/resnet50_num_workers_0.json.gz"
 CORRELATED = '{"ph":"X","cat":"%s","name":"%s","pid":%d,"tid":7,"ts":%s,"dur":%s,"args":{%s}}'

@@ -7,8 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from torchtraceap.diagnosis.scoring.paper_config import CELLS, PaperConfig
-from torchtraceap.diagnosis.scoring.paper_inputs import PaperInputs, TraceTokens, join_traces
+from torchtraceap.diagnosis.scoring.paper import (
+    CELLS,
+    PaperConfig,
+    PaperInputs,
+    TraceTokens,
+    join_traces,
+)
 from torchtraceap.diagnosis.scoring.text_encoders import HashEncoder
 from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
 from torchtraceap.tables.windows import build_tokens

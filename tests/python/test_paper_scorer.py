@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from torchtraceap.core.results import PAPER_TYPES
-from torchtraceap.diagnosis.scoring import paper
-from torchtraceap.diagnosis.scoring.base import common_bounds
-from torchtraceap.diagnosis.scoring.paper_config import PaperConfig, read_paper_weights
+from torchtraceap.diagnosis.scoring import common_bounds, paper
+from torchtraceap.diagnosis.scoring.paper import PaperConfig, read_paper_weights
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
 from torchtraceap.trace.load import load as load_trace
 

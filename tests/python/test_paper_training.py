@@ -9,8 +9,7 @@ import pytest
 
 from torchtraceap.datasets.runs import labeled_runs
 from torchtraceap.datasets.samples import load_samples
-from torchtraceap.diagnosis.scoring.paper import paper_tokens
-from torchtraceap.diagnosis.scoring.paper_config import PaperConfig, read_paper_weights
+from torchtraceap.diagnosis.scoring.paper import PaperConfig, paper_tokens, read_paper_weights
 from torchtraceap.errors import OptionError
 
 pytest.importorskip("torch")

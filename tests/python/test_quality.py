@@ -16,7 +16,7 @@ from recorder import VENDORS, Json, Recorder
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import ParseError
-from torchtraceap.report.page.timeline_data import pack_timeline
+from torchtraceap.report.timeline_data import pack_timeline
 
 CASES = Path(os.environ.get("TORCHTRACEAP_CASES", ROOT.parent / "shared" / "cases"))
 needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the shared cases are not here")
@@ -195,14 +195,14 @@ def test_the_page_hatches_what_is_missing(tmp_path: Path) -> None:
     recorder.steps(8, 25, 100.0, edit=lambda s, k, e: None if s in (3, 4) else e)
     trace = recorder.load(tmp_path)
     part = trace.ranks[0]
-    blob = pack_timeline(
+    blob, _ = pack_timeline(
         part.table,
         part.tree,
         kind_names=_core.kind_names(),
         inputs=[],
         gpu=_core.gpu_intervals(part.table, part.tree),
     )
-    packed = gzip.decompress(blob.data)
+    packed = gzip.decompress(blob)
     header = json.loads(packed[4 : 4 + int.from_bytes(packed[:4], "little")])
     ((start_ns, end_ns),) = header["missing"]
     assert 4_900_000 < end_ns - start_ns < 5_100_000

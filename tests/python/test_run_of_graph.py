@@ -7,9 +7,8 @@ import pytest
 
 from torchtraceap import _core
 from torchtraceap.errors import SchemaError
-from torchtraceap.simulation.edits.base import Change, EditedGraph
+from torchtraceap.simulation.edits.base import Change, EditedGraph, default_edits
 from torchtraceap.simulation.graph_builder import STREAM, GraphBuilder, Work
-from torchtraceap.simulation.registry import default_edits
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import Simulation
 from torchtraceap.trace.event_table import event_table

@@ -21,8 +21,7 @@ from torchtraceap.report.terminal import render_text
 from torchtraceap.report.view import build_view
 from torchtraceap.simulation import savings as module
 from torchtraceap.simulation import trust
-from torchtraceap.simulation.edits.base import Change, EditedGraph
-from torchtraceap.simulation.registry import edits_by_finding, make_edit
+from torchtraceap.simulation.edits.base import Change, EditedGraph, edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome
 

@@ -15,8 +15,14 @@ from conftest import WriteTrace
 import torchtraceap as ttap
 from torchtraceap import _core, cli
 from torchtraceap.core.results import PAPER_TYPES, Windows
-from torchtraceap.diagnosis.scoring import DEFAULT, NETWORKS, SCORERS, label_of, load_scorer
-from torchtraceap.diagnosis.scoring.base import BatchScorer
+from torchtraceap.diagnosis.scoring import (
+    DEFAULT,
+    NETWORKS,
+    SCORERS,
+    BatchScorer,
+    label_of,
+    load_scorer,
+)
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError
 from torchtraceap.trace.event_table import event_table
 from torchtraceap.trace.ranks import RankTrace

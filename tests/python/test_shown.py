@@ -193,7 +193,7 @@ def test_parts_over_time_are_the_parts_of_the_bar(tmp_path: Path, on_host: bool)
 
 def test_every_part_has_a_colour(trace: ttap.Trace) -> None:
     for part in (*_core.idle_cause_names(), "compute", "communication", "memcpy", "host_forward"):
-        assert re.fullmatch("#[0-9a-f]{6}", notebook._colours()[part])
+        assert re.fullmatch("#[0-9a-f]{6}", notebook._colors()[part])
 
 
 def test_recordings_show_themselves_before_and_after(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.base import Change, EditedGraph
+from torchtraceap.simulation.edits.base import Change, EditedGraph, default_edits, edit_names
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import default_edits, edit_names
 from torchtraceap.simulation.run import SimulatedRun
 
 WriteTrace = Callable[..., Path]

@@ -35,7 +35,7 @@ WriteTrace = Callable[..., Path]
 
 def carried(run: SimulatedRun) -> list[tuple[str, str, int]]:
     inside = [np.flatnonzero(run.step_of_point == place) for place in range(len(run.steps))]
-    edges = carried_edges(run.graph, run.steps, inside).tolist()
+    edges = carried_edges(run.graph, [(s.begin, s.end) for s in run.steps], inside).tolist()
     assert edges == run._carried.tolist()
     return [(told_point(run, a), told_point(run, b), lag) for a, b, lag in edges]
 

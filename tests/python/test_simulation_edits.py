@@ -19,22 +19,24 @@ import torchtraceap as ttap
 from torchtraceap._core import CopyDirection
 from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError, joined
-from torchtraceap.simulation.edits.collective_parts import parts_of
-from torchtraceap.simulation.edits.collectives import _consumers
-from torchtraceap.simulation.edits.contention import contend, measured_slowdown
-from torchtraceap.simulation.edits.gpu_floor import gpu_floors_ns
-from torchtraceap.simulation.edits.straggler import _expected_slowest
-from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import (
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
     default_edits,
     edits_by_finding,
+    join_changes,
     make_edit,
     register,
     share_work,
 )
+from torchtraceap.simulation.edits.collective_parts import contend, measured_slowdown, parts_of
+from torchtraceap.simulation.edits.collectives import _consumers
+from torchtraceap.simulation.edits.view import views
+from torchtraceap.simulation.edits.waits import _expected_slowest
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
+from torchtraceap.simulation.trust import gpu_floors_ns
 from torchtraceap.tables.grouping import Groups
 
 WriteTrace = Callable[..., Path]
@@ -1139,9 +1141,9 @@ def test_edits_of_the_same_edge_multiply(any_run: SimulatedRun) -> None:
     half.set_lags([edge], cost / 2)
     fifth.set_lags([edge], cost / 5)
     gone.set_lags([edge], 0)
-    both = costs_after(any_run, joined(any_run, [half, fifth]))
+    both = costs_after(any_run, join_changes(any_run, [half, fifth]))
     assert both[edge] == pytest.approx(cost / 10, abs=1)
-    assert costs_after(any_run, joined(any_run, [gone, half]))[edge] == 0
+    assert costs_after(any_run, join_changes(any_run, [gone, half]))[edge] == 0
     assert (np.delete(both, edge) == np.delete(any_run.cost_ns, edge)).all()
 
 
@@ -1153,15 +1155,15 @@ def test_a_change_holds_what_it_touches_and_nothing_else(any_run: SimulatedRun) 
     costly = np.flatnonzero(any_run.cost_ns > 1)[:2]
     halves = Change()
     halves.set_lags(costly, any_run.cost_ns[costly] // 2)
-    both = joined(any_run, [change, halves])
+    both = join_changes(any_run, [change, halves])
     assert np.isin(both.lags[0], np.union1d([4, 5, 9], costly)).all()
     for edge in np.setdiff1d(costly, [9]).tolist():
         assert costs_after(any_run, both)[edge] == any_run.cost_ns[edge] // 2
 
 
 def test_edits_that_change_nothing_together_change_nothing(any_run: SimulatedRun) -> None:
-    assert not len(joined(any_run, []))
-    assert not len(joined(any_run, [Change(), Change()]))
+    assert not len(join_changes(any_run, []))
+    assert not len(join_changes(any_run, [Change(), Change()]))
 
 
 def test_a_change_knows_which_events_are_gone(any_run: SimulatedRun) -> None:
@@ -1169,7 +1171,7 @@ def test_a_change_knows_which_events_are_gone(any_run: SimulatedRun) -> None:
     first, second = Change(), Change()
     view.remove_gpu(first, view.gpu_rows[:2])
     view.remove_calls(second, view.calls[:1])
-    both = joined(any_run, [first, second])
+    both = join_changes(any_run, [first, second])
     gone = np.union1d(view.gpu_rows[:2], view.calls[:1])
     assert both.removed(0).tolist() == gone.tolist()
     assert both.removed(1).tolist() == []

@@ -17,8 +17,7 @@ import pytest
 import torchtraceap as ttap
 from injected import KINDS, inject
 from made_training import Job, record
-from torchtraceap.simulation.edits.base import NotApplicableError
-from torchtraceap.simulation.registry import default_edits, make_edit
+from torchtraceap.simulation.edits.base import NotApplicableError, default_edits, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from twins import TWINS, draw_machine, judge, load_machine, made_pair
 

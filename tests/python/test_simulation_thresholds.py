@@ -14,9 +14,8 @@ from rank_samples import Job, describe
 import torchtraceap as ttap
 from torchtraceap.core.codes import EventKind
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.base import Change, EditedGraph
+from torchtraceap.simulation.edits.base import Change, EditedGraph, make_edit
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
 from torchtraceap.simulation.trust import _doubt, noise_of

@@ -12,7 +12,7 @@ import report_samples as samples
 
 import torchtraceap as ttap
 from torchtraceap import _core
-from torchtraceap.report.page import charts
+from torchtraceap.report import charts
 from torchtraceap.tables.stacks import MAX_LEVELS
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace

@@ -12,7 +12,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.cli import COMMANDS
-from torchtraceap.report.page.sections import SECTIONS
+from torchtraceap.report.sections import SECTIONS
 from torchtraceap.tables.catalog import TABLES, table_spec
 
 ROOT = Path(__file__).resolve().parents[2]

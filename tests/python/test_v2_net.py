@@ -12,9 +12,8 @@ import pytest
 from gpu_traces import GpuTrace
 
 import torchtraceap as ttap
-from torchtraceap.diagnosis.scoring import load_scorer
-from torchtraceap.diagnosis.scoring.base import common_bounds
-from torchtraceap.diagnosis.scoring.v2_inputs import (
+from torchtraceap.diagnosis.scoring import common_bounds, load_scorer
+from torchtraceap.diagnosis.scoring.v2 import (
     NAME_WIDTH,
     TOKEN_CODES,
     TOKEN_NUMBERS,

@@ -22,7 +22,7 @@ from test_whole_tables import differences
 from test_whole_tables import document as table_document
 
 import torchtraceap as ttap
-from torchtraceap.simulation.registry import default_edits
+from torchtraceap.simulation.edits.base import default_edits
 
 EXPECTED = Path(__file__).resolve().parents[1] / "golden" / "simulations"
 VALUES = (

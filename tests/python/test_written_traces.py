@@ -21,10 +21,9 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.simulation.edited_trace import EditedTrace
 from torchtraceap.simulation.edits import fusion, graphs
-from torchtraceap.simulation.edits.base import Change, EditedGraph
+from torchtraceap.simulation.edits.base import Change, EditedGraph, default_edits
 from torchtraceap.simulation.edits.copies import PinMemory
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import default_edits
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.schedules import Schedules
 from torchtraceap.simulation.simulate import Simulation, simulate
@@ -292,17 +291,17 @@ def test_between_two_schedules_order_and_dependencies_hold(bundled: Path) -> Non
     run, graph = simulation.run, simulation.applied["loader_workers=4"]
     assert graph.cautious is not None
     schedules = Schedules(run)
-    one = schedules.steady(graph.best, "at best")
-    other = schedules.steady(graph.cautious, "at least")
+    one = schedules.steady_schedule(graph.best, "at best")
+    other = schedules.steady_schedule(graph.cautious, "at least")
     kept = np.ones(len(run.cost_ns), dtype=bool)
     for change in (graph.best, graph.cautious):
         kept[change.dropped] = kept[change.lags[0]] = False
     source, destination = run.graph.source[kept], run.destination[kept]
     for part in (1, 20_000, 40_000, 65_535):
-        times = one.towards(other, part).times_ns
+        times = one.interpolate(other, part).times_ns
         assert (times[destination] - times[source] >= run.cost_ns[kept] - 1).all()
         assert min(schedules.step_ns(one), schedules.step_ns(other)) <= schedules.step_ns(
-            one.towards(other, part)
+            one.interpolate(other, part)
         )
 
 

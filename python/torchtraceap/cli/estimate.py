@@ -265,7 +265,7 @@ def _estimate(options: Options) -> int:
     if options.json:
         print_text(_document(options, device, found))
     else:
-        from torchtraceap.report.durations import estimate_table
+        from torchtraceap.report.result_tables import estimate_table
 
         print_tables([estimate_table(options.what, device, found)], options.no_color)
     return FINE

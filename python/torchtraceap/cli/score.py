@@ -24,7 +24,7 @@ from torchtraceap.cli.parser import (
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Windows
-    from torchtraceap.diagnosis.scoring.base import BatchScorer, Scorer
+    from torchtraceap.diagnosis.scoring import BatchScorer, Scorer
 
 SCHEMA = "torchtraceap.scores/1"
 S = TypeVar("S")
@@ -77,7 +77,7 @@ def _answers(
 
     A scorer of batches gets the inputs of as many traces together as are worth a batch.
     """
-    from torchtraceap.diagnosis.scoring.base import BatchScorer
+    from torchtraceap.diagnosis.scoring import BatchScorer
 
     if not isinstance(scorer, BatchScorer):
         for path in paths:

@@ -80,7 +80,7 @@ def _simulate(options: Options) -> int:
     if options.json:
         print_text(_document(simulation))
     else:
-        from torchtraceap.report.simulation import simulation_tables
+        from torchtraceap.report.result_tables import simulation_tables
 
         tables = simulation_tables(simulation.to_dict(), plan=options.plan)
         print_tables(tables, options.no_color)
@@ -126,7 +126,7 @@ def _document(simulation: Simulation) -> str:
 def _unusable(names: list[str]) -> list[str]:
     """Return why some of the edits make no sense for any trace."""
     from torchtraceap.errors import OptionError
-    from torchtraceap.simulation.registry import make_edit
+    from torchtraceap.simulation.edits.base import make_edit
 
     reasons = []
     for name in names:
@@ -138,7 +138,7 @@ def _unusable(names: list[str]) -> list[str]:
 
 
 def _list_edits(*, as_json: bool) -> int:
-    from torchtraceap.simulation.registry import default_edits, edit_names
+    from torchtraceap.simulation.edits.base import default_edits, edit_names
 
     if as_json:
         import json

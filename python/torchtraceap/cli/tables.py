@@ -259,7 +259,7 @@ def _diff(options: Options) -> int:
         table = build_diff(before, after, by=options.by)
     reason = _gate_reason(table, options.gate)
     if options.html:
-        from torchtraceap.report.page.diff_page import write_diff_page
+        from torchtraceap.report.diff_page import write_diff_page
 
         with progress_stage("writing the page"):
             write_diff_page(before, after, Path(options.html))

@@ -36,7 +36,7 @@ def _summary(options: Options) -> int:
     if options.json:
         print_text(result.to_json())
         return FINE
-    from torchtraceap.report.tables import summary_tables
+    from torchtraceap.report.result_tables import summary_tables
 
     print_tables(summary_tables(result), options.no_color)
     return FINE

@@ -67,7 +67,7 @@ def fixes_of(trace: Ranks, key: str, types: Iterable[str] = ()) -> tuple[str, ..
 
 
 def _fixes_of_findings(types: Iterable[str]) -> tuple[str, ...]:
-    from torchtraceap.simulation.registry import edits_by_finding
+    from torchtraceap.simulation.edits.base import edits_by_finding
 
     known = edits_by_finding()
     return tuple(dict.fromkeys(known[each][0] for each in types if each in known))

@@ -1,1 +1,1 @@
-"""Rules and scorers become one diagnosis: findings, verdicts, what leads."""
+"""One diagnosis of rules and scorers: findings, verdicts, the leading finding."""

@@ -3,14 +3,14 @@
 Note [Several ranks]: costs and the profiled time are summed over the ranks, as the timeline is, so
 a share is that of all GPUs' time. A saving is wall time, which ranks that train together save
 together: it is the mean over the ranks. Where there are steps it is per step: the share that it has
-of the counted steps, of an iteration (tables/steps/iterations.py). So bounds and what replays save
+of the counted steps, of an iteration (tables/steps/iterations.py). So bounds and replayed savings
 are of the same steps, even where the GPU runs far behind the host's ranges. Row numbers and
-intervals belong to their rank and say which one it is. What one rank's trace can't show, such as
-who was waited for, the rules are told by `tables/matching.py`.
+intervals belong to their rank and name it. Facts that one rank's trace can't show, such as the rank
+for which others waited, come from `tables/ranks/lateness.py`.
 
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
-fixed, what that saves takes its place, and fixes are put into an order (simulation/savings.py).
-Such a saving may exceed the finding's cost, as a fix can hide what other findings cost too; for
+fixed, the replayed saving takes its place, and fixes are put into an order
+(simulation/savings.py). It may exceed the finding's cost, as a fix can hide other costs too; for
 the ranking of findings it counts up to that cost. The plan begins with the finding that leads
 (verdict.py), and findings are numbered in its order.
 """
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.intervals import EMPTY, covered_ns
-from torchtraceap.core.knowledge import KnowledgeEntry, load_knowledge
+from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import (
     PAPER_TYPES,
@@ -36,7 +37,6 @@ from torchtraceap.core.results import (
     Finding,
     Int64Array,
     Lead,
-    PlannedFix,
     Saving,
     StepTime,
 )
@@ -66,12 +66,12 @@ __all__ = ["build_diagnosis"]
 
 
 def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = None) -> Diagnosis:
-    """Runs every rule on every rank and merges what they say.
+    """Run every rule on every rank and merge the findings.
 
     Args:
         trace: One or several ranks.
         windows: Number of windows of equal time that get scores.
-        scorer: Who scores the windows, by name; `scoring.DEFAULT` for None.
+        scorer: Name of the scorer of windows; `scoring.DEFAULT` for None.
 
     Raises:
         OptionError: A number of windows that makes no sense, or no such scorer.
@@ -79,7 +79,10 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     """
     check_count("windows", windows)
     judge_of_windows = load_scorer(scorer)
-    profiled_ns = clamp(sum(_profiled_ns(trace)))
+    lengths_ns = [rank.profiled_ns for rank in trace.ranks]
+    if is_unrecorded(trace):  # hardly anything is judged: the whole time counts
+        lengths_ns = [rank.tree.profiled[1] - rank.tree.profiled[0] for rank in trace.ranks]
+    profiled_ns = clamp(sum(lengths_ns))
     with progress_stage("looking for anti-patterns"):
         by_type = detect(trace)
     verdicts = {name: judge(parts) for name, parts in by_type.items()}
@@ -93,14 +96,21 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         findings = _ranked(trace, findings, outlook.savings)
     with progress_stage("scoring windows"):
         scores = judge_of_windows.score(trace, windows)
-    lead = leading_finding(findings, parts)
-    findings = _in_order(findings, lead, outlook.plan if outlook else ())
-    findings = _advised(trace, by_type, findings)
+    lead, plan = leading_finding(findings, parts), outlook.plan if outlook else ()
+    # The leading finding, those of the plan, the others: the order in which a report names them.
+    first = dict.fromkeys([*([lead.type] if lead else []), *(fix.type for fix in plan)])
+    places = {name: place for place, name in enumerate(first)}
+    findings.sort(key=lambda finding: places.get(finding.type, len(places)))
+    waiting_ns = 0  # of collectives, for ranks whose traces are not here
+    for _, part in by_type["straggler"]:
+        waiting = part.facts.get("waiting")
+        if part.verdict == "unknown" and waiting is not None:
+            waiting_ns += int(Fact(*waiting).value)
     return Diagnosis(
         profiled_ns=profiled_ns,
         verdicts={name: verdicts[name] for name in PAPER_TYPES},
         further_verdicts={n: v for n, v in verdicts.items() if n not in PAPER_TYPES},
-        findings=tuple(findings),
+        findings=tuple(_with_advice(trace, by_type, findings)),
         abstained={name: _missing(by_type[name]) for name, v in verdicts.items() if v == "unknown"},
         not_applicable=tuple(
             name
@@ -116,27 +126,14 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         lead=Lead(lead.type, is_beside(trace, lead, parts)) if lead else None,
         summary=summary,
         trace=trace,
-        plan=outlook.plan if outlook else (),
+        plan=plan,
         replay=outlook.replay if outlook else None,
-        waiting_ns=_waiting_ns(by_type["straggler"]),
+        waiting_ns=clamp(waiting_ns),
     )
 
 
-def _profiled_ns(trace: Ranks) -> list[int]:
-    """By rank: what is judged of it, but the whole where hardly anything is."""
-    if is_unrecorded(trace):
-        return [end_ns - start_ns for start_ns, end_ns in (r.tree.profiled for r in trace.ranks)]
-    return [rank.profiled_ns for rank in trace.ranks]
-
-
-def _waiting_ns(straggler: PerRank) -> int:
-    """By the ranks that were compared with no other one."""
-    facts = (found.facts.get("waiting") for _, found in straggler if found.verdict == "unknown")
-    return clamp(sum(int(Fact(*typed).value) for typed in facts if typed is not None))
-
-
 def _outlook(trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]) -> Outlook | None:
-    """See Note [Savings]; None where there is nothing to fix."""
+    """Simulate the fixes; None where there is nothing to fix. See Note [Savings]."""
     if not findings:
         return None
     from torchtraceap.simulation.savings import simulate_savings
@@ -152,26 +149,24 @@ def _outlook(trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]) -
 def _ranked(
     trace: Ranks, findings: Sequence[Finding], savings: Mapping[str, Saving | None]
 ) -> list[Finding]:
-    """Findings with their savings, first those whose fix regains most of their own cost."""
+    """Return findings with their savings, first those whose fix regains most of their own cost:
+    the part of the saving that lies in cost unclaimed by those before."""
     steps = sum(len(rank.tree.steps) for rank in trace.ranks)
-    priced = (replace(finding, saving=savings[finding.type]) for finding in findings)
-    return sorted(priced, key=lambda finding: _rank_key(finding, steps, len(trace.ranks)))
+    keyed = []
+    for finding in findings:
+        saving, cost_ns, best_ns = savings[finding.type], finding.cost_ns, 0.0
+        if saving:
+            best_ns = saving.best_ns * (steps if saving.per_step else len(trace.ranks))
+        fresh = finding.unclaimed_cost_ns / cost_ns if cost_ns else 0.0
+        key = (-min(best_ns, cost_ns) * fresh, -cost_ns, finding.type)
+        keyed.append((key, replace(finding, saving=saving)))
+    return [finding for _, finding in sorted(keyed, key=itemgetter(0))]
 
 
-def _in_order(
-    findings: Sequence[Finding], lead: Finding | None, plan: Sequence[PlannedFix]
-) -> list[Finding]:
-    """The leading finding, those of the plan, the others; so that their numbers are in the order in
-    which a report speaks of them."""
-    spoken = dict.fromkeys([*([lead.type] if lead else []), *(fix.type for fix in plan)])
-    places = {name: place for place, name in enumerate(spoken)}
-    return sorted(findings, key=lambda finding: places.get(finding.type, len(places)))
-
-
-def _advised(
+def _with_advice(
     trace: Ranks, by_type: Mapping[str, PerRank], findings: Sequence[Finding]
 ) -> list[Finding]:
-    """Findings with the advice that fits the trace."""
+    """Return findings with the advice that fits the trace."""
     entries = [load_knowledge()[finding.type] for finding in findings]
     wanted = {word for entry in entries for words, _ in entry.instead for word in words} | {"xla"}
     circumstances = circumstances_of(trace, by_type, findings, wanted)
@@ -187,48 +182,42 @@ def _missing(parts: PerRank) -> tuple[str, ...]:
     return tuple(dict.fromkeys(signals))
 
 
-def _rank_key(finding: Finding, steps: int, ranks: int) -> tuple[float, int, str]:
-    """What a fix adds to those ranked above: the saving's part that lies in unclaimed cost.
-
-    Args:
-        finding: With its saving.
-        steps: Of all ranks together.
-        ranks: Their number.
-    """
-    saving = finding.saving
-    best_ns = 0.0
-    if saving:
-        best_ns = saving.best_ns * (steps if saving.per_step else ranks)
-    fresh = finding.unclaimed_cost_ns / finding.cost_ns if finding.cost_ns else 0.0
-    return (-min(best_ns, finding.cost_ns) * fresh, -finding.cost_ns, finding.type)
-
-
 def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -> Finding:
-    paying = [(rank, found) for rank, found in known(parts) if found.cost_ns > 0]
-    cost_ns = clamp(sum(found.cost_ns for _, found in paying))
+    """Merge a finding of several ranks; texts and figures are those of the rank that pays most."""
+    paying = [(rank, part) for rank, part in known(parts) if part.cost_ns > 0]
+    cost_ns = clamp(sum(part.cost_ns for _, part in paying))
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
-    of_rank, leading = max(paying, key=lambda part: part[1].cost_ns, default=parts[0])
-    entry = load_knowledge()[name]
+    rank, leading = max(paying, key=lambda part: part[1].cost_ns, default=parts[0])
+    entry, on_host = load_knowledge()[name], rank.computes_on_host
     facts = {fact: Fact(*typed) for fact, typed in leading.facts.items()}
+    own_share = min(1.0, leading.cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
+    why = entry.why_text(
+        {fact: str(figure) for fact, figure in facts.items()},
+        cost=format_ns(leading.cost_ns),
+        share=format_share(own_share),
+        on_host=on_host,
+    )
+    total_ns = sum(part.cost_ns for _, part in paying)
+    confidence = sum(part.confidence * part.cost_ns for _, part in paying) / max(total_ns, 1)
     return Finding(
         type=name,
-        title=entry.title_text(on_host=of_rank.computes_on_host),
-        why=_why(entry, facts, of_rank, leading.cost_ns, len(parts)),
+        title=entry.title_text(on_host=on_host),
+        why=f"Rank {rank.rank}: {why}" if len(parts) > 1 else why,
         fix=entry.advice.fix,
         code_before=entry.advice.code_before,
         code=entry.advice.code_after,
         doc_url=entry.doc_url,
         cost_ns=cost_ns,
         cost_share=share,
-        unclaimed_cost_ns=clamp(sum(found.unclaimed_cost_ns for _, found in paying)),
-        intervals=np.concatenate([EMPTY, *(found.intervals for _, found in paying)]),
+        unclaimed_cost_ns=clamp(sum(part.unclaimed_cost_ns for _, part in paying)),
+        intervals=np.concatenate([EMPTY, *(part.intervals for _, part in paying)]),
         interval_ranks=tuple(
-            chain.from_iterable([rank.rank] * len(found.intervals) for rank, found in paying)
+            chain.from_iterable([rank.rank] * len(part.intervals) for rank, part in paying)
         ),
         evidence=_evidence(paying),
-        evidence_count=sum(found.evidence_count for _, found in paying),
+        evidence_count=sum(part.evidence_count for _, part in paying),
         missing_signals=_missing(parts),
-        confidence=_confidence(paying),
+        confidence=confidence,
         facts=facts,
         saving=_saving(parts, step),
         paper=name in PAPER_TYPES,
@@ -236,64 +225,45 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
     )
 
 
-def _why(
-    entry: KnowledgeEntry, facts: dict[str, Fact], rank: RankTrace, cost_ns: int, ranks: int
-) -> str:
-    """The sentence, all figures of the rank that pays most."""
-    share = min(1.0, cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
-    texts = {fact: str(figure) for fact, figure in facts.items()}
-    cost, share_text = format_ns(cost_ns), format_share(share)
-    why = entry.why_text(texts, cost=cost, share=share_text, on_host=rank.computes_on_host)
-    return f"Rank {rank.rank}: {why}" if ranks > 1 else why
-
-
 def _evidence(parts: PerRank) -> tuple[Evidence, ...]:
-    """The most telling rows of the rank that pays most, then of the next, in turn."""
+    """Return the most telling rows of the rank that pays most, then of the next, in turn."""
     ordered = sorted(parts, key=lambda part: -part[1].cost_ns)
-    columns = [[(rank, row) for row in found.evidence.tolist()] for rank, found in ordered]
+    columns = [[(rank, row) for row in part.evidence.tolist()] for rank, part in ordered]
     in_turn = (pick for picks in zip_longest(*columns) for pick in picks if pick is not None)
-    chosen = [pick for _, pick in zip(range(_core.MAX_EVIDENCE), in_turn, strict=False)]
-    return tuple(_event(rank, row) for rank, row in chosen)
-
-
-def _event(rank: RankTrace, row: int) -> Evidence:
-    table = rank.table
-    return Evidence(
-        row=row,
-        name=table.name_of(row),
-        start_ns=int(table.ts_ns[row]),
-        duration_ns=int(table.dur_ns[row]),
-        rank=rank.rank,
+    return tuple(
+        Evidence(
+            row=row,
+            name=rank.table.name_of(row),
+            start_ns=int(rank.table.ts_ns[row]),
+            duration_ns=int(rank.table.dur_ns[row]),
+            rank=rank.rank,
+        )
+        for rank, row in islice(in_turn, _core.MAX_EVIDENCE)
     )
-
-
-def _confidence(parts: PerRank) -> float:
-    """Mean over the ranks, weighed by what they pay."""
-    cost_ns = sum(found.cost_ns for _, found in parts)
-    if not cost_ns:
-        return 0.0
-    return sum(found.confidence * found.cost_ns for _, found in parts) / cost_ns
 
 
 def _saving(parts: PerRank, step: StepTime | None) -> Saving | None:
-    """The mean over the ranks; at most that of the rank which pays most, since all may wait for
-    it."""
-    found_ns = np.array(
+    """Return the mean over the ranks; at most that of the rank which pays most, since all may wait
+    for it."""
+    bounds_ns = np.array(
         [(f.saving_low_ns, f.saving_best_ns, f.saving_high_ns) for _, f in parts], dtype=np.float64
     )
-    if not found_ns.any():
+    if not bounds_ns.any():
         return None
-    scale = [_per_step(rank, found.intervals, step) for rank, found in parts]
-    counted_ns = found_ns * np.array(scale)[:, None]
+    scale = [_scale_to_step(rank, part.intervals, step) for rank, part in parts]
+    counted_ns = bounds_ns * np.array(scale)[:, None]
     low_ns, best_ns, _ = (int(ns) for ns in counted_ns.mean(axis=0))
     high_ns = int(counted_ns[:, 2].max())
     return Saving(low_ns, best_ns, high_ns, per_step=step is not None, method="bound")
 
 
-def _per_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None) -> float:
-    """What a finding's time has to be multiplied by to be that of a step: the part of it inside
-    the counted steps, of their length, of an iteration. Of a rank without steps the profiled time
-    stands for one of the other ranks' steps; 1 where there are none at all."""
+def _scale_to_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None) -> float:
+    """Return the factor from a finding's time to that of a step: the part of it inside the counted
+    steps, of their length, of an iteration.
+
+    For a rank without steps the profiled time stands for one of the other ranks' steps; 1 where
+    there are none at all.
+    """
     if step is None:
         return 1.0
     spans = counted_spans(rank)

@@ -1,4 +1,4 @@
-"""`Diagnosis`: what is wrong with a run, as a value that shows, explains and writes itself."""
+"""`Diagnosis`: the problems of a run, as a value that shows, explains and writes itself."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Explains(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis(Result):
-    """What is wrong with a training run, on what evidence, and what to change."""
+    """The problems of a training run, the evidence, and the changes that fix them."""
 
     profiled_ns: int
     """First to last step, else first to last event; several ranks: the sum over ranks."""
@@ -53,19 +53,19 @@ class Diagnosis(Result):
     further_verdicts: dict[str, str] = field(repr=False)
     """The same for the further types of this library."""
     findings: tuple[Finding, ...]
-    """What is present: the leading finding, those of the plan in its order, then the others by what
-    a fix regains of their own cost."""
+    """Present types: the leading finding, those of the plan in its order, then the others by the
+    part of their own cost that a fix regains."""
     abstained: dict[str, tuple[str, ...]]
     """Types that could not be checked, with the signals that the trace lacks."""
     not_applicable: tuple[str, ...]
-    """Types that are absent since the trace holds nothing of what they are about: collectives,
-    training, compiled code."""
+    """Types that are absent since the trace holds nothing that they concern: collectives, training,
+    compiled code."""
     windows: Windows
     scorer: str
     idle_ns: dict[str, int]
     """GPU idle time inside the profiled time by cause, summed over the ranks."""
     time_ns: dict[str, int]
-    """The profiled time by what the GPUs did or waited for (`verdict.time_parts`)."""
+    """The profiled time by work of the GPUs or cause of idle time (`verdict.time_parts`)."""
     computes_on: str | None
     """"gpu"; "host", where nothing of a GPU is recorded and operators do the work; or None."""
     bound_by: str | None
@@ -75,15 +75,16 @@ class Diagnosis(Result):
     summary: Summary
     trace: Ranks = field(repr=False, compare=False)
     plan: tuple[PlannedFix, ...] = ()
-    """Fixes in order of what each adds to those before it. Savings of findings don't add up."""
+    """Fixes in order of the gain on top of those before. Savings of findings don't add up."""
     replay: ReplayCheck | None = None
     """None where nothing was replayed: no finding, or none that has a fix to simulate."""
     waiting_ns: int = 0
-    """What collectives surely waited for ranks whose traces are not here, summed over the ranks."""
+    """Time in which collectives surely waited for ranks whose traces are not here, summed over the
+    ranks."""
 
     @property
     def step(self) -> StepTime | None:
-        """None where no rank has steps."""
+        """The time of a step; None where no rank has steps."""
         return self.summary.step
 
     @property
@@ -108,12 +109,12 @@ class Diagnosis(Result):
 
     @property
     def busy_share(self) -> float:
-        """Of the profiled time, in which at least one stream of a GPU runs something."""
+        """Share of the profiled time in which at least one stream of a GPU runs something."""
         busy_ns = sum(self.time_ns.get(part, 0) for part in GPU_PARTS)
         return busy_ns / self.profiled_ns if self.profiled_ns else 0.0
 
     def finding(self, name: str) -> Finding | None:
-        """The finding of that type, or None when it is not present.
+        """Return the finding of that type, or None when it is not present.
 
         Raises:
             OptionError: There is no such type.
@@ -124,7 +125,7 @@ class Diagnosis(Result):
         return next((finding for finding in self.findings if finding.type == name), None)
 
     def to_dict(self) -> Json:
-        """The document of `torchtraceap diagnose --json`."""
+        """Return the document of `torchtraceap diagnose --json`."""
         return {
             "schema": "torchtraceap.diagnosis/1",
             "profiled_ns": self.profiled_ns,
@@ -164,19 +165,19 @@ class Diagnosis(Result):
         model: ModelSettings | None = None,
         redacted: bool = True,
     ) -> Explanation:
-        """What happens in the suspicious parts of the trace; see `Trace.explain`."""
+        """Explain the suspicious parts of the trace; see `Trace.explain`."""
         trace = cast(_Explains, self.trace)
         return trace.explain(question=question, model=model, redacted=redacted, diagnosis=self)
 
     def ask(
         self, question: str, *, model: ModelSettings | None = None, redacted: bool = True
     ) -> Response:
-        """The answer to a question about the trace; see `Trace.ask`."""
+        """Answer a question about the trace; see `Trace.ask`."""
         trace = cast(_Explains, self.trace)
         return trace.ask(question, model=model, redacted=redacted, diagnosis=self)
 
     def to_html(self, path: PathLike | None = None) -> str:
-        """The report as one self-contained HTML page, also written to `path` if given.
+        """Return the report as one self-contained HTML page, also written to `path` if given.
 
         Raises:
             OptionError: `path` is one of the files that were read.

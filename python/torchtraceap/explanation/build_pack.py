@@ -178,7 +178,7 @@ def window_features(trace: Ranks, grid: int, place: int) -> Mapping[str, Array]:
     """Features of the trace's common windows on one rank, by name; computed once for each grid."""
 
     def compute() -> dict[str, Array]:
-        from torchtraceap.diagnosis.scoring.base import common_bounds
+        from torchtraceap.diagnosis.scoring import common_bounds
 
         rank, bounds_ns = trace.ranks[place], common_bounds(trace, grid)
         bounds = int(bounds_ns[0]), int(bounds_ns[-1])

@@ -15,7 +15,7 @@ from torchtraceap.explanation.numbers import Metric, numbers_in
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import NONE
 from torchtraceap.explanation.verdict import Citation, Verdict
-from torchtraceap.report.view import IDLE_LABELS
+from torchtraceap.report.labels import IDLE_LABELS
 
 if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis

@@ -30,7 +30,7 @@ from torchtraceap.explanation.quantities import (
     to_quantities,
 )
 from torchtraceap.explanation.tool_data import ToolData
-from torchtraceap.simulation.registry import make_edit
+from torchtraceap.simulation.edits.base import make_edit
 from torchtraceap.simulation.simulate import simulate as simulated
 from torchtraceap.tables.compare.diff import build_diff
 from torchtraceap.tables.gpu.gpu_events import GpuEvents

@@ -28,7 +28,7 @@ from torchtraceap.explanation.parameters import (
 )
 from torchtraceap.explanation.tool_data import ToolData
 from torchtraceap.explanation.tool_results import MOST_ROWS, clean_name, fit_result
-from torchtraceap.simulation.registry import edit_names
+from torchtraceap.simulation.edits.base import edit_names
 from torchtraceap.tables.compare.diff import VIEWS
 
 if TYPE_CHECKING:

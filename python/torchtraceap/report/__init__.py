@@ -26,7 +26,7 @@ _RENDERERS = (
 
 _TABLES = {
     "core.table.ColumnTable": "column_tables",
-    "core.results.Summary": "summary_result_tables",
+    "core.results.Summary": "summary_tables",
     "core.results.Finding": "finding_tables",
     "trace.ranks.Ranks": "trace_tables",
     "trace.ranks.RankTrace": "rank_tables",
@@ -43,7 +43,7 @@ their fields."""
 
 
 def register() -> None:
-    """Lets results show themselves; what draws them is imported when one is asked for."""
+    """Register the renderers of results; each is imported on its first use."""
     for kind, way, module, function in _RENDERERS:
         add_renderer(kind, way, lazy_renderer(f"torchtraceap.report.{module}", function))
     for kind, function in _TABLES.items():

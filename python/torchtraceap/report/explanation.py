@@ -1,6 +1,6 @@
-"""An explanation as a person reads it, in a terminal and in Jupyter.
+"""Explanations in words, for a terminal and for Jupyter.
 
-Segments of one type stand together: the first one's text in full, then where the others are. Texts
+Segments of one type stand together: the text of the first in full, then the places of all. Texts
 may come from a trace or from a language model, so they are made harmless, and escaped in HTML.
 """
 
@@ -18,7 +18,7 @@ from torchtraceap.core.knowledge import load_knowledge
 __all__ = ["explanation_html", "explanation_text"]
 
 _LABEL = 8
-"""Columns of the words on the left."""
+"""Width of the labels on the left, in columns."""
 _MOST_ROWS, _MOST_PLACES, _MOST_PROBLEMS = 3, 9, 12
 _LEAST_WIDTH, _WIDTH = 60, 100
 _QUOTED = re.compile(r"`([^`]+)`")
@@ -40,27 +40,37 @@ class _Explanation(Protocol):
 
 
 def explanation_text(explanation: _Explanation, *, width: int = _WIDTH) -> str:
-    """As plain text."""
+    """Render an explanation as plain text."""
     document = explanation.to_dict()
-    return "\n".join(_lines(document, max(_LEAST_WIDTH, width)))
-
-
-def _lines(document: Json, width: int) -> Iterator[str]:
+    width = max(_LEAST_WIDTH, width)
+    lines = []
     if document["answer"]:
         for line in document["answer"].splitlines():
-            yield from _wrapped(line, width, "  ")
-        yield ""
+            lines += _wrapped(line, width, "  ")
+        lines.append("")
     groups = _groups(document["segments"])
     for number, segments in enumerate(groups, 1):
-        yield from _group(number, segments, document["begin_ns"], width)
-        yield ""
+        first = segments[0]
+        head = f"{number}  {_title(first)}"
+        sure = f"{first['type']}, {100 * first['confidence']:.0f} % sure"
+        lines.append(f"{head}  ({sure})" if len(head) + len(sure) + 4 <= width else head)
+        for label, text in (
+            ("what", first["what"]),
+            ("where", _places(segments, document["begin_ns"])),
+            ("why", first["why"]),
+            ("change", first["change"]["text"]),
+        ):
+            lines += _labelled(label, text, width)
+        lines += [" " * (_LABEL + 3) + replace_controls(line) for line in _diff_lines(first)]
+        lines += _labelled("check", first["verify"], width)
+        lines += [*_labelled("seen in", _cited_rows(first), width), ""]
     if not groups:
-        yield "No part of the trace is suspicious."
-    yield from _foot(document, width)
+        lines.append("No part of the trace is suspicious.")
+    return "\n".join([*lines, *_source_lines(document, width)])
 
 
 def _groups(segments: Sequence[Json]) -> list[list[Json]]:
-    """Those of a type together, types in their order."""
+    """Group segments by type; types keep their order."""
     groups: dict[str, list[Json]] = {}
     for segment in segments:
         groups.setdefault(segment["type"], []).append(segment)
@@ -72,58 +82,37 @@ def _title(segment: Json) -> str:
     return entry.title if entry else "Suspicious, and nothing proves why"
 
 
-def _group(number: int, segments: Sequence[Json], begin_ns: int, width: int) -> Iterator[str]:
-    first = segments[0]
-    head = f"{number}  {_title(first)}"
-    sure = f"{first['type']}, {100 * first['confidence']:.0f} % sure"
-    yield f"{head}  ({sure})" if len(head) + len(sure) + 4 <= width else head
-    for label, text in (
-        ("what", first["what"]),
-        ("where", _places(segments, begin_ns)),
-        ("why", first["why"]),
-        ("change", first["change"]["text"]),
-    ):
-        yield from _labelled(label, text, width)
-    for line in _diff_lines(first):
-        yield " " * (_LABEL + 3) + replace_controls(line)
-    yield from _labelled("check", first["verify"], width)
-    yield from _labelled("seen in", _seen(first), width)
-
-
 def _diff_lines(segment: Json) -> list[str]:
-    """Of the diff, without the heads of files and parts."""
+    """Return the lines of the diff without the heads of files and hunks."""
     lines = (segment["change"]["diff"] or "").splitlines()[2:]
     return [line for line in lines if not line.startswith("@@")]
 
 
 def _places(segments: Sequence[Json], begin_ns: int) -> str:
     ordered = sorted(segments, key=lambda segment: segment["start_ns"])
-    shown = [_place(segment, begin_ns) for segment in ordered[:_MOST_PLACES]]
+    shown = [
+        f"{format_ns(segment['start_ns'] - begin_ns)} to {format_ns(segment['end_ns'] - begin_ns)}"
+        for segment in ordered[:_MOST_PLACES]
+    ]
     more = len(ordered) - len(shown)
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])
 
 
-def _place(segment: Json, begin_ns: int) -> str:
-    start_ns, end_ns = segment["start_ns"] - begin_ns, segment["end_ns"] - begin_ns
-    return f"{format_ns(start_ns)} to {format_ns(end_ns)}"
-
-
-def _seen(segment: Json) -> str:
+def _cited_rows(segment: Json) -> str:
     rows = [cited for cited in segment["citations"] if "row" in cited]
-    shown = [
+    return "; ".join(
         f"row {cited['row']} {one_line(cited['name'], 60)} ({format_ns(cited['duration_ns'])})"
         for cited in rows[:_MOST_ROWS]
-    ]
-    return "; ".join(shown)
+    )
 
 
-def _foot(document: Json, width: int) -> Iterator[str]:
+def _source_lines(document: Json, width: int) -> Iterator[str]:
+    """Describe the source of the explanation, its rounds, its cost and its problems."""
     model = f" ({one_line(document['model'], 60)})" if document["model"] else ""
     yield f"Explained {_SOURCES[document['source']]}{model}."
-    again = [each for each in document["rounds"] if each["asked_by"] != "start"]
-    if again:
-        grids = ", ".join(str(each["grid"]) for each in again)
-        yield f"Scored again in {grids} windows where it was in doubt."
+    grids = [str(each["grid"]) for each in document["rounds"] if each["asked_by"] != "start"]
+    if grids:
+        yield f"Scored again in {', '.join(grids)} windows where it was in doubt."
     usage = document["usage"]
     if usage:
         tokens = f"{usage['prompt_tokens']:,} + {usage['completion_tokens']:,} tokens"
@@ -135,8 +124,7 @@ def _foot(document: Json, width: int) -> Iterator[str]:
 
 def _labelled(label: str, text: str, width: int) -> Iterator[str]:
     if text:
-        indent = " " * (_LABEL + 3)
-        lines = _wrapped(text, width - len(indent))
+        lines = _wrapped(text, width - _LABEL - 3)
         yield from (
             f"   {label if not place else '':<{_LABEL}}{line}" for place, line in enumerate(lines)
         )
@@ -153,34 +141,35 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def explanation_html(explanation: _Explanation) -> str:
-    """As HTML with its own styles, everything escaped."""
+    """Render an explanation as HTML with its own styles, everything escaped."""
     document = explanation.to_dict()
     answers = (document["answer"] or "").splitlines()
     answer = "".join(f"<p>{_escaped(line)}</p>" for line in answers)
     groups = _groups(document["segments"])
-    parts = "".join(_group_html(segments, document["begin_ns"]) for segments in groups)
-    foot = "<br>".join(_escaped(line) for line in _foot(document, 10_000))
+    parts = []
+    for segments in groups:
+        first = segments[0]
+        diff = "\n".join(_diff_lines(first))
+        code = f'<pre style="{_CODE}">{escape(replace_controls(diff))}</pre>' if diff else ""
+        rows = _cited_rows(first)
+        seen = f". Seen in: {_escaped(rows)}" if rows else ""
+        where = _escaped(_places(segments, document["begin_ns"]))
+        parts.append(
+            f"<details open><summary><b>{_escaped(_title(first))}</b> "
+            f'<span style="{_SMALL}">{_escaped(first["type"])}, '
+            f"{100 * first['confidence']:.0f} % sure</span></summary>"
+            f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
+            f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
+            f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
+            f'<p style="{_SMALL}">Where: {where}{seen}</p></details>'
+        )
+    foot = "<br>".join(_escaped(line) for line in _source_lines(document, 10_000))
     none = "" if groups else "<p>No part of the trace is suspicious.</p>"
-    return f'<div style="{_BOX}">{answer}{parts}{none}<div style="{_SMALL}">{foot}</div></div>'
-
-
-def _group_html(segments: Sequence[Json], begin_ns: int) -> str:
-    first = segments[0]
-    diff = "\n".join(_diff_lines(first))
-    code = f'<pre style="{_CODE}">{escape(replace_controls(diff))}</pre>' if diff else ""
-    seen = f". Seen in: {_escaped(_seen(first))}" if _seen(first) else ""
-    return (
-        f"<details open><summary><b>{_escaped(_title(first))}</b> "
-        f'<span style="{_SMALL}">{_escaped(first["type"])}, '
-        f"{100 * first['confidence']:.0f} % sure</span></summary>"
-        f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
-        f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
-        f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
-        f'<p style="{_SMALL}">Where: {_escaped(_places(segments, begin_ns))}{seen}</p></details>'
-    )
+    inner = answer + "".join(parts) + none
+    return f'<div style="{_BOX}">{inner}<div style="{_SMALL}">{foot}</div></div>'
 
 
 def _escaped(text: str) -> str:
-    """With what stands between backticks as code."""
+    """Escape a text for HTML; parts between backticks become code."""
     clean = escape(replace_controls(" ".join(text.split())))
     return _QUOTED.sub(r"<code>\1</code>", clean)

@@ -1,6 +1,6 @@
 """Results in Jupyter: small tables, the bar and a timeline. Every text from a trace is escaped.
 
-Notebooks keep no style sheet of ours, so colours stand on the elements, and text has the colour of
+Notebooks keep no style sheet of ours, so colors stand on the elements, and text has the color of
 the notebook, light or dark.
 """
 
@@ -14,24 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns, format_percent, one_line
 from torchtraceap.diagnosis.verdict import parts_over_time
-from torchtraceap.report.page.document import TEMPLATES
-from torchtraceap.report.page.page import MAX_RANKS, PageSource, strip
+from torchtraceap.report.document import TEMPLATES
+from torchtraceap.report.labels import HOST_LABELS, label_of_part
+from torchtraceap.report.page import MAX_RANKS, PageSource, strip
 from torchtraceap.report.result_tables import tables_of
-from torchtraceap.report.view import (
-    HOST_LABELS,
-    BeforeAfter,
-    ReportView,
-    Segment,
-    before_after,
-    build_view,
-    label_of_part,
-)
+from torchtraceap.report.view import ReportView, Segment, before_after, build_view
 
 if TYPE_CHECKING:
-    from torchtraceap.core.results import Finding, Summary, Timeline
+    from torchtraceap.core.results import Finding, Summary
     from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.report.tables import TextTable
     from torchtraceap.simulation.simulate import Simulation
@@ -49,10 +41,10 @@ __all__ = [
 ]
 
 SLOTS = 480
-"""Of a timeline: each shows what most of its time goes to."""
+"""Pieces of a timeline; each has the color of the part with most of its time."""
 MAX_STRIPS = 5  # findings with a line of the timeline
 MAX_TREE = 60_000  # characters of a tree
-LEAST_SHARE = 0.001  # of a part in a legend
+LEAST_SHARE = 0.001  # a part with less is left out of the bar
 BOX = "max-width:1000px"
 SMALL = "font-size:85%;opacity:.75"
 
@@ -61,31 +53,38 @@ SMALL = "font-size:85%;opacity:.75"
 
 
 def result_html(result: object) -> str:
-    """Any result by its tables."""
+    """Show any result by its tables."""
     return _box("".join(map(_table_html, tables_of(result))))
 
 
 def tree_html(tree: TreeView) -> str:
-    """The listing, as long as a notebook takes it."""
+    """Show the listing of a tree, cut to the length that a notebook takes."""
     text = str(tree)
     more = "\n..." if len(text) > MAX_TREE else ""
     return _box(f"<pre>{escape(text[:MAX_TREE] + more)}</pre>")
 
 
 def summary_html(summary: Summary) -> str:
-    """The bar of GPU time, then the tables."""
-    parts = _timeline_segments(summary.timeline)
-    return _box(_bar(parts) + "".join(map(_table_html, tables_of(summary))))
+    """Show the bar of GPU time, then the tables."""
+    timeline = summary.timeline
+    parts = (
+        ("compute", label_of_part("compute"), timeline.compute_ns),
+        ("communication", label_of_part("communication"), timeline.exposed_communication_ns),
+        ("memcpy", label_of_part("memcpy"), timeline.exposed_memcpy_ns),
+        ("unknown", "idle", timeline.idle_ns),
+    )
+    segments = [Segment(key, label, ns, timeline.share(ns), False) for key, label, ns in parts]
+    return _box(_bar(segments) + "".join(map(_table_html, tables_of(summary))))
 
 
 def trace_html(trace: Ranks) -> str:
-    """What the ranks do over time, and what is in the trace."""
+    """Show a timeline of each rank, then the tables of the summary."""
     drawn = _timelines(trace.ranks[:MAX_RANKS])
     return _box(drawn + "".join(map(_table_html, tables_of(trace))))
 
 
 def diagnosis_html(diagnosis: Diagnosis) -> str:
-    """The verdict, the bar, what the ranks do over time and where findings lie, the findings."""
+    """Show the verdict, the bar, timelines of the ranks, places of findings, and the findings."""
     view = build_view(diagnosis)
     source = PageSource.build(diagnosis, view)
     verdict = (
@@ -94,33 +93,49 @@ def diagnosis_html(diagnosis: Diagnosis) -> str:
         + (f"<p>Recording: {escape(view.recording)}.</p>" if view.recording else "")
     )
     drawn = _timelines([source.rank(number) for number in source.shown])
-    places = "".join(_places(source, number) for number in range(len(view.findings))[:MAX_STRIPS])
+    places = ""
+    for number, entry in enumerate(view.findings[:MAX_STRIPS]):
+        title = f"{entry.number}  {entry.finding.title}"
+        if view.ranks > 1:  # the rank that pays most
+            title += f" (on rank {source.rank(source.dearest_rank(number)).rank})"
+        rects = (_rect(left, width, _color("finding")) for left, width in strip(source, number))
+        places += f'<span style="{SMALL}">{escape(one_line(title, 120))}</span>'
+        places += _svg(8, f"Places of {title}", "".join(rects))
     return _box(verdict + _bar(view.segments) + drawn + places + _findings(view))
 
 
 def finding_html(finding: Finding) -> str:
-    """What costs how much, why, and the code of the fix."""
-    (told,) = tables_of(finding)
-    lines = "".join(f"<p>{escape(line)}</p>" for line in told.note.splitlines())
+    """Show the cost of a finding, its reason, and the code of the fix."""
+    (table,) = tables_of(finding)
+    lines = "".join(f"<p>{escape(line)}</p>" for line in table.note.splitlines())
     code = f"<pre>{escape(finding.code)}</pre>" if finding.code else ""
-    return _box(f"<p><b>{escape(told.title)}</b></p>{lines}{code}")
+    return _box(f"<p><b>{escape(table.title)}</b></p>{lines}{code}")
 
 
 def simulation_html(simulation: Simulation) -> str:
-    """Two bars for each edit that applies, then the tables."""
-    bars = [
-        before_after(
+    """Show two bars for each edit that applies, then the tables."""
+    parts = []
+    for edit in simulation.edits:
+        if edit.predicted_ns is None:
+            continue
+        bars = before_after(
             edit.edit,
             simulation.measured_ns,
             edit.predicted_ns,
             edit.low_ns or 0,
             edit.high_ns or 0,
         )
-        for edit in simulation.edits
-        if edit.predicted_ns is not None
-    ]
-    tables = "".join(map(_table_html, tables_of(simulation)))
-    return _box("".join(map(_before_after, bars)) + tables)
+        between = bars.high_share - bars.low_share
+        mark = (
+            f'<rect x="{bars.low_share * 100:.3f}%" y="35%" width="{between * 100:.3f}%" '
+            'height="30%" fill="currentColor"></rect>'
+        )
+        now = _rect(0, bars.before_share, _color("launch_latency"))
+        then = _rect(0, bars.after_share, _color("compute")) + mark
+        says = f"{bars.label}: {bars.before} now, {bars.after} then ({bars.between})"
+        drawn = _svg(12, f"now {bars.before}", now) + _svg(12, f"then {bars.after}", then)
+        parts.append(f"<p>{escape(says)}</p>{drawn}")
+    return _box("".join(parts) + "".join(map(_table_html, tables_of(simulation))))
 
 
 # -------------------------------------------------------------------------------------- tables
@@ -169,8 +184,8 @@ def _findings(view: ReportView) -> str:
             for entry in view.findings
         ]
     if view.unchecked:
-        lacks = ((entry.title, entry.missing) for entry in view.unchecked)
-        table = _table(("could not be checked", "missing in the trace"), lacks)
+        missing = ((entry.title, entry.note) for entry in view.unchecked)
+        table = _table(("could not be checked", "missing in the trace"), missing)
         parts.append(f"<details><summary>Not checked</summary>{table}</details>")
     return "".join(parts)
 
@@ -179,8 +194,8 @@ def _findings(view: ReportView) -> str:
 
 
 @cache
-def _colours() -> dict[str, str]:
-    """The colour of each part, as the page has it in the light."""
+def _colors() -> dict[str, str]:
+    """Return the color of each part in the page's light theme."""
     style = (TEMPLATES / "report.css").read_text(encoding="utf-8")
     named: dict[str, str] = {}
     for name, value in re.findall(r"(--[\w-]+):\s*(#[0-9a-f]{6})", style):
@@ -189,15 +204,15 @@ def _colours() -> dict[str, str]:
     return {part: named[name] for part, name in fills}
 
 
-def _colour(part: str) -> str:
-    colours = _colours()
-    return colours.get(part, colours["unknown"])
+def _color(part: str) -> str:
+    colors = _colors()
+    return colors.get(part, colors["unknown"])
 
 
-def _rect(left: float, width: float, colour: str, title: str = "") -> str:
+def _rect(left: float, width: float, color: str, title: str = "") -> str:
     hint = f"<title>{escape(title)}</title>" if title else ""
     return (
-        f'<rect x="{left * 100:.3f}%" width="{width * 100:.3f}%" height="100%" fill="{colour}">'
+        f'<rect x="{left * 100:.3f}%" width="{width * 100:.3f}%" height="100%" fill="{color}">'
         f"{hint}</rect>"
     )
 
@@ -209,96 +224,52 @@ def _svg(height: int, label: str, inner: str) -> str:
     )
 
 
-def _key(part: str, label: str) -> str:
-    swatch = f'<span style="color:{_colour(part)}">■</span>'
-    return f'<span style="white-space:nowrap;margin-right:1.2em">{swatch} {escape(label)}</span>'
-
-
 def _bar(segments: Sequence[Segment]) -> str:
-    """Where the time goes, with a legend."""
-    told = [part for part in segments if part.share >= LEAST_SHARE]
-    if not told:
-        return ""
-    rects, at = [], 0.0
-    for part in told:
+    """Draw the parts of the time as a bar with a legend."""
+    rects, keys, left = [], [], 0.0
+    for part in segments:
+        if part.share < LEAST_SHARE:
+            continue
         idle = "idle: " if part.is_idle else ""
         label = f"{idle}{part.label} {format_percent(part.share)}"
-        rects.append((_rect(at, part.share, _colour(part.key), label), _key(part.key, label)))
-        at += part.share
-    drawn = _svg(30, "Where the time goes", "".join(rect for rect, _ in rects))
-    return drawn + f'<p style="{SMALL}">{" ".join(key for _, key in rects)}</p>'
-
-
-def _timeline_segments(timeline: Timeline) -> list[Segment]:
-    parts = (
-        ("compute", timeline.compute_ns),
-        ("communication", timeline.exposed_communication_ns),
-        ("memcpy", timeline.exposed_memcpy_ns),
-        ("unknown", timeline.idle_ns),
-    )
-    return [
-        Segment(key, "idle" if key == "unknown" else label_of_part(key), ns, share, False)
-        for key, ns in parts
-        if (share := timeline.share(ns)) > 0
-    ]
+        swatch = f'<span style="color:{_color(part.key)}">■</span>'
+        rects.append(_rect(left, part.share, _color(part.key), label))
+        keys.append(
+            f'<span style="white-space:nowrap;margin-right:1.2em">{swatch} {escape(label)}</span>'
+        )
+        left += part.share
+    if not rects:
+        return ""
+    drawn = _svg(30, "Where the time goes", "".join(rects))
+    return drawn + f'<p style="{SMALL}">{" ".join(keys)}</p>'
 
 
 def _timelines(ranks: Sequence[RankTrace]) -> str:
-    """What most of each moment goes to, rank by rank, each over its own profiled time."""
+    """Draw the part with most of each moment, rank by rank, each over its own profiled time."""
     lines = []
     for rank in ranks:
+        low, high = rank.tree.profiled
+        bounds = low + np.linspace(0, high - low, SLOTS + 1).astype(np.int64)
+        parts = parts_over_time(rank, bounds) if high > low else {}
+        if not any(part.any() for part in parts.values()):
+            continue
+        keys = list(parts)
+        own = HOST_LABELS if rank.computes_on_host else {}
+        stacked = np.stack([parts[key] for key in keys])
+        codes = np.where(stacked.any(axis=0), stacked.argmax(axis=0), -1)
+        first = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
+        last = np.r_[first[1:], len(codes)]
+        rects = []
+        for code, begin, end in zip(
+            codes[first].tolist(), first.tolist(), last.tolist(), strict=True
+        ):
+            if code >= 0:
+                key = keys[code]
+                label = own.get(key, label_of_part(key))
+                rects.append(_rect(begin / SLOTS, (end - begin) / SLOTS, _color(key), label))
         whose = f"rank {rank.rank}: " if len(ranks) > 1 else ""
-        if drawn := _timeline(rank):
-            length = format_ns(rank.profiled_ns)
-            said = f"{escape(whose)}what most of each moment goes to, {length} in all"
-            lines.append(f'<span style="{SMALL}">{said}</span>{drawn}')
+        length = format_ns(rank.profiled_ns)
+        said = f"{escape(whose)}what most of each moment goes to, {length} in all"
+        drawn = _svg(22, "Timeline: what most of each moment goes to", "".join(rects))
+        lines.append(f'<span style="{SMALL}">{said}</span>{drawn}')
     return "".join(lines)
-
-
-def _timeline(rank: RankTrace) -> str:
-    low, high = rank.tree.profiled
-    bounds = low + np.linspace(0, high - low, SLOTS + 1).astype(np.int64)
-    parts = parts_over_time(rank, bounds) if high > low else {}
-    if not any(part.any() for part in parts.values()):
-        return ""
-    keys = list(parts)
-    own = HOST_LABELS if rank.computes_on_host else {}
-    labels = [own.get(key, label_of_part(key)) for key in keys]
-    stacked = np.stack([parts[key] for key in keys])
-    runs = _runs(np.where(stacked.any(axis=0), stacked.argmax(axis=0), -1))
-    rects = "".join(
-        _rect(first / SLOTS, (last - first) / SLOTS, _colour(keys[code]), labels[code])
-        for code, first, last in runs
-        if code >= 0
-    )
-    return _svg(22, "Timeline: what most of each moment goes to", rects)
-
-
-def _places(source: PageSource, number: int) -> str:
-    """Where a finding lies in the profiled time of the rank that pays most for it."""
-    entry = source.view.findings[number]
-    title = f"{entry.number}  {entry.finding.title}"
-    if source.view.ranks > 1:
-        title += f" (on rank {source.rank(source.dearest_rank(number)).rank})"
-    drawn = "".join(_rect(at, width, _colour("finding")) for at, width in strip(source, number))
-    label = f'<span style="{SMALL}">{escape(one_line(title, 120))}</span>'
-    return label + _svg(8, f"Places of {title}", drawn)
-
-
-def _runs(codes: Array) -> list[tuple[int, int, int]]:
-    """Neighbours of one code as (code, first, one past the last)."""
-    first = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
-    last = np.r_[first[1:], len(codes)]
-    return list(zip(codes[first].tolist(), first.tolist(), last.tolist(), strict=True))
-
-
-def _before_after(bars: BeforeAfter) -> str:
-    between = bars.high_share - bars.low_share
-    mark = (
-        f'<rect x="{bars.low_share * 100:.3f}%" y="35%" width="{between * 100:.3f}%" height="30%" '
-        'fill="currentColor"></rect>'
-    )
-    now = _svg(12, f"now {bars.before}", _rect(0, bars.before_share, _colour("launch_latency")))
-    then = _svg(12, f"then {bars.after}", _rect(0, bars.after_share, _colour("compute")) + mark)
-    says = f"{bars.label}: {bars.before} now, {bars.after} then ({bars.between})"
-    return f"<p>{escape(says)}</p>{now}{then}"

@@ -1,4 +1,4 @@
-"""Any result as the tables by which a person reads it, for `print` and for notebooks."""
+"""Any result as the tables by which a person reads it, for `print`, notebooks and commands."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ from torchtraceap.core.formatting import (
 from torchtraceap.core.rendering import find_renderer
 from torchtraceap.core.results import Finding, Summary
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.report.simulation import simulation_tables
-from torchtraceap.report.tables import (
-    TextTable,
-    render_table,
-    summary_tables,
-    table_for_reading,
-)
+from torchtraceap.report.labels import step_note, trust_text
+from torchtraceap.report.tables import TextTable, render_table, table_for_reading
 from torchtraceap.tables.summary import build_summary
 
 if TYPE_CHECKING:
+    from torchtraceap.ops.durations import Estimate
     from torchtraceap.ops.durations.calibration import Calibration, KindTimes
     from torchtraceap.ops.durations.estimate import Estimates
     from torchtraceap.simulation.simulate import Simulation
@@ -37,22 +33,30 @@ if TYPE_CHECKING:
     from torchtraceap.trace.execution import ExecutionTrace
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["result_text", "tables_of", "tree_text"]
+__all__ = [
+    "estimate_table",
+    "result_text",
+    "simulation_tables",
+    "summary_tables",
+    "tables_of",
+    "tree_text",
+]
 
 MAX_ROWS = 20
 MAX_TEXT = 400  # characters of a value
-MAX_ITEMS = 8  # of a list in a value
+MAX_ITEMS = 8  # items of a list in a value
+MAX_STEPS = 12  # rows of the steps of a simulation
 LEAST_WIDTH = 60
 
 
 def result_text(result: object) -> str:
-    """The tables of a result below each other, as wide as the terminal."""
+    """Render the tables of a result below each other, as wide as the terminal."""
     width = max(LEAST_WIDTH, shutil.get_terminal_size((100, 40)).columns)
     return "\n\n".join(render_table(table, width=width) for table in tables_of(result))
 
 
 def tree_text(tree: TreeView) -> str:
-    """The listing of a tree."""
+    """Return the listing of a tree."""
     return tree.to_text()
 
 
@@ -63,12 +67,11 @@ def tables_of(result: object) -> list[TextTable]:
     return describe(result) if describe else [_fields_table(type(result).__name__, _fields(result))]
 
 
+# ------------------------------------------------------------------------------------- traces
+
+
 def column_tables(table: ColumnTable) -> list[TextTable]:
     return [table_for_reading(table, limit=MAX_ROWS)]
-
-
-def summary_result_tables(summary: Summary) -> list[TextTable]:
-    return summary_tables(summary)
 
 
 def trace_tables(trace: Ranks) -> list[TextTable]:
@@ -76,8 +79,84 @@ def trace_tables(trace: Ranks) -> list[TextTable]:
 
 
 def rank_tables(rank: RankTrace) -> list[TextTable]:
-    told = {"rank": rank.rank, "events": len(rank.table), "path": rank.path}
-    return [_fields_table("Rank of a trace", told.items())]
+    values = {"rank": rank.rank, "events": len(rank.table), "path": rank.path}
+    return [_fields_table("Rank of a trace", values.items())]
+
+
+def execution_trace_tables(trace: ExecutionTrace) -> list[TextTable]:
+    values = {"path": trace.path, "schema": trace.schema, "pid": trace.pid}
+    return [_fields_table("Execution trace", values.items()), *column_tables(trace.nodes)]
+
+
+def summary_tables(summary: Summary) -> list[TextTable]:
+    """Return the tables of `torchtraceap summary`."""
+    categories = sorted(summary.events.by_category.items(), key=lambda item: (-item[1], item[0]))
+    rows = [(one_line(name, 40) or "(none)", format_count(n)) for name, n in categories[:20]]
+    if rest := sum(count for _, count in categories[20:]):
+        rows.append(("(others)", format_count(rest)))
+    head = ("of", "span", "busy", "compute", "exposed comm.", "exposed copies", "idle")
+    title = "GPU time, of the span from first to last GPU event"
+    tables = [
+        _files_table(summary),
+        TextTable("Events", ("category", "events"), rows),
+        TextTable(title, head, _timeline_rows(summary)),
+    ]
+    if found := summary.diagnostics:
+        faults = [(format_count(d.count), d.code, one_line(d.message, 200)) for d in found]
+        tables.append(TextTable("Quality of the data", ("count", "code", "what"), faults))
+    return tables
+
+
+def _files_table(summary: Summary) -> TextTable:
+    rows = [
+        (one_line(f.path, 100), _or_dash(f.rank), _or_dash(f.world_size)) for f in summary.files
+    ]
+    events = summary.events
+    note = (
+        f"{format_count(events.total)} objects, {format_count(events.complete)} complete events, "
+        f"{format_count(events.gpu)} on the GPU, {format_count(events.gpu_orphan)} of them "
+        "without a launch"
+    )
+    if summary.step:
+        note += f"\nStep {format_ns(summary.step.measured_ns)} ({step_note(summary)})"
+    for fault in summary.quality.notes:
+        several = len(summary.files) > 1 and fault.rank is not None
+        of_rank = f" (rank {fault.rank})" if several else ""
+        note += f"\nrecording{of_rank}: {one_line(fault.message, 300)}"
+    return TextTable("", ("file", "rank", "world"), rows, note)
+
+
+def _or_dash(value: object) -> str:
+    return "—" if value is None else str(value)
+
+
+def _timeline_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """Return a row of GPU time for the whole, each rank, device and step."""
+    several = len(summary.ranks) > 1
+    timelines = [("all ranks" if several else "whole trace", summary.timeline)]
+    if several:
+        timelines += [(f"rank {r.rank}", r.timeline) for r in summary.ranks]
+    for device in summary.devices if len(summary.devices) > 1 else ():
+        where = f"rank {device.rank} " if several else ""
+        name = one_line(f"{where}GPU {_or_dash(device.device)} {device.name or ''}", 40)
+        timelines.append((name, device.timeline))
+    for step in summary.steps[:MAX_ROWS]:
+        where = f"rank {step.rank} " if several else ""
+        timelines.append((one_line(where + step.name, 40), step.timeline))
+    rows: list[tuple[str, ...]] = []
+    for name, timeline in timelines:
+        parts = (
+            timeline.busy_ns,
+            timeline.compute_ns,
+            timeline.exposed_communication_ns,
+            timeline.exposed_memcpy_ns,
+            timeline.idle_ns,
+        )
+        shares = (format_percent(timeline.share(ns)) for ns in parts)
+        rows.append((name, format_ns(timeline.span_ns), *shares))
+    if len(summary.steps) > MAX_ROWS:
+        rows.append((f"{len(summary.steps) - MAX_ROWS} more steps", *[""] * 6))
+    return rows
 
 
 def finding_tables(finding: Finding) -> list[TextTable]:
@@ -96,8 +175,111 @@ def finding_tables(finding: Finding) -> list[TextTable]:
     return [TextTable(finding.title, ("", ""), [], "\n".join(f"{n}: {v}" for n, v in rows))]
 
 
+# ------------------------------------------------------------------------------------- simulation
+
+
 def simulation_result_tables(simulation: Simulation) -> list[TextTable]:
     return simulation_tables(simulation.to_dict())
+
+
+def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> list[TextTable]:
+    """Return tables of the measured steps, of each edit by itself, and of the plan.
+
+    Args:
+        document: `torchtraceap.simulation/1`.
+        plan: Add the edits on top of each other.
+    """
+    measured_ns = document["measured_ns"]
+    applied = [edit for edit in document["edits"] if edit["predicted_ns"] is not None]
+    rows = [
+        (
+            edit["edit"],
+            format_ns(measured_ns),
+            format_ns(edit["predicted_ns"]),
+            f"{format_ns(edit['low_ns'])} to {format_ns(edit['high_ns'])}",
+            _change(edit["predicted_ns"], measured_ns),
+        )
+        for edit in applied
+    ]
+    notes = [
+        one_line(
+            f"{edit['edit']}: {'' if edit in applied else 'not simulated: '}{edit['note']}",
+            MAX_TEXT,
+        )
+        for edit in document["edits"]
+        if edit["note"]
+    ]
+    head = ("edit", "now", "then", "between", "change") if rows else ()
+    edits = TextTable("Edits, each by itself", head, rows, "\n".join(notes))
+    tables = [_steps_table(document), edits]
+    if plan:
+        fixes = [
+            (
+                number,
+                fix["edit"],
+                format_ns(fix["gain_ns"]),
+                format_ns(fix["predicted_ns"]),
+                f"{format_ns(fix['low_ns'])} to {format_ns(fix['high_ns'])}",
+                _change(fix["predicted_ns"], measured_ns),
+            )
+            for number, fix in enumerate(document["plan"], start=1)
+        ]
+        titles = ("", "edit", "gains", "then", "between", "change in all") if fixes else ()
+        predicted = document["trust"]["supports_prediction"]
+        none = "No edit saves more than the steps vary by themselves."
+        empty = "" if fixes else none if predicted else "No edit is simulated."
+        tables.append(TextTable("Plan, each on top of those before it", titles, fixes, empty))
+    return tables
+
+
+def _steps_table(document: Mapping[str, Any]) -> TextTable:
+    """Return the steps, with a note on how well they replay or why no edit is simulated."""
+    steps = document["steps"]
+    several = len({step["rank"] for step in steps}) > 1
+    rows = [
+        (
+            *([step["rank"]] if several else []),
+            one_line(step["name"], 60),
+            format_ns(step["measured_ns"]),
+            format_ns(step["replayed_ns"]),
+            _change(step["replayed_ns"], step["measured_ns"]),
+        )
+        for step in steps[:MAX_STEPS]
+    ]
+    head = (*(["rank"] if several else []), "step", "measured", "replayed", "off by")
+    more = [f"and {len(steps) - MAX_STEPS} more steps (--json)"] if len(steps) > MAX_STEPS else []
+    trust, measured = document["trust"], format_ns(document["measured_ns"])
+    subject = "The whole takes"
+    if document["per_step"]:
+        median = format_ns(document["median_ns"])
+        subject = "A step takes"
+        measured += f" (mean; median {median})" if median != measured else ""
+    note = f"{subject} {measured}. Replayed {trust_text(trust)}."
+    if not trust["supports_prediction"]:
+        note = f"No edit is simulated: {trust['reason']}. {note}"
+    notes = [one_line(text, MAX_TEXT) for text in (note, *document["notes"])]
+    return TextTable("Replay", head, rows, "\n".join([*more, *notes]))
+
+
+def _change(after_ns: int, before_ns: int) -> str:
+    if not before_ns:
+        return "—"
+    percent = round(100 * (after_ns / before_ns - 1), 1)
+    return f"{percent:+.1f} %" if percent else "0 %"
+
+
+# ------------------------------------------------------------------------------------- durations
+
+
+def estimate_table(title: str, device: str, estimate: Estimate) -> TextTable:
+    """Return one row: the time and the interval that holds 8 of 10 cases; the source below it."""
+    time, low, high = (format_ns(round(ns)) for ns in estimate[:3])
+    return TextTable(
+        "",
+        ("", "device", "time", "8 of 10 between"),
+        [(one_line(title, 60), device, time, f"{low} and {high}")],
+        f"Source: {one_line(estimate.source, MAX_TEXT)}.",
+    )
 
 
 def estimate_tables(estimates: Estimates) -> list[TextTable]:
@@ -108,7 +290,7 @@ def estimate_tables(estimates: Estimates) -> list[TextTable]:
         "high_ns": estimates.high_ns[:MAX_ROWS],
         "source": np.array(sources, dtype=object),
     }
-    return [_cut(ColumnTable(columns), len(estimates))]
+    return [_first_rows(ColumnTable(columns), len(estimates))]
 
 
 def kind_time_tables(times: KindTimes) -> list[TextTable]:
@@ -118,7 +300,15 @@ def kind_time_tables(times: KindTimes) -> list[TextTable]:
         "measured_ns": times.measured_ns[:MAX_ROWS],
         "estimate_ns": times.estimates.ns[:MAX_ROWS],
     }
-    return [_cut(ColumnTable(columns), len(times.kinds))]
+    return [_first_rows(ColumnTable(columns), len(times.kinds))]
+
+
+def _first_rows(table: ColumnTable, total: int) -> TextTable:
+    """Return a text table of the first of `total` rows."""
+    shown = table_for_reading(table)
+    left = total - table.num_rows
+    note = f"{format_count(left)} more" if left > 0 else ""
+    return TextTable("", shown.columns, shown.rows, note)
 
 
 def calibration_tables(calibration: Calibration) -> list[TextTable]:
@@ -136,31 +326,21 @@ def calibration_tables(calibration: Calibration) -> list[TextTable]:
     return [TextTable("", head, rows, "" if rows else "no kernels that a model estimates")]
 
 
-def execution_trace_tables(trace: ExecutionTrace) -> list[TextTable]:
-    told = {"path": trace.path, "schema": trace.schema, "pid": trace.pid}
-    return [_fields_table("Execution trace", told.items()), *column_tables(trace.nodes)]
+# ------------------------------------------------------------------------------------- recording
 
 
 def recording_tables(recording: Any) -> list[TextTable]:
-    told = {
+    values = {
         "file": None if recording.path is None else str(recording.path),
         "steps": recording.steps,
         "recorded_steps": recording.recorded_steps,
     }
-    return [_fields_table("Recording", told.items())]
+    return [_fields_table("Recording", values.items())]
 
 
 def trace_handler_tables(handler: Any) -> list[TextTable]:
-    told = {"folder": str(handler.folder), "files": [path.name for path in handler.paths]}
-    return [_fields_table("Trace handler", told.items())]
-
-
-def _cut(table: ColumnTable, total: int) -> TextTable:
-    """A table of the first rows of so many."""
-    shown = table_for_reading(table)
-    left = total - table.num_rows
-    note = f"{format_count(left)} more" if left > 0 else ""
-    return TextTable("", shown.columns, shown.rows, note)
+    values = {"folder": str(handler.folder), "files": [path.name for path in handler.paths]}
+    return [_fields_table("Trace handler", values.items())]
 
 
 # ------------------------------------------------------------------------------------- fields
@@ -170,14 +350,14 @@ def _fields(result: Any) -> Iterator[tuple[str, Any]]:
     if is_dataclass(result):
         return ((field.name, getattr(result, field.name)) for field in fields(result))
     names = getattr(result, "_fields", None)
-    if names is None:  # of the core: what it offers
+    if names is None:  # an object of the core
         names = [name for name in dir(result) if not name.startswith("_")]
     values = ((name, getattr(result, name)) for name in names)
     return ((name, value) for name, value in values if not callable(value))
 
 
-def _fields_table(title: str, told: Any) -> TextTable:
-    rows = [(_words(name), _value(name, value)) for name, value in told]
+def _fields_table(title: str, values: Any) -> TextTable:
+    rows = [(_words(name), _value(name, value)) for name, value in values]
     return TextTable("", (title, ""), rows)
 
 
@@ -186,7 +366,7 @@ def _words(name: str) -> str:
 
 
 def _value(name: str, value: Any, *, inside: bool = False) -> str:
-    """A field as text, by the unit that its name ends in."""
+    """Write the value of a field in the unit that its name ends in."""
     if value is None:
         return "—"
     if isinstance(value, (bool, np.bool_)):
@@ -198,14 +378,16 @@ def _value(name: str, value: Any, *, inside: bool = False) -> str:
     if isinstance(value, ColumnTable):
         return f"{format_count(value.num_rows)} rows"
     if isinstance(value, Mapping):
-        few = [f"{key} {_value(key, item, inside=True)}" for key, item in _first(value.items())]
-        return _listed(few, value)
+        members = islice(value.items(), MAX_ITEMS)
+        texts = [f"{key} {_value(key, item, inside=True)}" for key, item in members]
+        return _listed(texts, value)
     if isinstance(value, tuple) and len(value) > MAX_ITEMS and isinstance(value[0], (int, float)):
         return f"{format_count(len(value))}, {_value(name, value[0])} to {_value(name, value[-1])}"
     if isinstance(value, (list, tuple, range)) and not hasattr(value, "_fields"):
-        return _listed([_value(name, item, inside=True) for item in _first(value)], value)
+        few = islice(value, MAX_ITEMS)
+        return _listed([_value(name, item, inside=True) for item in few], value)
     if is_dataclass(value) or hasattr(value, "_fields"):
-        return _inline(value, inside)
+        return _nested(value, inside)
     return one_line(str(value), MAX_TEXT)
 
 
@@ -221,25 +403,21 @@ def _number(name: str, value: Any) -> str:
     return format_count(value) if isinstance(value, int) else f"{value:.4g}"
 
 
-def _inline(value: Any, inside: bool) -> str:
-    """A result within another: its name and kind, or its first fields."""
-    told = dict(_fields(value))
+def _nested(value: Any, inside: bool) -> str:
+    """Write a result within another: its name inside a list, else its first fields."""
+    values = dict(_fields(value))
     for name in ("title", "name", "type", "path"):
-        if inside and isinstance(told.get(name), str):
-            return one_line(told[name], 80)
+        if inside and isinstance(values.get(name), str):
+            return one_line(values[name], 80)
     listed = (
         f"{_words(field)} {_value(field, item, inside=True)}"
-        for field, item in told.items()
+        for field, item in values.items()
         if not (item is None or (isinstance(item, str) and not item))
     )
     return one_line(", ".join(listed), MAX_TEXT)
 
 
-def _first(items: Any) -> list[Any]:
-    return list(islice(items, MAX_ITEMS))
-
-
-def _listed(texts: Sequence[str], whole: Any) -> str:
-    left = len(whole) - len(texts)
+def _listed(texts: Sequence[str], items: Any) -> str:
+    left = len(items) - len(texts)
     more = f" and {format_count(left)} more" if left > 0 else ""
     return one_line(", ".join(texts), MAX_TEXT) + more if texts else "none"

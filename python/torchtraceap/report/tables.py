@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Tables for the terminal: any `ColumnTable` with units, and text tables fitted to a width."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from torchtraceap.core.formatting import (
     column_headings,
     display_width,
     format_count,
-    format_ns,
-    format_percent,
     one_line,
     replace_controls,
 )
 from torchtraceap.core.records import dataclass
-from torchtraceap.report.step import step_note
 
 if TYPE_CHECKING:
-    from torchtraceap.core.results import Summary, Timeline
     from torchtraceap.core.table import ColumnTable
 
-__all__ = ["TextTable", "render_table", "summary_tables", "table_for_reading"]
+__all__ = ["TextTable", "cut_apart", "render_table", "table_for_reading", "write_column"]
 
 MIN_COLUMN = 16  # a column of texts is cut down to this
 KEY = 26  # and the first of those that identify a row to this
@@ -45,47 +41,75 @@ class TextTable:
     whole: bool = False
     """No column may be left out, however narrow the terminal."""
     others: str = ""
-    """How to see what is left out."""
+    """A hint how to see columns that are left out."""
 
 
 def render_table(table: TextTable, *, bold: bool = False, width: int = 0) -> str:
-    """A table for reading, not wider than `width` (0: as wide as it is).
+    """Render a table for reading, not wider than `width` (0: unlimited).
 
     Numbers stand to the right. Where there is no room, headings take several lines, texts are cut
     so that they still differ, and the least telling columns are left out, which a line says.
-    Nothing in it commands a terminal, but for the heading in bold.
+    Control sequences in cells are replaced; only the heading in bold has some.
     """
+    rows = [list(row) for row in table.rows]
     columns = [
-        _TextColumn(_plain(heading), [_plain(cell) for cell in texts])
-        for heading, texts in zip(table.columns, _by_column(table), strict=True)
+        _TextColumn(_plain(heading), [_plain(row[place]) for row in rows])
+        for place, heading in enumerate(table.columns)
     ]
     order = [*table.first, *(i for i in range(len(columns)) if i not in table.first)]
-    places = sorted(order) if not width or table.whole else _chosen(columns, order, width)
+    places: list[int] = []
+    left = width + GAP
+    for place in order:
+        needed = columns[place].min_width(place == order[0]) + GAP
+        if not width or table.whole or needed <= left or not places:
+            places.append(place)
+            left -= needed
+    places.sort()
     shown = [columns[place] for place in places]
-    widths = _fit(shown, order[0] if order else 0, places, width)
-    lines = [f"\x1b[1m{line}\x1b[0m" if bold else line for line in _headings(shown, widths)]
+    widths = [column.width for column in shown]
+    if width:
+        widths = _fit(widths, [columns[p].min_width(p == order[0]) for p in places], width)
+    # Headings take as many lines as they need, the last one just above the cells.
+    wrapped = [
+        [column.heading]
+        if display_width(column.heading) <= room
+        else textwrap.wrap(column.heading, room)
+        for column, room in zip(shown, widths, strict=True)
+    ]
+    height = max(map(len, wrapped), default=1)
+    padded = [[""] * (height - len(lines)) + lines for lines in wrapped]
     texts = [column.cut(room) for column, room in zip(shown, widths, strict=True)]
     right = [column.is_figures for column in shown]
+    headings = [_row(row, widths, right) for row in zip(*padded, strict=True)]
+    lines = [f"\x1b[1m{line}\x1b[0m" if bold else line for line in headings]
     lines += [_row(row, widths, right) for row in zip(*texts, strict=True)]
     head = [_plain(table.title)] if table.title else []
     left_out = [column.heading for place, column in enumerate(columns) if place not in places]
     if left_out:
         more = f"left out at this width: {', '.join(left_out)}{table.others}"
-        lines += _sentences(more, width)
-    return "\n".join([*head, *lines, *_sentences(replace_controls(table.note), width)])
+        lines += _folded(more, width)
+    return "\n".join([*head, *lines, *_folded(replace_controls(table.note), width)])
 
 
-def _sentences(text: str, width: int) -> list[str]:
-    """Lines of a text, folded between words where there is a width."""
+def _fit(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Narrow the widest columns down to the next widest until all fit into `width`."""
+    fitted = list(widths)
+    excess = sum(fitted) + GAP * (len(fitted) - 1) - width
+    while excess > 0:
+        spare = [(now, place) for place, now in enumerate(fitted) if now > least[place]]
+        if not spare:
+            break
+        fitted[max(spare)[1]] -= 1
+        excess -= 1
+    return [min(now, width) for now in fitted]
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Return the lines of a text, folded between words where there is a width."""
     if not width:
         return text.splitlines()
     return [part for line in text.splitlines()
             for part in textwrap.wrap(line, width, break_on_hyphens=False)]  # fmt: skip
-
-
-def _by_column(table: TextTable) -> list[list[Any]]:
-    rows = [list(row) for row in table.rows]
-    return [[row[place] for row in rows] for place in range(len(table.columns))]
 
 
 class _TextColumn:
@@ -94,16 +118,18 @@ class _TextColumn:
     def __init__(self, heading: str, texts: list[str]) -> None:
         self.heading = heading
         self.texts = texts
-        self.is_figures = bool(texts) and all(map(_is_figure, texts))
+        self.is_figures = bool(texts) and all(
+            text[:1].isdigit() or text[:1] in "-−<—" or not text for text in texts
+        )
         self._widest = max(map(display_width, texts), default=0)
 
     @property
     def width(self) -> int:
-        """Of the widest cell and the heading in one line."""
+        """The width of the widest cell or of the heading in one line."""
         return max(self._widest, display_width(self.heading))
 
-    def least(self, is_key: bool) -> int:
-        """The width below which it is not cut; figures are not cut at all."""
+    def min_width(self, is_key: bool) -> int:
+        """Return the width below which it is not cut; figures are not cut at all."""
         words = max(map(display_width, self.heading.split()), default=0)
         room = self._widest if self.is_figures else min(self._widest, KEY if is_key else MIN_COLUMN)
         return max(room, words)
@@ -115,86 +141,34 @@ class _TextColumn:
         return [short.get(text, text) for text in self.texts]
 
 
-def _chosen(columns: Sequence[_TextColumn], order: Sequence[int], width: int) -> list[int]:
-    """Places of the columns for which there is room, the most telling first to ask."""
-    chosen: list[int] = []
-    left = width + GAP
-    for place in order:
-        needed = columns[place].least(place == order[0]) + GAP
-        if needed <= left or not chosen:
-            chosen.append(place)
-            left -= needed
-    return sorted(chosen)
-
-
-def _fit(columns: Sequence[_TextColumn], key: int, places: Sequence[int], width: int) -> list[int]:
-    """Widths of the columns: what is too wide is taken from the widest, down to the next widest."""
-    fitted = [column.width for column in columns]
-    if not width:
-        return fitted
-    least = [c.least(place == key) for c, place in zip(columns, places, strict=True)]
-    excess = sum(fitted) + GAP * (len(fitted) - 1) - width
-    while excess > 0:
-        spare = [(now, place) for place, now in enumerate(fitted) if now > least[place]]
-        if not spare:
-            break
-        fitted[max(spare)[1]] -= 1
-        excess -= 1
-    return [min(now, width) for now in fitted]
-
-
-def _headings(columns: Sequence[_TextColumn], widths: Sequence[int]) -> list[str]:
-    """Headings in as many lines as they need, on the line of the cells below."""
-    wrapped = [
-        [column.heading]
-        if display_width(column.heading) <= width
-        else textwrap.wrap(column.heading, width)
-        for column, width in zip(columns, widths, strict=True)
-    ]
-    height = max(map(len, wrapped), default=1)
-    padded = [[""] * (height - len(lines)) + lines for lines in wrapped]
-    right = [column.is_figures for column in columns]
-    return [_row(row, widths, right) for row in zip(*padded, strict=True)]
-
-
 def cut_apart(texts: Set[str], width: int) -> dict[str, str]:
-    """Texts cut to a width so that different ones look different where they can: those with the
-    same beginning show where they begin to differ, or their end."""
+    """Cut texts to a width so that different ones look different where they can.
+
+    Texts with the same beginning show where they begin to differ, or their end.
+    """
     short = {text: one_line(text, width) for text in texts}
     alike: dict[str, list[str]] = {}
     for text, cut in short.items():
         alike.setdefault(cut, []).append(text)
-    for group in alike.values():
-        if len(group) > 1 and width >= MIN_COLUMN and all(text.isascii() for text in group):
-            ways: list[dict[str, str]] = [_parted(group, width), _ends(group, width)]
-            best = max(ways, key=lambda way: len(set(way.values())))
-            short |= best
-    return short
-
-
-def _parted(group: Sequence[str], width: int) -> dict[str, str]:
-    """The beginning of each, and from where the first of them differ."""
     head = width // 3
-    low, high = min(group), max(group)
-    same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     room = width - head - 1
-    return {
-        t: f"{t[:head]}…{one_line(t[max(head, min(same - 2, len(t) - room)) :], room)}"
-        for t in group
-    }
-
-
-def _ends(group: Sequence[str], width: int) -> dict[str, str]:
-    head = width // 3
-    return {text: f"{text[:head]}…{text[head + 1 - width :]}" for text in group}
+    for group in alike.values():
+        if len(group) < 2 or width < MIN_COLUMN or not all(text.isascii() for text in group):
+            continue
+        low, high = min(group), max(group)
+        pairs = enumerate(zip(low, high, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), len(low))
+        parted = {
+            t: f"{t[:head]}…{one_line(t[max(head, min(same - 2, len(t) - room)) :], room)}"
+            for t in group
+        }
+        ends = {text: f"{text[:head]}…{text[head + 1 - width :]}" for text in group}
+        short |= parted if len(set(parted.values())) >= len(set(ends.values())) else ends
+    return short
 
 
 def _plain(cell: object) -> str:
     return replace_controls(str(cell)).replace("\n", " ")
-
-
-def _is_figure(text: str) -> bool:
-    return text[:1].isdigit() or text[:1] in "-−<—" or not text
 
 
 def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
@@ -212,7 +186,7 @@ def _row(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> st
 def table_for_reading(
     table: ColumnTable, *, limit: int | None = None, every_column: bool = False
 ) -> TextTable:
-    """Any table as a person reads it: times, sizes and shares with units, the first rows."""
+    """Make a text table of the first rows, with times, sizes and shares in fitting units."""
     names = table.columns if every_column else table.shown
     shown = table if limit is None else table.take(slice(0, limit))
     values = {name: shown.to_list(name) for name in names}
@@ -233,39 +207,9 @@ def table_for_reading(
     return TextTable("", tuple(titles), rows, note, first, every_column, others)
 
 
-def write_column(name: str, columns: Mapping[str, Sequence[Any]]) -> tuple[str, list[str]]:
-    """The unit of a column and its cells in it; a dash where a value is absent.
-
-    Times and sizes have the unit that fits the largest of them, also of the columns that are
-    compared with them, and as many decimals as the median needs for three digits.
-    """
-    alike = [other for other in columns if other == name or _are_compared(other, name)]
-    numbers = [number for other in alike for number in _numbers(columns[other])]
-    scale = _scale(name, numbers)
-    if scale is None:
-        return _plain_unit(name), [_cell(value) for value in columns[name]]
-    size, unit = scale
-    decimals = _decimals([number / size for number in numbers]) if size != 1 else 0
-    return unit, [
-        _scaled(v / size, decimals) if isinstance(v, (int, float)) else _cell(v)
-        for v in columns[name]
-    ]
-
-
+# First words of columns that are compared, and so share a unit: before_ns with after_ns.
 _COMPARED = ({"before", "after", "delta"}, {"median", "expected", "low", "high"},
              {"mean", "min", "max"})  # fmt: skip
-
-
-def _are_compared(one: str, other: str) -> bool:
-    """Whether their first words say so, and the rest is the same, as of before_ns and after_ns."""
-    (first, _, rest), (second, _, end) = one.partition("_"), other.partition("_")
-    return rest == end and any({first, second} <= words for words in _COMPARED)
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    return [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-
-
 _TIME_UNITS = ((100_000_000_000, 1_000_000_000, "s"), (10_000_000, 1_000_000, "ms"),
                (10_000, 1_000, "µs"), (0, 1, "ns"))  # fmt: skip
 _SIZE_UNITS = ((10 << 30, 1 << 30, "GiB"), (10 << 20, 1 << 20, "MiB"), (10 << 10, 1 << 10, "KiB"),
@@ -274,36 +218,45 @@ _PLAIN_UNITS = {"gb_per_s": "GB/s", "tflops": "TFLOP/s", "tbps": "TB/s", "flops"
                 "intensity": "FLOP/B", "ppm": "ppm"}  # fmt: skip
 
 
-def _scale(name: str, numbers: Sequence[float]) -> tuple[float, str] | None:
-    """Divisor and unit of a column of times, shares or sizes; None for others."""
+def write_column(name: str, columns: Mapping[str, Sequence[Any]]) -> tuple[str, list[str]]:
+    """Return the unit of a column and its cells in it; a dash where a value is absent.
+
+    Times and sizes have the unit that fits the largest of them, also of the columns that are
+    compared with them, and as many decimals as the median needs for three digits.
+    """
+    first, _, rest = name.partition("_")
+    numbers: list[float] = []
+    for other, values in columns.items():
+        other_first, _, other_rest = other.partition("_")
+        words = {first, other_first}
+        if other == name or (other_rest == rest and any(words <= each for each in _COMPARED)):
+            numbers += [
+                value
+                for value in values
+                if isinstance(value, (int, float)) and not isinstance(value, bool)
+            ]
     if name.endswith("_share") or name == "share":
-        return 0.01, "%"
-    units = _TIME_UNITS if name.endswith("_ns") else None
-    units = _SIZE_UNITS if name == "bytes" or name.endswith("_bytes") else units
-    if units is None:
-        return None
-    largest = max(map(abs, numbers), default=0) or units[1][0]
-    return next((size, unit) for least, size, unit in units if largest >= least)
-
-
-def _decimals(numbers: Sequence[float]) -> int:
-    """Those with which the median has three digits; three at most."""
-    sizes = sorted(abs(number) for number in numbers if number)
-    if not sizes:
-        return 0
-    return min(max(2 - math.floor(math.log10(sizes[len(sizes) // 2])), 0), 3)
-
-
-def _plain_unit(name: str) -> str:
-    return next((unit for end, unit in _PLAIN_UNITS.items() if name.endswith(end)), "")
-
-
-def _scaled(value: float, decimals: int) -> str:
-    """A number with some decimals; what would read as none is called less than the least."""
-    least = 10**-decimals
-    if 0 < abs(value) < least / 2:
-        return f"{'-' if value < 0 else ''}<{least:.{decimals}f}"
-    return f"{value:.{decimals}f}"
+        size, unit = 0.01, "%"
+    elif name == "bytes" or name.endswith(("_ns", "_bytes")):
+        units = _TIME_UNITS if name.endswith("_ns") else _SIZE_UNITS
+        largest = max(map(abs, numbers), default=0) or units[1][0]
+        size, unit = next((size, unit) for least, size, unit in units if largest >= least)
+    else:
+        unit = next((unit for end, unit in _PLAIN_UNITS.items() if name.endswith(end)), "")
+        return unit, [_cell(value) for value in columns[name]]
+    sizes = sorted(abs(number / size) for number in numbers if number)
+    decimals = 0
+    if size != 1 and sizes:
+        decimals = min(max(2 - math.floor(math.log10(sizes[len(sizes) // 2])), 0), 3)
+    least, cells = 10**-decimals, []
+    for value in columns[name]:
+        if not isinstance(value, (int, float)):
+            cells.append(_cell(value))
+        elif 0 < abs(value / size) < least / 2:  # it would read as 0
+            cells.append(f"{'-' if value < 0 else ''}<{least:.{decimals}f}")
+        else:
+            cells.append(f"{value / size:.{decimals}f}")
+    return unit, cells
 
 
 def _cell(value: Any) -> str:
@@ -318,92 +271,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     return str(value)
-
-
-# ---------------------------------------------------------------------------------- summary
-
-_TIMELINE_HEAD = ("span", "busy", "compute", "exposed comm.", "exposed copies", "idle")
-
-
-def _timeline_cells(timeline: Timeline) -> tuple[str, ...]:
-    parts = (
-        timeline.busy_ns,
-        timeline.compute_ns,
-        timeline.exposed_communication_ns,
-        timeline.exposed_memcpy_ns,
-        timeline.idle_ns,
-    )
-    return format_ns(timeline.span_ns), *(format_percent(timeline.share(ns)) for ns in parts)
-
-
-def summary_tables(summary: Summary) -> list[TextTable]:
-    """What `torchtraceap summary` prints."""
-    return [
-        _file_table(summary),
-        TextTable("Events", ("category", "events"), _category_rows(summary)),
-        TextTable(
-            "GPU time, of the span from first to last GPU event",
-            ("of", *_TIMELINE_HEAD),
-            _timeline_rows(summary),
-        ),
-        *_diagnostic_tables(summary),
-    ]
-
-
-def _file_table(summary: Summary) -> TextTable:
-    rows = [
-        (one_line(f.path, 100), _or_dash(f.rank), _or_dash(f.world_size)) for f in summary.files
-    ]
-    events = summary.events
-    note = (
-        f"{format_count(events.total)} objects, {format_count(events.complete)} complete events, "
-        f"{format_count(events.gpu)} on the GPU, {format_count(events.gpu_orphan)} of them "
-        "without a launch"
-    )
-    if summary.step:
-        note += f"\nStep {format_ns(summary.step.measured_ns)} ({step_note(summary)})"
-    for fault in summary.quality.notes:
-        of_rank = (
-            f" (rank {fault.rank})" if len(summary.files) > 1 and fault.rank is not None else ""
-        )
-        note += f"\nrecording{of_rank}: {one_line(fault.message, 300)}"
-    return TextTable("", ("file", "rank", "world"), rows, note)
-
-
-def _or_dash(value: object) -> str:
-    return "—" if value is None else str(value)
-
-
-def _category_rows(summary: Summary) -> list[tuple[str, str]]:
-    ordered = sorted(summary.events.by_category.items(), key=lambda item: (-item[1], item[0]))
-    shown = [(one_line(name, 40) or "(none)", format_count(count)) for name, count in ordered[:20]]
-    rest = sum(count for _, count in ordered[20:])
-    return [*shown, ("(others)", format_count(rest))] if rest else shown
-
-
-MAX_STEP_ROWS = 20
-
-
-def _timeline_rows(summary: Summary) -> list[tuple[str, ...]]:
-    several = len(summary.ranks) > 1
-    rows = [("all ranks" if several else "whole trace", *_timeline_cells(summary.timeline))]
-    if several:
-        rows += [(f"rank {r.rank}", *_timeline_cells(r.timeline)) for r in summary.ranks]
-    for device in summary.devices if len(summary.devices) > 1 else ():
-        where = f"rank {device.rank} " if several else ""
-        name = one_line(f"{where}GPU {_or_dash(device.device)} {device.name or ''}", 40)
-        rows.append((name, *_timeline_cells(device.timeline)))
-    for step in summary.steps[:MAX_STEP_ROWS]:
-        where = f"rank {step.rank} " if several else ""
-        rows.append((one_line(where + step.name, 40), *_timeline_cells(step.timeline)))
-    if len(summary.steps) > MAX_STEP_ROWS:
-        more = len(summary.steps) - MAX_STEP_ROWS
-        rows.append((f"{more} more steps", *[""] * len(_TIMELINE_HEAD)))
-    return rows
-
-
-def _diagnostic_tables(summary: Summary) -> list[TextTable]:
-    if not summary.diagnostics:
-        return []
-    rows = [(format_count(d.count), d.code, one_line(d.message, 200)) for d in summary.diagnostics]
-    return [TextTable("Quality of the data", ("count", "code", "what"), rows)]

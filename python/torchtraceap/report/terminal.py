@@ -1,4 +1,4 @@
-"""The report for a terminal: one screen, worst first, what could not be checked said aloud.
+"""The report for a terminal: one screen, worst first, with the checks that could not be made.
 
 Lines are built as styled pieces. Plain text joins them; on a terminal rich paints them, so that
 a pipe never pays for importing it and never sees an escape sequence.
@@ -36,7 +36,7 @@ MAX_LINES = 40  # one screen
 MIN_WIDTH, MAX_WIDTH, DEFAULT_WIDTH = 50, 120, 100
 LABEL = 10  # columns of the labels on the left
 
-# Glyphs tell the parts of the bar apart without colour; idle parts take the light ones in order.
+# Glyphs tell the parts of the bar apart without color; idle parts take the light ones in order.
 GLYPHS = {
     "compute": "█",
     "communication": "▓",
@@ -83,7 +83,7 @@ Line = list[Piece]
 
 
 class _Detail(NamedTuple):
-    """How much is said of the findings."""
+    """The number of findings and of their lines in a report."""
 
     full: int
     code_lines: int
@@ -104,13 +104,13 @@ _DETAILS = (
 
 
 def render_text(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH) -> str:
-    """The report as plain text, without colour."""
+    """Render the report as plain text, without color."""
     lines = report_lines(build_view(diagnosis), width=width)
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
 def print_report(diagnosis: Diagnosis, console: Console) -> None:
-    """Prints the report in colour, as wide as the console."""
+    """Print the report in color, as wide as the console."""
     from rich.text import Text
 
     for line in report_lines(build_view(diagnosis), width=console.width):
@@ -119,7 +119,7 @@ def print_report(diagnosis: Diagnosis, console: Console) -> None:
 
 
 def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
-    """The report as styled lines, at most MAX_LINES where the width allows."""
+    """Return the report as styled lines, at most MAX_LINES where the width allows."""
     columns = max(MIN_WIDTH, min(width, MAX_WIDTH))
     lines: list[Line] = []
     for detail in _DETAILS:
@@ -132,12 +132,28 @@ def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
 def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     yield from _header(view, width)
     yield from _bar(view.segments, width)
-    yield from _operators(view, width)
-    yield from _replay(view, width)
+    if view.operators:
+        parts = (f"{part.label} {format_percent(part.share)}" for part in view.operators)
+        yield from _labelled("operators", ", ".join(parts), width, 3)
+        yield []
+    if view.replay:
+        yield from _labelled("replay", view.replay, width, 3)
+        yield []
     yield from _findings(view, width, detail)
-    yield from _unchecked(view, width)
-    yield from _passed(view, width)
-    yield from _notes(view, width)
+    if view.unchecked:
+        by_reason: dict[str, list[str]] = {}
+        for check in sorted(view.unchecked, key=lambda check: not check.paper):
+            by_reason.setdefault(one_line(check.note, 200), []).append(check.title)
+        reasons = (f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+        yield from _labelled("unknown", "; ".join(reasons), width, 4)
+    if view.passed:
+        names = ", ".join(check.title for check in view.passed)
+        lines = 3 if view.findings else 6  # findings need the room
+        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, lines)
+    if view.notes:
+        first = f"{format_count(view.notes[0].count)} × {one_line(view.notes[0].message, 300)}"
+        more = f" (and {len(view.notes) - 1} more notes: summary)" if len(view.notes) > 1 else ""
+        yield from _labelled("data", first + more, width, 2)
     yield from _commands(view, width)
 
 
@@ -158,7 +174,7 @@ def _header(view: ReportView, width: int) -> Iterator[Line]:
 
 
 def _sides(left: str, right: str, width: int, left_style: str, right_style: str) -> Iterator[Line]:
-    """One text on the left, one on the right; under each other where they do not fit."""
+    """Put two texts on the left and the right, or under each other where they do not fit."""
     gap = width - display_width(left) - display_width(right)
     if gap >= 2:
         yield [Piece(left, left_style), Piece(" " * gap), Piece(right, right_style)]
@@ -168,20 +184,19 @@ def _sides(left: str, right: str, width: int, left_style: str, right_style: str)
     yield [Piece(" " * max(0, width - display_width(right))), Piece(right, right_style)]
 
 
-def _wrap(text: str, width: int, max_lines: int, indent: str = "") -> list[str]:
+def _wrap(text: str, width: int, max_lines: int) -> list[str]:
     lines = textwrap.wrap(
         keep_units_together(text),
         width,
         max_lines=max_lines,
         placeholder=" …",
-        subsequent_indent=indent,
         break_on_hyphens=False,
     )
     return [line.replace("\u00a0", " ") for line in lines]
 
 
 def split_columns(shares: Sequence[float], width: int) -> list[int]:
-    """Whole columns for the positive shares of a bar, `width` in all and at least one each."""
+    """Divide `width` columns among the positive shares of a bar, at least one for each."""
     total = sum(shares)
     spare = width - len(shares)
     exact = [share / total * spare for share in shares]
@@ -192,16 +207,12 @@ def split_columns(shares: Sequence[float], width: int) -> list[int]:
     return columns
 
 
-def _glyphs(segments: Sequence[Segment]) -> list[str]:
-    others = iter(IDLE_GLYPHS + "?" * len(segments))
-    return [GLYPHS.get(part.key) or next(others) for part in segments]
-
-
 def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
     parts = [part for part in segments if part.share >= 0.001]
     if not parts:
         return
-    glyphs = _glyphs(parts)
+    others = iter(IDLE_GLYPHS + "?" * len(parts))
+    glyphs = [GLYPHS.get(part.key) or next(others) for part in parts]
     columns = split_columns([part.share for part in parts], width)
     styles = [COLOURS.get(part.key, "") for part in parts]
     yield [
@@ -224,21 +235,6 @@ def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
     yield []
 
 
-def _operators(view: ReportView, width: int) -> Iterator[Line]:
-    """What takes most of a run on the host, where GPU findings would stand."""
-    if view.operators:
-        parts = (f"{part.label} {format_percent(part.share)}" for part in view.operators)
-        yield from _labelled("operators", ", ".join(parts), width, 3)
-        yield []
-
-
-def _replay(view: ReportView, width: int) -> Iterator[Line]:
-    """How far to trust what is simulated, before any of it."""
-    if view.replay:
-        yield from _labelled("replay", view.replay, width, 3)
-        yield []
-
-
 def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
     full = view.findings[: detail.full]
     for entry in full:
@@ -257,52 +253,37 @@ def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
 
 
 def _finding(entry: FindingView, width: int, detail: _Detail) -> Iterator[Line]:
-    title = f"{entry.number}  {entry.finding.title}"
-    yield from _sides(title, entry.saves, width, "bold", "bold red")
+    finding = entry.finding
+    yield from _sides(f"{entry.number}  {finding.title}", entry.saves, width, "bold", "bold red")
     inner = width - 3
-    why = one_line(entry.finding.why, 4 * inner)
+    why = one_line(finding.why, 4 * inner)
     yield from ([Piece(f"   {text}")] for text in _wrap(why, inner, detail.text_lines))
-    seen = _seen(entry, inner)
-    if seen:
-        yield [Piece("   "), Piece("seen in  ", "dim"), Piece(seen)]
+    if finding.evidence:
+        first, more = finding.evidence[0], finding.evidence_count - 1
+        others = f", and {format_count(more)} more" if more > 0 else ""
+        tail = f" ({format_ns(first.duration_ns)}){others}"
+        if inner >= 70:
+            tail += f"; {entry.sureness}"
+        name = one_line(first.name, max(8, inner - 9 - len(tail)))
+        yield [Piece("   "), Piece("seen in  ", "dim"), Piece(name + tail)]
     for number, text in enumerate(_wrap(entry.fix, inner - 9, detail.text_lines)):
         label = "change   " if number == 0 else " " * 9
         yield [Piece("   "), Piece(label, "dim"), Piece(text)]
-    for text in _new_code(entry, detail.code_lines):
-        yield [Piece(" " * 12), Piece(one_line_code(text, width - 12), "cyan")]
-    yield []
-
-
-def _seen(entry: FindingView, width: int) -> str:
-    """The most telling event, and how many there are."""
-    if not entry.finding.evidence:
-        return ""
-    first = entry.finding.evidence[0]
-    more = entry.finding.evidence_count - 1
-    others = f", and {format_count(more)} more" if more > 0 else ""
-    tail = f" ({format_ns(first.duration_ns)}){others}"
-    if width >= 70:
-        tail += f"; {entry.sureness}"
-    return one_line(first.name, max(8, width - 9 - len(tail))) + tail
-
-
-def _new_code(entry: FindingView, limit: int) -> list[str]:
-    """The lines that a fix adds, if they are few enough to be shown whole."""
+    # The lines that the fix adds to the code, if they are few enough to be shown whole.
     before, after = entry.code_before.splitlines(), entry.code_after.splitlines()
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     added = [
         line
-        for tag, _, _, first, last in matcher.get_opcodes()
+        for tag, _, _, begin, end in matcher.get_opcodes()
         if tag != "equal"
-        for line in after[first:last]
+        for line in after[begin:end]
     ]
-    added = textwrap.dedent("\n".join(added)).splitlines()
-    return added if len(added) <= limit else []
-
-
-def one_line_code(text: str, limit: int) -> str:
-    """A line of our own code, cut to the width with its indentation kept."""
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    code = textwrap.dedent("\n".join(added)).splitlines()
+    for text in code if len(code) <= detail.code_lines else ():
+        room = width - 12
+        cut = text if len(text) <= room else text[: room - 1] + "…"
+        yield [Piece(" " * 12), Piece(cut, "cyan")]
+    yield []
 
 
 def _labelled(label: str, text: str, width: int, max_lines: int) -> Iterator[Line]:
@@ -311,54 +292,19 @@ def _labelled(label: str, text: str, width: int, max_lines: int) -> Iterator[Lin
         yield [Piece((label if number == 0 else "").ljust(LABEL), "dim"), Piece(part)]
 
 
-def _unchecked(view: ReportView, width: int) -> Iterator[Line]:
-    if not view.unchecked:
-        return
-    by_reason: dict[str, list[str]] = {}
-    for entry in sorted(view.unchecked, key=lambda entry: not entry.paper):
-        by_reason.setdefault(one_line(entry.missing, 200), []).append(entry.title)
-    text = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-    yield from _labelled("unknown", text, width, 4)
-
-
-def _passed(view: ReportView, width: int) -> Iterator[Line]:
-    if view.passed:
-        names = ", ".join(entry.title for entry in view.passed)
-        lines = 3 if view.findings else 6  # what is to be changed needs the room
-        yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, lines)
-
-
-def _notes(view: ReportView, width: int) -> Iterator[Line]:
-    if not view.notes:
-        return
-    first = f"{format_count(view.notes[0].count)} × {one_line(view.notes[0].message, 300)}"
-    more = f" (and {len(view.notes) - 1} more notes: summary)" if len(view.notes) > 1 else ""
-    yield from _labelled("data", first + more, width, 2)
-
-
-def _on_path(name: str) -> str:
-    """The first file of a name on the path, empty if there is none; `shutil.which` is slow to
-    import."""
-    folders = os.environ.get("PATH", "").split(os.pathsep)
-    paths = (os.path.join(folder, name) for folder in folders)
-    return next((path for path in paths if os.access(path, os.X_OK)), "")
-
-
-def _program() -> str:
-    """What starts this program from here, so that commands work as they stand."""
-    called = sys.argv[0]
-    folder, name = os.path.split(called)
-    found = _on_path("torchtraceap")
-    if name == "__main__.py" and os.path.basename(folder) == "torchtraceap" and not found:
-        return "python -m torchtraceap"
-    if name != "torchtraceap" or not folder or (found and os.path.samefile(found, called)):
-        return "torchtraceap"
-    return shlex.quote(called)
-
-
 def _commands(view: ReportView, width: int) -> Iterator[Line]:
-    """What to type next; a path that does not fit is left to the reader."""
-    program = _program()
+    """Return the commands to type next; a path that does not fit is left to the reader."""
+    # The command that starts this program from the current folder.
+    program, called = "torchtraceap", sys.argv[0]
+    folder, name = os.path.split(called)
+    # shutil.which does the same, and is slow to import.
+    paths = (os.path.join(path, "torchtraceap") for path in os.get_exec_path())
+    on_path = next((path for path in paths if os.access(path, os.X_OK)), "")
+    if name == "__main__.py" and os.path.basename(folder) == "torchtraceap" and not on_path:
+        program = "python -m torchtraceap"
+    elif name == "torchtraceap" and folder:
+        is_same = bool(on_path) and os.path.samefile(on_path, called)
+        program = program if is_same else shlex.quote(called)
     page = f"{program} {{}} --html report.html"
     gate = f"{program} diagnose {{}} --gate"
     path = one_line(view.path_argument, 300)

@@ -5,14 +5,14 @@ without an edit its own, with edits one whose step takes the predicted time, or 
 for. Summed up like any other trace, the written one has that step time. Host events stay on their
 rank's clock; with an edit GPU events are put on it as well, where the two clocks disagree.
 
-Note [What is gone, what is new]: left out are events that the edits take out
-(`Change.remove`) and events of which nothing is left: their time is 0 and was not. What lies inside
-such a host range goes with it, instants too, and so do flow arrows from or to such an event. GPU
-work whose launch is gone belongs to the call that launches it now: an event that the edits bring in
-(`Change.insert`), else the last launch before that is left in the step.
+Note [Removed and new events]: the written trace lacks events that edits remove (`Change.remove`)
+and events of which nothing is left: their time is 0 and was not. Events inside such a host range go
+with it, instants too, and so do flow arrows from or to such an event. GPU work whose launch is gone
+belongs to the call that launches it now: an event that the edits bring in (`Change.insert`), else
+the last launch before that is left in the step.
 
-Note [Marked steps]: steps that nothing marks are told by what the main thread repeats, which an
-edit may take out. So with an edit they are marked, as the profiler would have marked them, but for
+Note [Marked steps]: unmarked steps are inferred from the repetition on the main thread, which an
+edit may remove. So with an edit they are marked, as the profiler would have marked them, but for
 the last, whose end is not known; not where a range of the thread reaches over their ends.
 
 Note [Side streams]: an edit may let work overlap that one stream can't hold at once, such as a
@@ -39,7 +39,7 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.order import distinct
 from torchtraceap.core.writing import check_target, replacing, write_paths
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NewEvent
+from torchtraceap.simulation.edits.base import Change, EditedGraph
 from torchtraceap.simulation.edits.view import RankView, ranges_of, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.schedules import MEASURED, Blend, RunningWork, Schedule, Schedules
@@ -60,15 +60,15 @@ __all__ = [
 _ENDINGS = (".json", ".json.gz")
 _NS_PER_US = 1_000
 _CLOSE = 1e-4
-"""Of a step: so near to the prediction no other schedule is looked for."""
+"""Share of a step: so near to the prediction no other schedule is tried."""
 _MOST_SCHEDULES = 4
 _FAR_NS = 1 << 62
 _WORTH_SAYING = 0.005
-"""Of a step: farther than this from the prediction the note says so."""
+"""Share of a step by which it misses the prediction before the note says so."""
 
 
 Form: TypeAlias = Literal["best", "cautious"]
-"""Of edits: as far as they may go, or as far as they are certain."""
+"""Form of edits: as far as they may go, or as far as they are certain."""
 _IN_WORDS = {"best": "at best", "cautious": "at least"}
 _LIKELY = "as is likely"
 
@@ -84,14 +84,14 @@ class EditedTrace(Ranks):
     ) -> None:
         super().__init__(ranks)
         self.form: Form | None = form
-        """The form of the edits that was asked for; None: what is predicted, or no edit."""
+        """The requested form of the edits; None: the prediction, or no edit."""
         self.step_ns = step_ns
         """An iteration of the written trace, ns: the mean of its steps."""
         self.note = note
-        """For a person: what was written, and what it predicts."""
+        """A description of the written trace and its prediction, for a person."""
 
     def write_trace(self, path: PathLike) -> list[Path]:
-        """Writes a file of one rank, or a folder with a file for each of several.
+        """Write a file of one rank, or a folder with a file for each of several.
 
         Args:
             path: Ends in `.json` or `.json.gz`; of several ranks a folder, which is made if there
@@ -122,37 +122,32 @@ def edited_trace(
     form: Form | None = None,
     predicted_ns: float = 0.0,
 ) -> EditedTrace:
-    """A run with edits back as a trace.
+    """Turn a run with edits back into a trace.
 
     Args:
         run: The whole trace as a graph.
-        graph: The edits as one; None gives the measured times.
-        form: Which of their two forms; None: between these, so that a step takes `predicted_ns`.
-        predicted_ns: What is predicted for a step.
+        graph: The edits as one; None: the measured times.
+        form: One of their two forms; None: between these, so that a step takes `predicted_ns`.
+        predicted_ns: The predicted time of a step.
     """
     if graph is None:
         return _as_measured(run, "No edit")
-    forms = _forms(graph)
+    likely = [(change, _LIKELY) for change in graph.likely]
+    forms = [(graph.best, _IN_WORDS["best"]), *likely, (graph.least, _IN_WORDS["cautious"])]
     written = forms if form is None else [each for each in forms if each[1] == _IN_WORDS[form]]
     if all(_changes_nothing(run, change, run.replay(change.delta())) for change, _ in written):
         return _as_measured(run, "The edits change nothing")
     schedules = Schedules(run)
     if form is not None:
-        chosen = schedules.steady(*written[0])
-        found = Blend(chosen, chosen, chosen, 0.0)
-        ranks, step_ns = _written(run, schedules, chosen)
+        chosen = schedules.steady_schedule(*written[0])
+        blend = Blend(chosen, chosen, chosen, 0.0)
+        ranks, step_ns = _ranks_in_schedule(run, schedules, chosen)
     else:
-        found, ranks, step_ns = _that_reads(run, schedules, _ways(schedules, forms), predicted_ns)
-    note = _note(found, step_ns, None if form else predicted_ns)
+        blend, ranks, step_ns = _trace_at_prediction(run, schedules, forms, predicted_ns)
+    note = _note(blend, step_ns, None if form else predicted_ns)
     if any(part.tree.launch_delay_correction_ns for part in run.ranks):
         note += " GPU events are on the clock of the host."
     return EditedTrace(ranks, form=form, step_ns=step_ns, note=note)
-
-
-def _forms(graph: EditedGraph) -> list[tuple[Change, str]]:
-    """From the best to the least, with their names."""
-    likely = [(change, _LIKELY) for change in graph.likely]
-    return [(graph.best, _IN_WORDS["best"]), *likely, (graph.least, _IN_WORDS["cautious"])]
 
 
 def _as_measured(run: SimulatedRun, why: str) -> EditedTrace:
@@ -165,60 +160,56 @@ def _as_measured(run: SimulatedRun, why: str) -> EditedTrace:
 
 
 def _changes_nothing(run: SimulatedRun, change: Change, times_ns: Array) -> bool:
-    """All events stay, at their times."""
+    """Return whether all events stay, at their times."""
     if change.inserted or any(len(change.removed(rank)) for rank in range(len(run.ranks))):
         return False
     return not change.delta().carries and np.array_equal(times_ns, run.graph.time_ns)
 
 
-def _ways(
-    schedules: Schedules, forms: Sequence[tuple[Change, str]]
-) -> list[tuple[Schedule, Schedule]]:
-    """See Note [Between forms] in schedules.py."""
-    steady = [schedules.steady(*each) for each in forms]
-    recorded = [schedules.recorded(*each) for each in forms]
-    slowest = max(steady, key=schedules.step_ns)
-    measured = slowest, schedules.measured(slowest.change)
-    return [*_from_the_middle(steady), *_from_the_middle(recorded), measured]
-
-
-def _from_the_middle(schedules: Sequence[Schedule]) -> list[tuple[Schedule, Schedule]]:
-    """Neighbours, those first that lie between what is likely."""
-    pairs = list(pairwise(schedules))
-    return sorted(pairs, key=lambda pair: sum(_LIKELY not in each.words for each in pair))
-
-
-def _that_reads(
+def _trace_at_prediction(
     run: SimulatedRun,
     schedules: Schedules,
-    ways: Sequence[tuple[Schedule, Schedule]],
+    forms: Sequence[tuple[Change, str]],
     predicted_ns: float,
 ) -> tuple[Blend, list[RankTrace], float]:
-    """The schedule of which a trace, read again, has the predicted step, with its ranks and its
-    step. What a reader takes for the warm-up, or for held up, may be other than in the run."""
+    """Find the schedule with which a trace, read again, has the predicted step.
+
+    A reader may take other steps for the warm-up, or other work for held up, than the run does.
+
+    Returns:
+        The schedule, its ranks, and their step, ns.
+    """
+    # Neighboring forms, those first that lie between likely ones. See Note [Between forms].
+    steady = [schedules.steady_schedule(*each) for each in forms]
+    recorded = [schedules.recorded_schedule(*each) for each in forms]
+    ways: list[tuple[Schedule, Schedule]] = []
+    for each in (steady, recorded):
+        ways += sorted(pairwise(each), key=lambda pair: sum(_LIKELY not in s.words for s in pair))
+    slowest = max(steady, key=schedules.step_ns)
+    ways.append((slowest, schedules.measured_schedule(slowest.change)))
     tried: list[tuple[float, int, tuple[Blend, list[RankTrace], float]]] = []
     wanted_ns = predicted_ns
     for _ in range(_MOST_SCHEDULES):
-        found = schedules.that_takes(wanted_ns, ways)
-        ranks, read_ns = _written(run, schedules, found.schedule)
-        tried.append((abs(read_ns - predicted_ns), len(tried), (found, ranks, read_ns)))
+        blend = schedules.find_blend(wanted_ns, ways)
+        ranks, read_ns = _ranks_in_schedule(run, schedules, blend.schedule)
+        tried.append((abs(read_ns - predicted_ns), len(tried), (blend, ranks, read_ns)))
         if tried[-1][0] <= max(1.0, _CLOSE * predicted_ns):
             break
         wanted_ns += predicted_ns - read_ns
     return min(tried)[2]
 
 
-def _written(
+def _ranks_in_schedule(
     run: SimulatedRun, schedules: Schedules, schedule: Schedule
 ) -> tuple[list[RankTrace], float]:
-    """Ranks in a schedule, and what a step of them takes, ns."""
+    """Return the ranks in a schedule, and the time of a step of them, ns."""
     ranks = edited_ranks(run, schedule.change, schedule.times_ns, schedule.running)
     read = step_time([ranks[place] for place in run.places]) if run.per_step else None
     return ranks, schedules.step_ns(schedule) if read is None else float(read.measured_ns)
 
 
 def _note(found: Blend, step_ns: float, predicted_ns: float | None) -> str:
-    """For a person."""
+    """Describe the schedule for a person."""
     takes = f"{format_ns(round(step_ns))} per step"
     beyond = "with what the measured run took beyond its dependencies"
     if found.one is found.other and found.one.words == MEASURED:
@@ -237,10 +228,10 @@ def _note(found: Blend, step_ns: float, predicted_ns: float | None) -> str:
 
 
 def check_trace_target(path: PathLike, trace: Ranks) -> None:
-    """Says before the work begins what would keep a trace of these ranks from being written.
+    """Raise before the work begins if a trace of these ranks can't be written.
 
     Raises:
-        OptionError: As `EditedTrace.write_trace`.
+        OptionError: See `EditedTrace.write_trace`.
         OutputError: The same.
     """
     target = Path(path)
@@ -279,18 +270,18 @@ def _file_names(trace: Ranks) -> list[str]:
 def edited_ranks(
     run: SimulatedRun, change: Change, replayed_ns: Array, running: RunningWork | None = None
 ) -> list[RankTrace]:
-    """The ranks of the run's trace in a replay.
+    """Return the ranks of the run's trace in a replay.
 
     Args:
         run: The whole trace as a graph.
-        change: What the edits do; nothing where it is empty.
-        replayed_ns: int64 `[points]`: the replay with it.
-        running: What the GPU still does of earlier steps when the first begins.
+        change: The edits; may be empty.
+        replayed_ns: int64 `[points]`: the replay with them.
+        running: Work of earlier steps that still runs when the first begins.
     """
     edited = list(run.trace.ranks)
     for view, place in zip(views(run), run.places, strict=True):
         rank = _EditedRank(run, view, change, replayed_ns)
-        edited[place] = rank.rank(running.of_rank(view.index) if running else None)
+        edited[place] = rank.rank(running.rank_work(view.index) if running else None)
     return edited
 
 
@@ -313,20 +304,30 @@ class _EditedRank:
         self._correlation = self._table.correlation
         self._more: list[str] = []
         self._stream_of = self._table.stream.copy()
-        """int64 `[rows]`: the stream on which each GPU event is written."""
+        """int64 `[rows]`: stream on which each GPU event is written."""
 
     def rank(self, running: tuple[Array, Array] | None = None) -> RankTrace:
-        """`running`: rows of earlier steps that still run, and begins and ends `[2, rows]`."""
+        """Make the rank.
+
+        Args:
+            running: Rows of earlier steps that still run, and begins and ends `[2, rows]`.
+        """
         kept = np.ones(len(self._table), dtype=bool)
         if self._is_edited:
-            kept = self._kept()
-            self._insert(kept)
+            kept = ~self._removed_mask()
+            self._add_new_events()
             self._relaunch(kept)
             gone = ~kept
-            self._separate(kept)
+            self._move_to_side_streams(kept)
             if running is not None and len(running[0]):
-                self._go_on(*running, gone)
-            kept = self._without_loose_flows(kept)
+                self._add_earlier_work(*running, gone)
+            # Arrows of rows in whose place a new event stands go to that.
+            replaced = np.array([event.like for event in self._inserted], dtype=np.int64)
+            known = kept.copy()
+            known[replaced] = True
+            known = _core.without_loose_flows(self._table, known).copy()
+            known[replaced] = kept[replaced]
+            kept = known
             self._mark_steps(kept)
         table = _core.edit_table(
             self._table,
@@ -338,56 +339,44 @@ class _EditedRank:
         )
         return RankTrace(table, self._view.part.rank)
 
-    # ------------------------------------------------------------------------- what is gone
+    # ------------------------------------------------------------------------- removed events
 
-    def _kept(self) -> Array:
-        """bool `[rows]`. See Note [What is gone, what is new]."""
-        gone = np.zeros(len(self._table), dtype=bool)
+    def _removed_mask(self) -> Array:
+        """Return a mask of removed rows, bool `[rows]`. See Note [Removed and new events]."""
+        table = self._table
+        gone = np.zeros(len(table), dtype=bool)
         gone[self._removed] = True
-        gone |= self._table.complete & (self._table.dur_ns > 0) & (self._dur_ns == 0)
+        gone |= table.complete & (table.dur_ns > 0) & (self._dur_ns == 0)
         inside = self._subtrees(np.flatnonzero(gone))
         gone[inside] |= (self._dur_ns[inside] == 0) | np.isin(
             inside, self._subtrees(self._removed), assume_unique=True
         )
-        gone[self._instants_in(gone)] = True
-        return ~gone
-
-    def _subtrees(self, rows: Array) -> Array:
-        """Host rows inside these, themselves included, each once."""
-        place = self._tree.host_position[rows].astype(np.int64)
-        place = place[place != _core.NO_ROW]
-        ends = self._tree.subtree_end[place].astype(np.int64)
-        inside, _ = ranges_of(place, ends - place)
-        return distinct(self._tree.host_rows[inside].astype(np.int64))
-
-    def _instants_in(self, gone: Array) -> Array:
-        """Instants that lie within host rows that are gone."""
-        table = self._table
+        # Instants that lie within host rows that are gone.
         roots = np.flatnonzero(gone & (self._tree.host_position != _core.NO_ROW))
         instants = np.flatnonzero(table.kind == EventKind.INSTANT)
-        found = []
         for track in distinct(table.track[roots]).tolist():
             mine = roots[table.track[roots] == track]
             mine = self._view.outermost(mine[self._view.has_points[mine]])
             here = instants[table.track[instants] == track]
             begins, ends = table.ts_ns[mine], table.ts_ns[mine] + table.dur_ns[mine]
             place = np.searchsorted(begins, table.ts_ns[here], side="left") - 1
-            found.append(here[(place >= 0) & (table.ts_ns[here] < ends[np.maximum(place, 0)])])
-        return np.concatenate([np.zeros(0, dtype=np.int64), *found])
+            held = place >= 0
+            held[held] = table.ts_ns[here[held]] < ends[place[held]]
+            gone[here[held]] = True
+        return gone
 
-    def _without_loose_flows(self, kept: Array) -> Array:
-        """Arrows of rows in whose place a new event stands go to that."""
-        replaced = np.array([event.like for event in self._inserted], dtype=np.int64)
-        known = kept.copy()
-        known[replaced] = True
-        found = _core.without_loose_flows(self._table, known).copy()
-        found[replaced] = kept[replaced]
-        return found
+    def _subtrees(self, rows: Array) -> Array:
+        """Return the host rows inside these, themselves included, each once."""
+        place = self._tree.host_position[rows].astype(np.int64)
+        place = place[place != _core.NO_ROW]
+        ends = self._tree.subtree_end[place].astype(np.int64)
+        inside, _ = ranges_of(place, ends - place)
+        return distinct(self._tree.host_rows[inside].astype(np.int64))
 
-    # ------------------------------------------------------------------------- what is new
+    # ------------------------------------------------------------------------- new events
 
-    def _insert(self, kept: Array) -> None:
-        """Events that the edits bring in, with ids of their own where they launch GPU work."""
+    def _add_new_events(self) -> None:
+        """Add the events that the edits bring in, with ids of their own if they launch GPU work."""
         for event in self._inserted:
             fields = self._fields_of(event.like)
             fields["name"] = event.name
@@ -397,25 +386,22 @@ class _EditedRank:
                 self._set_correlation(event.launches, args["correlation"])
             if args:
                 fields["args"] = args
-            begin_ns, end_ns = self._times_of(event)
+            # The clock of the row that it looks like.
+            graph_ns = int(self._run.graph.time_ns[self._view.begin_of[event.like]])
+            ahead_ns = graph_ns - int(self._table.ts_ns[event.like])
+            if self._tree.gpu_class[event.like] != GpuClass.NONE:
+                ahead_ns -= self._gpu_shift_ns
+            times_ns = self._replayed_ns[[event.begin, event.end]] - ahead_ns
+            begin_ns, end_ns = times_ns.tolist()
             self._more.append(event_text(fields, begin_ns, max(0, end_ns - begin_ns)))
 
     def _fields_of(self, row: int) -> dict[str, Any]:
-        """What an event says, without its times."""
+        """Return the fields of an event, without its times."""
         fields: dict[str, Any] = json.loads(self._table.event_json(row))
         fields.pop("ts", None)
         fields.pop("dur", None)
         fields["ph"] = "X"
         return fields
-
-    def _times_of(self, event: NewEvent) -> tuple[int, int]:
-        """On the clock of the row that it looks like, ns."""
-        like = event.like
-        ahead_ns = int(self._run.graph.time_ns[self._view.begin_of[like]] - self._table.ts_ns[like])
-        if self._tree.gpu_class[like] != GpuClass.NONE:
-            ahead_ns -= self._gpu_shift_ns
-        begin_ns, end_ns = self._replayed_ns[[event.begin, event.end]].tolist()
-        return begin_ns - ahead_ns, end_ns - ahead_ns
 
     def _new_correlation(self) -> int:
         known = self._correlation[self._correlation != _core.NO_ID]
@@ -427,7 +413,7 @@ class _EditedRank:
         self._correlation[np.asarray(rows, dtype=np.int64)] = correlation
 
     def _relaunch(self, kept: Array) -> None:
-        """GPU work whose launch is gone gets another. See Note [What is gone, what is new]."""
+        """Give GPU work whose launch is gone another. See Note [Removed and new events]."""
         table, tree = self._table, self._tree
         rows = self._view.gpu_rows[kept[self._view.gpu_rows]]
         calls = self._view.launch_of(rows)
@@ -449,7 +435,7 @@ class _EditedRank:
         self._set_correlation(rows[known], table.correlation[left[place[known]]])
 
     def _mark_steps(self, kept: Array) -> None:
-        """Steps that nothing marks are marked. See Note [Marked steps]."""
+        """Mark unmarked steps. See Note [Marked steps]."""
         steps = self._run.steps_by_rank[self._view.index]
         if not self._tree.steps_inferred or len(steps) < 2:
             return
@@ -474,28 +460,33 @@ class _EditedRank:
 
     # ------------------------------------------------------------------------- side streams
 
-    def _separate(self, kept: Array) -> None:
-        """Work that one stream can't hold at once. See Note [Side streams]."""
+    def _move_to_side_streams(self, kept: Array) -> None:
+        """Move work that one stream can't hold at once. See Note [Side streams]."""
         streams = self._tree.stream_of
         rows = self._view.gpu_rows[kept[self._view.gpu_rows]]
-        free = int(max(self._table.stream.max(initial=0), _largest_tid(self._table))) + 1
+        largest_tid = max((track.tid_number or 0 for track in self._table.tracks), default=0)
+        free = int(max(self._table.stream.max(initial=0), largest_tid)) + 1
         for _, places in sorted(rows_by_key(streams[rows]), key=itemgetter(0)):
-            moved = self._that_overlap(rows[places])
+            moved = self._overlapping_events(rows[places])
             lanes: list[int] = []
             for row in moved.tolist():
                 begin_ns = int(self._ts_ns[row])
                 lane = next((i for i, end in enumerate(lanes) if end <= begin_ns), len(lanes))
                 if lane == len(lanes):
                     lanes.append(0)
-                    self._more.append(self._name_of(row, free + lane))
+                    fields = self._fields_of(row)
+                    name = f"stream {free + lane} (beside stream {fields['tid']})"
+                    metadata = {"ph": "M", "name": "thread_name", "pid": fields["pid"]}
+                    args = {"tid": free + lane, "args": {"name": name}}
+                    self._more.append(json.dumps(metadata | args))
                 lanes[lane] = begin_ns + int(self._dur_ns[row])
                 self._stream_of[row] = free + lane
                 self._more.append(self._on_stream(row, begin_ns, int(self._dur_ns[row])))
             kept[moved] = False
             free += len(lanes)
 
-    def _that_overlap(self, rows: Array) -> Array:
-        """Of the events of a stream those that have to go, by their begin."""
+    def _overlapping_events(self, rows: Array) -> Array:
+        """Return the events of a stream that have to move, by their begin."""
         begin, old_begin = self._ts_ns, self._table.ts_ns
         gpu_class, old_dur = self._tree.gpu_class, self._table.dur_ns
         moved = [np.zeros(0, dtype=np.int64)]
@@ -525,8 +516,7 @@ class _EditedRank:
     def _on_stream(
         self, row: int, begin_ns: int, dur_ns: int, correlation: int | None = None
     ) -> str:
-        """A GPU event on the stream where it is written now; with a correlation of its own it is
-        launched by nothing."""
+        """Write a GPU event on its new stream, with `correlation` as one that nothing launches."""
         fields = self._fields_of(row)
         args = dict(fields.get("args", {}))
         if self._stream_of[row] != self._table.stream[row]:
@@ -539,17 +529,11 @@ class _EditedRank:
         fields["args"] = args
         return event_text(fields, begin_ns, dur_ns)
 
-    def _name_of(self, row: int, stream: int) -> str:
-        fields = self._fields_of(row)
-        name = f"stream {stream} (beside stream {fields['tid']})"
-        metadata = {"ph": "M", "name": "thread_name", "pid": fields["pid"], "tid": stream}
-        return json.dumps({**metadata, "args": {"name": name}})
-
     # ------------------------------------------------------------------------- earlier steps
 
-    def _go_on(self, rows: Array, times_ns: Array, gone: Array) -> None:
-        """Work of earlier steps that still runs, one event behind the other on each stream, between
-        what the trace has before the steps and in them. See Note [Written steps]."""
+    def _add_earlier_work(self, rows: Array, times_ns: Array, gone: Array) -> None:
+        """Add work of earlier steps that still runs, one event after the other on each stream,
+        between the events before the steps and those in them. See Note [Written steps]."""
         left = ~gone[rows]
         rows, times_ns = rows[left], times_ns[:, left]
         like = self._view.begin_of[rows]
@@ -559,7 +543,13 @@ class _EditedRank:
         for track in np.unique(self._written_on(rows), axis=1).T:
             mine = np.flatnonzero((self._written_on(rows) == track[:, None]).all(axis=0))
             mine = mine[np.argsort(begins[mine], kind="stable")]
-            free_ns, taken_ns = self._free_on(track, gone)
+            # The time between work launched before the first step and work launched in the steps.
+            others = self._view.gpu_rows[~gone[self._view.gpu_rows]]
+            others = others[(self._written_on(others) == track[:, None]).all(axis=0)]
+            inside = self._run.step_of_point[self._view.begin_of[others]] != _core.NO_ROW
+            before = others[np.cumsum(inside) == 0]
+            free_ns = int((self._ts_ns + self._dur_ns)[before].max(initial=-_FAR_NS))
+            taken_ns = int(self._ts_ns[others[inside]].min(initial=_FAR_NS))
             for row, begin_ns, end_ns in zip(
                 rows[mine].tolist(), begins[mine].tolist(), ends[mine].tolist(), strict=True
             ):
@@ -570,31 +560,17 @@ class _EditedRank:
                     free_ns, correlation = end_ns, correlation + 1
 
     def _written_on(self, rows: Array) -> Array:
-        """int64 `[2, rows]`: track and stream; a stream of its own has the track of another."""
+        """Return track and stream, int64 `[2, rows]`; a new stream has the track of another."""
         return np.stack([self._table.track[rows].astype(np.int64), self._stream_of[rows]])
-
-    def _free_on(self, track: Array, gone: Array) -> tuple[int, int]:
-        """When a track has done what was launched before the first step, and when it begins with
-        what the steps launch, ns."""
-        rows = self._view.gpu_rows[~gone[self._view.gpu_rows]]
-        rows = rows[(self._written_on(rows) == track[:, None]).all(axis=0)]
-        inside = self._run.step_of_point[self._view.begin_of[rows]] != _core.NO_ROW
-        before = np.cumsum(inside) == 0
-        free_ns = (self._ts_ns + self._dur_ns)[rows[before]].max(initial=-_FAR_NS)
-        return int(free_ns), int(self._ts_ns[rows[inside]].min(initial=_FAR_NS))
-
-
-def _largest_tid(table: _core.EventTable) -> int:
-    return max((track.tid_number or 0 for track in table.tracks), default=0)
 
 
 def event_text(fields: Mapping[str, Any], ts_ns: int, dur_ns: int | None) -> str:
-    """JSON of an event, with times in microseconds to the nanosecond.
+    """Write an event as JSON, with times in microseconds to the nanosecond.
 
     Args:
-        fields: All of it; its `ts` and `dur` only say where these stand, first if there are none.
-        ts_ns: When it begins.
-        dur_ns: How long it takes; None: it has no duration, as an arrow.
+        fields: All fields; the places of `ts` and `dur` are kept, they stand first without one.
+        ts_ns: Its start.
+        dur_ns: Its duration; None for an arrow.
     """
     times = {"ts": _in_us(ts_ns)}
     if dur_ns is not None:

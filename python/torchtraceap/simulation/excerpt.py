@@ -1,8 +1,8 @@
-"""`simulated_run`: the run that savings are simulated on.
+"""`simulated_run`: the run on which savings are simulated.
 
 Note [Excerpt]: a graph with its replays takes more memory than the trace, and steps repeat. So of a
 trace with more than `MOST_EVENTS` events some steps are simulated: those in the middle, as many as
-hold that many events, or `MOST_SHARE` of all, but never fewer than `LEAST_STEPS`. What they save is
+hold that many events, or `MOST_SHARE` of all, but never fewer than `LEAST_STEPS`. Their savings are
 scaled to the mean of all steps, so that the figures are those of all. Where there are no steps, a
 stretch in the middle stands for the whole. Simulated as a whole are ranks whose steps have
 different names and several ranks without steps.
@@ -25,8 +25,8 @@ __all__ = ["LEAST_STEPS", "MOST_EVENTS", "MOST_SHARE", "most_simulated", "simula
 
 MOST_EVENTS = 120_000
 MOST_SHARE = 1 / 32
-"""What a graph with its edits and replays takes for so many events (some 850 bytes each) is a
-seventh of the densest JSON at most: `diagnose` stays below 0.6 times the size of large ones
+"""A graph with its edits and replays takes for so many events (some 850 bytes each) a seventh of
+the densest JSON at most: `diagnose` stays below 0.6 times the size of large ones
 (benchmarks/scaling/memory.py)."""
 LEAST_STEPS = 8
 
@@ -34,41 +34,42 @@ LEAST_STEPS = 8
 def simulated_run(
     trace: Ranks, *, most_events: int | None = None, least_steps: int = LEAST_STEPS
 ) -> SimulatedRun:
-    """The run as a graph, or an excerpt of it. See Note [Excerpt].
+    """Return the run as a graph, or an excerpt of it. See Note [Excerpt].
 
     Args:
         trace: One or several ranks.
-        most_events: Of all ranks together; by default as many as memory allows.
-        least_steps: Where there are as many.
+        most_events: Events of all ranks together; by default as many as memory allows.
+        least_steps: Fewest steps, where there are as many.
     """
     events = sum(len(rank.table) for rank in trace.ranks)
     most = most_simulated(events) if most_events is None else most_events
-    run = SimulatedRun(trace) if events <= most else _part_of(trace, most, least_steps)
+    names = [[step.name for step in rank.tree.steps] for rank in trace.ranks]
+    if events > most and names[0] and all(other == names[0] for other in names):
+        run = _middle_steps(trace, names[0], most, least_steps)
+    elif events > most and not names[0] and len(trace.ranks) == 1:
+        run = _middle_stretch(trace, most)
+    else:
+        run = SimulatedRun(trace)
     whole = step_time([trace.ranks[place] for place in run.places])
     part = float(run.mean_ns(run.measured_ns))
     if run.per_step and whole and part > 0:
-        # Of a part the mean of all steps; else by what host ranges and GPU events of a stream that
-        # overlap each other, which a graph cuts, make a step longer or shorter.
+        # For an excerpt the mean of all steps; else the time by which host ranges and GPU events
+        # that overlap on a stream, which a graph cuts, make a step longer or shorter.
         run.stands_for = whole.measured_ns / part
     return run
 
 
-def _part_of(trace: Ranks, most: int, least: int) -> SimulatedRun:
-    names = [[step.name for step in rank.tree.steps] for rank in trace.ranks]
-    if names[0] and all(other == names[0] for other in names):
-        return _some_steps(trace, names[0], most, least)
-    if not names[0] and len(trace.ranks) == 1:
-        return _a_stretch(trace, most)
-    return SimulatedRun(trace)
-
-
 def most_simulated(events: int) -> int:
-    """Of so many events in all."""
+    """Return the most events to simulate of a trace with so many."""
     return max(MOST_EVENTS, int(events * MOST_SHARE))
 
 
-def _some_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> SimulatedRun:
-    events = np.sum([_events_by_step(rank) for rank in trace.ranks], axis=0)
+def _middle_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> SimulatedRun:
+    events = np.zeros(len(names), dtype=np.int64)  # those that start in each step, of all ranks
+    for rank in trace.ranks:
+        starts, ends = zip(*((step.start_ns, step.end_ns) for step in rank.tree.steps), strict=True)
+        times = rank.table.ts_ns
+        events += np.searchsorted(times, ends) - np.searchsorted(times, starts)
     first, last = _middle(events, most, least)
     if last - first == len(names):
         return SimulatedRun(trace)
@@ -83,17 +84,8 @@ def _some_steps(trace: Ranks, names: Sequence[str], most: int, least: int) -> Si
     return SimulatedRun(_excerpt(trace, bounds), notes=[note])
 
 
-def _events_by_step(rank: RankTrace) -> Array:
-    """int64 `[steps]`: events that start in each."""
-    starts = [step.start_ns for step in rank.tree.steps]
-    ends = [step.end_ns for step in rank.tree.steps]
-    times = rank.table.ts_ns
-    found: Array = np.searchsorted(times, ends) - np.searchsorted(times, starts)
-    return found
-
-
 def _middle(events: Array, most: int, least: int) -> tuple[int, int]:
-    """Of steps the range around the middle that holds at most so many events, or `least` steps."""
+    """Return the range of steps around the middle with at most so many events, or `least` steps."""
     first, last = len(events) // 2, len(events) // 2
     held = 0
     while last - first < len(events):
@@ -105,7 +97,7 @@ def _middle(events: Array, most: int, least: int) -> tuple[int, int]:
     return first, last
 
 
-def _a_stretch(trace: Ranks, most: int) -> SimulatedRun:
+def _middle_stretch(trace: Ranks, most: int) -> SimulatedRun:
     rank = trace.ranks[0]
     times = rank.table.ts_ns
     begin = (len(times) - most) // 2
@@ -123,7 +115,7 @@ def _a_stretch(trace: Ranks, most: int) -> SimulatedRun:
 
 
 def _excerpt(trace: Ranks, bounds: Sequence[tuple[int, int]]) -> Ranks:
-    """`bounds`: start and end for each rank, ns."""
+    """Cut each rank to its start and end, ns."""
     ranks = []
     for whole, (start_ns, end_ns) in zip(trace.ranks, bounds, strict=True):
         table, tree = _core.excerpt(whole.table, whole.tree, start_ns, end_ns)

@@ -1,9 +1,9 @@
 """`GraphBuilder`: an execution graph from parts, or one of a run that gains work.
 
 Lanes are threads and streams of ranks, and the places where ranks meet. Work on a lane runs from a
-point to another; edges say what waits for what. Points are numbered in the order in which they are
-added. The graph wants those of a lane, and the lanes of a rank, beside each other: `Built.points`
-tells which number each has there.
+point to another; edges are dependencies. Points are numbered in the order in which they are added.
+The graph needs those of a lane, and the lanes of a rank, adjacent: `Built.points` returns the
+number of each there.
 
     builder = GraphBuilder()
     host, stream = builder.add_lane(THREAD), builder.add_lane(STREAM)
@@ -17,8 +17,6 @@ tells which number each has there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +31,11 @@ __all__ = ["MEETING", "STREAM", "THREAD", "Built", "GraphBuilder", "Work"]
 THREAD, STREAM, MEETING = 0, 1, 2
 """Kinds of lanes."""
 _KINDS = {kind.name.lower(): int(kind) for kind in _core.DependencyKind}
-_EVIDENCE = {"explicit": 0, "inferred": 1, "assumed": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Pieces of work that were added, int64 `[n]` each."""
+    """Pieces of work, int64 `[n]` each."""
 
     begin: Array
     """Points where they begin."""
@@ -48,44 +45,27 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A graph, and which of its points those are that the builder gave out."""
+    """A graph, and the numbers in it of the builder's points."""
 
     graph: _core.ExecutionGraph
     _number: Array
 
     def points(self, points: npt.ArrayLike) -> Array:
-        """int64: numbers in the graph of points of the builder, in their shape."""
+        """Return the numbers in the graph of points of the builder, int64, in their shape."""
         chosen: Array = self._number[np.asarray(points, dtype=np.int64)]
         return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class _Points:
-    lane: Array
-    time_ns: Array
-    row: Array
-    is_end: Array
-    held: Array
-    name: Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Edges:
-    source: Array
-    destination: Array
-    lag_ns: Array
-    residual_ns: Array
-    kind: Array
-    evidence: Array
-    owner: Array
+_POINT_COLUMNS = ("lane", "time_ns", "row", "is_end", "held", "name")
+_EDGE_COLUMNS = ("source", "destination", "lag_ns", "residual_ns", "kind", "evidence", "owner")
 
 
 class GraphBuilder:
     """Lanes, work and dependencies, added as arrays.
 
     Args:
-        graph: Begins with all that is in it; its points are the first ones, by their numbers.
-        rows: How many rows the table of each rank has, where rows are named.
+        graph: A graph to begin with; its points are the first ones, by their numbers.
+        rows: The number of rows of the table of each rank, where rows are named.
     """
 
     def __init__(
@@ -95,8 +75,8 @@ class GraphBuilder:
         self._lane_rank: list[int] = []
         self._lane_kind: list[int] = []
         self._lane_index: list[int] = []
-        self._points: list[_Points] = []
-        self._edges: list[_Edges] = []
+        self._points: list[tuple[Array, ...]] = []  # columns of `_POINT_COLUMNS`
+        self._edges: list[tuple[Array, ...]] = []  # columns of `_EDGE_COLUMNS`
         self._last_of: dict[int, int] = {}
         self._count = 0
         if graph is not None:
@@ -111,13 +91,15 @@ class GraphBuilder:
         rank: int = 0,
         lag_ns: npt.ArrayLike | None = None,
     ) -> int:
-        """All that is in a graph; returns the number of its first point, behind which the others
-        have their order.
+        """Add a whole graph.
 
         Args:
-            graph: Of one or several ranks, without those that the builder has.
+            graph: A graph of ranks that the builder does not have.
             rank: Index of its first rank.
-            lag_ns: int64 `[edges]`: what its edges cost, residuals included; None: as in the graph.
+            lag_ns: int64 `[edges]`: costs of its edges, residuals included; None: as in the graph.
+
+        Returns:
+            The number of its first point; the others follow in their order.
 
         Raises:
             SchemaError: Lags for another number of edges.
@@ -127,9 +109,7 @@ class GraphBuilder:
         self._lane_kind += graph.lane_kind.tolist()
         self._lane_index += graph.lane_index.tolist()
         lane = graph.lane.astype(np.int64) + lanes
-        self._points.append(
-            _Points(lane, graph.time_ns, graph.row, graph.is_end, graph.held, graph.name)
-        )
+        self._points.append((lane, graph.time_ns, graph.row, graph.is_end, graph.held, graph.name))
         self._count += len(graph)
         ends = zip(graph.lane_begin.tolist(), graph.lane_end.tolist(), strict=True)
         for place, (begin, end) in enumerate(ends):
@@ -142,7 +122,7 @@ class GraphBuilder:
             lags = _column("lag_ns", lag_ns, len(graph.lag_ns))
             residuals = np.zeros(len(lags), dtype=np.int64)
         self._edges.append(
-            _Edges(
+            (
                 graph.source.astype(np.int64) + first,
                 destination + first,
                 lags,
@@ -161,12 +141,12 @@ class GraphBuilder:
     # ------------------------------------------------------------------------- parts
 
     def add_lane(self, kind: int = THREAD, *, rank: int = 0, index: int = 0) -> int:
-        """A thread or a stream of a rank, or a place where ranks meet; its number.
+        """Add a thread or a stream of a rank, or a place where ranks meet, and return its number.
 
         Args:
             kind: THREAD, STREAM or MEETING.
             rank: Index of the rank.
-            index: Of its tracks or streams, where a table stands behind it.
+            index: Index in its tracks or streams, where there is a table.
 
         Raises:
             SchemaError: No such kind, or a number below 0.
@@ -188,15 +168,15 @@ class GraphBuilder:
         is_end: npt.ArrayLike = False,
         names: npt.ArrayLike | None = None,
     ) -> Array:
-        """Points behind those that the lane has, without any dependency.
+        """Add points after those of the lane, without any dependency.
 
         Args:
-            lane: Its number.
-            count: How many, n.
-            start_ns: int64 `[n]` or one: when a point happens that nothing leads to.
-            rows: uint32 `[n]`: of the rank's table.
+            lane: Number of the lane.
+            count: Number of points, n.
+            start_ns: int64 `[n]` or one: time of a point to which nothing leads.
+            rows: uint32 `[n]`: rows of the rank's table.
             is_end: bool `[n]` or one: the row ends there.
-            names: uint32 `[n]` or one: codes that tell work apart which repeats in every step.
+            names: uint32 `[n]` or one: codes that distinguish work that repeats in every step.
 
         Returns:
             int64 `[n]`: the points.
@@ -207,7 +187,7 @@ class GraphBuilder:
         if not 0 <= lane < len(self._lane_rank):
             raise SchemaError(f"there is no lane {lane}, there are {len(self._lane_rank)}")
         self._points.append(
-            _Points(
+            (
                 np.full(count, lane),
                 _column("start_ns", start_ns, count),
                 _column("rows", _core.NO_ROW if rows is None else rows, count),
@@ -228,18 +208,16 @@ class GraphBuilder:
         gaps_ns: npt.ArrayLike = 0,
         rows: npt.ArrayLike | None = None,
         names: npt.ArrayLike | None = None,
-        in_order: bool = True,
     ) -> Work:
-        """Pieces of work, one behind the other where `in_order` says so.
+        """Add pieces of work, each of which waits for the one before on the lane.
 
         Args:
-            lane: Where they run.
+            lane: Number of the lane.
             durations_ns: int64 `[n]`, from 0.
-            start_ns: int64 `[n]` or one: when a piece begins that nothing leads to.
+            start_ns: int64 `[n]` or one: begin of a piece to which nothing leads.
             gaps_ns: int64 `[n]` or one: from the end of the piece before to the begin of each.
-            rows: uint32 `[n]`: of the rank's table.
-            names: uint32 `[n]` or one: codes that tell work apart which repeats in every step.
-            in_order: Each waits for the one before on the lane, also for one added earlier.
+            rows: uint32 `[n]`: rows of the rank's table.
+            names: uint32 `[n]` or one: codes that distinguish work that repeats in every step.
 
         Raises:
             SchemaError: There is no such lane, columns of different lengths, a duration below 0.
@@ -262,12 +240,11 @@ class GraphBuilder:
         is_thread = self._lane_kind[lane] == THREAD
         work, order = ("program_order",) * 2 if is_thread else ("execution", "stream_order")
         self.add_edges(begin, end, lengths, kind=work, owner=named)
-        if in_order:
-            gaps = _column("gaps_ns", gaps_ns, count)
-            before = self._last_of.get(lane)
-            if before is not None and count:
-                self.add_edges([before], begin[:1], gaps[:1], kind=order)
-            self.add_edges(end[:-1], begin[1:], gaps[1:], kind=order)
+        gaps = _column("gaps_ns", gaps_ns, count)
+        before = self._last_of.get(lane)
+        if before is not None and count:
+            self.add_edges([before], begin[:1], gaps[:1], kind=order)
+        self.add_edges(end[:-1], begin[1:], gaps[1:], kind=order)
         if count:
             self._last_of[lane] = int(end[-1])
         return Work(begin, end)
@@ -277,46 +254,34 @@ class GraphBuilder:
         lanes: Sequence[int],
         transfer_ns: int,
         *,
-        start_ns: npt.ArrayLike = 0,
         gaps_ns: npt.ArrayLike = 0,
-        rows: npt.ArrayLike | None = None,
-        names: npt.ArrayLike | None = None,
     ) -> Work:
-        """One piece of work on each of n lanes, whose data moves once the last has begun.
+        """Add one piece of work on each of n lanes, whose data moves once the last has begun.
 
         Args:
-            lanes: Of different ranks, as a rule.
-            transfer_ns: From the begin of the last to the end of all.
-            start_ns, gaps_ns, rows, names: As for `add_work`, one for each lane.
+            lanes: Lanes of different ranks, as a rule.
+            transfer_ns: Time from the begin of the last to the end of all.
+            gaps_ns: int64 `[n]` or one: from the end of the work before on each lane.
 
         Raises:
-            SchemaError: As `add_work`; or a time below 0.
+            SchemaError: See `add_work`; or a time below 0.
         """
         if transfer_ns < 0:
             raise SchemaError(f"a transfer of {transfer_ns} ns makes no sense")
-        columns = (
-            _column("start_ns", start_ns, len(lanes)),
-            _column("gaps_ns", gaps_ns, len(lanes)),
-            _column("rows", _core.NO_ROW if rows is None else rows, len(lanes)),
-            _names(names, len(lanes)),
-        )
+        gaps = _column("gaps_ns", gaps_ns, len(lanes)).tolist()
         parts = [
-            self.add_work(lane, [0], start_ns=start, gaps_ns=gap, rows=row, names=name)
-            for lane, start, gap, row, name in zip(
-                lanes, *map(np.ndarray.tolist, columns), strict=True
-            )
+            self.add_work(lane, [0], gaps_ns=gap) for lane, gap in zip(lanes, gaps, strict=True)
         ]
         begin = np.array([int(part.begin[0]) for part in parts], dtype=np.int64)
         end = np.array([int(part.end[0]) for part in parts], dtype=np.int64)
-        met = self.add_points(self._meeting_lane(), 1)
+        if MEETING in self._lane_kind:
+            meeting = self._lane_kind.index(MEETING)
+        else:
+            meeting = self.add_lane(MEETING)
+        met = self.add_points(meeting, 1)
         self.add_edges(begin, np.repeat(met, len(begin)), 0, kind="rendezvous")
         self.add_edges(np.repeat(met, len(end)), end, transfer_ns, kind="rendezvous")
         return Work(begin, end)
-
-    def _meeting_lane(self) -> int:
-        if MEETING in self._lane_kind:
-            return self._lane_kind.index(MEETING)
-        return self.add_lane(MEETING)
 
     def add_edges(
         self,
@@ -325,59 +290,57 @@ class GraphBuilder:
         lags_ns: npt.ArrayLike,
         *,
         kind: str = "program_order",
-        evidence: str = "explicit",
         owner: npt.ArrayLike | None = None,
-        residual_ns: npt.ArrayLike = 0,
     ) -> None:
-        """What waits for what: a destination happens `lags_ns` after its source at the earliest.
+        """Add dependencies: a destination happens `lags_ns` after its source at the earliest.
 
         Args:
             sources: int64 `[n]`: points of the builder.
             destinations: The same.
             lags_ns: int64 `[n]` or one.
             kind: Name of a `_core.DependencyKind`.
-            evidence: "explicit", "inferred" or "assumed".
             owner: uint32 `[n]`: row of the destination's rank whose time it is.
-            residual_ns: int64 `[n]` or one: what a replay with residuals takes beyond that.
 
         Raises:
-            SchemaError: Another kind or evidence, or columns of different lengths.
+            SchemaError: Another kind, or columns of different lengths.
         """
-        if kind not in _KINDS or evidence not in _EVIDENCE:
-            known = ", ".join(_KINDS)
-            raise SchemaError(f"no edge is {kind!r} by {evidence!r} evidence; kinds: {known}")
+        if kind not in _KINDS:
+            raise SchemaError(f"no edge is {kind!r}; kinds: {', '.join(_KINDS)}")
         source = np.asarray(sources, dtype=np.int64).ravel()
         count = len(source)
         self._edges.append(
-            _Edges(
+            (
                 source,
                 _column("destinations", destinations, count),
                 _column("lags_ns", lags_ns, count),
-                _column("residual_ns", residual_ns, count),
+                np.zeros(count, dtype=np.int64),
                 np.full(count, _KINDS[kind]),
-                np.full(count, _EVIDENCE[evidence]),
+                np.full(count, int(_core.Evidence.EXPLICIT)),
                 _column("owner", _core.NO_ROW if owner is None else owner, count),
             )
         )
 
-    # ------------------------------------------------------------------------- the whole
+    # ------------------------------------------------------------------------- the graph
 
     def build(self) -> Built:
-        """The graph of all that was added.
+        """Build the graph of all lanes, points and edges.
 
         Raises:
             SchemaError: Edges close a cycle or name points that are not there; two points for one
                 side of a row; times beyond +-2.3e18 ns.
         """
-        lanes = self._lane_order()
+        # Lanes by rank, places where ranks meet last.
+        kinds = np.array(self._lane_kind, dtype=np.int64)
+        lanes = np.lexsort([np.array(self._lane_rank, dtype=np.int64), kinds == MEETING])
         place = np.empty(len(lanes), dtype=np.int64)
         place[lanes] = np.arange(len(lanes))
-        point = _together(self._points, _Points)
-        order = np.argsort(place[point.lane], kind="stable")
+        point = _columns(self._points, _POINT_COLUMNS)
+        lane = place[point.pop("lane")]
+        order = np.argsort(lane, kind="stable")
         number = np.empty(len(order), dtype=np.int64)
         number[order] = np.arange(len(order))
-        edge = _together(self._edges, _Edges)
-        ends = np.concatenate([edge.source, edge.destination])
+        edge = _columns(self._edges, _EDGE_COLUMNS)
+        ends = np.concatenate([edge["source"], edge["destination"]])
         if len(ends) and not (ends.min() >= 0 and ends.max() < len(number)):
             raise SchemaError(f"an edge names a point that is none of the {len(number)}")
         ranks = max(self._lane_rank, default=-1) + 1
@@ -386,34 +349,19 @@ class GraphBuilder:
             lane_rank=np.array(self._lane_rank)[lanes],
             lane_kind=np.array(self._lane_kind)[lanes],
             lane_index=np.array(self._lane_index)[lanes],
-            time_ns=point.time_ns[order],
-            lane=place[point.lane[order]],
-            row=point.row[order],
-            is_end=point.is_end[order],
-            held=point.held[order],
-            name=point.name[order],
-            source=number[edge.source],
-            destination=number[edge.destination],
-            kind=edge.kind,
-            evidence=edge.evidence,
-            owner=edge.owner,
-            lag_ns=edge.lag_ns,
-            residual_ns=edge.residual_ns,
+            lane=lane[order],
+            **{name: values[order] for name, values in point.items()},
+            **edge | {name: number[edge[name]] for name in ("source", "destination")},
             rows=np.array(rows, dtype=np.uint32),
         )
         return Built(graph, number)
 
-    def _lane_order(self) -> Array:
-        """Lanes by rank, where ranks meet last."""
-        kinds = np.array(self._lane_kind, dtype=np.int64)
-        return np.lexsort([np.array(self._lane_rank, dtype=np.int64), kinds == MEETING])
 
-
-def _column(what: str, values: npt.ArrayLike, count: int) -> Array:
-    """int64 `[count]`; one value stands for all."""
+def _column(name: str, values: npt.ArrayLike, count: int) -> Array:
+    """Return int64 `[count]`; one value stands for all."""
     array = np.asarray(values)
     if array.ndim and array.size != count:
-        raise SchemaError(f"{what}: one or {count} were expected, not {array.size}")
+        raise SchemaError(f"{name}: one or {count} were expected, not {array.size}")
     return np.broadcast_to(array.astype(np.int64).ravel(), (count,))
 
 
@@ -421,15 +369,11 @@ def _names(names: npt.ArrayLike | None, count: int) -> Array:
     return _column("names", _core.NO_STRING if names is None else names, count)
 
 
-_Columns = TypeVar("_Columns", _Points, _Edges)
-
-
-def _together(parts: Sequence[_Columns], kind: type[_Columns]) -> _Columns:
-    """All that was added, one behind the other, int64."""
-    columns: dict[str, Array] = {}
-    for column in fields(kind):
-        values: list[Array] = [
-            np.asarray(getattr(part, column.name), dtype=np.int64) for part in parts
-        ]
-        columns[column.name] = np.concatenate([np.zeros(0, dtype=np.int64), *values])
-    return kind(**columns)
+def _columns(parts: Sequence[tuple[Array, ...]], names: Sequence[str]) -> dict[str, Array]:
+    """Concatenate the columns of all parts, int64."""
+    return {
+        name: np.concatenate(
+            [np.zeros(0, dtype=np.int64), *(np.asarray(p[place], dtype=np.int64) for p in parts)]
+        )
+        for place, name in enumerate(names)
+    }

@@ -1,15 +1,14 @@
-"""`build_idle_chain`: what an idle interval of the GPU waits for, one thing after the other.
+"""`build_idle_chain`: the chain of work for which the GPU waits in an idle interval.
 
-Note [Chain]: the GPU event that ends the interval began when the last thing that it needed was
-done; that thing began when the last thing that it needed was done, and so on, back to where the
-interval begins. In the graph with what the measured run took these steps follow each other without
-a gap, so that the chain tiles the interval. Steps of one kind on one lane in a row become one row
+Note [Chain]: the GPU event that ends the interval began when the last of its dependencies was done;
+that one began when the last of its own was done, and so on, back to where the interval begins. In
+the graph with the residuals of the measured run these steps follow each other without a gap, so
+that the chain tiles the interval. Steps of one kind on one lane in a row become one row
 of the table, under the deepest event that covers at least half of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["build_idle_chain"]
 
-_ASSUMED = _core.Evidence.ASSUMED
 _THREAD, _STREAM = 0, 1
 _SHOWN = (
     "lane",
@@ -45,17 +43,6 @@ _FIRST = ("name", "idle_ns", "idle_share", "lane")
 
 
 @dataclass(frozen=True, slots=True)
-class _Interval:
-    """An idle interval in the clock of its rank."""
-
-    start_ns: int
-    end_ns: int
-    cause: str
-    next_row: int
-    """The GPU event that ends it, or NO_ROW."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Hops:
     """Edges of the chain in order of time."""
 
@@ -63,23 +50,23 @@ class _Hops:
     begin_ns: Array
     end_ns: Array
     lane: Array
-    """Index in the graph's lanes, of the point that each leads to."""
+    """Index of the lane of the point to which each leads."""
     row: Array
-    """The event whose time it is, or that it leads to; NO_ROW."""
+    """The event whose time it is, or to which it leads; NO_ROW."""
     idle_ns: Array
-    """Of each the part inside the interval."""
+    """The part of each inside the interval."""
 
 
 def build_idle_chain(
     trace: Ranks, start_ns: int, end_ns: int, *, rank: int | None = None
 ) -> ColumnTable:
-    """The chain behind the idle interval that covers most of a range.
+    """Build the chain behind the idle interval that covers most of a range.
 
     Args:
-        trace: One or several ranks; what waits for another rank goes on there.
+        trace: One or several ranks; waits for another rank go on there.
         start_ns: In the clock of the rank.
         end_ns: The same; may be equal.
-        rank: Whose GPU idles.
+        rank: The rank whose GPU idles.
 
     Returns:
         A row for each part of the chain, by time. Without an idle interval, or where nothing is
@@ -92,26 +79,31 @@ def build_idle_chain(
         raise OptionError(f"the range ends before it begins: {start_ns} to {end_ns} ns")
     part = trace.rank(rank)
     if not len(part.tree.gpu_rows):
-        return _nothing("The trace holds no GPU work.")
-    interval = _longest(part, start_ns, end_ns)
-    if interval is None:
-        return _nothing("The GPU does not idle in this range.")
-    facts = {
-        "idle_start_ns": interval.start_ns,
-        "idle_end_ns": interval.end_ns,
-        "duration_ns": interval.end_ns - interval.start_ns,
-        "cause": interval.cause,
-    }
-    if interval.next_row == _core.NO_ROW:
-        return _nothing("No GPU event follows the interval: nothing waits.", facts)
+        return _empty_table("The trace holds no GPU work.")
+    facts, next_row = _longest_interval(part, start_ns, end_ns)
+    if not facts:
+        return _empty_table("The GPU does not idle in this range.")
+    if next_row == _core.NO_ROW:
+        return _empty_table("No GPU event follows the interval: nothing waits.", facts)
     run = SimulatedRun(trace)
     if part not in run.ranks:
-        return _nothing("The rank shares no collective with the others.", facts)
-    return _table(run, run.ranks.index(part), interval, facts)
+        return _empty_table("The rank shares no collective with the others.", facts)
+    point = int(run.graph.begin_of(run.ranks.index(part))[next_row])
+    if point == _core.NO_ROW:
+        return _empty_table("The event that ends the interval is not part of the graph.", facts)
+    # GPU times may have been moved to agree with the host's clock.
+    shift_ns = int(run.graph.time_ns[point]) - int(part.table.ts_ns[next_row])
+    hops = _walk(run, point, facts["idle_start_ns"] + shift_ns, facts["idle_end_ns"] + shift_ns)
+    if not len(hops.edges):
+        return _empty_table(
+            "Nothing is known that the event which ends the interval waits for.", facts
+        )
+    return _table(run, run.ranks.index(part), hops, facts)
 
 
-def _longest(part: RankTrace, start_ns: int, end_ns: int) -> _Interval | None:
-    """Of the idle intervals that touch the range the one that covers most of it.
+def _longest_interval(part: RankTrace, start_ns: int, end_ns: int) -> tuple[dict[str, Any], int]:
+    """Return facts of the idle interval that covers most of a range, and the GPU event that ends it
+    or NO_ROW; no facts where none touches the range.
 
     The parts that `explain_idle` splits an interval into, one for each cause, are joined again.
     """
@@ -122,19 +114,20 @@ def _longest(part: RankTrace, start_ns: int, end_ns: int) -> _Interval | None:
     covered_ns = np.minimum(end, end_ns) - np.maximum(start, start_ns)
     touches = covered_ns >= 0 if start_ns == end_ns else covered_ns > 0
     if not touches.any():
-        return None
+        return {}, _core.NO_ROW
     best = int(np.where(touches, covered_ns, -1).argmax())
     parts = slice(int(first[best]), int(last[best]) + 1)
     by_cause = np.bincount(idle.cause[parts], weights=idle.end_ns[parts] - idle.start_ns[parts])
-    return _Interval(
-        int(start[best]),
-        int(end[best]),
-        _core.idle_cause_names()[int(by_cause.argmax())],
-        int(idle.next_gpu_row[last[best]]),
-    )
+    facts = {
+        "idle_start_ns": int(start[best]),
+        "idle_end_ns": int(end[best]),
+        "duration_ns": int(end[best]) - int(start[best]),
+        "cause": _core.idle_cause_names()[int(by_cause.argmax())],
+    }
+    return facts, int(idle.next_gpu_row[last[best]])
 
 
-def _nothing(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
+def _empty_table(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
     empty = np.zeros(0, dtype=np.int64)
     texts = encode_texts([])
     columns: dict[str, Column] = {
@@ -158,50 +151,9 @@ def _nothing(note: str, facts: dict[str, Any] | None = None) -> ColumnTable:
 # ------------------------------------------------------------------------------------- chain
 
 
-def _table(run: SimulatedRun, rank: int, interval: _Interval, facts: dict[str, Any]) -> ColumnTable:
-    graph, table = run.graph, run.ranks[rank].table
-    point = int(graph.begin_of(rank)[interval.next_row])
-    if point == _core.NO_ROW:
-        return _nothing("The event that ends the interval is not part of the graph.", facts)
-    # GPU times may have been moved to agree with the host's clock.
-    shift_ns = int(graph.time_ns[point]) - int(table.ts_ns[interval.next_row])
-    start_ns, end_ns = interval.start_ns + shift_ns, interval.end_ns + shift_ns
-    hops = _walk(run, point, start_ns, end_ns)
-    if not len(hops.edges):
-        return _nothing("Nothing is known that the event which ends the interval waits for.", facts)
-    groups = _groups(run, hops)
-    offset_ns = _offset_ns(run, rank)
-    idle_ns = [total(hops.idle_ns[g]) for g in groups]
-    named = [_event_of(run, hops, group) for group in groups]
-    kinds, evidence = _core.dependency_kind_names(), _core.evidence_names()
-    begin_ns = np.array([hops.begin_ns[g[0]] for g in groups], dtype=np.int64) - offset_ns
-    finish_ns = np.array([hops.end_ns[g[-1]] for g in groups], dtype=np.int64) - offset_ns
-    rows = np.array([row for _, row, _ in named], dtype=np.int64)
-    columns: dict[str, Column] = {
-        "rank": _ranks(run, [where for where, _, _ in named]),
-        "lane": encode_texts([_lane_name(run, int(hops.lane[g[0]])) for g in groups]),
-        "kind": encode_texts([kinds[graph.kind[hops.edges[g[0]]]] for g in groups]),
-        "name": encode_texts([name for _, _, name in named]),
-        "inside": encode_texts([_inside(run, where, row) for where, row, _ in named]),
-        "start_ns": begin_ns,
-        "end_ns": finish_ns,
-        "duration_ns": finish_ns - begin_ns,
-        "idle_ns": np.array(idle_ns, dtype=np.int64),
-        "idle_share": np.array(idle_ns) / max(1, end_ns - start_ns),
-        "hops": np.array([len(g) for g in groups], dtype=np.int64),
-        "evidence": encode_texts([evidence[graph.evidence[hops.edges[g]].max()] for g in groups]),
-        "row": np.ma.masked_equal(rows, _core.NO_ROW),
-    }
-    longest = int(np.argmax(idle_ns))
-    facts = facts | {"waits_for": named[longest][2]}
-    shown = _SHOWN if len(run.ranks) == 1 else ("rank", *_SHOWN)
-    return ColumnTable(
-        columns, shown=shown, first=_FIRST, facts=facts, notes=_notes(run, hops, facts)
-    )
-
-
 def _walk(run: SimulatedRun, point: int, start_ns: int, end_ns: int) -> _Hops:
-    """See Note [Chain]. O(hops) behind one pass over the edges."""
+    """Follow the chain back to the start of the interval. O(hops) after one pass over the edges.
+    See Note [Chain]."""
     graph = run.graph
     binding = _core.binding_edges(graph, graph.time_ns)
     edges: list[int] = []
@@ -225,59 +177,92 @@ def _walk(run: SimulatedRun, point: int, start_ns: int, end_ns: int) -> _Hops:
     )
 
 
-def _groups(run: SimulatedRun, hops: _Hops) -> list[Array]:
-    """Neighbours of one kind on one lane; those that took no time are left out."""
-    kind = run.graph.kind[hops.edges]
+def _table(run: SimulatedRun, rank: int, hops: _Hops, facts: dict[str, Any]) -> ColumnTable:
+    """Make a row of hops of one kind on one lane in a row; hops that took no time are left out."""
+    graph = run.graph
+    kind = graph.kind[hops.edges]
     lasting = np.flatnonzero(hops.end_ns > hops.begin_ns)
     if not len(lasting):
         lasting = np.arange(len(kind))[-1:]
     same = (np.diff(kind[lasting]) == 0) & (np.diff(hops.lane[lasting].astype(np.int64)) == 0)
-    return np.split(lasting, np.flatnonzero(~same) + 1)
+    groups = np.split(lasting, np.flatnonzero(~same) + 1)
+    idle_ns = [total(hops.idle_ns[g]) for g in groups]
+    events = [_event_of(run, hops, group) for group in groups]
+    kinds, evidence = _core.dependency_kind_names(), _core.evidence_names()
+    # The graph's clock may be ahead of the host's clock of this rank.
+    begins, starts_ns = graph.begin_of(rank), run.ranks[rank].table.ts_ns
+    rows = np.flatnonzero(begins != _core.NO_ROW)
+    rows = rows[(graph.lane_kind == _THREAD)[graph.lane[begins[rows]]]][:1]
+    offset_ns = int(graph.time_ns[begins[rows[0]]] - starts_ns[rows[0]]) if len(rows) else 0
+    begin_ns = np.array([hops.begin_ns[g[0]] for g in groups], dtype=np.int64) - offset_ns
+    finish_ns = np.array([hops.end_ns[g[-1]] for g in groups], dtype=np.int64) - offset_ns
+    numbers = [run.ranks[place].rank if place >= 0 else None for place, _, _ in events]
+    columns: dict[str, Column] = {
+        "rank": np.ma.array(
+            [-1 if number is None else number for number in numbers],
+            mask=[number is None for number in numbers],
+            dtype=np.int64,
+        ),
+        "lane": encode_texts([_lane_name(run, int(hops.lane[g[0]])) for g in groups]),
+        "kind": encode_texts([kinds[graph.kind[hops.edges[g[0]]]] for g in groups]),
+        "name": encode_texts([name for _, _, name in events]),
+        "inside": encode_texts([_outermost_event(run, place, row) for place, row, _ in events]),
+        "start_ns": begin_ns,
+        "end_ns": finish_ns,
+        "duration_ns": finish_ns - begin_ns,
+        "idle_ns": np.array(idle_ns, dtype=np.int64),
+        "idle_share": np.array(idle_ns) / max(1, facts["duration_ns"]),
+        "hops": np.array([len(g) for g in groups], dtype=np.int64),
+        "evidence": encode_texts([evidence[graph.evidence[hops.edges[g]].max()] for g in groups]),
+        "row": np.ma.masked_equal(
+            np.array([row for _, row, _ in events], dtype=np.int64), _core.NO_ROW
+        ),
+    }
+    facts = facts | {"waits_for": events[int(np.argmax(idle_ns))][2]}
+    notes = [
+        f"The GPU idles for {format_ns(facts['duration_ns'])} ({facts['cause'].replace('_', ' ')}),"
+        f" most of it for {facts['waits_for']}."
+    ]
+    if (graph.evidence[hops.edges] == _core.Evidence.ASSUMED).any():
+        notes.append(
+            "Some steps of the chain are assumed: the trace shows no dependency, and the order of "
+            "events on a lane stands in for it."
+        )
+    shown = _SHOWN if len(run.ranks) == 1 else ("rank", *_SHOWN)
+    notes += run.notes
+    return ColumnTable(columns, shown=shown, first=_FIRST, facts=facts, notes=notes)
 
 
 # ------------------------------------------------------------------------------------- words
 
 
 def _event_of(run: SimulatedRun, hops: _Hops, group: Array) -> tuple[int, int, str]:
-    """Index of the rank, row and name of the event that a part of the chain stands for."""
+    """Return index of the rank, row and name of the event for a part of the chain."""
     lane = hops.lane[group[0]]
     rank, kind = int(run.graph.lane_rank[lane]), int(run.graph.lane_kind[lane])
+    nameless = "(between events)" if kind == _THREAD else "(all ranks have arrived)"
     time_ns = hops.idle_ns[group]
     known = hops.row[group] != _core.NO_ROW
     if kind not in (_THREAD, _STREAM) or not known.any():
-        return (rank if kind in (_THREAD, _STREAM) else -1), _core.NO_ROW, _without_event(kind)
+        return (rank if kind in (_THREAD, _STREAM) else -1), _core.NO_ROW, nameless
     rows = hops.row[group][known].astype(np.int64)
     part = run.ranks[rank]
     if kind == _STREAM:
         row = int(rows[time_ns[known].argmax()])
-        return rank, row, part.table.name_of(row)
-    row = _deepest(part, rows, time_ns[known], total(time_ns))
-    return rank, row, part.table.name_of(row) if row != _core.NO_ROW else _without_event(kind)
+    else:
+        row = _deepest_event(part, rows, time_ns[known], total(time_ns))
+    return rank, row, part.table.name_of(row) if row != _core.NO_ROW else nameless
 
 
-def _inside(run: SimulatedRun, rank: int, row: int) -> str | None:
-    """The outermost event of the step, or of the thread, that holds a host row."""
-    if row == _core.NO_ROW:
-        return None
-    part = run.ranks[rank]
-    steps = {step.row for step in part.tree.steps}
-    outer, above = row, int(part.tree.parent[row])
-    while above != _core.NO_ROW and above not in steps:
-        outer, above = above, int(part.tree.parent[above])
-    return part.table.name_of(outer) if outer != row else None
-
-
-def _without_event(kind: int) -> str:
-    return "(between events)" if kind == _THREAD else "(all ranks have arrived)"
-
-
-def _deepest(part: RankTrace, rows: Array, time_ns: Array, total_ns: int) -> int:
-    """The shortest event that covers at least half of the time; else the longest part's own."""
+def _deepest_event(part: RankTrace, rows: Array, time_ns: Array, total_ns: int) -> int:
+    """Return the shortest event that covers at least half of the time; else the longest part's."""
     parent, length = part.tree.parent, part.table.dur_ns
     covered: dict[int, int] = {}
     level, times = rows, time_ns
     while len(level):
-        for row, ns in zip(*_summed(level, times), strict=True):
+        unique, place = np.unique(level, return_inverse=True)
+        sums = np.bincount(place.reshape(-1), weights=times, minlength=len(unique))
+        for row, ns in zip(unique.tolist(), sums.astype(np.int64).tolist(), strict=True):
             covered[row] = covered.get(row, 0) + ns
         above = parent[level].astype(np.int64)
         kept = above != _core.NO_ROW
@@ -288,10 +273,16 @@ def _deepest(part: RankTrace, rows: Array, time_ns: Array, total_ns: int) -> int
     return int(rows[time_ns.argmax()])
 
 
-def _summed(rows: Array, time_ns: Array) -> tuple[list[int], list[int]]:
-    unique, place = np.unique(rows, return_inverse=True)
-    sums = np.bincount(place.reshape(-1), weights=time_ns, minlength=len(unique))
-    return unique.tolist(), sums.astype(np.int64).tolist()
+def _outermost_event(run: SimulatedRun, rank: int, row: int) -> str | None:
+    """Name the outermost event of the step, or of the thread, around a host row."""
+    if row == _core.NO_ROW:
+        return None
+    part = run.ranks[rank]
+    steps = {step.row for step in part.tree.steps}
+    outer, above = row, int(part.tree.parent[row])
+    while above != _core.NO_ROW and above not in steps:
+        outer, above = above, int(part.tree.parent[above])
+    return part.table.name_of(outer) if outer != row else None
 
 
 def _lane_name(run: SimulatedRun, lane: int) -> str:
@@ -302,33 +293,3 @@ def _lane_name(run: SimulatedRun, lane: int) -> str:
     if kind == _STREAM:
         return f"stream {run.ranks[rank].tree.streams[index].stream}"
     return "collective"
-
-
-def _ranks(run: SimulatedRun, places: Sequence[int]) -> Array:
-    numbers = [run.ranks[place].rank if place >= 0 else None for place in places]
-    values = [-1 if number is None else number for number in numbers]
-    ranks: Array = np.ma.array(values, mask=[number is None for number in numbers], dtype=np.int64)
-    return ranks
-
-
-def _offset_ns(run: SimulatedRun, rank: int) -> int:
-    """What the graph's clock is ahead of the host's clock of this rank."""
-    begins, starts_ns = run.graph.begin_of(rank), run.ranks[rank].table.ts_ns
-    rows = np.flatnonzero(begins != _core.NO_ROW)
-    on_host = run.graph.lane_kind == _THREAD
-    rows = rows[on_host[run.graph.lane[begins[rows]]]][:1]
-    return int(run.graph.time_ns[begins[rows[0]]] - starts_ns[rows[0]]) if len(rows) else 0
-
-
-def _notes(run: SimulatedRun, hops: _Hops, facts: dict[str, Any]) -> list[str]:
-    notes = [
-        f"The GPU idles for {format_ns(facts['duration_ns'])} ({facts['cause'].replace('_', ' ')}),"
-        f" most of it for {facts['waits_for']}."
-    ]
-    assumed = run.graph.evidence[hops.edges] == _ASSUMED
-    if assumed.any():
-        notes.append(
-            "Some steps of the chain are assumed: the trace shows no dependency, and the order of "
-            "events on a lane stands in for it."
-        )
-    return [*notes, *run.notes]

@@ -1,8 +1,8 @@
-"""What the profiler itself cost the host, taken off: `estimate_unprofiled`.
+"""`estimate_unprofiled`: the time of a run without the cost of the profiler itself.
 
 Each recorded host event costs the host some time, half of it where the event begins and half where
-it ends. Taken off is at most what a stretch of host code took. GPU work keeps its times; what waits
-for the GPU gains nothing. The result is an estimate: what recording costs depends on the machine,
+it ends. No more is taken off than a stretch of host code took. GPU work keeps its times; waits for
+the GPU gain nothing. The result is an estimate: what recording costs depends on the machine,
 the version and the options, so both times are given, never the corrected one alone.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import API_KINDS
 from torchtraceap.core.records import dataclass
 from torchtraceap.simulation.run import SimulatedRun
@@ -28,7 +27,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ProfilerOverhead:
-    """What recording one host event costs, ns."""
+    """The cost of recording one host event, ns."""
 
     operator_ns: int
     """Operators and annotations."""
@@ -37,7 +36,7 @@ class ProfilerOverhead:
     call_ns: int
     """Runtime and driver calls."""
     source: str
-    """Where the numbers come from."""
+    """The source of the numbers."""
 
 
 MEASURED_OVERHEAD = ProfilerOverhead(
@@ -69,7 +68,7 @@ class UnprofiledTime:
 def estimate_unprofiled(
     run: SimulatedRun, overhead: ProfilerOverhead = MEASURED_OVERHEAD
 ) -> UnprofiledTime:
-    """Time of an iteration with and without what recording costs."""
+    """Return the time of an iteration with and without the cost of recording."""
     delta, events = overhead_delta(run, overhead)
     return UnprofiledTime(run.steady_ns(), run.steady_ns(delta), events, overhead.source)
 
@@ -77,10 +76,14 @@ def estimate_unprofiled(
 def overhead_delta(
     run: SimulatedRun, overhead: ProfilerOverhead = MEASURED_OVERHEAD
 ) -> tuple[_core.GraphDelta, int]:
-    """The edit that takes it off, and the number of host events."""
+    """Return the edit that takes the cost off, and the number of host events."""
     tax = np.zeros(len(run.graph), dtype=np.int64)
-    for rank in range(len(run.ranks)):
-        per_row = _by_row(run, rank, overhead)
+    by_kind = np.zeros(len(_core.EventKind), dtype=np.int64)
+    by_kind[[_core.EventKind.CPU_OP, _core.EventKind.USER_ANNOTATION]] = overhead.operator_ns
+    by_kind[_core.EventKind.PYTHON_FUNCTION] = overhead.frame_ns
+    by_kind[list(API_KINDS)] = overhead.call_ns
+    for rank, part in enumerate(run.ranks):
+        per_row = by_kind[part.table.kind]
         for points in (run.graph.begin_of(rank), run.graph.end_of(rank)):
             rows = np.flatnonzero(points != _core.NO_ROW)
             tax[points[rows]] = per_row[rows] // 2
@@ -90,12 +93,3 @@ def overhead_delta(
     delta = _core.GraphDelta()
     delta.set_lags(edges.astype(np.uint32), lags)
     return delta, int((tax > 0).sum()) // 2
-
-
-def _by_row(run: SimulatedRun, rank: int, overhead: ProfilerOverhead) -> Array:
-    by_kind = np.zeros(len(_core.EventKind), dtype=np.int64)
-    by_kind[[_core.EventKind.CPU_OP, _core.EventKind.USER_ANNOTATION]] = overhead.operator_ns
-    by_kind[_core.EventKind.PYTHON_FUNCTION] = overhead.frame_ns
-    by_kind[list(API_KINDS)] = overhead.call_ns
-    per_row: Array = by_kind[run.ranks[rank].table.kind]
-    return per_row

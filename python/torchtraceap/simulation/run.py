@@ -1,14 +1,14 @@
-"""A trace as an execution graph: replays, iteration times, and what edits need to find their way.
+"""A trace as an execution graph: its steps, replays and iteration times.
 
 Note [Steady state]: with an edit the host may run ahead of the GPU or fall behind, so predictions
 compare iterations (Note [Iteration] in tables/steps/iterations.py). The first of the recorded steps
 begins in the state that the run without the edit left. So copies of all recorded steps are chained
-(`chain.py`), what crosses the boundary counts, and the last copy tells. A run without steps counts
-as a whole, from the first to the last of its work.
+(Note [Carried edges] in chained_runs.py), dependencies across the boundary count, and the last copy
+is measured. A run without steps counts as a whole, from the first to the last of its work.
 
-Note [Working lanes]: the main threads, streams with GPU work, and what dependencies lead from to
-these. Else a thread that waits as long as the trace lasts, for what nobody needs, would end a run
-without steps, whatever an edit does, and tell what usual host work costs.
+Note [Working lanes]: the main threads, streams with GPU work, and lanes from which dependencies
+lead to these. Else a thread that waits as long as the trace lasts, for something that nobody needs,
+would end a run without steps, whatever an edit does, and count as usual host work.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ KINDS = {kind.name.lower(): kind for kind in _core.DependencyKind}
 """Dependencies by name."""
 WHOLE = "whole trace"
 _STEPS_TO_SETTLE = 2
-"""Before the copy of the steps that counts: what is in flight seldom reaches over more."""
+"""Steps before the copy that counts: work in flight seldom reaches over more."""
 _STEPS_TO_KEEP_A_PACE = 16
-"""The same where an edit says how fast batches come: a GPU that was far behind takes that long to
-do what is left, if it is only a little faster."""
+"""The same where an edit sets the rate of batches: a GPU that was far behind takes that long to
+catch up, if it is only a little faster."""
 _THREAD, _STREAM, _MEETING_POINTS = 0, 1, 2  # kinds of lanes
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -70,36 +70,33 @@ class RunStep:
     """Points of which the last ends its work: its end, and the ends of GPU events launched until
     then."""
     counted: bool
-    """Figures per step are of this one too."""
+    """Included in figures per step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RankSteps:
+    """The steps of a rank, and points around the first."""
+
     steps: list[RunStep]
     start: Array
     """Points of which the last begins the first iteration: the first step's begin, and the ends of
-    what was launched before it."""
+    work that was launched before it."""
     held: Array = field(default_factory=lambda: _NONE)
-    """Another one: the begin of work that was held up by what is not recorded."""
+    """Another such point: the begin of work that waited for unrecorded work, where that shows when
+    the GPU was free for the first step."""
     first_work: tuple[int, Array] | None = None
-    """Of the first work that the first step launches its row, and points: where its call begins
-    and ends, and where it begins itself. It may be held up."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    begin: int
-    end: int
+    """The row of the first work that the first step launches, and points: begin and end of its
+    call, and its own begin. It may have waited for unrecorded work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """What replays with several edits give."""
+    """The results of replays with several edits."""
 
     steady_ns: Array
-    """float64 `[deltas]`: time of an iteration."""
+    """float64 `[deltas]`: time of an iteration, ns."""
     lengths_ns: Array
-    """int64 `[deltas, steps]`: of each step in the last copy."""
+    """int64 `[deltas, steps]`: times of each step in the last copy, ns."""
     left_out: Array
     """uint32 `[deltas]`: added dependencies that close a cycle and are left out."""
 
@@ -109,50 +106,61 @@ class SimulatedRun:
 
     Args:
         trace: One or several ranks; clocks are aligned and collectives matched.
-        explicit_only: Leave out dependencies that rest on times alone.
-        dependencies: By rank number, the `gpu_dependencies` of its linked execution trace: what
-            each GPU event really needs.
-        notes: What else a person should know of the run.
-        stands_for: How many times as long the whole is, or the mean of all its steps, where the
-            trace is a part of it.
+        dependencies: By rank number, the `gpu_dependencies` of its linked execution trace: the
+            true dependencies of each GPU event.
+        notes: Further notes on the run, for a person.
+        stands_for: Time of the whole, or of the mean of all its steps, over that of this run,
+            where the trace is a part of it.
     """
 
     def __init__(
         self,
         trace: Ranks,
         *,
-        explicit_only: bool = False,
         dependencies: Mapping[int | None, ColumnTable] | None = None,
         notes: Sequence[str] = (),
         stands_for: float = 1.0,
     ) -> None:
         scope = join_ranks(trace)
+        known = []
+        for index, part in enumerate(scope.parts):
+            if dependencies and part.rank in dependencies:
+                table = dependencies[part.rank]
+                rows = (table["producer_row"].tolist(), table["consumer_row"].tolist())
+                known += [(index, *pair) for pair in zip(*rows, strict=True)]
         graph = _core.execution_graph(
             scope.as_arguments,
             meetings=scope.meetings,
-            dependencies=_known_dependencies(scope.parts, dependencies or {}),
-            explicit_only=explicit_only,
+            dependencies=known,
         )
         self._hold(trace, scope, graph, notes, stands_for)
-        self.notes += self._doubts()
+        if graph.contradicted:
+            self.notes.append(
+                f"{graph.contradicted} dependencies of the execution trace are left out: what "
+                "needs them began before they were met."
+            )
+        if graph.dropped_edges:
+            self.notes.append(
+                f"{graph.dropped_edges} dependencies closed a circle and are left out, the "
+                "least certain first: times in this trace contradict each other."
+            )
+        for part in self.ranks:
+            self.notes += self._notes_on(part)
 
     @classmethod
     def of_graph(
         cls,
         graph: _core.ExecutionGraph,
         steps: Sequence[tuple[int, str, int, int]],
-        *,
-        notes: Sequence[str] = (),
     ) -> SimulatedRun:
-        """A run that no trace stands behind: its graph, made by `GraphBuilder`, and its steps.
+        """Make a run without a trace: its graph, made by `GraphBuilder`, and its steps.
 
-        What it took is what a replay of the graph takes. Edits that look for events find none.
+        Its measured times are those of a replay. Edits that look for events find none.
 
         Args:
-            graph: Of one or several ranks.
+            graph: Graph of one or several ranks.
             steps: Rank, name, and the points of a thread where the step begins and ends, by start.
                 GPU work belongs to the step until whose end it was launched.
-            notes: What a person should know of the run.
 
         Raises:
             SchemaError: A step of a rank, or from or to a point, that the graph does not have.
@@ -170,7 +178,7 @@ class SimulatedRun:
         ]
         run = cls.__new__(cls)
         scope = JoinedRanks(parts, list(range(ranks)), [0] * ranks, None, [])
-        run._hold(Ranks(parts), scope, graph, notes, 1.0)
+        run._hold(Ranks(parts), scope, graph, (), 1.0)
         run._given = list(steps)
         return run
 
@@ -185,37 +193,21 @@ class SimulatedRun:
         self.trace = trace
         self.stands_for = stands_for
         self.cached = MemoCache()
-        """What several edits need of the run."""
+        """Values of the run that several edits need."""
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
-        """Those whose clocks can be compared; ranks that share no collective are left out."""
+        """Ranks whose clocks can be compared; those that share no collective are left out."""
         self.notes: list[str] = [*notes, *scope.notes]
         self.places: list[int] = scope.places
-        """Index of each in the trace."""
+        """Index of each rank in the trace."""
         self.offsets_ns: list[int] = scope.offsets_ns
-        """What each rank's clock of the graph is ahead of its own."""
+        """Time by which the clock of the graph is ahead of each rank's own, ns."""
         self.meetings: _core.Meetings | None = scope.meetings
         """Matched collectives whose end needs every member; None where there is one rank."""
         self.graph = graph
         self._given: list[tuple[int, str, int, int]] | None = None
 
-    def _doubts(self) -> list[str]:
-        """What is missing or contradicts itself, for a person."""
-        notes = []
-        if self.graph.contradicted:
-            notes.append(
-                f"{self.graph.contradicted} dependencies of the execution trace are left out: what "
-                "needs them began before they were met."
-            )
-        if self.graph.dropped_edges:
-            notes.append(
-                f"{self.graph.dropped_edges} dependencies closed a circle and are left out, the "
-                "least certain first: times in this trace contradict each other."
-            )
-        for part in self.ranks:
-            notes += self._doubts_of(part)
-        return notes
-
-    def _doubts_of(self, part: RankTrace) -> list[str]:
+    def _notes_on(self, part: RankTrace) -> list[str]:
+        """Describe gaps and contradictions in the recording of a rank."""
         where = f"Rank {part.rank}: " if len(self.ranks) > 1 else ""
         notes = []
         gpu = part.tree.gpu_rows
@@ -244,13 +236,13 @@ class SimulatedRun:
 
     @cached_property
     def destination(self) -> Array:
-        """uint32 `[edges]`: the point that each edge leads to."""
+        """The point to which each edge leads, uint32 `[edges]`."""
         return self.graph.destinations()
 
     @cached_property
     def point_bounds(self) -> Array:
-        """int64 `[ranks, 2]`: the points of each rank's threads and streams, which stand beside
-        each other: the first one, and the one behind the last."""
+        """The first point of each rank's threads and streams, which are adjacent, and the one after
+        the last, int64 `[ranks, 2]`."""
         graph = self.graph
         own = graph.lane_kind != _MEETING_POINTS
         bounds = np.tile(np.array([len(graph), 0], dtype=np.int64), (len(self.ranks), 1))
@@ -260,11 +252,11 @@ class SimulatedRun:
 
     @cached_property
     def cost_ns(self) -> Array:
-        """int64 `[edges]`: lag and residual together, what the measured run took."""
+        """The measured cost of each edge, lag and residual together, int64 `[edges]`, ns."""
         return self.graph.lag_ns + self.graph.residual_ns
 
     def edges_of(self, *kinds: str) -> Array:
-        """Edges of these kinds, by the names of `_core.DependencyKind`."""
+        """Return edges of these kinds, by the names of `_core.DependencyKind`."""
         chosen = np.zeros(len(self.graph.kind), dtype=bool)
         for kind in kinds:
             chosen |= self.graph.kind == int(KINDS[kind])
@@ -274,40 +266,40 @@ class SimulatedRun:
 
     @cached_property
     def steps(self) -> list[RunStep]:
-        """By rank, then by start; one for each rank without steps."""
+        """Steps by rank, then by start; one for each rank without steps."""
         return [step for mine in self.steps_by_rank for step in mine]
 
     @cached_property
     def chosen_steps(self) -> list[RunStep]:
-        """Those that figures per step are of. See Note [Counted steps]."""
+        """The steps of figures per step. See Note [Counted steps]."""
         return [step for step in self.steps if step.counted]
 
     @cached_property
     def steps_by_rank(self) -> list[list[RunStep]]:
-        """By start; none where nothing of a rank is in the graph."""
+        """Steps of each rank by start; none where nothing of a rank is in the graph."""
         return [mine.steps for mine in self._rank_steps]
 
     @cached_property
     def per_step(self) -> bool:
-        """Times are those of steps; otherwise of the whole trace."""
+        """True where times are those of steps, false where of the whole trace."""
         return bool(self._given) or any(part.tree.steps for part in self.ranks)
 
     @cached_property
     def _rank_steps(self) -> list[_RankSteps]:
-        """Beside ranks with steps those without have no time that could be compared."""
+        """Steps of each rank. Beside ranks with steps those without have no comparable time."""
+        ranks = range(len(self.ranks))
         if self._given:
-            return [self._told(index, self._given) for index in range(len(self.ranks))]
-        marked = [self._marked(index) for index in range(len(self.ranks))]
-        if self.per_step:
-            return marked
-        return [self._whole(index) for index in range(len(self.ranks))]
+            return [self._given_steps(rank, self._given) for rank in ranks]
+        marked = [self._marked_steps(rank) for rank in ranks]
+        return marked if self.per_step else [self._whole_run(rank) for rank in ranks]
 
-    def _marked(self, rank: int) -> _RankSteps:
+    def _marked_steps(self, rank: int) -> _RankSteps:
         part = self.ranks[rank]
         bounds = self._step_points(rank)
         if not len(bounds):
             return _RankSteps([], _NONE)
-        ends = self.graph.end_of(rank)[part.tree.gpu_rows]
+        begin_of, end_of = self.graph.begin_of(rank), self.graph.end_of(rank)
+        ends = end_of[part.tree.gpu_rows]
         place = np.where(ends == _core.NO_ROW, len(bounds), step_of_work(part))
         order = np.argsort(place, kind="stable")
         cuts = np.searchsorted(place[order], np.arange(-1, len(bounds) + 1))
@@ -319,30 +311,25 @@ class SimulatedRun:
             )
         ]
         start = np.append(bounds[0, 0], work[0]).astype(np.int64)
-        return _RankSteps(steps, start, self._held_up(rank), self._first_work(rank))
+        held, first_work = _NONE, None
+        row = held_up_row(part)
+        if row is not None and begin_of[row] != _core.NO_ROW:
+            held = np.array([begin_of[row]], dtype=np.int64)
+        row = first_launched_row(part)
+        if row is not None:
+            call = part.tree.launch[row]
+            points = np.array([begin_of[call], end_of[call], begin_of[row]], dtype=np.int64)
+            first_work = None if (points == _core.NO_ROW).any() else (row, points)
+        return _RankSteps(steps, start, held, first_work)
 
-    def _held_up(self, rank: int) -> Array:
-        """The point at which the GPU was free for the first step, where that tells."""
-        row = held_up_row(self.ranks[rank])
-        point = _core.NO_ROW if row is None else int(self.graph.begin_of(rank)[row])
-        return _NONE if point == _core.NO_ROW else np.array([point], dtype=np.int64)
-
-    def _first_work(self, rank: int) -> tuple[int, Array] | None:
-        row = first_launched_row(self.ranks[rank])
-        if row is None:
-            return None
-        begin_of, end_of = self.graph.begin_of(rank), self.graph.end_of(rank)
-        call = self.ranks[rank].tree.launch[row]
-        points = np.array([begin_of[call], end_of[call], begin_of[row]], dtype=np.int64)
-        return None if (points == _core.NO_ROW).any() else (row, points)
-
-    def _told(self, rank: int, given: Sequence[tuple[int, str, int, int]]) -> _RankSteps:
-        """Steps of a run that no table stands behind."""
+    def _given_steps(self, rank: int, given: Sequence[tuple[int, str, int, int]]) -> _RankSteps:
+        """Return the steps of a rank in a run without a trace."""
         mine = [(name, begin, end) for index, name, begin, end in given if index == rank]
         if not mine:
             return _RankSteps([], _NONE)
         points = np.arange(*self.point_bounds[rank])
-        ends = points[self.graph.is_end[points].astype(bool) & self._on_stream[points]]
+        on_stream = (self.graph.lane_kind == _STREAM)[self.graph.lane[points]]
+        ends = points[self.graph.is_end[points].astype(bool) & on_stream]
         place = self._place_by_hand_over(ends, [(begin, end) for _, begin, end in mine])
         steps = [
             RunStep(rank, name, begin, end, np.append(ends[place == index], end), counted=True)
@@ -350,15 +337,32 @@ class SimulatedRun:
         ]
         return _RankSteps(steps, np.append(ends[place < 0], mine[0][1]))
 
-    @cached_property
-    def _on_stream(self) -> Array:
-        """bool `[points]`."""
-        on_stream: Array = (self.graph.lane_kind == _STREAM)[self.graph.lane]
-        return on_stream
+    def _whole_run(self, rank: int) -> _RankSteps:
+        """Return the whole run of a rank as one step, without lanes that do not work."""
+        points = np.arange(*self.point_bounds[rank])
+        lanes = self.graph.lane_rank == rank
+        lanes = lanes & self.works if (lanes & self.works).any() else lanes
+        points = points[np.isin(self.graph.lane[points], np.flatnonzero(lanes))]
+        if not len(points):
+            return _RankSteps([], _NONE)
+        times = self.graph.time_ns[points]
+        first, last = int(points[times.argmin()]), int(points[times.argmax()])
+        step = RunStep(rank, WHOLE, first, last, points, counted=True)
+        return _RankSteps([step], np.array([first]))
+
+    def _place_by_hand_over(self, points: Array, bounds: Sequence[tuple[int, int]]) -> Array:
+        """Return the step until whose end each point was launched or happened, int64 `[points]`;
+        -1 before the first."""
+        graph, times = self.graph, self.graph.time_ns
+        ends = np.array([end for _, end in bounds])
+        place = np.searchsorted(times[ends], self._handed_over_ns[points], side="left")
+        place = place.astype(np.int64)
+        place[self._handed_over_ns[points] < graph.time_ns[bounds[0][0]]] = -1
+        return place
 
     @cached_property
     def _handed_over_ns(self) -> Array:
-        """int64 `[points]`: when a point happened, or was launched."""
+        """The time at which each point was launched, else happened, int64 `[points]`, ns."""
         graph = self.graph
         times = graph.time_ns.copy()
         launches = self.edges_of("launch")
@@ -368,17 +372,9 @@ class SimulatedRun:
         times[self.destination[work]] = times[graph.source[work]]
         return times
 
-    def _place_by_hand_over(self, points: Array, bounds: Sequence[tuple[int, int]]) -> Array:
-        """int64 `[points]`: the step until whose end each was handed over; -1 before the first."""
-        times, handed_ns = self.graph.time_ns, self._handed_over_ns[points]
-        ends = np.array([end for _, end in bounds])
-        place = np.searchsorted(times[ends], handed_ns, side="left").astype(np.int64)
-        place[handed_ns < times[bounds[0][0]]] = -1
-        return place
-
     def _step_points(self, rank: int) -> Array:
-        """int64 `[steps, 2]`: begin and end of each on the thread that carries them; none where
-        that has no points."""
+        """Return begin and end of each step on the thread that carries them, int64 `[steps, 2]`;
+        none where that has no points."""
         part = self.ranks[rank]
         spans = step_spans(part)
         own = self._main_lane(rank)
@@ -400,7 +396,7 @@ class SimulatedRun:
         return bounds
 
     def _main_lane(self, rank: int) -> int | None:
-        """The thread that carries the steps or launches most; None where it has no points."""
+        """Return the thread that carries the steps or launches most; None without points."""
         graph = self.graph
         found = np.flatnonzero(
             (graph.lane_rank == rank)
@@ -410,24 +406,9 @@ class SimulatedRun:
         )
         return int(found[0]) if len(found) else None
 
-    def _whole(self, rank: int) -> _RankSteps:
-        points = np.arange(*self.point_bounds[rank])
-        points = points[np.isin(self.graph.lane[points], self._working_lanes(rank))]
-        if not len(points):
-            return _RankSteps([], _NONE)
-        times = self.graph.time_ns[points]
-        first, last = int(points[times.argmin()]), int(points[times.argmax()])
-        step = RunStep(rank, WHOLE, first, last, points, counted=True)
-        return _RankSteps([step], np.array([first]))
-
-    def _working_lanes(self, rank: int) -> Array:
-        """See Note [Working lanes]."""
-        mine = self.graph.lane_rank == rank
-        return np.flatnonzero(mine & self.works if (mine & self.works).any() else mine)
-
     @cached_property
     def works(self) -> Array:
-        """bool `[lanes]`. See Note [Working lanes]."""
+        """A mask of lanes that work, bool `[lanes]`. See Note [Working lanes]."""
         graph = self.graph
         works: Array = (graph.lane_kind == _STREAM) & (graph.lane_end > graph.lane_begin)
         main = (self._main_lane(rank) for rank in range(len(self.ranks)))
@@ -443,13 +424,13 @@ class SimulatedRun:
 
     @cached_property
     def step_of_point(self) -> Array:
-        """uint32 `[points]`: index in `steps` until whose end a point happens, of GPU events their
-        launch; NO_ROW behind the last step and before the first."""
+        """Index of the step until whose end a point happens or, of GPU events, is launched, uint32
+        `[points]`; NO_ROW after the last step and before the first."""
         return self._place_of_points[0]
 
     @cached_property
     def before_steps(self) -> Array:
-        """bool `[points]`: happens, or was launched, before the first step of its rank."""
+        """A mask of points that happen, or were launched, before the first step of their rank."""
         return self._place_of_points[1]
 
     @cached_property
@@ -468,7 +449,8 @@ class SimulatedRun:
         return steps, is_before
 
     def _place_of(self, rank: int, points: Array, steps: Sequence[RunStep]) -> Array:
-        """int64 `[points]`: from -1, before the first step, to len(steps), behind the last."""
+        """Return the step of each point, int64 `[points]`: from -1, before the first, to
+        len(steps), after the last."""
         if self._given:
             return self._place_by_hand_over(points, [(step.begin, step.end) for step in steps])
         times = self.graph.time_ns
@@ -489,12 +471,12 @@ class SimulatedRun:
     def replay(
         self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
     ) -> Array:
-        """int64 `[points]`: when each point happens."""
+        """Return the time at which each point happens, int64 `[points]`, ns."""
         return _core.replay(self.graph, delta, with_residuals=with_residuals)
 
     @cached_property
     def measured_ns(self) -> Array:
-        """int64 `[steps]`: the iteration of each of `steps`."""
+        """The measured iteration of each of `steps`, int64 `[steps]`, ns."""
         points, offsets = self._work
         times = self.graph.time_ns[points]
         ends = np.maximum.reduceat(times, offsets[:-1]) if len(times) else times
@@ -503,17 +485,18 @@ class SimulatedRun:
     def lengths_ns(
         self, deltas: Sequence[_core.GraphDelta | None] = (None,), *, with_residuals: bool = True
     ) -> Array:
-        """int64 `[deltas, steps]`: the iteration of each of `steps` with each edit, as recorded."""
-        ends, _ = self._batches.run(_known(deltas), with_residuals=with_residuals)
+        """Return the iteration of each step with each edit, int64 `[deltas, steps]`, ns."""
+        ends, _ = self._batches.run(_without_none(deltas), with_residuals=with_residuals)
         return self._lengths(ends[:, 0])
 
     def lengths_at(self, times_ns: Array, running_ns: Array) -> Array:
-        """int64 `[steps]`: iterations as the trace would show them in which points happen then.
+        """Return iterations as a trace would show them in which points happen at these times, int64
+        `[steps]`, ns.
 
         Args:
-            times_ns: int64 `[points]`.
-            running_ns: int64 `[ranks with steps]`: until when their GPU does what was launched
-                before the first step and has no points.
+            times_ns: Times of the points, int64 `[points]`.
+            running_ns: int64 `[ranks with steps]`: end of the GPU work that was launched before
+                the first step and has no points.
         """
         lengths = []
         ranks = [rank for rank, mine in enumerate(self._rank_steps) if mine.steps]
@@ -530,16 +513,16 @@ class SimulatedRun:
             lengths.append(lengths_ns(np.array([began, *ends])))
         return np.concatenate([*lengths, _NONE])
 
-    def work_around(self, rank: int) -> tuple[Array, Array]:
-        """Points of which the last begins the first iteration of a rank with steps, if that was not
-        held up; and those of which the last ends its last."""
+    def bounding_work(self, rank: int) -> tuple[Array, Array]:
+        """Return points of which the last begins the first iteration of a rank with steps, unless
+        its work waited for unrecorded work; and those of which the last ends the last one."""
         mine = self._rank_steps[rank]
         return mine.start, mine.steps[-1].work
 
     def chain(self, delta: _core.GraphDelta) -> Array:
-        """int64 `[copies, points]`: when each point happens in copies of the steps one behind the
-        other, of which the last is in a steady state; NEVER where it does not. See Note [Steady
-        state].
+        """Return the times of points in copies of the steps one after the other, of which the last
+        is in a steady state, int64 `[copies, points]`, ns; NEVER where one does not happen. See
+        Note [Steady state].
 
         Args:
             delta: An edit.
@@ -550,56 +533,54 @@ class SimulatedRun:
     def steady_ns(
         self, delta: _core.GraphDelta | None = None, *, with_residuals: bool = True
     ) -> float:
-        """Time of an iteration, ns, with an edit. See Note [Steady state]; kept without one."""
-
-        def replayed_ns() -> float:
-            return float(self.replays([delta], with_residuals=with_residuals).steady_ns[0])
-
+        """Return the time of an iteration with an edit, ns; cached without one. See Note [Steady
+        state]."""
         if delta is not None:
-            return replayed_ns()
-        return self.cached(("steady_ns", with_residuals), replayed_ns)
+            return float(self.replays([delta], with_residuals=with_residuals).steady_ns[0])
+        return self.cached(
+            ("steady_ns", with_residuals),
+            lambda: float(self.replays([None], with_residuals=with_residuals).steady_ns[0]),
+        )
 
     def replays(
         self,
         deltas: Sequence[_core.GraphDelta | None],
         *,
         with_residuals: bool = True,
-        copies: int = 0,
     ) -> Replays:
-        """Several edits at once, without Python's lock. See Note [Steady state].
+        """Replay several edits at once, without Python's lock. See Note [Steady state].
 
-        The mean over the counted steps of each rank, and over the ranks.
+        The time of an iteration is the mean over the counted steps of each rank, and over the
+        ranks.
 
         Args:
             deltas: The edits.
-            with_residuals: With what the measured run took beyond its dependencies.
-            copies: Of the steps; 0: as many as it takes.
+            with_residuals: Add the time of the measured run beyond its dependencies.
         """
         _, offsets = self._work
         lengths = np.zeros((len(deltas), len(self.steps)), dtype=np.int64)
         left_out = np.zeros(len(deltas), dtype=np.uint32)
         if len(offsets) == 1:
             return Replays(np.zeros(len(deltas)), lengths, left_out)
-        known = _known(deltas)
+        known = _without_none(deltas)
         carries = np.array([delta.carries for delta in known], dtype=bool)
         for kind in (False, True):
             places = np.flatnonzero(carries == kind)
-            if len(places):
-                chosen = [known[place] for place in places.tolist()]
-                lengths[places], left_out[places] = self._replayed(
-                    chosen, copies or self._copies(kind), with_residuals
-                )
+            if not len(places):
+                continue
+            ends, left_out[places] = self._batches.run(
+                [known[place] for place in places.tolist()],
+                copies=self._copies(kind) if self.per_step else 1,
+                with_residuals=with_residuals,
+            )
+            started = ends[:, -1]
+            if self.per_step:
+                # The first step of the last copy begins where the copy before has ended.
+                parts = np.split(ends[:, -2], self._groups[1:], axis=-1)
+                started = started.copy()
+                started[..., self._groups] = np.stack([p.max(axis=-1) for p in parts], axis=-1)
+            lengths[places] = self._lengths(started)
         return Replays(self.mean_ns(lengths), lengths, left_out)
-
-    def _replayed(
-        self, deltas: list[_core.GraphDelta], copies: int, with_residuals: bool
-    ) -> tuple[Array, Array]:
-        """Lengths of the steps in the last copy, and how many added edges are left out."""
-        copies = copies if self.per_step else 1
-        ends, left_out = self._batches.run(deltas, copies=copies, with_residuals=with_residuals)
-        if not self.per_step:
-            return self._lengths(ends[:, 0]), left_out
-        return self._lengths_behind(ends[:, -2], ends[:, -1]), left_out
 
     @cached_property
     def _batches(self) -> _core.BatchReplayer:
@@ -607,13 +588,13 @@ class SimulatedRun:
         return _core.BatchReplayer(self.graph, *self._work, carries)
 
     def _copies(self, keeps_a_pace: bool) -> int:
-        """So that the last begins in the state that the edited run leaves, so many steps later."""
+        """Return the number of copies after which the last begins in a steady state."""
         settle = _STEPS_TO_KEEP_A_PACE if keeps_a_pace else _STEPS_TO_SETTLE
         return max(2, settle // max(1, min(map(len, self.steps_by_rank))) + 1)
 
     @cached_property
     def step_errors(self) -> Array:
-        """float64 `[counted steps]`: replayed from dependencies alone / measured - 1 of each."""
+        """Relative error of each step replayed from its dependencies, float64 `[counted steps]`."""
         counted = np.array([step.counted for step in self.steps], dtype=bool)
         measured = self.measured_ns[counted]
         replayed = self.lengths_ns(with_residuals=False)[0, counted]
@@ -621,8 +602,8 @@ class SimulatedRun:
         return share - 1
 
     def mean_ns(self, lengths: Array) -> Array:
-        """float64 `[...]` from `[..., steps]`: over the counted steps of each rank, then over the
-        ranks that have any."""
+        """Return the mean over the counted steps of each rank, then over the ranks that have any,
+        float64 `[...]` of `[..., steps]`."""
         ranks = np.array([step.rank for step in self.steps if step.counted], dtype=np.int64)
         if not len(ranks):
             return np.zeros(lengths.shape[:-1])
@@ -634,8 +615,8 @@ class SimulatedRun:
 
     @cached_property
     def _work(self) -> tuple[Array, Array]:
-        """Points and offsets of the groups whose ends are asked for: of each rank with steps where
-        the first begins, then each step's work."""
+        """Points and offsets of the groups whose ends are needed: the begin of the first step of
+        each rank with steps, then each step's work."""
         groups = [
             group
             for mine in self._rank_steps
@@ -650,47 +631,27 @@ class SimulatedRun:
 
     @cached_property
     def _groups(self) -> Array:
-        """int64 `[ranks with steps]`: where the groups of each begin."""
+        """Offsets of the groups of each rank, int64 `[ranks with steps]`."""
         counts = [len(mine.steps) + 1 for mine in self._rank_steps if mine.steps]
         starts: Array = np.cumsum([0, *counts])[:-1]
         return starts
 
     def _lengths(self, ends: Array) -> Array:
-        """int64 `[..., steps]` from `[..., groups]`."""
+        """Return lengths of steps, int64 `[..., steps]`, from ends `[..., groups]`."""
         parts = np.split(ends, self._groups[1:], axis=-1)
         return np.concatenate([lengths_ns(part) for part in parts], axis=-1)
-
-    def _lengths_behind(self, before: Array, ends: Array) -> Array:
-        """The same of a copy: the first step begins where the copy before has ended."""
-        started = ends.copy()
-        parts = np.split(before, self._groups[1:], axis=-1)
-        started[..., self._groups] = np.stack([part.max(axis=-1) for part in parts], axis=-1)
-        return self._lengths(started)
 
     @cached_property
     def _carried(self) -> Array:
         stretches, inside, before = [], [], 0
         for steps in self.steps_by_rank:
             if steps:
-                stretches.append(_Stretch(steps[0].begin, steps[-1].end))
+                stretches.append((steps[0].begin, steps[-1].end))
                 mine = self.step_of_point - np.uint32(before) < len(steps)  # NO_ROW stays large
                 inside.append(np.flatnonzero(mine & (self.step_of_point != _core.NO_ROW)))
             before += len(steps)
         return carried_edges(self.graph, stretches, inside)
 
 
-def _known_dependencies(
-    parts: Sequence[RankTrace], tables: Mapping[int | None, ColumnTable]
-) -> list[tuple[int, int, int]]:
-    known = []
-    for index, part in enumerate(parts):
-        if part.rank not in tables:
-            continue
-        table = tables[part.rank]
-        pairs = zip(table["producer_row"].tolist(), table["consumer_row"].tolist(), strict=True)
-        known += [(index, producer, consumer) for producer, consumer in pairs]
-    return known
-
-
-def _known(deltas: Sequence[_core.GraphDelta | None]) -> list[_core.GraphDelta]:
+def _without_none(deltas: Sequence[_core.GraphDelta | None]) -> list[_core.GraphDelta]:
     return [_core.GraphDelta() if delta is None else delta for delta in deltas]

@@ -1,4 +1,4 @@
-"""`simulate_savings`: what fixing each finding would save, by replaying the run with the fix.
+"""`simulate_savings`: the saving of each finding's fix, by replaying the run with the fix.
 
 Note [Bounds and predictions]: a finding's own saving is a bound, the idle or exposed time in its
 intervals. A replay takes its place where an edit stands for the fix and changes something in this
@@ -19,9 +19,13 @@ from typing import TypeAlias
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.errors import TraceError
-from torchtraceap.simulation.edits.base import EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    EditedGraph,
+    NotApplicableError,
+    edits_by_finding,
+    make_edit,
+)
 from torchtraceap.simulation.excerpt import simulated_run
-from torchtraceap.simulation.registry import edits_by_finding, make_edit
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, PlanStep, Simulation
 from torchtraceap.simulation.trust import trust_of
@@ -36,10 +40,10 @@ _NO_EDIT = "no simulated edit stands for this fix"
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What fixes would do."""
+    """The savings of all fixes."""
 
     savings: Savings
-    """For each finding's type the simulated saving, else its bound with the reason."""
+    """The simulated saving by type of finding, else its bound with the reason."""
     plan: tuple[PlannedFix, ...]
     replay: ReplayCheck | None
     """None: nothing was replayed."""
@@ -48,13 +52,13 @@ class Outlook:
 def simulate_savings(
     trace: Ranks, findings: Sequence[Finding], first: Callable[[Savings], str | None]
 ) -> Outlook:
-    """Replays the run once for each fix, and for fixes on top of each other.
+    """Replay the run once for each fix, and for fixes on top of each other.
 
     Args:
-        trace: The trace that the findings are of.
-        findings: With their bounds.
-        first: The type of finding with which the plan is to begin, once savings are known; one
-            whose fix is not simulated, or gains nothing, is left to its place.
+        trace: One or several ranks.
+        findings: Findings of the trace, with their bounds.
+        first: Returns the type of finding with which the plan is to begin, once savings are known;
+            one whose fix is not simulated, or gains nothing, is left to its place.
     """
     try:
         return _simulate(trace, findings, first)
@@ -75,7 +79,7 @@ def _simulate(
         return _only_bounds(findings, trust.reason, _check(Simulation(run, [])))
     tried = _Edits(run)
     chosen = {finding.type: tried.choose(finding) for finding in findings}
-    simulation = Simulation(run, _applied(chosen))
+    simulation = Simulation(run, _applied_edits(chosen))
     check = _check(simulation)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
     savings: Savings = {}
@@ -83,13 +87,25 @@ def _simulate(
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
             saving = _saving(finding, outcomes[edit.name], check)
-            if not _is_part_of_the_fix(finding, saving):
+            # Pinning is the edit for high_memcpy: where it saves less at most than the guess of the
+            # bound, other copies cost.
+            bound = finding.saving
+            is_small_part = (
+                finding.type == "high_memcpy"
+                and saving is not None
+                and bound is not None
+                and saving.per_step == bound.per_step
+                and saving.high_ns < bound.best_ns
+            )
+            if not is_small_part:
                 savings[finding.type] = saving
                 continue
             chosen[finding.type] = edit = f"not simulated: {edit.name} changes a small part of it"
         savings[finding.type] = _bound(finding, edit)
-    if len(_applied(chosen)) < len(outcomes):
-        simulation = Simulation(run, _applied(chosen))  # the plan has only fixes that are shown
+    if len(_applied_edits(chosen)) < len(outcomes):
+        simulation = Simulation(
+            run, _applied_edits(chosen)
+        )  # the plan has only fixes that are shown
     leading = first(savings)
     fix = chosen[leading] if leading else None
     steps = simulation.plan_from(fix.name if isinstance(fix, _Applied) else None)
@@ -108,20 +124,20 @@ class _Applied:
 
 
 class _Edits:
-    """The edits that stand for fixes, each applied at most once."""
+    """Edits that stand for fixes, each applied at most once."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
         self._tried: dict[str, _Applied | str] = {}
 
     def choose(self, finding: Finding) -> _Applied | str:
-        """Of the edits for its fix the first that applies; else why the first does not."""
+        """Return the first edit for its fix that applies, else why the first does not."""
         names = edits_by_finding().get(finding.type, ())
-        tried = map(self._try, names)
-        applied = next((edit for edit in tried if isinstance(edit, _Applied)), None)
-        if applied is None:
-            return self._try(names[0]) if names else _NO_EDIT
-        return applied
+        for name in names:
+            edit = self._try(name)
+            if isinstance(edit, _Applied):
+                return edit
+        return self._try(names[0]) if names else _NO_EDIT
 
     def _try(self, name: str) -> _Applied | str:
         if name not in self._tried:
@@ -155,7 +171,7 @@ def _check(simulation: Simulation) -> ReplayCheck:
 
 
 def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Saving | None:
-    """A saving lies between nothing and the whole step, whatever the replays say."""
+    """Return a saving between nothing and the whole step, whatever the replays say."""
     if outcome.predicted_ns is None or outcome.low_ns is None or outcome.high_ns is None:
         return _bound(finding, f"not simulated: {outcome.note}")
     after = (outcome.high_ns, outcome.predicted_ns, outcome.low_ns)
@@ -172,19 +188,10 @@ def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Savin
     )
 
 
-def _applied(chosen: Mapping[str, _Applied | str]) -> list[_Applied]:
-    """The edits, each once."""
+def _applied_edits(chosen: Mapping[str, _Applied | str]) -> list[_Applied]:
+    """Return the edits, each once."""
     edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}
     return list(edits.values())
-
-
-def _is_part_of_the_fix(finding: Finding, saving: Saving | None) -> bool:
-    """Copies are pinned by an edit, but most fixes of `high_memcpy` leave them out: where pinning
-    saves less at most than the guess of the bound, it is other copies that cost."""
-    bound = finding.saving
-    if finding.type != "high_memcpy" or saving is None or bound is None:
-        return False
-    return saving.per_step == bound.per_step and saving.high_ns < bound.best_ns
 
 
 def _plan(
@@ -193,7 +200,7 @@ def _plan(
     chosen: Mapping[str, _Applied | str],
     leading: str | None,
 ) -> tuple[PlannedFix, ...]:
-    """See Note [One fix, several findings]."""
+    """Name the finding of each fix. See Note [One fix, several findings]."""
     owner: dict[str, str] = {}
     for finding in sorted(findings, key=lambda f: (f.type != leading, -f.cost_ns)):
         edit = chosen[finding.type]

@@ -1,20 +1,20 @@
-"""`Schedule`: when every point of a run happens in a trace that is written of edits.
+"""`Schedule`: the times of all points of a run in a trace that is written of edits.
 
 Note [Written steps]: of a form of the edits the steps are written in the state that it leaves, the
-last copy of the chain of Note [Steady state] in run.py. What happens before the first step keeps
-the times of the replay of the recording; the steps are moved as one, to where the old ones began,
-or as much later as what happens before asks for. What the GPU still does of the copy before, when
-the first step begins, is written too, as a recording from the middle of a training has it: events
+last copy of the chain of Note [Steady state] in run.py. Points before the first step keep the times
+of the replay of the recording; the steps are moved as one, to where the old ones began, or as much
+later as the points before demand. Work of the copy before that still runs on the GPU when the first
+step begins is written too, as a recording from the middle of a training has it: events
 without a launch. Else the first iteration would begin too early.
 
 Note [Between forms]: a prediction is the mean of several replays, so no single one takes that time.
-Where no form is asked for, each point happens between its times in two schedules, always the same
-part of the way from the one to the other, so that a step takes the predicted time. What holds in
-both, such as the order on a thread and lags of dependencies, holds between them. The two are of
-the forms at best, as is likely and at least those between which the prediction lies, in the steady
-state, else in the state in which recording began. A prediction that keeps more of the measured time
-than any form, as where a saving is lost in the noise, lies between the slowest and what was
-measured.
+Without a requested form, each point happens between its times in two schedules, always the same
+part of the way from the one to the other, so that a step takes the predicted time. Relations that
+hold in both, such as the order on a thread and lags of dependencies, hold between them. The two
+are, of the forms at best, as is likely and at least, those between which the prediction lies, in
+the steady state, else in the state in which recording began. A prediction that keeps more of the
+measured time than any form, as where a saving is lost in the noise, lies between the slowest and
+the measured times.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from torchtraceap.simulation.run import SimulatedRun
 __all__ = ["MEASURED", "Blend", "RunningWork", "Schedule", "Schedules"]
 
 MEASURED = "as measured"
-"""The words of such a schedule."""
+"""The description of a schedule of measured times."""
 _PARTS = 1 << 16
-"""Of the way between two schedules: whole numbers keep the order of times."""
+"""Parts of the way between two schedules: whole numbers keep the order of times."""
 _FAR_NS = 1 << 46
 """A way that is longer (20 hours) is divided before it is multiplied."""
 _MOST = 1 << 62
@@ -54,34 +54,35 @@ class RunningWork:
     row: Array
     """int64 `[events]`."""
     ns: Array
-    """int64 `[2, events]`: begin and end of the part that lies behind the begin of the first step,
-    of the graph's clock; the same where there is none."""
+    """int64 `[2, events]`: begin and end of the part after the begin of the first step, on the
+    graph's clock; equal where there is none."""
 
-    def of_rank(self, rank: int) -> tuple[Array, Array]:
-        """Rows that run, and their begins and ends `[2, rows]`."""
+    def rank_work(self, rank: int) -> tuple[Array, Array]:
+        """Return the rows that run, and their begins and ends `[2, rows]`."""
         mine = (self.rank == rank) & (self.ns[0] < self.ns[1])
         return self.row[mine], self.ns[:, mine]
 
-    def until_ns(self, rank: int) -> int:
-        """When the last of a rank's ends; NEVER where none runs."""
-        return int(self.of_rank(rank)[1][1].max(initial=_NEVER))
+    def end_ns(self, rank: int) -> int:
+        """Return the end of the last event of a rank, ns; NEVER where none runs."""
+        return int(self.rank_work(rank)[1][1].max(initial=_NEVER))
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When everything happens, ns of the graph's clock."""
+    """Times of all points on the graph's clock, ns."""
 
     times_ns: Array
     """int64 `[points]`."""
     running: RunningWork
-    """What the GPU still does of the steps before."""
+    """Work of earlier steps that still runs on the GPU."""
     change: Change
-    """Of which events are written."""
+    """The change whose events are written."""
     words: str
-    """What it is, for a person."""
+    """A description, for a person."""
 
-    def towards(self, other: Schedule, part: int) -> Schedule:
-        """`part` of the way in `_PARTS`; the events of the nearer one. See Note [Between forms]."""
+    def interpolate(self, other: Schedule, part: int) -> Schedule:
+        """Go `part` of `_PARTS` of the way, with the events of the nearer one. See Note [Between
+        forms]."""
         ns = _between(self.running.ns, other.running.ns, part)
         return Schedule(
             _between(self.times_ns, other.times_ns, part),
@@ -99,11 +100,11 @@ class Blend:
     one: Schedule
     other: Schedule
     share: float
-    """Of the way from the one to the other."""
+    """Share of the way from the one to the other."""
 
 
 class Schedules:
-    """Schedules of a run, and how long its steps are in them."""
+    """Schedules of a run, and the lengths of its steps in them."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self._run = run
@@ -113,7 +114,7 @@ class Schedules:
 
     @cached_property
     def _launched(self) -> tuple[Array, Array]:
-        """Ranks and rows of GPU events that a call of the steps launches; none without steps."""
+        """Ranks and rows of GPU events that a call of the steps launches; empty without steps."""
         ranks, rows = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for rank in self._ranks if self._run.per_step else []:
             part = self._run.ranks[rank]
@@ -128,44 +129,55 @@ class Schedules:
 
     # ------------------------------------------------------------------------- schedules
 
-    def measured(self, change: Change) -> Schedule:
-        """`change`: whose events are written."""
-        return self._still(self._run.graph.time_ns, change, MEASURED)
+    def measured_schedule(self, change: Change) -> Schedule:
+        """Return the schedule of measured times, with the events of a change."""
+        return self._without_running_work(self._run.graph.time_ns, change, MEASURED)
 
-    def recorded(self, change: Change, words: str) -> Schedule:
-        """The replay of the recording, whose first step begins in the state that was recorded."""
+    def recorded_schedule(self, change: Change, words: str) -> Schedule:
+        """Replay the recording, whose first step begins in the state that was recorded."""
         times = self._with_calls(self._run.replay(change.delta()), change)
-        return self._still(times, change, f"{words}, in the state in which recording began")
+        return self._without_running_work(
+            times, change, f"{words}, in the state in which recording began"
+        )
 
-    def steady(self, change: Change, words: str) -> Schedule:
-        """See Note [Written steps]. Without steps the replay of the recording."""
+    def steady_schedule(self, change: Change, words: str) -> Schedule:
+        """Replay in a steady state; without steps as recorded. See Note [Written steps]."""
         if not self._run.per_step or not self._ranks:
             times = self._with_calls(self._run.replay(change.delta()), change)
-            return self._still(times, change, words)
+            return self._without_running_work(times, change, words)
         words = f"{words}, in a steady state"
         copies = self._run.chain(change.delta())
         recorded, before, last = copies[0], copies[-2], copies[-1]
         happens = (last != _NEVER) & ~self._run.before_steps
-        by_ns = max(
-            self._behind_dependencies_ns(change, recorded, last, happens),
-            self._behind_work_ns(recorded, before),
-        )
+        # Work that was launched before the first step has ended where its iteration begins.
+        by_ns = self._delay_by_dependencies_ns(change, recorded, last, happens)
+        for rank in self._ranks:
+            first, ended = self._run.bounding_work(rank)
+            by_ns = max(by_ns, int(recorded[first].max()) - int(before[ended].max()))
         times = np.where(happens, add(np.where(happens, last, 0), by_ns), recorded)
         times = self._with_calls(times, change)
-        running_ns = before[self._launched_points]
+        of_rank, of_row = self._launched
+        points = np.zeros((2, len(of_row)), dtype=np.int64)
+        for rank in self._ranks:
+            rows = of_row[of_rank == rank]
+            begin_of, end_of = self._run.graph.begin_of(rank), self._run.graph.end_of(rank)
+            points[:, of_rank == rank] = begin_of[rows], end_of[rows]
+        running_ns = before[points]
         running_ns = np.where(running_ns == _NEVER, running_ns, add(running_ns, by_ns))
-        running = RunningWork(*self._launched, np.maximum(running_ns, self._begins(times)))
+        running = RunningWork(
+            *self._launched, np.maximum(running_ns, self._first_step_begins(times))
+        )
         return Schedule(times, running, change, words)
 
-    def _still(self, times_ns: Array, change: Change, words: str) -> Schedule:
-        """Nothing runs when the first step begins but what was recorded."""
-        begins = self._begins(times_ns)
+    def _without_running_work(self, times_ns: Array, change: Change, words: str) -> Schedule:
+        """Make a schedule in which no unrecorded work runs when the first step begins."""
+        begins = self._first_step_begins(times_ns)
         running = RunningWork(*self._launched, np.stack([begins, begins]))
         return Schedule(times_ns, running, change, words)
 
     def _with_calls(self, times_ns: Array, change: Change) -> Array:
-        """int64 `[points]`: GPU events of which nothing is left stand behind the calls that launch
-        them, so that nothing begins ahead of its launch on the way to where they are left."""
+        """Move GPU events of which nothing is left after the calls that launch them, int64
+        `[points]`, so that nothing begins before its launch on the way between schedules."""
         graph = self._run.graph
         launches = change.dropped[graph.kind[change.dropped] == _core.DependencyKind.LAUNCH]
         begins = self._run.destination[launches].astype(np.int64)
@@ -184,36 +196,18 @@ class Schedules:
             moved[mine] = np.maximum(times_ns[mine], np.minimum(moved[mine], others))
         return moved
 
-    def _begins(self, times_ns: Array) -> Array:
-        """int64 `[events]`: when the first step of their rank begins."""
+    def _first_step_begins(self, times_ns: Array) -> Array:
+        """Return for each launched event the begin of the first step of its rank, int64."""
         of_rank = np.zeros(len(self._run.ranks), dtype=np.int64)
         of_rank[self._ranks] = times_ns[self._firsts]
         begins: Array = of_rank[self._launched[0]]
         return begins
 
-    @cached_property
-    def _launched_points(self) -> Array:
-        """int64 `[2, events]`: where they begin and end."""
-        graph, (of_rank, of_row) = self._run.graph, self._launched
-        points = np.zeros((2, len(of_row)), dtype=np.int64)
-        for rank in self._ranks:
-            mine = of_rank == rank
-            rows = of_row[mine]
-            points[:, mine] = graph.begin_of(rank)[rows], graph.end_of(rank)[rows]
-        return points
-
-    def _behind_work_ns(self, recorded: Array, before: Array) -> int:
-        """How much later than in the chain the steps are written at least, so that what was
-        launched before the first has ended where its iteration begins."""
-        bounds = [self._run.work_around(rank) for rank in self._ranks]
-        late = [int(recorded[first].max()) - int(before[last].max()) for first, last in bounds]
-        return max(late, default=-_MOST)
-
-    def _behind_dependencies_ns(
+    def _delay_by_dependencies_ns(
         self, change: Change, recorded: Array, last: Array, happens: Array
     ) -> int:
-        """The same, so that they begin no earlier than the old ones, nor than what leads to them
-        from before."""
+        """Return by how much later than in the chain the steps must be written, so that they begin
+        no earlier than the old ones, nor than dependencies on earlier points allow, ns."""
         graph = self._run.graph
         cost_ns = self._run.cost_ns.copy()
         edges, lags = change.lags
@@ -236,19 +230,19 @@ class Schedules:
     # ------------------------------------------------------------------------- lengths
 
     def step_ns(self, schedule: Schedule) -> float:
-        """The mean of the counted steps."""
+        """Return the mean of the counted steps, ns."""
         return float(self._run.mean_ns(self.lengths_ns(schedule)))
 
     def lengths_ns(self, schedule: Schedule) -> Array:
-        """int64 `[steps]`: the iteration of each of the run's steps."""
-        running = [schedule.running.until_ns(rank) for rank in self._ranks]
+        """Return the iteration of each of the run's steps, int64 `[steps]`, ns."""
+        running = [schedule.running.end_ns(rank) for rank in self._ranks]
         return self._run.lengths_at(schedule.times_ns, np.array(running, dtype=np.int64))
 
     # ------------------------------------------------------------------------- between
 
-    def that_takes(self, step_ns: float, ways: Sequence[tuple[Schedule, Schedule]]) -> Blend:
-        """On the first way from a schedule to another on which a step takes so long; else the
-        nearest end of one."""
+    def find_blend(self, step_ns: float, ways: Sequence[tuple[Schedule, Schedule]]) -> Blend:
+        """Return the schedule on the first way between two others on which a step takes so long,
+        else the nearest end of one."""
         for one, other in ways:
             if self.step_ns(one) <= step_ns <= self.step_ns(other):
                 return self._between(one, other, step_ns)
@@ -266,14 +260,16 @@ class Schedules:
         low, high = 0, _PARTS
         while high - low > 1:
             middle = (low + high) // 2
-            is_below = self.step_ns(one.towards(other, middle)) <= step_ns
+            is_below = self.step_ns(one.interpolate(other, middle)) <= step_ns
             low, high = (middle, high) if is_below == ascends else (low, middle)
-        part = min((low, high), key=lambda at: abs(self.step_ns(one.towards(other, at)) - step_ns))
-        return Blend(one.towards(other, part), one, other, part / _PARTS)
+        ends = [one.interpolate(other, part) for part in (low, high)]
+        off_ns = [abs(self.step_ns(end) - step_ns) for end in ends]
+        nearer = 1 if off_ns[1] < off_ns[0] else 0
+        return Blend(ends[nearer], one, other, (low, high)[nearer] / _PARTS)
 
 
 def _between(one_ns: Array, other_ns: Array, part: int) -> Array:
-    """int64: keeps every order that holds in both."""
+    """Return times between others, int64; every order that holds in both is kept."""
     if part in (0, _PARTS):
         return other_ns if part else one_ns
     way_ns = add(other_ns, -one_ns)

@@ -1,4 +1,4 @@
-"""`evidence`: how much of each window the costs of present findings cover. Nothing is learned."""
+"""`evidence`: the share of each window that the costs of present findings cover, unlearned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchtraceap.core.intervals import covered_ns, union
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PAPER_TYPES, Int64Array
 from torchtraceap.core.sums import totals
-from torchtraceap.diagnosis.scoring.base import WindowScores, common_bounds
+from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
 from torchtraceap.tables.detection import PerRank, present_findings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class EvidenceScorer:
     version: str = "1"
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
-        """A score is the covered share of that part of the window in which ranks were profiled.
+        """Return the covered share of that part of each window in which ranks were profiled.
 
         `types` has the paper's eight, 0 where one is not present, and each further type that is.
         """
@@ -53,11 +53,11 @@ def load() -> EvidenceScorer:
 def shares(
     trace: Ranks, chosen: Sequence[PerRank], bounds_ns: Int64Array
 ) -> npt.NDArray[np.float64]:
-    """float64 `[windows]`: the part of the profiled time of all ranks that findings cover.
+    """Return the part of the profiled time of all ranks that findings cover, float64 `[windows]`.
 
     Args:
-        trace: The ranks of which the findings are.
-        chosen: Findings of some types, each of every rank. What two cover counts once.
+        trace: The ranks.
+        chosen: Findings of some types, each of every rank. Overlaps count once.
         bounds_ns: int64 `[windows + 1]`.
     """
     spans = [np.asarray([rank.tree.profiled], dtype=np.int64) for rank in trace.ranks]
@@ -71,14 +71,14 @@ def shares(
 def rank_shares(
     present: Mapping[str, PerRank], place: int, bounds_ns: Int64Array, types: Sequence[str]
 ) -> npt.NDArray[np.float64]:
-    """float64 `[windows, types + 1]`: the part of each window that present findings of one rank
-    cover, by type; the last column those of any type, of `types` or not.
+    """Return the part of each window that present findings of one rank cover, by type; in the last
+    column that of any type, of `types` or not; float64 `[windows, types + 1]`.
 
     Args:
-        present: Of all ranks, by type (`present_findings`).
-        place: Of the rank among them.
+        present: Findings of all ranks, by type (`present_findings`).
+        place: Index of the rank among them.
         bounds_ns: int64 `[windows + 1]`.
-        types: Of the columns.
+        types: Types of the columns.
     """
     chosen = [[present[name]] if name in present else [] for name in types]
     length_ns = np.diff(bounds_ns)
@@ -87,13 +87,13 @@ def rank_shares(
 
 
 def _cost_ns(chosen: Sequence[PerRank], place: int, bounds_ns: Int64Array) -> Int64Array:
-    """int64 `[windows]`: what findings of one rank cover, once."""
+    """Return the time that findings of one rank cover, overlaps counted once, int64 `[windows]`."""
     found = [parts[place][1] for parts in chosen]
     return covered_ns(union([of.intervals for of in found if of.verdict != "unknown"]), bounds_ns)
 
 
 def _ratio(cost_ns: npt.NDArray[np.number[Any]], length_ns: Int64Array) -> npt.NDArray[np.float64]:
-    """In [0, 1], and 0 of nothing."""
+    """Return ratios in [0, 1]; 0 where there is no time."""
     ratio = np.divide(cost_ns, length_ns, out=np.zeros(len(length_ns)), where=length_ns > 0)
     clipped: npt.NDArray[np.float64] = np.clip(ratio, 0.0, 1.0)
     return clipped

@@ -1,16 +1,16 @@
 """`fused`: the trees' log odds, the one-class score and the evidence of the rules, in one logistic
 model. No torch.
 
-What each knows best: trees, faults like those that were learned from; the isolation forest, windows
-unlike good ones; rules, what can be proved from the events, of any network or GPU.
+Each has its strength: trees know faults like those in the training data; the isolation forest,
+windows unlike good ones; rules, faults that events prove, of any network or GPU.
 
 Note [Standing out]: where a run loses time in most of its windows, a finding that covers them all
 says little of one of them. So rules have two inputs: the part of the window that findings of any
-type cover, and by how much the part that a type covers is above that type's median over the trace,
-for the type of which that is most.
+type cover, and the excess of the part that a type covers over that type's median over the trace,
+for the type with the largest excess.
 
-Note [Which type]: of the types, too, the trees know those that they learned from on machines like
-those that they learned from, and rules what can be proved. A type's share of a window grows with
+Note [Which type]: of the types, too, the trees know those in the training data on machines like
+those there, and rules know those that can be proved. A type's share of a window grows with
 the trees' log chance of it, and with the same two inputs of the rules, of that type alone.
 """
 
@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.core.order import median
-from torchtraceap.diagnosis.scoring import structural
-from torchtraceap.diagnosis.scoring.base import WindowScores, common_bounds
+from torchtraceap.diagnosis.scoring import WindowScores, common_bounds, structural
 from torchtraceap.diagnosis.scoring.evidence import rank_shares
 from torchtraceap.diagnosis.scoring.structural import (
     StructuralScorer,
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 __all__ = ["INPUTS", "TYPE_INPUTS", "FusedScorer", "inputs", "load", "type_inputs", "type_shares"]
 
 INPUTS = ("logit", "strangeness", "evidence", "standing_out")
-"""What is stacked, in the order of the weights."""
+"""The stacked inputs, in the order of the weights."""
 TYPE_INPUTS = ("log chance", "evidence", "standing_out")
-"""The same of each type. See Note [Which type]."""
+"""The stacked inputs of each type. See Note [Which type]."""
 TREES_ALONE = (1.0, 0.0, 0.0)
-"""Their weights where nothing was learned of rules, as before version 3."""
+"""Their weights where nothing was learned from rules, as before version 3."""
 _LEAST_CHANCE = 1e-3
-"""What trees rule out is never certain."""
+"""Least probability of a type by the trees: what they rule out is never certain."""
 
 
 class FusedScorer:
@@ -60,9 +59,9 @@ class FusedScorer:
 
     def __init__(self, weights: Weights, trees: StructuralScorer) -> None:
         """Raises SchemaError for weights that are damaged, or not of this scorer."""
-        if weights.says("scorer", str) != self.name or weights.texts("inputs") != INPUTS:
+        if weights.entry("scorer", str) != self.name or weights.texts("inputs") != INPUTS:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
-        self.version = f"{weights.says('version', str)}.{trees.version}"
+        self.version = f"{weights.entry('version', str)}.{trees.version}"
         self._trees = trees
         self._weights = weights.finite("weights", len(INPUTS) + 1)
         self._type_weights = np.array(TREES_ALONE)
@@ -70,22 +69,22 @@ class FusedScorer:
             self._type_weights = weights.finite("type_weights", len(TYPE_INPUTS))
 
     def likelihood(self, figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
-        """`[W]`: how likely each window holds a fault.
+        """Return the probability of a fault in each window, `[W]`.
 
         Args:
-            figures: Of the trees.
+            figures: Outputs of the trees.
             evidence: float64 `[W, T + 1]`: shares of the window that findings of each type, and
                 those of any, cover.
         """
         return probability(inputs(figures, evidence) @ self._weights[:-1] + self._weights[-1])
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
-        """The worst rank counts in each window, as in `structural`."""
+        """Score windows by the worst rank in each, as `structural` does."""
         bounds_ns = common_bounds(trace, count)
         present = present_findings(trace)
         scores, types = [], []
         for place, rank in enumerate(trace.ranks):
-            figures = self._trees.of_rank(rank, bounds_ns)
+            figures = self._trees.evaluate_rank(rank, bounds_ns)
             evidence = rank_shares(present, place, bounds_ns, self._trees.types)
             likely = self.likelihood(figures, evidence)
             scores.append(likely * judged_windows(rank, bounds_ns))
@@ -94,34 +93,34 @@ class FusedScorer:
 
 
 def inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
-    """float64 `[W, inputs]`: see `INPUTS`, Note [Standing out] and `FusedScorer.likelihood`."""
-    standing_out = _above(evidence).max(axis=1).clip(0.0)
+    """Return `INPUTS`, float64 `[W, inputs]`. See Note [Standing out]."""
+    standing_out = _excess(evidence).max(axis=1).clip(0.0)
     share = evidence[:, -1].astype(np.float64)
     return np.stack([figures.logit, figures.strangeness, share, standing_out], axis=1)
 
 
 def type_inputs(types: Array, evidence: Array) -> npt.NDArray[np.float64]:
-    """float64 `[W, T, inputs]`: see `TYPE_INPUTS`.
+    """Return `TYPE_INPUTS`, float64 `[W, T, inputs]`.
 
     Args:
-        types: `[W, T]`, of `WindowFigures`.
-        evidence: As for `FusedScorer.likelihood`.
+        types: `[W, T]`, from `WindowFigures`.
+        evidence: See `FusedScorer.likelihood`.
     """
     own = evidence[:, :-1].astype(np.float64)
-    standing_out = _above(evidence)[:, :-1].clip(0.0)
+    standing_out = _excess(evidence)[:, :-1].clip(0.0)
     return np.stack([np.log(types + _LEAST_CHANCE), own, standing_out], axis=2)
 
 
 def type_shares(inputs: Array, weights: Array) -> npt.NDArray[np.float64]:
-    """float64 `[W, T]`: how likely each type is, given that there is a fault; rows sum to 1."""
+    """Return the probability of each type, given a fault, float64 `[W, T]`; rows sum to 1."""
     votes = inputs @ weights
     likely = np.exp(votes - votes.max(axis=1, keepdims=True))
     shares: npt.NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
     return shares
 
 
-def _above(evidence: Array) -> npt.NDArray[np.float64]:
-    """float64 `[W, T + 1]`: by how much each share is above its median over the trace."""
+def _excess(evidence: Array) -> npt.NDArray[np.float64]:
+    """Return the excess of each share over its median in the trace, float64 `[W, T + 1]`."""
     shares = evidence.astype(np.float64)
     above: npt.NDArray[np.float64] = shares - [median(column) for column in shares.T]
     return above

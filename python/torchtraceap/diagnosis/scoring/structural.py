@@ -1,14 +1,16 @@
 """`structural`: boosted trees and a one-class score on window features. No torch.
 
-Note [Two heads]: one set of trees says how likely a window holds any fault, another which type it
-is, given that it does. The score of a type is the product, so no type exceeds the window's score.
+Note [Two heads]: one set of trees gives the probability of any fault in a window, another those of
+its types, given that there is one. The score of a type is the product, so no type exceeds the
+window's score.
 
 Note [Nothing to judge]: a window of a rank gets 0 where that rank was not profiled, where the
-window has no length, and everywhere if the rank has no GPU events: the features say nothing then.
+window has no length, and everywhere if the rank has no GPU events: features mean nothing there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,8 +21,7 @@ from torchtraceap import _core
 from torchtraceap.core.intervals import covered_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PAPER_TYPES, Int64Array
-from torchtraceap.diagnosis.scoring.base import WindowScores, common_bounds
-from torchtraceap.diagnosis.scoring.trees import columns_of, trees_of
+from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import SchemaError
 
@@ -28,21 +29,37 @@ if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["StructuralScorer", "WindowFigures", "load", "probability", "window_scores"]
+__all__ = [
+    "StructuralScorer",
+    "WindowFigures",
+    "Z",
+    "columns_of",
+    "judged_windows",
+    "load",
+    "probability",
+    "window_scores",
+]
+
+Z = " z"
+"""Suffix of the name of a feature for its z-score."""
+_PARTS: Mapping[str, type] = {
+    "feature": np.int32, "threshold": np.float64, "left": np.int32, "right": np.int32,
+    "leaf": np.float64, "root": np.int32, "output": np.int32,
+}  # fmt: skip
 
 _FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class WindowFigures:
-    """What the trees say of W windows of one rank."""
+    """The outputs of the trees for W windows of one rank."""
 
     logit: _FloatArray
-    """`[W]`: of any fault, not calibrated."""
+    """`[W]`: logit of any fault, not calibrated."""
     strangeness: _FloatArray
-    """`[W]` in (0, 1): of the isolation forest; a half is what good windows have on average."""
+    """`[W]` in (0, 1): score of the isolation forest; good windows have a half on average."""
     types: _FloatArray
-    """`[W, T]`: how likely each type is, given that there is a fault; rows sum to 1."""
+    """`[W, T]`: probability of each type, given that there is a fault; rows sum to 1."""
 
 
 class StructuralScorer:
@@ -52,20 +69,26 @@ class StructuralScorer:
 
     def __init__(self, weights: Weights) -> None:
         """Raises SchemaError for weights that are damaged, or not of this scorer."""
-        if weights.says("scorer", str) != self.name:
+        if weights.entry("scorer", str) != self.name:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
-        self.version = weights.says("version", str)
+        self.version = weights.entry("version", str)
         self.types = weights.texts("types")
         self.columns = weights.texts("columns")
-        count = len(self.columns)
-        self._any = trees_of(weights, "any", count, 1)
-        self._type = trees_of(weights, "type", count, len(self.types))
-        self._forest = trees_of(weights, "forest", count, 1)
+        self._any = self._trees(weights, "any", 1)
+        self._type = self._trees(weights, "type", len(self.types))
+        self._forest = self._trees(weights, "forest", 1)
         calibration = weights.finite("calibration", 2)
         self._slope, self._intercept = float(calibration[0]), float(calibration[1])
 
+    def _trees(self, weights: Weights, prefix: str, outputs: int) -> _core.Trees:
+        parts = {part: weights.array(f"{prefix}.{part}", kind) for part, kind in _PARTS.items()}
+        try:
+            return _core.Trees(**parts, columns=len(self.columns), outputs=outputs)
+        except SchemaError as error:
+            raise SchemaError(f"{weights.path}: {prefix}: {error}") from None
+
     def figures(self, names: list[str], values: Array, zscores: Array) -> WindowFigures:
-        """What the trees say of features `[W, F]` and their z-scores."""
+        """Evaluate the trees on features `[W, F]` and their z-scores."""
         columns = columns_of(self.columns, names, values, zscores)
         votes = self._type.sums(columns)
         likely = np.exp(votes - votes.max(axis=1, keepdims=True))
@@ -75,8 +98,8 @@ class StructuralScorer:
             types=likely / likely.sum(axis=1, keepdims=True),
         )
 
-    def of_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> WindowFigures:
-        """What the trees say of windows of one rank."""
+    def evaluate_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> WindowFigures:
+        """Evaluate the trees on windows of one rank."""
         bounds = int(bounds_ns[0]), int(bounds_ns[-1])
         windows = _core.build_windows(
             rank.table, rank.tree, count=len(bounds_ns) - 1, bounds=bounds
@@ -85,16 +108,18 @@ class StructuralScorer:
         return self.figures(block.names, block.values, block.zscores)
 
     def likelihood(self, figures: WindowFigures) -> _FloatArray:
-        """`[W]`: how likely each window holds a fault."""
+        """Return the probability of a fault in each window, `[W]`."""
         return probability(self._slope * figures.logit + self._intercept)
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
-        """The worst rank counts in each window; see Note [Nothing to judge]."""
+        """Score windows by the worst rank in each. See Note [Nothing to judge]."""
         bounds_ns = common_bounds(trace, count)
-        found = [self.of_rank(rank, bounds_ns) for rank in trace.ranks]
-        judged = [judged_windows(rank, bounds_ns) for rank in trace.ranks]
-        scores = [self.likelihood(of) * there for of, there in zip(found, judged, strict=True)]
-        return window_scores(bounds_ns, scores, [of.types for of in found], self.types)
+        figures = [self.evaluate_rank(rank, bounds_ns) for rank in trace.ranks]
+        scores = [
+            self.likelihood(of_rank) * judged_windows(rank, bounds_ns)
+            for of_rank, rank in zip(figures, trace.ranks, strict=True)
+        ]
+        return window_scores(bounds_ns, scores, [of_rank.types for of_rank in figures], self.types)
 
 
 @cache
@@ -103,13 +128,13 @@ def load() -> StructuralScorer:
 
 
 def probability(logit: _FloatArray) -> _FloatArray:
-    """Of log odds, without overflow."""
+    """Return the probability of log odds, without overflow."""
     half: _FloatArray = np.tanh(0.5 * logit)
     return 0.5 + 0.5 * half
 
 
 def judged_windows(rank: RankTrace, bounds_ns: Int64Array) -> npt.NDArray[np.bool_]:
-    """bool `[W]`: see Note [Nothing to judge]."""
+    """Return a mask of windows with anything to judge, bool `[W]`. See Note [Nothing to judge]."""
     if not len(rank.tree.gpu_rows):
         return np.zeros(len(bounds_ns) - 1, dtype=np.bool_)
     return covered_ns(np.asarray([rank.tree.profiled], dtype=np.int64), bounds_ns) > 0
@@ -121,13 +146,13 @@ def window_scores(
     shares: list[_FloatArray],
     types: tuple[str, ...],
 ) -> WindowScores:
-    """Scores of the worst rank in each window, with the types of that rank.
+    """Return the scores of the worst rank in each window, with the types of that rank.
 
     Args:
         bounds_ns: int64 `[W + 1]`.
-        scores: `[W]` of each rank.
-        shares: `[W, T]` of each rank: how likely each type is, given that there is a fault.
-        types: Their names.
+        scores: `[W]` for each rank.
+        shares: `[W, T]` for each rank: probability of each type, given that there is a fault.
+        types: Names of the types.
     """
     by_rank = np.stack(scores)
     worst = by_rank.argmax(axis=0)
@@ -141,3 +166,29 @@ def window_scores(
         scores=score,
         types={name: known.get(name, np.zeros_like(score)) for name in order},
     )
+
+
+def columns_of(
+    wanted: Sequence[str], names: Sequence[str], values: Array, zscores: Array
+) -> npt.NDArray[np.float64]:
+    """Choose features, in the precision with which trees were trained.
+
+    Args:
+        wanted: Names of features, with the suffix `Z` for their z-scores.
+        names: Names of all features.
+        values: `[windows, features]`.
+        zscores: `[windows, features]`.
+
+    Returns:
+        float64 `[windows, columns]`.
+
+    Raises:
+        SchemaError: There is no such feature: the weights belong to another version.
+    """
+    places = {name: place for place, name in enumerate((*names, *(name + Z for name in names)))}
+    missing = [name for name in wanted if name not in places]
+    if missing:
+        raise SchemaError(f"these weights want features that there are not: {', '.join(missing)}")
+    every = np.concatenate([values, zscores], axis=1, dtype=np.float32)
+    chosen = every[:, [places[name] for name in wanted]]
+    return np.ascontiguousarray(chosen, dtype=np.float64)

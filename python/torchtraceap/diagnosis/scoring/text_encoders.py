@@ -1,15 +1,15 @@
 """Names as vectors, by encoders that are not trained: once for each distinct name.
 
 `hash` needs nothing. `minilm` and `roberta` are language models, read by `transformers` from files
-that are there already; nothing is downloaded. Vectors of common names are kept beside the weights
-for `minilm`, so that most traces need no language model.
+on disk; nothing is downloaded. Vectors of common names are stored beside the weights for `minilm`,
+so that most traces need no language model.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +35,7 @@ _KEPT_NAMES = Path(__file__).parent / "weights" / "minilm_names.safetensors"
 
 
 class TextEncoder(Protocol):
-    """Texts to vectors; the same text always gives the same one."""
+    """An encoder of texts; the same text always gives the same vector."""
 
     @property
     def name(self) -> str:
@@ -43,14 +43,14 @@ class TextEncoder(Protocol):
 
     @property
     def width(self) -> int:
-        """Of a vector."""
+        """Width of a vector."""
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """float32 `[len(texts), width]`."""
+        """Encode texts, float32 `[len(texts), width]`."""
 
 
 def text_encoder(name: str, path: PathLike | None = None) -> TextEncoder:
-    """The encoder of that name.
+    """Return the encoder of that name.
 
     Args:
         name: One of `ENCODERS`.
@@ -60,8 +60,8 @@ def text_encoder(name: str, path: PathLike | None = None) -> TextEncoder:
     Raises:
         OptionError: An unknown name, or `roberta` without a folder.
         MissingFileError: There is no such folder.
-        MissingDependencyError: The package of `minilm` is not installed. What reads a language
-            model is asked for when a name is not among those kept.
+        MissingDependencyError: The package of `minilm` is not installed. Packages that read a
+            language model are needed only for names without a stored vector.
     """
     if name == "hash":
         return HashEncoder()
@@ -83,29 +83,22 @@ class HashEncoder:
     def vectors(self, texts: Sequence[str]) -> Vectors:
         found = np.zeros((len(texts), _WIDTH), np.float32)
         for i, text in enumerate(texts):
-            found[i] = _hashed(text)
+            found[i] = _hash_vector(text)
         return found
 
 
 @lru_cache(maxsize=1 << 14)
-def _hashed(text: str) -> Vectors:
-    hashes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in _grams(text)])
+def _hash_vector(text: str) -> Vectors:
+    text = text[:_MOST_CHARACTERS]
+    words = [word.lower() for word in _WORD.findall(text)]
+    joined = f" {' '.join(words)} "
+    runs = (joined[i : i + size] for size in (3, 4) for i in range(len(joined) - size + 1))
+    grams = [f"#{text}", *(f"={word}" for word in words), *runs]
+    hashes = np.array([zlib.crc32(gram.encode("utf-8", "replace")) for gram in grams])
     signs = np.where(hashes & 0x8000_0000, -1.0, 1.0)
     vector = np.bincount(hashes % _WIDTH, signs, _WIDTH)
     length = np.linalg.norm(vector)
     return (vector / length if length > 0 else vector).astype(np.float32)
-
-
-def _grams(text: str) -> Iterator[str]:
-    text = text[:_MOST_CHARACTERS]
-    yield f"#{text}"
-    words = [word.lower() for word in _WORD.findall(text)]
-    for word in words:
-        yield f"={word}"
-    joined = f" {' '.join(words)} "
-    for size in (3, 4):
-        for start in range(len(joined) - size + 1):
-            yield joined[start : start + size]
 
 
 class LanguageModel:
@@ -120,17 +113,17 @@ class LanguageModel:
         self._tokenizer: Any = None
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """float32 `[len(texts), width]`.
+        """Encode texts, float32 `[len(texts), width]`.
 
         Raises:
-            MissingDependencyError: A text is not among the kept ones, and what reads the language
-                model is not installed.
+            MissingDependencyError: A text has no stored vector, and the packages that read the
+                language model are not installed.
             SchemaError: The folder holds no language model, or one of another width.
         """
         missing = [text for text in dict.fromkeys(texts) if text not in self._known]
         for start in range(0, len(missing), _BATCH):
             batch = sorted(missing, key=len)[start : start + _BATCH]
-            # As the kept ones: a vector does not depend on where it came from.
+            # In the precision of stored vectors: a vector does not depend on its origin.
             vectors = self.embed(batch).astype(np.float16).astype(np.float32)
             self._known.update(zip(batch, vectors, strict=True))
         if not texts:
@@ -138,9 +131,11 @@ class LanguageModel:
         return np.stack([self._known[text] for text in texts])
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """What the language model says of each text, whether it is known or not.
+        """Encode texts by the language model, known or not, float32 `[len(texts), width]`.
 
-        float32 `[len(texts), width]`; of `vectors` the errors.
+        Raises:
+            MissingDependencyError: See `vectors`.
+            SchemaError: The same.
         """
         self._load()
         import torch
@@ -198,7 +193,7 @@ def _minilm_folder() -> Path:
 
 @lru_cache(maxsize=1)
 def _kept_names() -> dict[str, Vectors]:
-    """Vectors of common names; none where the file or safetensors is absent."""
+    """Return stored vectors of common names; none where the file or safetensors is absent."""
     try:
         from safetensors import safe_open
     except ImportError:

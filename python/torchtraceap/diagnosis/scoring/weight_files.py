@@ -1,4 +1,4 @@
-"""Files of learned numbers: safetensors, which hold arrays and text and run nothing."""
+"""Files of weights: safetensors, which hold arrays and text and run no code."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from torchtraceap.errors import MissingDependencyError, SchemaError
 __all__ = ["Weights", "read_weights", "shipped", "write_weights"]
 
 _ABOUT = "torchtraceap"
-"""Key of the metadata that are ours, as JSON."""
+"""Key of our metadata, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Arrays by name, and what is said about them."""
+    """Arrays by name, and their description."""
 
     path: str
     arrays: dict[str, Array]
     about: dict[str, Any]
 
-    def array(self, name: str, dtype: type, dimensions: int = 1) -> Array:
-        """One array.
+    def array(self, name: str, dtype: type) -> Array:
+        """Return an array of one dimension.
 
         Raises:
             SchemaError: It is missing, or of another type or number of dimensions.
         """
         found = self.arrays.get(name)
-        if found is None or found.dtype != dtype or found.ndim != dimensions:
+        if found is None or found.dtype != dtype or found.ndim != 1:
             raise SchemaError(
-                f"{self.path}: {name} is not there as {np.dtype(dtype)} of {dimensions} dimensions"
+                f"{self.path}: {name} is not there as {np.dtype(dtype)} of 1 dimensions"
             )
         return found
 
     def finite(self, name: str, count: int) -> Array:
-        """A float64 array `[count]` of finite numbers; raises SchemaError otherwise."""
+        """Return a float64 array `[count]` of finite numbers; raises SchemaError otherwise."""
         found = self.array(name, np.float64)
         if len(found) != count or not np.isfinite(found).all():
             raise SchemaError(f"{self.path}: {name} are not {count} finite numbers")
         return found
 
-    def says(self, key: str, kind: type) -> Any:
-        """What is said under a key.
+    def entry(self, key: str, kind: type) -> Any:
+        """Return a value of the description.
 
         Raises:
-            SchemaError: Nothing, or nothing of that kind.
+            SchemaError: It is missing, or of another kind.
         """
         found = self.about.get(key)
         if not isinstance(found, kind):
@@ -60,20 +60,20 @@ class Weights:
         return found
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts; raises SchemaError otherwise."""
-        found = self.says(key, list)
+        """Return a list of texts; raises SchemaError otherwise."""
+        found = self.entry(key, list)
         if not all(isinstance(text, str) for text in found):
             raise SchemaError(f"{self.path}: {key!r} is no list of texts")
         return tuple(found)
 
 
 def shipped(name: str) -> Path:
-    """The weights of a scorer that come with the package."""
+    """Return the path of the weights of a scorer that come with the package."""
     return Path(__file__).parent / "weights" / f"{name}.safetensors"
 
 
 def read_weights(path: PathLike) -> Weights:
-    """Reads a file of weights.
+    """Read a file of weights.
 
     Raises:
         MissingDependencyError: safetensors is not installed.
@@ -97,7 +97,7 @@ def read_weights(path: PathLike) -> Weights:
 
 
 def write_weights(path: PathLike, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
-    """Writes a file of weights; the same arrays give the same bytes."""
+    """Write a file of weights; the same arrays give the same bytes."""
     from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}

@@ -26,7 +26,7 @@ from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples, window_arrays
-from torchtraceap.diagnosis.scoring.base import Scorer
+from torchtraceap.diagnosis.scoring import Scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.evaluation.baselines.given import Given, scored_ranks, scorer_methods
 from torchtraceap.lab.evaluation.baselines.protocol import Method

@@ -15,8 +15,7 @@ import numpy as np
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
-from torchtraceap.diagnosis.scoring import SCORERS, load_scorer
-from torchtraceap.diagnosis.scoring.base import Scorer
+from torchtraceap.diagnosis.scoring import SCORERS, Scorer, load_scorer
 from torchtraceap.errors import MissingFileError, OptionError, TraceError
 from torchtraceap.lab.evaluation.baselines.given import Given, read_scores, scorer_methods
 from torchtraceap.lab.evaluation.baselines.protocol import Method

@@ -16,9 +16,9 @@ from torchtraceap.core.formatting import format_bytes, format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
-from torchtraceap.report.page.document import compressed_json, render_document
-from torchtraceap.report.page.table_data import table_data
-from torchtraceap.report.view import GPU_LABELS, Segment
+from torchtraceap.report.document import compressed_json, render_document, table_data
+from torchtraceap.report.labels import GPU_LABELS
+from torchtraceap.report.view import Segment
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.result import Prediction

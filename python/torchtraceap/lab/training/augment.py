@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.diagnosis.scoring.v2_inputs import TokenInputs
+from torchtraceap.diagnosis.scoring.v2 import TokenInputs
 from torchtraceap.errors import OptionError
 
 __all__ = ["Augmentation", "changed_features", "changed_tokens"]

@@ -16,10 +16,15 @@ from torch import Tensor
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.writing import replacing
 from torchtraceap.datasets.samples import load_samples
-from torchtraceap.diagnosis.scoring.paper_config import CELLS, UNKNOWN_PLATFORM, PaperConfig
-from torchtraceap.diagnosis.scoring.paper_inputs import TraceTokens, join_traces
+from torchtraceap.diagnosis.scoring.paper import (
+    CELLS,
+    UNKNOWN_PLATFORM,
+    PaperConfig,
+    TraceTokens,
+    join_traces,
+)
 from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder, text_encoder
-from torchtraceap.diagnosis.scoring.v2_inputs import squash
+from torchtraceap.diagnosis.scoring.v2 import squash
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import window_figures
 from torchtraceap.lab.training.loop import Fitted, fit_and_save, step_seed

@@ -25,8 +25,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
-from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures
-from torchtraceap.diagnosis.scoring.trees import Z, columns_of
+from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures, Z, columns_of
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, write_weights
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import platt, window_figures

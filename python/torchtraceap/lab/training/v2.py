@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.datasets.samples import TYPES, load_samples
-from torchtraceap.diagnosis.scoring.v2_inputs import (
+from torchtraceap.diagnosis.scoring.v2 import (
     TOKEN_CODES,
     TOKEN_NUMBERS,
     TokenInputs,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.labels import window_labels
 from torchtraceap.datasets.samples import TYPES, Sample
-from torchtraceap.diagnosis.scoring.v2_inputs import TokenInputs, TokenView, squash, token_inputs
+from torchtraceap.diagnosis.scoring.v2 import TokenInputs, TokenView, squash, token_inputs
 from torchtraceap.lab.training.lost_time import LostTime
 from torchtraceap.lab.training.v2_net import TokenBatch, WindowBatch
 

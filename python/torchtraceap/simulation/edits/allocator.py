@@ -5,9 +5,13 @@ from __future__ import annotations
 from torchtraceap.core.codes import ALLOCATOR_CALLS
 from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.sums import total
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["NoAllocatorCalls"]
@@ -28,11 +32,11 @@ class NoAllocatorCalls:
         calls, work_ns, sure = 0, 0, True
         for view in views(run):
             rows = view.outermost(view.calls_that(ALLOCATOR_CALLS))
-            steady = view.in_steady_state(rows)
-            if steady is not None:
-                rows = steady
+            warm_up = view.tree.warm_up
+            if warm_up.known:
+                rows = rows[view.table.ts_ns[rows] >= warm_up.end_ns]
                 view.remove_calls(cautious, rows)
-            sure = sure and steady is not None
+            sure = sure and warm_up.known
             view.remove_calls(best, rows)
             calls += len(rows)
             work_ns += total(view.work_ns(rows))

@@ -1,4 +1,7 @@
-"""What an edit is: a change of the graph that stands for a fix.
+"""Edits, changes of the graph that stand for fixes, and the names by which they are made.
+
+    @register("batch_size", value="N")      # batch_size=64; a class of the Edit protocol
+    class BatchSize: ...
 
 Note [Two variants]: a trace doesn't say which work needs which data. So an edit gives its change as
 far as it may go (`best`: only dependencies that the trace shows hold) and as far as it is certain
@@ -8,9 +11,12 @@ factors apart, the edit may say which place is the likely one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +25,26 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
+from torchtraceap.errors import OptionError
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Change", "Edit", "EditedGraph", "NewEvent", "NotApplicableError", "joined"]
+__all__ = [
+    "Change",
+    "Edit",
+    "EditedGraph",
+    "NewEvent",
+    "NotApplicableError",
+    "default_edits",
+    "edit_names",
+    "edits_by_finding",
+    "join_changes",
+    "make_edit",
+    "register",
+    "share_work",
+]
 
 _NOTHING = np.zeros(0, dtype=np.int64)
+_Make = TypeVar("_Make", bound=Callable[..., Any])
 
 
 class NotApplicableError(Exception):
@@ -53,7 +74,7 @@ class Change:
     """New lags of edges, edges that are gone, edges that are new. The graph itself stays as it is.
 
     Edges and points are numbers of `SimulatedRun.graph`; of two lags for one edge the later holds.
-    Nothing here is as long as the graph: what a change costs grows with what it touches.
+    Nothing here is as long as the graph: the cost of a change grows with the edges that it touches.
     """
 
     def __init__(self) -> None:
@@ -68,9 +89,9 @@ class Change:
         self._touched: tuple[Array, Array] | None = None
 
     def set_lags(self, edges: npt.ArrayLike, lags_ns: npt.ArrayLike) -> None:
-        """What these edges cost, ns; one number for all, or one for each; less than 0 counts as 0.
+        """Set the cost of edges, ns; one number for all, or one for each; below 0 counts as 0.
 
-        No edge of a recorded run costs less than 0: what a point took beyond its dependencies is
+        No edge of a recorded run costs less than 0: the time of a point beyond its dependencies is
         measured from the latest of them.
         """
         chosen = np.asarray(edges, dtype=np.int64).ravel()
@@ -79,7 +100,7 @@ class Change:
         self._delta = None
 
     def drop(self, edges: npt.ArrayLike) -> None:
-        """These dependencies are gone."""
+        """Drop these dependencies."""
         self._dropped.append(np.asarray(edges, dtype=np.int64).ravel())
         self._is_unique = False
         self._delta = None
@@ -87,7 +108,7 @@ class Change:
     def add(
         self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
     ) -> None:
-        """New dependencies from point to point, ns. Replays leave out those that close a cycle."""
+        """Add dependencies from point to point, ns. Replays leave out those that close a cycle."""
         begin = np.asarray(sources, dtype=np.int64).ravel()
         end = np.asarray(destinations, dtype=np.int64).ravel()
         self._added.append((begin, end, _whole_ns(lags_ns, begin.shape)))
@@ -96,26 +117,26 @@ class Change:
     def carry(
         self, sources: npt.ArrayLike, destinations: npt.ArrayLike, lags_ns: npt.ArrayLike
     ) -> None:
-        """New dependencies from points of the recorded steps to points of the steps behind them,
-        which go on in the same way, ns."""
+        """Add dependencies from points of the recorded steps to points of the steps that follow
+        them, which go on in the same way, ns."""
         begin = np.asarray(sources, dtype=np.int64).ravel()
         end = np.asarray(destinations, dtype=np.int64).ravel()
         self._carried.append((begin, end, _whole_ns(lags_ns, begin.shape)))
         self._delta = None
 
     def remove(self, rank: int, rows: npt.ArrayLike) -> None:
-        """These events are not in the trace that is written of the edit.
+        """Leave events out of the trace that is written of the edit.
 
-        It changes no time: what the events cost is for `set_lags` and `drop` to say.
+        It changes no time: costs of the events are for `set_lags` and `drop`.
 
         Args:
             rank: Index in the run's `ranks`.
-            rows: Of its table; what lies inside a host row goes with it.
+            rows: Rows of its table; events inside a host row go with it.
         """
         self._removed.append((rank, np.asarray(rows, dtype=np.int64).ravel()))
 
     def insert(self, event: NewEvent) -> None:
-        """This event is in the trace that is written of the edit. It changes no time."""
+        """Put an event into the trace that is written of the edit. It changes no time."""
         self._inserted.append(event)
 
     @property
@@ -126,10 +147,10 @@ class Change:
         return self._touched
 
     def costs_of(self, before_ns: Array, edges: Array) -> Array:
-        """int64 `[n]`: what edges cost with this change.
+        """Return the costs of edges with this change, int64 `[n]`.
 
         Args:
-            before_ns: int64, what every edge of the run costs.
+            before_ns: int64, the cost of every edge of the run.
             edges: Numbers of edges.
         """
         changed, lags = self.lags
@@ -159,13 +180,13 @@ class Change:
         return _columns(self._carried)
 
     def removed(self, rank: int) -> Array:
-        """Rows of a rank that are gone, each once and in order."""
+        """Return the removed rows of a rank, each once and in order."""
         rows = (rows for index, rows in self._removed if index == rank)
         return distinct(np.concatenate([_NOTHING, *rows]))
 
     @property
     def inserted(self) -> tuple[NewEvent, ...]:
-        """In the order in which they were inserted."""
+        """New events in the order in which they were inserted."""
         return tuple(self._inserted)
 
     def __len__(self) -> int:
@@ -173,7 +194,7 @@ class Change:
         return sum(map(len, parts))
 
     def delta(self) -> _core.GraphDelta:
-        """As the engine takes it; kept until something else is changed."""
+        """Return the change for the engine; cached until the next modification."""
         if self._delta is None:
             self._delta = _core.GraphDelta()
             self._delta.set_lags(*self.lags)
@@ -183,14 +204,14 @@ class Change:
         return self._delta
 
     def only_removes(self, run: SimulatedRun) -> bool:
-        """No edge is new or costs more than before: a replay can't be later at any point."""
+        """Return whether no edge is new or costs more: then a replay is later at no point."""
         edges, lags = self.lags
         is_new = any(len(begin) for begin, _, _ in self._added) or bool(self._carried)
         return not is_new and bool((lags <= run.cost_ns[edges]).all())
 
 
 def _whole_ns(times_ns: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
-    """int64 of this shape: whole nanoseconds, not below 0."""
+    """Return int64 of this shape: whole nanoseconds, not below 0."""
     times = np.asarray(times_ns)
     if times.dtype.kind == "f":
         times = np.rint(times)
@@ -203,11 +224,11 @@ def _columns(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array,
     return first, second, third
 
 
-def joined(run: SimulatedRun, changes: Sequence[Change]) -> Change:
-    """Several edits at once.
+def join_changes(run: SimulatedRun, changes: Sequence[Change]) -> Change:
+    """Combine several edits.
 
     Where they change the same edge their ratios are multiplied: half the bytes on a GPU that is
-    twice as fast take a quarter of the time, and what one of them removes stays removed.
+    twice as fast take a quarter of the time, and an edge that one of them removes stays removed.
     """
     if len(changes) == 1:
         return changes[0]
@@ -229,27 +250,27 @@ class EditedGraph:
     """The change, as far as it is certain and as far as it may go. See Note [Two variants]."""
 
     best: Change
-    """What the fix does if everything that can't be seen is in its favour."""
+    """The effect of the fix if everything that can't be seen is in its favor."""
     cautious: Change | None = None
-    """What it does at least; None: the same."""
+    """The least effect; None: the same."""
     likely: tuple[Change, ...] = ()
-    """What it most likely does, for the guess, which is the mean of what these do; empty: nothing
-    speaks for any place between the two, and it is the mean of them."""
+    """The likely effects, of which the guess is the mean; empty: nothing speaks for any place
+    between best and cautious, and the guess is the mean of these."""
     of_collectives: bool = False
-    """What it changes is collectives, whatever else follows from that."""
+    """The edit changes collectives, whatever else follows from that."""
     source: str = ""
-    """Where the durations put in come from."""
+    """The source of the durations put in."""
     note: str = ""
-    """For a person: what was changed, and what was assumed."""
+    """For a person: the changes and the assumptions."""
 
     @property
     def least(self) -> Change:
-        """What it does at least."""
+        """The least effect."""
         return self.best if self.cautious is None else self.cautious
 
     @property
     def guesses(self) -> tuple[Change, Change]:
-        """The guess is the mean of what these do."""
+        """The two changes whose mean is the guess."""
         likely = self.likely or (self.best, self.least)
         return likely[0], likely[-1]
 
@@ -259,13 +280,142 @@ class Edit(Protocol):
 
     @property
     def name(self) -> str:
-        """As on the command line, its value included."""
+        """The name on the command line, with its value."""
         ...
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
-        """The change for this run.
+        """Return the change for this run.
 
         Raises:
             NotApplicableError: Nothing in this run would change.
         """
         ...
+
+
+# ------------------------------------------------------------------------- edits by name
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    make: Callable[..., Edit]
+    value: str
+    required: bool
+    default: bool | str
+    fixes: tuple[str, ...]
+    instead: tuple[str, ...]
+    parts: tuple[str, ...]
+
+
+_EDITS: dict[str, _Entry] = {}
+
+
+def register(
+    name: str,
+    *,
+    value: str = "",
+    required: bool = False,
+    default: bool | str = False,
+    fixes: tuple[str, ...] = (),
+    instead: tuple[str, ...] = (),
+    parts: tuple[str, ...] = (),
+) -> Callable[[_Make], _Make]:
+    """Add an edit, in place of an earlier one of that name: `@register("half")` on its class.
+
+    Args:
+        name: The name on the command line.
+        value: The text behind the `=`, such as "N", for the help; the class takes that text, or
+            None. Empty: the edit takes none.
+        required: Without a value the name makes no sense.
+        default: Tried if no edit is named, with this value if it is a text.
+        fixes: Types of findings whose fix it stands for, with a value as in "worker_starvation=8".
+        instead: The same where another edit is the one proposed and this one is tried if that
+            does not apply.
+        parts: The work that it changes, where other edits change the same work for the same
+            reason: a word that those have too, or the values of which each alone does a part
+            ("HtoD", "DtoH").
+    """
+
+    def add(make: _Make) -> _Make:
+        _EDITS[name] = _Entry(make, value, required, default, fixes, instead, parts)
+        return make
+
+    return add
+
+
+@cache
+def _registered() -> dict[str, _Entry]:
+    """Import the modules of this package, which register edits; a user's of the same name stays."""
+    own = dict(_EDITS)
+    package = import_module(__name__.rpartition(".")[0])
+    for module in iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    _EDITS.update(own)
+    return _EDITS
+
+
+def edit_names() -> list[str]:
+    """Return names with their values, such as "loader_workers[=N]"."""
+    names = []
+    for name, entry in _registered().items():
+        value = f"={entry.value}" if entry.value else ""
+        names.append(f"{name}[{value}]" if value and not entry.required else name + value)
+    return names
+
+
+def default_edits() -> tuple[str, ...]:
+    """Return the edits to try if none is named: every fix that needs no decision of the user."""
+    return tuple(
+        f"{name}={entry.default}" if isinstance(entry.default, str) else name
+        for name, entry in _registered().items()
+        if entry.default is not False
+    )
+
+
+def edits_by_finding() -> dict[str, tuple[str, ...]]:
+    """Return edits that stand for the fix of a finding, by its type; the proposed one first."""
+    entries = _registered().items()
+    fixes = [(name, fix) for name, entry in entries for fix in entry.fixes]
+    fixes += [(name, fix) for name, entry in entries for fix in entry.instead]
+    edits: dict[str, tuple[str, ...]] = {}
+    for name, fix in fixes:
+        finding, equals, value = fix.partition("=")
+        edits[finding] = (*edits.get(finding, ()), name + equals + value)
+    return edits
+
+
+def share_work(one: str, other: str) -> bool:
+    """Return whether two edits, by their texts, change the same work for the same reason.
+
+    A plan has one of them: on top of each other their ratios would multiply.
+    """
+    return not _parts(one).isdisjoint(_parts(other))
+
+
+def _parts(text: str) -> frozenset[str]:
+    name, _, value = text.strip().partition("=")
+    entry = _registered().get(name)
+    if entry is None or not entry.parts:
+        return frozenset([name])
+    chosen = [part for part in entry.parts if part.lower() == value.lower()]
+    if chosen:
+        return frozenset(f"{name}={part}" for part in chosen)
+    # Parts that are values are the edit's own; others may be shared.
+    values = entry.value.split("|")
+    return frozenset(f"{name}={part}" if part in values else part for part in entry.parts)
+
+
+def make_edit(text: str) -> Edit:
+    """Make the edit that a text such as "loader_workers=4" names.
+
+    Raises:
+        OptionError: No edit has that name, or the value makes no sense.
+    """
+    name, has_value, value = text.strip().partition("=")
+    entry = _registered().get(name)
+    if entry is None:
+        raise OptionError(f"no edit is called {name!r}; there are: {', '.join(edit_names())}")
+    if has_value and not entry.value:
+        raise OptionError(f"{name} takes no value, but {value!r} was given")
+    if entry.required and not value:
+        raise OptionError(f"{name} needs a value: {name}={entry.value}")
+    return entry.make(value or None) if entry.value else entry.make()

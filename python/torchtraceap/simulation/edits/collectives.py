@@ -12,16 +12,20 @@ from torchtraceap.core.formatting import pluralize
 from torchtraceap.core.order import distinct
 from torchtraceap.core.sums import total
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits import measured_durations as lookups
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
-from torchtraceap.simulation.edits.collective_parts import RankParts, parts_of
-from torchtraceap.simulation.edits.contention import (
-    beside_computation,
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
+from torchtraceap.simulation.edits.collective_parts import (
+    RankParts,
     contend,
     measured_slowdown,
+    parts_of,
+    share_beside_computation,
 )
-from torchtraceap.simulation.edits.view import RankView
-from torchtraceap.simulation.registry import register
+from torchtraceap.simulation.edits.gpu_work import collective_ns
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.grouping import rows_by_key
 
@@ -31,10 +35,10 @@ SMALL_BYTES = 64 << 10
 SMALL_NS = 20_000
 """A collective is small below the one, or up to the other (the rules' bounds)."""
 NO_DATA_BYTES = 4 << 10
-"""Up to so many, 1 GB/s moves the data in 4 us: what a collective takes is latency."""
+"""Up to so many, 1 GB/s moves the data in 4 us: the time of a collective is latency."""
 SHORTEST_RUN = 2
 SURE_SHARE = 0.75
-"""Of a latency that no table tells what is surely latency. Assumed."""
+"""The share of a latency without a table that is surely latency. Assumed."""
 _ELEMENTS = ("In msg nelems", "Out msg nelems")
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
@@ -82,9 +86,9 @@ class OverlapCollectives:
 
 
 def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) -> int:
-    """Takes what computation waits for collectives away; how many waits that were.
+    """Remove the waits of computation for collectives, and return their number.
 
-    A collective on the stream of the computation moves to a stream of its own: the kernel behind
+    A collective on the stream of the computation moves to a stream of its own: the kernel after
     it follows the computation before it.
     """
     view = parts.view
@@ -98,28 +102,22 @@ def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) 
     later = view.begin_of[target] != np.where(consumer[of_edge] >= 0, consumer[of_edge], -1)
     edges, target = edges[later], target[later]
     change.drop(edges)
-    _join_around(run, view, target, change)
+    stream, rows = view.tree.stream_of, view.gpu_rows
+    kept = rows[view.tree.gpu_class[rows] != GpuClass.COMMUNICATION]
+    on_stream = dict(rows_by_key(stream[kept]))
+    for index, moved in rows_by_key(stream[target]):
+        others = kept[on_stream[index]] if index in on_stream else kept[:0]
+        place = np.searchsorted(others, target[moved])
+        inner = place > 0
+        change.add(view.end_of[others[place[inner] - 1]], view.begin_of[others[place[inner]]], 0)
     known = consumer >= 0
     change.add(ends[known], consumer[known], 0)
     return len(edges)
 
 
-def _join_around(run: SimulatedRun, view: RankView, targets: Array, change: Change) -> None:
-    """Kernels that followed a collective on their stream follow the work before it."""
-    stream = view.tree.stream_of
-    rows = view.gpu_rows
-    kept = rows[view.tree.gpu_class[rows] != GpuClass.COMMUNICATION]
-    on_stream = dict(rows_by_key(stream[kept]))
-    for index, moved in rows_by_key(stream[targets]):
-        others = kept[on_stream[index]] if index in on_stream else kept[:0]
-        place = np.searchsorted(others, targets[moved])
-        inner = place > 0
-        change.add(view.end_of[others[place[inner] - 1]], view.begin_of[others[place[inner]]], 0)
-
-
 def _consumers(parts: RankParts, places: Array) -> Array:
-    """Point where the result is needed at the latest: the begin of the next work that the
-    optimizer launched, or of the first of the next step; -1 where there is none."""
+    """Return the points where results are needed at the latest: the begin of the next work that
+    the optimizer launched, or of the first of the next step; -1 where there is none."""
     view = parts.view
     rows = view.gpu_class(GpuClass.COMPUTE)
     phase = view.phase_of(rows)
@@ -141,7 +139,7 @@ def _consumers(parts: RankParts, places: Array) -> Array:
 
 
 def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
-    """Collectives behind a backward pass begin as their share of it is done."""
+    """Make collectives after a backward pass begin as their share of it is done."""
     view = parts.view
     rows = view.gpu_class(GpuClass.COMPUTE)
     backward = rows[view.phase_of(rows) == Phase.BACKWARD]
@@ -182,14 +180,11 @@ class MergeCollectives:
     name = "merge_collectives"
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
-        def runs(parts: RankParts) -> Iterator[Array]:
-            small = (parts.size >= 0) & (parts.size < SMALL_BYTES)
-            small |= (parts.size < 0) & (parts.transfer_ns <= SMALL_NS)
-            yield from _runs(parts, small, np.inf)
-
         merged = _Merge(run)
         for parts in parts_of(run):
-            for chosen in runs(parts):
+            small = (parts.size >= 0) & (parts.size < SMALL_BYTES)
+            small |= (parts.size < 0) & (parts.transfer_ns <= SMALL_NS)
+            for chosen in _runs(parts, small, np.inf):
                 merged.merge(parts, chosen)
         if not merged.collectives:
             raise NotApplicableError(_why_not(run, "no small collectives follow each other"))
@@ -242,13 +237,21 @@ def _why_not(run: SimulatedRun, reason: str) -> str:
 
 
 def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]:
-    """Consecutive collectives of one group, kind, step and phase, until they have some bytes in
-    all, whose results nothing needs before the last begins."""
+    """Yield consecutive collectives of one group, kind, step and phase, until they have some bytes
+    in all, whose results nothing needs before the last begins."""
     view = parts.view
-    needed_ns = _first_use_ns(parts)
+    # The begin of the first other work that waits for each collective.
+    ends = view.end_of[parts.rows]
+    edges = view.edges_from(ends, "stream_wait", "stream_order", "host_wait", "tensor")
+    target = view.row_of(view.destination_of(edges))
+    order = np.argsort(ends)
+    owner = order[np.searchsorted(ends[order], view.source_of(edges))]
+    other = view.tree.gpu_class[target] != GpuClass.COMMUNICATION
+    needed_ns = np.full(len(parts.rows), np.iinfo(np.int64).max)
+    np.minimum.at(needed_ns, owner[other], view.table.ts_ns[target[other]])
     keys = np.stack([parts.group, parts.step, parts.phase.astype(np.int64)])
     current: list[int] = []
-    size = first_needed_ns = 0  # of the current run
+    size = first_needed_ns = 0  # those of the current run
     for place in np.flatnonzero(usable).tolist():
         begin_ns = int(view.table.ts_ns[parts.rows[place]])
         own_size, own_needed_ns = max(int(parts.size[place]), 0), int(needed_ns[place])
@@ -268,33 +271,8 @@ def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]
         yield np.array(current)
 
 
-def _first_use_ns(parts: RankParts) -> Array:
-    """When the first other work begins that waits for each collective."""
-    view = parts.view
-    ends = view.end_of[parts.rows]
-    edges = view.edges_from(ends, "stream_wait", "stream_order", "host_wait", "tensor")
-    target = view.row_of(view.destination_of(edges))
-    order = np.argsort(ends)
-    owner = order[np.searchsorted(ends[order], view.source_of(edges))]
-    other = view.tree.gpu_class[target] != GpuClass.COMMUNICATION
-    first = np.full(len(parts.rows), np.iinfo(np.int64).max)
-    np.minimum.at(first, owner[other], view.table.ts_ns[target[other]])
-    return first
-
-
-def _carry_all(parts: RankParts, places: Array, change: Change) -> None:
-    """In a trace that is written the last collective has the elements of all."""
-    view, rows = parts.view, parts.rows[places]
-    args = {}
-    for key in _ELEMENTS:
-        elements, known = view.table.int_column(key, rows=rows)
-        if known.all():
-            args[key] = total(elements)
-    view.replace(change, rows[-1:], view.table.name_of(int(rows[-1])), args=args)
-
-
 class _Merge:
-    """The two variants of a change that regroups collectives."""
+    """The two variants of a change that merges or splits collectives."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self.run = run
@@ -302,46 +280,44 @@ class _Merge:
         self.collectives = self.groups = 0
         self.sources: set[str] = set()
         self._beside: dict[int, Array] = {}
-        """By rank: the share of its time in which the data of each collective, or of those that
-        become one, moves beside computation."""
+        """For each rank the share of its time in which the data of each collective, or of merged
+        ones, moves beside computation."""
 
     def merge(self, parts: RankParts, places: Array) -> None:
+        """Merge collectives into the last of them."""
+        view, rows, graph = parts.view, parts.rows[places], self.run.graph
         sure_ns, most_ns = self._latency_ns(parts, places)
-        rest = places[:-1]
+        moved_ns = parts.transfer_ns[places]
+        # In the trace that is written the last collective has the elements of all.
+        args = {}
+        for key in _ELEMENTS:
+            elements, known = view.table.int_column(key, rows=rows)
+            if known.all():
+                args[key] = total(elements)
+        # All that waits for one of the others, after the last has begun, waits for the last.
+        begun, end = view.begin_of[rows[-1]], view.end_of[rows[-1]]
+        edges = view.edges_from(view.end_of[rows[:-1]], "stream_wait", "host_wait", "tensor")
+        targets = distinct(view.destination_of(edges))
+        later = graph.time_ns[targets] >= graph.time_ns[begun]
+        targets = targets[later & (targets != begun)]
         for change, latency_ns in ((self.best, most_ns), (self.cautious, sure_ns)):
-            parts.remove(change, rest, operators=change is self.best)
+            parts.remove(change, places[:-1], operators=change is self.best)
             to_ns = np.full(len(parts.rows), np.nan)
-            whole_ns = float(parts.transfer_ns[places].sum())
-            saved = latency_ns * len(rest)
-            to_ns[places[-1]] = max(whole_ns - saved, float(parts.transfer_ns[places].max()))
+            saved_ns = latency_ns * (len(places) - 1)
+            to_ns[places[-1]] = max(float(moved_ns.sum()) - saved_ns, float(moved_ns.max()))
             parts.set_transfer(change, to_ns)
-            self._await_last(parts, places, change)
-            _carry_all(parts, places, change)
-        share, moved_ns = self._beside_of(parts), parts.transfer_ns[places]
+            change.add(np.full(len(targets), end), targets, 0)
+            view.replace(change, rows[-1:], view.table.name_of(int(rows[-1])), args=args)
+        if view.index not in self._beside:
+            self._beside[view.index] = share_beside_computation(self.run, parts)
+        share = self._beside[view.index]
         share[places[-1]] = (share[places] * moved_ns).sum() / max(moved_ns.sum(), 1)
         self.collectives += len(places)
         self.groups += 1
 
-    def _beside_of(self, parts: RankParts) -> Array:
-        rank = parts.view.index
-        if rank not in self._beside:
-            self._beside[rank] = beside_computation(self.run, parts)
-        return self._beside[rank]
-
-    def _await_last(self, parts: RankParts, places: Array, change: Change) -> None:
-        view = parts.view
-        ends = view.end_of[parts.rows[places[:-1]]]
-        edges = view.edges_from(ends, "stream_wait", "host_wait", "tensor")
-        targets = distinct(view.destination_of(edges))
-        last = int(parts.rows[places[-1]])
-        begun = view.begin_of[last]
-        later = self.run.graph.time_ns[targets] >= self.run.graph.time_ns[begun]
-        targets = targets[later & (targets != begun)]
-        change.add(np.full(len(targets), view.end_of[last]), targets, 0)
-
     def split(self, parts: RankParts, place: int, size: float) -> int:
-        """How many pieces the collective becomes. The last is ready when the whole was; at best
-        hardly anything is left for it."""
+        """Split a collective, and return the number of pieces. The last is ready when the whole
+        was; at best hardly anything is left for it."""
         view = parts.view
         row = int(parts.rows[place])
         pieces = int(np.ceil(parts.size[place] / size))
@@ -368,15 +344,15 @@ class _Merge:
         return pieces
 
     def _latency_ns(self, parts: RankParts, places: Array) -> tuple[float, float]:
-        """Least and most of what a collective costs without data: of the shortest one of its group
-        the share that tables say of its size, in their bounds; without tables all of it where its
-        data weigh nothing, else 20 us at most, of which a part is sure."""
+        """Return the least and most latency of a collective: of the shortest one of its group the
+        share that tables give for its size, in their bounds; without tables all of it where it has
+        hardly any data, else 20 us at most, of which a part is sure."""
         view = parts.view
         same = (parts.group == parts.group[places[0]]) & (parts.kind == parts.kind[places[0]])
         at = np.flatnonzero(same)[int(parts.transfer_ns[same].argmin())]
         shortest, size = float(parts.transfer_ns[at]), float(parts.size[at])
         kind, ranks = str(parts.kind[places[0]]), int(parts.group_size[places[0]])
-        table = [lookups.collective_ns(kind, each, ranks, view.device) for each in (8.0, size)]
+        table = [collective_ns(kind, each, ranks, view.device) for each in (8.0, size)]
         if table[0] is None:
             self.sources.add("latency: the group's shortest collective")
             alone = shortest if 0 <= size <= NO_DATA_BYTES else min(shortest, SMALL_NS)
@@ -389,7 +365,8 @@ class _Merge:
             low, high = (shortest * min(1.0, ns / table[1].ns) for ns in bounds)
         return low, high
 
-    def result(self, what: str, pieces: int = 0) -> EditedGraph:
+    def result(self, title: str, pieces: int = 0) -> EditedGraph:
+        """Return the edit with its contention and its note."""
         contend(self.run, self.best, best=True, shares=self._beside)
         contend(self.run, self.cautious, best=False, shares=self._beside)
         words = []
@@ -399,6 +376,6 @@ class _Merge:
             words.append(
                 f"larger ones become {pieces} pieces at best, which run beside computation"
             )
-        note = f"{what}: {', '.join(words)}"
+        note = f"{title}: {', '.join(words)}"
         source = "; ".join(sorted(self.sources))
         return EditedGraph(self.best, self.cautious, of_collectives=True, source=source, note=note)

@@ -20,10 +20,14 @@ from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.sums import total
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits import measured_durations as lookups
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
+from torchtraceap.simulation.edits.gpu_work import host_rates
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.gpu.recorded_device import plausible_devices
 
@@ -36,10 +40,15 @@ SMALL_BYTES = 64 << 10
 TIMED_BYTES = 1 << 20
 """Copies of at least so many bytes show the rate of the link."""
 START_NS = 1_000.0
-"""What any copy takes."""
+"""The time that any copy takes."""
 HOST_COPY_RATE = 10e9
-"""byte/s: what one core copies where both sides are in memory, on hosts of the last ten years."""
-_PINNED_ANSWER = "the copies in this trace read and write page-locked memory already"
+"""Rate of one core where both sides are in memory, on hosts of the last ten years, byte/s."""
+_WORKERS = r"MultiProcessingDataLoaderIter.*__next__"
+_ALONE = r"SingleProcessDataLoaderIter.*__next__"
+_HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
+_INNER = (0.1, 0.9)
+"""Quantiles of the rates in a trace that count as least and most."""
+_KNOWN_MEMORY = (HostMemory.PAGEABLE, HostMemory.PINNED)
 
 
 @register(
@@ -74,22 +83,23 @@ class PinMemory:
         plans = [_Copies(view, d) for view in views(run) for d in self.directions]
         plans = [plan for plan in plans if len(plan.pageable) or len(plan.blocking)]
         if not plans:
-            raise NotApplicableError(_why_not(run, self.directions))
+            for view in views(run):
+                copies = view.copies(*(_DIRECTIONS[direction] for direction in self.directions))
+                if not len(copies):
+                    continue
+                if np.isin(view.tree.host_memory[copies], _KNOWN_MEMORY).any():
+                    raise NotApplicableError(
+                        "the copies in this trace read and write page-locked memory already"
+                    )
+                raise NotApplicableError(
+                    "the copies in this trace don't say what host memory they use"
+                )
+            raise NotApplicableError("the trace has no copies between host and device")
         for plan in plans:
             plan.apply(best, 0, waits_stay=False)
             plan.apply(cautious, 1, waits_stay=plan.direction == "DtoH")
         sources = dict.fromkeys(plan.source for plan in plans if len(plan.pageable))
         return EditedGraph(best, cautious, source="; ".join(sources), note=_note(plans))
-
-
-_WORKERS = r"MultiProcessingDataLoaderIter.*__next__"
-_ALONE = r"SingleProcessDataLoaderIter.*__next__"
-_HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
-
-
-_INNER = (0.1, 0.9)
-"""Of the rates that a trace shows, least and most."""
-_KNOWN_MEMORY = (HostMemory.PAGEABLE, HostMemory.PINNED)
 
 
 class _Copies:
@@ -103,20 +113,16 @@ class _Copies:
         if direction == "DtoH":  # single values are remove_host_sync's
             pageable &= view.bytes_of[rows] > SMALL_BYTES
         self.pageable, self.pinned = rows[pageable], rows[pinned]
-        self.blocking = self._awaited(self.pinned) if direction == "HtoD" else self.pinned[:0]
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """byte/s of copies from page-locked memory, at best and at least."""
-        return self._pinned_rates[0]
-
-    @property
-    def source(self) -> str:
-        """Where they are from."""
-        return self._pinned_rates[1]
+        self.blocking = self.pinned[:0]
+        """Pinned copies for which the host waits in a call right after."""
+        if direction == "HtoD":
+            calls = view.launch_of(self.pinned)
+            known = np.flatnonzero(calls >= 0)
+            self.blocking = self.pinned[known[view.next_wait(calls[known]) >= 0]]
 
     def durations(self, rate: int) -> Array:
-        """ns of pageable copies at the higher (0) or lower (1) rate, none slower than it was."""
+        """Return times of pageable copies at the higher (0) or lower (1) rate, none longer than it
+        was, ns."""
         before = self.view.table.dur_ns[self.pageable].astype(np.float64)
         shortest = float(before.min()) if len(before) else 0.0
         sizes = self.view.bytes_of[self.pageable]
@@ -125,7 +131,7 @@ class _Copies:
         return durations
 
     def apply(self, change: Change, rate: int, *, waits_stay: bool) -> None:
-        """`rate`: 0 for the higher, 1 for the lower of the two rates."""
+        """Pin the copies, at the higher (0) or lower (1) rate."""
         view = self.view
         before_ns = np.maximum(view.table.dur_ns[self.pageable], 1)
         view.scale_gpu(change, self.pageable, self.durations(rate) / before_ns)
@@ -134,27 +140,27 @@ class _Copies:
         calls = view.launch_of(np.concatenate([self.pageable, self.blocking]))
         calls = distinct(calls[calls >= 0])
         change.drop(view.waits_of(calls))
-        syncs = view.waits_behind(calls)
-        view.remove_calls(change, syncs)
-        view.set_host_work(change, calls, self._call_cost_ns())
-        self._start_at_once(change)
-        self._pin(change, rate)
-
-    def _start_at_once(self, change: Change) -> None:
-        """A pageable copy begins when the driver has moved its first part, inside the call; a
-        pinned one as any work: behind its call, or behind the work before it."""
-        view = self.view
+        view.remove_calls(change, view.waits_behind(calls))
+        pinned_calls = view.launch_of(self.pinned)
+        pinned_calls = distinct(pinned_calls[pinned_calls >= 0])
+        cost_ns = view.launch_cost_ns
+        if len(pinned_calls):
+            cost_ns = int(median(view.work_ns(pinned_calls)))
+        view.set_host_work(change, calls, cost_ns)
+        # A pageable copy begins when the driver has moved its first part, inside the call; a
+        # pinned one like any work: after its call, or after the work before it.
         begins = view.begin_of[self.pageable]
         launches = view.edges_into(begins, "launch")
         inside = ~view.is_end(view.source_of(launches))
         latency_ns = view.launch_latency_ns(self.pinned)
-        at_most = np.where(inside, self._call_cost_ns() + latency_ns, latency_ns)
+        at_most = np.where(inside, cost_ns + latency_ns, latency_ns)
         change.set_lags(launches, np.minimum(view.cost_of(launches), at_most))
         order = view.edges_into(begins, "stream_order", "copy_engine")
         change.set_lags(order, np.minimum(view.cost_of(order), view.gap_ns))
+        self._add_pinning(change, rate)
 
-    def _pin(self, change: Change, rate: int) -> None:
-        """The training thread pins before it calls."""
+    def _add_pinning(self, change: Change, rate: int) -> None:
+        """Make the training thread pin before it calls."""
         view = self.view
         calls = view.launch_of(self.pageable)
         added_ns = np.bincount(
@@ -169,8 +175,8 @@ class _Copies:
 
     @cached_property
     def pinning_ns(self) -> Array:
-        """float64 `[2, pageable]`: of the training thread, at best and at least. See Note [Who
-        pins]."""
+        """Time in which the training thread pins, at best and at least, float64 `[2, pageable]`.
+        See Note [Who pins]."""
         view = self.view
         none = np.zeros((2, len(self.pageable)))
         if self.direction != "HtoD" or len(view.rows_named(_WORKERS, *_HOST)):
@@ -180,44 +186,35 @@ class _Copies:
         both = np.stack([sizes / max(own, HOST_COPY_RATE), sizes / own]) * 1e9
         return both if len(view.rows_named(_ALONE, *_HOST)) else np.stack([none[0], both[1]])
 
-    def _awaited(self, copies: Array) -> Array:
-        """Copies whose host waits for them in a call right behind."""
-        calls = self.view.launch_of(copies)
-        known = np.flatnonzero(calls >= 0)
-        has_sync = self.view.next_wait(calls[known]) >= 0
-        return copies[known[has_sync]]
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Rates of copies from page-locked memory, at best and at least, byte/s."""
+        return self._pinned_rates[0]
 
-    def _call_cost_ns(self) -> int:
-        calls = self.view.launch_of(self.pinned)
-        calls = distinct(calls[calls >= 0])
-        if len(calls):
-            return int(median(self.view.work_ns(calls)))
-        return self.view.launch_cost_ns
+    @property
+    def source(self) -> str:
+        """The source of the rates."""
+        return self._pinned_rates[1]
 
     @cached_property
     def _pinned_rates(self) -> tuple[tuple[float, float], str]:
-        """byte/s at best and at least, and where they are from: this trace, else the link of the
-        device. Never more than a link carries."""
+        """Rates with their source: this trace, else the link of the device. Never more than a link
+        carries."""
         view = self.view
-        link = lookups.host_rates(self.direction, plausible_devices(view.table))
+        link = host_rates(self.direction, plausible_devices(view.table))
         back = view.copies(*_DIRECTIONS.values())
         back = back[view.tree.host_memory[back] == HostMemory.PINNED]
         for rows, which in ((self.pinned, ""), (back, ", the other way")):
-            rates = self._rates_of(rows)
-            if len(rates):
+            sizes, times = view.bytes_of[rows], view.table.dur_ns[rows]
+            large = (sizes >= TIMED_BYTES) & (times > 0)
+            if large.any():
+                rates = sizes[large] / times[large] * 1e9
                 low, high = np.minimum(np.quantile(rates, _INNER), link.cap).tolist()
                 return (high, low), f"pinned copies of the trace{which}"
         return (link.most, min(link.most, max(link.least, self._own_rate()))), link.source
 
-    def _rates_of(self, rows: Array) -> Array:
-        """float64: byte/s of copies that are large enough to show it."""
-        sizes, times = self.view.bytes_of[rows], self.view.table.dur_ns[rows]
-        large = (sizes >= TIMED_BYTES) & (times > 0)
-        rates: Array = sizes[large] / times[large] * 1e9
-        return rates
-
     def _own_rate(self) -> float:
-        """byte/s of the pageable copies themselves."""
+        """Return the rate of the pageable copies themselves, byte/s."""
         sizes, times = self.view.bytes_of[self.pageable], self.view.table.dur_ns[self.pageable]
         return max(1.0, float(sizes.sum() / max(times.sum(), 1) * 1e9))
 
@@ -244,13 +241,3 @@ def _note(plans: Sequence[_Copies]) -> str:
     if awaited:
         parts.append(f"no longer awaited: {awaited} of the pinned ones")
     return "; ".join(parts)
-
-
-def _why_not(run: SimulatedRun, directions: tuple[str, ...]) -> str:
-    for view in views(run):
-        copies = view.copies(*(_DIRECTIONS[direction] for direction in directions))
-        if len(copies) and not np.isin(view.tree.host_memory[copies], _KNOWN_MEMORY).any():
-            return "the copies in this trace don't say what host memory they use"
-        if len(copies):
-            return _PINNED_ANSWER
-    return "the trace has no copies between host and device"

@@ -11,22 +11,27 @@ from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.sums import sum_groups, total
 from torchtraceap.ops.models import family_of
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.gpu_work import families_of
-from torchtraceap.simulation.edits.view import CALLING_NS, RankView, views
-from torchtraceap.simulation.registry import register
+from torchtraceap.simulation.edits.view import CALLING_NS, RankView, beyond_usual, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["FuseOptimizer", "FusePointwise"]
 
 FEWEST_KERNELS = 50
-"""Of one optimizer step that are worth fusing (the rule's bound)."""
+"""Kernels of one optimizer step that are worth fusing (the rule's bound)."""
 _FUSED_ACCESSES = 7.0
 """Tensors that a fused Adam reads and writes: 4 and 3."""
 _OPERATOR_ACCESSES = 2.5
 """Tensors that one pointwise operator reads and writes, on average of Adam's."""
 _POINTWISE = ("elementwise", "activation", "dropout", "copy", "gradient_accumulation")
 _OF_OPTIMIZER = (*_POINTWISE, "optimizer", "memory_set")
+_RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
 
 @register("fused_optimizer", default=True, fixes=("unfused_optimizer",))
@@ -37,8 +42,8 @@ class FuseOptimizer:
     once. Cautious (foreach): Python still walks over the parameters once, and
     the operators move the same bytes; only the start of each kernel is saved.
 
-    Where the run computes on the host, operators are the kernels, and what the shortest of them
-    takes is what calling one costs. Best: one operator for all, which reads and writes each tensor
+    Where the run computes on the host, operators are the kernels, and the time of the shortest of
+    them is the cost of calling one. Best: one operator for all, which reads and writes each tensor
     once. Cautious: a call for each operator, and a pass over the same bytes. Nothing of Python
     stays between them.
     """
@@ -51,38 +56,41 @@ class FuseOptimizer:
         for view in views(run):
             ranges = view.outermost(view.rows_named(r"^Optimizer\.step#", *_RANGES))
             for row in ranges.tolist():
-                fuse = _fuse_on_host if view.part.computes_on_host else _fuse_step
+                fuse = _fuse_on_host if view.part.computes_on_host else _fuse_on_gpu
                 count = fuse(view, row, best, cautious)
                 kernels, steps = kernels + count, steps + (count > 0)
         if not steps:
-            raise NotApplicableError(_why_not_fused(run))
+            stepping = [v for v in views(run) if len(v.rows_named(r"^Optimizer\.step#", *_RANGES))]
+            if not stepping:
+                raise NotApplicableError("the trace has no ranges of an optimizer's step")
+            on_host = stepping[0].part.computes_on_host
+            calls, noun = ("calls", "operators") if on_host else ("launches", "kernels")
+            raise NotApplicableError(
+                f"no optimizer step {calls} {FEWEST_KERNELS} or more pointwise {noun}"
+            )
         on_host = all(view.part.computes_on_host for view in views(run))
-        what = "operators" if on_host else "kernels"
-        note = f"{kernels} {what} of {steps} optimizer steps are fused"
+        noun = "operators" if on_host else "kernels"
+        note = f"{kernels} {noun} of {steps} optimizer steps are fused"
         return EditedGraph(best, cautious, note=note)
 
 
-_RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
-
-
-def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
-    """How many kernels were fused; 0 leaves the step as it is."""
+def _fuse_on_gpu(view: RankView, row: int, best: Change, cautious: Change) -> int:
+    """Fuse the kernels of a step, and return their number; 0 leaves the step as it is."""
     launched, _ = view.launched_inside(np.array([row]))
     small = launched[np.isin(families_of(view, launched), _OF_OPTIMIZER)]
     operators = view.tree.op[np.maximum(view.launch_of(small), 0)]
     operators = distinct(operators[operators != _core.NO_ROW])
-    names = distinct(view.table.name[operators])
-    already = [
-        n for n in names.tolist() if "_foreach_" in view.names[n] or "fused" in view.names[n]
-    ]
-    if len(small) < FEWEST_KERNELS or already or not len(names):
+    names, counts = np.unique(view.table.name[operators], return_counts=True)
+    texts = [view.names[name] for name in names.tolist()]
+    if len(small) < FEWEST_KERNELS or not texts:
         return 0
-    counts = np.unique(view.table.name[operators], return_counts=True)[1]
-    once = 1 / median(counts)  # of each operator one for every parameter
+    if any("_foreach_" in text or "fused" in text for text in texts):
+        return 0
+    once = 1 / median(counts)  # one call of each operator, for every parameter
     host_ns = view.work_ns(np.array([row]))
     traffic = min(1.0, _FUSED_ACCESSES / (_OPERATOR_ACCESSES * len(operators) * once))
     lengths = view.table.dur_ns[small]
-    start_ns = float(lengths.min())  # of the smallest parameter's: all start, no data
+    start_ns = float(lengths.min())  # of the smallest parameter's kernel: all start, no data
     kept = np.maximum(lengths - start_ns * (1 - once), 0) / np.maximum(lengths, 1)
     for change, host, gpu in (
         (best, 1 / max(len(operators), 1), kept * traffic),
@@ -95,8 +103,10 @@ def _fuse_step(view: RankView, row: int, best: Change, cautious: Change) -> int:
 
 
 def _fuse_on_host(view: RankView, row: int, best: Change, cautious: Change) -> int:
-    """The same where operators are the work."""
-    operators = view.outermost(_operators_inside(view, row))
+    """Fuse the operators of a step that the host computes, and return their number."""
+    operators = view.rows_named(r"^\w+::", EventKind.CPU_OP)
+    inside = view.inside(view.begin_of[operators].astype(np.int64), np.array([row])) >= 0
+    operators = view.outermost(operators[inside])
     families = [family_of(view.names[name]) for name in view.table.name[operators].tolist()]
     single = operators[np.isin(families, _OF_OPTIMIZER)]
     if len(single) < FEWEST_KERNELS or 2 * len(single) < len(operators):
@@ -118,22 +128,6 @@ def _fuse_on_host(view: RankView, row: int, best: Change, cautious: Change) -> i
     return len(single)
 
 
-def _operators_inside(view: RankView, row: int) -> Array:
-    """Operators of the graph inside a host row."""
-    operators = view.rows_named(r"^\w+::", EventKind.CPU_OP)
-    begin = view.begin_of[operators].astype(np.int64)
-    return operators[view.inside(begin, np.array([row])) >= 0]
-
-
-def _why_not_fused(run: SimulatedRun) -> str:
-    for view in views(run):
-        if len(view.rows_named(r"^Optimizer\.step#", *_RANGES)):
-            what = "calls" if view.part.computes_on_host else "launches"
-            kind = "operators" if view.part.computes_on_host else "kernels"
-            return f"no optimizer step {what} {FEWEST_KERNELS} or more pointwise {kind}"
-    return "the trace has no ranges of an optimizer's step"
-
-
 @register("fuse_pointwise", default=True, fixes=("unfused_pointwise",), instead=("tiny_kernels",))
 class FusePointwise:
     """Pointwise kernels that follow each other on a stream become one.
@@ -151,10 +145,10 @@ class FusePointwise:
         fused = chains = gone_ns = 0
         for view in views(run):
             rows, chain = _chains(run, view, same_grid=False)
-            gone_ns += _fuse(view, best, rows, chain, share=0.0, operators=True)
+            gone_ns += _fuse_chains(view, best, rows, chain, share=0.0, operators=True)
             fused, chains = fused + len(rows), chains + len(distinct(chain))
             rows, chain = _chains(run, view, same_grid=True)
-            _fuse(view, cautious, rows, chain, share=1 / 3, operators=False)
+            _fuse_chains(view, cautious, rows, chain, share=1 / 3, operators=False)
         if not chains:
             raise NotApplicableError("no two pointwise kernels of operators follow each other")
         note = f"{fused} kernels become {chains}; the GPU is spared {format_ns(gone_ns)} at best"
@@ -162,7 +156,7 @@ class FusePointwise:
 
 
 def _chains(run: SimulatedRun, view: RankView, *, same_grid: bool) -> tuple[Array, Array]:
-    """Rows of chains of two or more, and which chain each belongs to."""
+    """Return the rows of chains of two or more kernels, and the chain of each."""
     rows = view.gpu_rows
     stream = view.tree.stream_of[rows]
     order = np.lexsort((np.arange(len(rows)), stream))
@@ -175,9 +169,12 @@ def _chains(run: SimulatedRun, view: RankView, *, same_grid: bool) -> tuple[Arra
     follows = pointwise[1:] & pointwise[:-1] & (stream[1:] == stream[:-1])
     follows &= view.table.track[at[1:]] == view.table.track[at[:-1]]
     follows &= view.tree.phase[at[1:]] == view.tree.phase[at[:-1]]
-    waits = np.zeros(len(rows), dtype=np.int64)
-    waits[known] = _waits_before(run, view, calls[known])
-    follows &= waits[1:] == waits[:-1]
+    # No kernel spans a wait of the host: count the waits before each call.
+    waits = view.wait_ends
+    waited_ns = np.sort(run.graph.time_ns[waits[np.isin(waits, view.end_of)]])
+    count = np.zeros(len(rows), dtype=np.int64)
+    count[known] = np.searchsorted(waited_ns, run.graph.time_ns[view.begin_of[calls[known]]])
+    follows &= count[1:] == count[:-1]
     if same_grid:
         grid, _ = view.table.text_codes("grid", rows=rows)
         follows &= (grid[1:] == grid[:-1]) & (grid[1:] >= 0)
@@ -187,17 +184,14 @@ def _chains(run: SimulatedRun, view: RankView, *, same_grid: bool) -> tuple[Arra
     return rows[inside], chain[inside]
 
 
-def _waits_before(run: SimulatedRun, view: RankView, calls: Array) -> Array:
-    """How often the host has waited for the GPU before each call: no kernel spans a wait."""
-    waits = view.wait_ends
-    waited_ns = np.sort(run.graph.time_ns[waits[np.isin(waits, view.end_of)]])
-    return np.searchsorted(waited_ns, run.graph.time_ns[view.begin_of[calls]])
-
-
-def _fuse(
+def _fuse_chains(
     view: RankView, change: Change, rows: Array, chain: Array, *, share: float, operators: bool
 ) -> int:
-    """The first of each chain takes the longest's time and a share of the others'; ns saved."""
+    """Give the first kernel of each chain the longest's time and a share of the others'.
+
+    Returns:
+        The saved GPU time, ns.
+    """
     if not len(rows):
         return 0
     lengths = view.table.dur_ns[rows]
@@ -209,7 +203,8 @@ def _fuse(
     view.remove_gpu(change, rest)
     view.scale_gpu(change, rows[first], fused_ns / np.maximum(lengths[first], 1))
     calls = distinct(view.launch_of(rest))
-    one_time = view.one_time(calls)
+    # Launches that set something up: their cost would only move to another launch.
+    one_time = beyond_usual(view.work_ns(calls), view.launch_cost_ns)
     view.set_host_work(change, calls[~one_time], 0)
     if operators:
         owners = np.setdiff1d(view.tree.op[calls], view.tree.op[calls[one_time]])

@@ -22,9 +22,13 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import ALLOCATOR_CALLS, API_KINDS
 from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.order import distinct, median
-from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,
     RankView,
@@ -32,7 +36,6 @@ from torchtraceap.simulation.edits.view import (
     ranges_of,
     views,
 )
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import KINDS, SimulatedRun
 
 __all__ = ["CudaGraph", "MergeCompiledRegions"]
@@ -40,21 +43,20 @@ __all__ = ["CudaGraph", "MergeCompiledRegions"]
 FEWEST_LAUNCHES = 10
 """Fewer in a row are not worth a graph."""
 GAP_NS = 1_000
-"""Between the kernels of a graph on one stream, at most; and what a node costs the host where the
+"""Most time between the kernels of a graph on one stream; also the host time of a node where the
 driver still walks the graph at launch (before CUDA 12.6)."""
-
-
 _WITH_THE_HOST = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST)
 _NO_LAUNCHES = (ApiClass.NONE, ApiClass.GRAPH_LAUNCH, ApiClass.GRAPH_BUILDING)
 _SHAPED_BY_VALUES = (
     r"^aten::(?:nonzero|_unique2?|unique_dim|unique_consecutive|masked_select|bincount)$|::nms$"
 )
 _OPERATORS = (EventKind.CPU_OP, *API_KINDS)
+_HOST_EDGES = ("program_order", "thread_start", "thread_join", "queue_limit")
 
 
 @register("cuda_graph", default=True, fixes=("cpu_bound", "tiny_kernels"))
 class CudaGraph:
-    """What a step launches is launched by one call.
+    """Replace all launches of a step by one call.
 
     A graph ends where the host copies from its own memory, fetches a batch, or begins a step; where
     no steps are known, also where it waits. Best: within, operators cost the host nothing, nor
@@ -70,49 +72,41 @@ class CudaGraph:
         best, cautious = Change(), Change()
         launches = graphs = host_ns = 0
         for view in views(run):
-            obstacle = _obstacle(run, view)
+            obstacle = _shaped_by_values(view)
+            if not obstacle and view.tree.steps:
+                obstacle = _waits_inside(run, view) or _other_kernels(view)
             if obstacle:
                 raise NotApplicableError(obstacle)
             for calls in _segments(run, view, optimizer=True):
-                host_ns += _capture(run, view, calls, best, _AT_BEST)
+                host_ns += _capture(run, view, calls, best, python_ns=CALLING_NS)
                 launches += len(calls)
                 graphs += 1
             for calls in _segments(run, view, optimizer=False):
-                _capture(run, view, calls, cautious, _AT_LEAST)
+                _capture(run, view, calls, cautious, per_kernel_ns=GAP_NS)
         if not graphs:
-            raise NotApplicableError(_why_no_graph(run))
-        return EditedGraph(best, cautious, note=_note(run, launches, graphs, host_ns))
+            if any(len(v.calls_that(np.array([ApiClass.GRAPH_LAUNCH]))) for v in views(run)):
+                raise NotApplicableError("what is launched comes from graphs already")
+            raise NotApplicableError(
+                f"nowhere are {FEWEST_LAUNCHES} kernels launched without the host waiting in "
+                "between, or the trace has no launch calls"
+            )
+        note = (
+            f"{launches} launches become {graphs}, each of a whole graph; the host is spared "
+            f"{format_ns(host_ns)} at best"
+        )
+        if any(len(_compared_steps(view)) < 2 for view in views(run)):
+            note += (
+                "; that every step launches the same kernels is assumed, the trace doesn't show it"
+            )
+        return EditedGraph(best, cautious, note=note)
 
 
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What a graph costs and spares."""
-
-    per_kernel_ns: int
-    """Of the call that launches it."""
-    python_ns: int
-    """Python between two launches goes if it took no longer."""
+# ------------------------------------------------------------------------- obstacles
 
 
-_AT_BEST, _AT_LEAST = _Terms(0, CALLING_NS), _Terms(GAP_NS, 0)
-
-
-def _note(run: SimulatedRun, launches: int, graphs: int, host_ns: int) -> str:
-    note = (
-        f"{launches} launches become {graphs}, each of a whole graph; the host is spared "
-        f"{format_ns(host_ns)} at best"
-    )
-    if any(len(_whole_steps(view)) < 2 for view in views(run)):
-        note += "; that every step launches the same kernels is assumed, the trace doesn't show it"
-    return note
-
-
-# ------------------------------------------------------------------------- what can't be captured
-
-
-def _whole_steps(view: RankView) -> Array:
-    """Numbers of the steps whose kernels are compared: in steady state if two are, and of more
-    than three without the first and last."""
+def _compared_steps(view: RankView) -> Array:
+    """Return numbers of the steps whose kernels are compared: in steady state if two are, and of
+    more than three without the first and last."""
     steps = view.tree.steps
     numbers = np.arange(len(steps))
     if len(steps) > 2:
@@ -129,15 +123,8 @@ def _kernels(view: RankView) -> Array:
     return view.gpu_rows[view.is_kind(EventKind.KERNEL)[view.gpu_rows]]
 
 
-def _obstacle(run: SimulatedRun, view: RankView) -> str:
-    """Why no graph can hold the rank's steps; empty if nothing shows it."""
-    obstacle = _shaped_by_values(view)
-    if obstacle or not view.tree.steps:
-        return obstacle
-    return _waits_inside(run, view) or _other_kernels(view)
-
-
 def _shaped_by_values(view: RankView) -> str:
+    """Name operators whose output has a shape that depends on values; empty without such."""
     operators = view.outermost(view.rows_named(_SHAPED_BY_VALUES, EventKind.CPU_OP))
     _, place = view.launched_inside(operators)
     found = operators[distinct(place)]
@@ -148,9 +135,9 @@ def _shaped_by_values(view: RankView) -> str:
 
 
 def _waits_inside(run: SimulatedRun, view: RankView) -> str:
-    """Whether the host waits between the first and the last launch of a step, the warm-up and the
-    ends of the recording left out."""
-    calls = _captured(view)
+    """Describe waits of the host between the first and the last launch of a step; empty without
+    such. The warm-up and the ends of the recording are left out."""
+    calls = _capturable_calls(view)
     step = view.tree.step[calls].astype(np.int64)
     calls, step = calls[step != _core.NO_ROW], step[step != _core.NO_ROW]
     if not len(calls):
@@ -165,7 +152,7 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
     waited_ns = time_ns[view.end_of[waits]]
     at = np.searchsorted(first, waited_ns, side="right") - 1
     inside = (at >= 0) & (waited_ns < last[np.maximum(at, 0)])
-    inside &= np.isin(number[np.maximum(at, 0)], _whole_steps(view))
+    inside &= np.isin(number[np.maximum(at, 0)], _compared_steps(view))
     if not inside.any():
         return ""
     steps, times = len(distinct(at[inside])), pluralize(int(inside.sum()), "time")
@@ -178,28 +165,29 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
 
 
 def _waiting_calls(view: RankView) -> Array:
-    """Calls that wait for the GPU, or copy to memory of the host that is not page-locked, by the
-    threads that launch; not those of the allocator, which has a pool for each graph."""
+    """Return calls that wait for the GPU, or copy to memory of the host that is not page-locked, by
+    the threads that launch; not those of the allocator, which has a pool for each graph."""
     copies = view.copies(CopyDirection.DEVICE_TO_HOST)
     copies = copies[view.tree.host_memory[copies] != HostMemory.PINNED]
     waits = np.isin(view.end_of[view.calls], view.wait_ends)
     calls = view.calls[waits | np.isin(view.calls, view.launch_of(copies))]
     calls = calls[~np.isin(view.tree.api[calls], ALLOCATOR_CALLS)]
-    launching = distinct(view.table.track[_captured(view)])
+    launching = distinct(view.table.track[_capturable_calls(view)])
     waiting: Array = calls[np.isin(view.table.track[calls], launching)]
     return waiting
 
 
 def _other_kernels(view: RankView) -> str:
-    """Whether steps launch different kernels, or the same on other grids."""
-    steps = _whole_steps(view)
+    """Describe how far steps launch different kernels, or the same on other grids; empty without
+    a difference."""
+    steps = _compared_steps(view)
     rows = _kernels(view)
     step = view.step_of(rows)
     rows, step = rows[np.isin(step, steps)], step[np.isin(step, steps)]
     grid, _ = view.table.text_codes("grid", rows=rows)
     order = np.lexsort((view.launch_times_ns(rows), view.tree.stream_of[rows], step))
-    what = np.stack([view.tree.stream_of[rows], view.table.name[rows], grid])[:, order]
-    parts = np.split(what, np.flatnonzero(np.diff(step[order])) + 1, axis=1)
+    launched = np.stack([view.tree.stream_of[rows], view.table.name[rows], grid])[:, order]
+    parts = np.split(launched, np.flatnonzero(np.diff(step[order])) + 1, axis=1)
     kinds = {part.tobytes() for part in parts}
     if len(kinds) < 2:
         return ""
@@ -209,11 +197,11 @@ def _other_kernels(view: RankView) -> str:
     )
 
 
-# ------------------------------------------------------------------------- what is captured
+# ------------------------------------------------------------------------- captures
 
 
-def _captured(view: RankView) -> Array:
-    """Calls that launch what a graph can hold."""
+def _capturable_calls(view: RankView) -> Array:
+    """Return calls that launch work that a graph can hold."""
     gpu = view.gpu_rows
     to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
     calls = view.launch_of(gpu)
@@ -222,14 +210,20 @@ def _captured(view: RankView) -> Array:
 
 
 def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Array]:
-    """Launch calls, in order of time, between two things that a graph can't hold."""
+    """Return groups of launch calls, in order of time, between operations that no graph holds."""
     gpu = view.gpu_rows
     to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
     calls = view.launch_of(gpu)
-    held = _captured(view)
+    held = _capturable_calls(view)
     times = run.graph.time_ns[view.begin_of[held]]
     held, times = held[np.argsort(times, kind="stable")], np.sort(times)
-    ends = _graph_ends(run, view, distinct(calls[(calls >= 0) & to_host]))
+    # Times at which no graph may go on: copies, waits, fetches, begins of steps.
+    copies = distinct(calls[(calls >= 0) & to_host])
+    waits = view.wait_ends[np.isin(view.wait_ends, view.end_of[view.calls])]
+    fetches = view.rows_named(r"DataLoader.*__next__", EventKind.CPU_OP, EventKind.USER_ANNOTATION)
+    points = np.concatenate([waits, view.end_of[copies], view.end_of[fetches]])
+    steps = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
+    ends = np.sort(np.concatenate([run.graph.time_ns[points], steps + view.offset_ns]))
     place = 2 * np.searchsorted(ends, times, side="right")
     if not optimizer:
         in_optimizer = view.tree.phase[held] == Phase.OPTIMIZER
@@ -239,23 +233,32 @@ def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Arr
     return [group for group in groups if len(group) >= FEWEST_LAUNCHES]
 
 
-def _graph_ends(run: SimulatedRun, view: RankView, copies: Array) -> Array:
-    """Times at which no graph may go on, sorted."""
-    time_ns = run.graph.time_ns
-    waits = view.wait_ends
-    mine = np.isin(waits, view.end_of[view.calls])
-    fetches = view.rows_named(r"DataLoader.*__next__", EventKind.CPU_OP, EventKind.USER_ANNOTATION)
-    points = np.concatenate([waits[mine], view.end_of[copies], view.end_of[fetches]])
-    steps = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
-    return np.sort(np.concatenate([time_ns[points], steps + view.offset_ns]))
+def _capture(
+    run: SimulatedRun,
+    view: RankView,
+    calls: Array,
+    change: Change,
+    *,
+    per_kernel_ns: int = 0,
+    python_ns: int = 0,
+) -> int:
+    """Make launches one call.
 
+    Args:
+        run: The run.
+        view: The rank.
+        calls: The launch calls.
+        change: Takes the modifications.
+        per_kernel_ns: Host time of the one call for each kernel.
+        python_ns: Python between two launches goes if it took no longer.
 
-def _capture(run: SimulatedRun, view: RankView, calls: Array, change: Change, terms: _Terms) -> int:
-    """Launches become one; returns the host time that is gone."""
-    edges = _spared(run, view, calls, terms)
+    Returns:
+        The host time that is gone, ns.
+    """
+    edges = _spared_edges(run, view, calls, python_ns)
     gone_ns = total(run.cost_ns[edges])
     change.set_lags(edges, 0)
-    cost_ns = min(gone_ns, view.launch_cost_ns + terms.per_kernel_ns * len(calls))
+    cost_ns = min(gone_ns, view.launch_cost_ns + per_kernel_ns * len(calls))
     first = view.edges_into(view.end_of[calls[:1]], "program_order")
     change.set_lags(first[(first[:, None] == edges).any(axis=1)], cost_ns)
     offsets = view.tree.launched_offsets
@@ -270,19 +273,24 @@ def _capture(run: SimulatedRun, view: RankView, calls: Array, change: Change, te
     return gone_ns - cost_ns
 
 
-def _spared(run: SimulatedRun, view: RankView, calls: Array, terms: _Terms) -> Array:
-    """Edges of host work that a graph of these launches does without. See Note [What a graph takes
-    off]."""
-    time_ns = run.graph.time_ns
+def _spared_edges(run: SimulatedRun, view: RankView, calls: Array, python_ns: int) -> Array:
+    """Return the edges of host work that a graph of these launches does without. See Note [What a
+    graph takes off]."""
+    graph, time_ns = run.graph, run.graph.time_ns
     start_ns = int(time_ns[view.begin_of[calls[0]]])
     end_ns = int(time_ns[view.end_of[calls]].max())
-    threads = distinct(run.graph.lane[view.begin_of[calls]])
-    edges = _host_edges(run, threads, start_ns, end_ns)
-    work = run.graph.kind[edges] == KINDS["program_order"]
+    parts = []
+    for thread in distinct(graph.lane[view.begin_of[calls]]).tolist():
+        # The points of a thread are adjacent and in order of time.
+        first, last = int(graph.lane_begin[thread]), int(graph.lane_end[thread])
+        within = np.searchsorted(time_ns[first:last], [start_ns, end_ns], side="right")
+        parts.append(view.edges_into(np.arange(*(first + within)), *_HOST_EDGES))
+    edges = np.concatenate(parts)
+    work = graph.kind[edges] == KINDS["program_order"]
     in_operator = np.zeros(len(edges), dtype=bool)
     in_operator[work] = _in_operators(run, view, calls, edges[work])
     begins_ns = np.sort(time_ns[view.begin_of[calls]])
-    # The stretch up to the end of each launch, and what follows the last one.
+    # The stretch up to the end of each launch, and the one after the last.
     stretch = np.searchsorted(begins_ns, time_ns[run.destination[edges]], side="left")
     kept = np.zeros(len(edges), dtype=bool)
     for mine in (in_operator, work & ~in_operator):
@@ -292,26 +300,17 @@ def _spared(run: SimulatedRun, view: RankView, calls: Array, terms: _Terms) -> A
         if mine is in_operator:
             too_long = beyond_usual(cost_ns, int(median(cost_ns[1:])) if len(calls) else 0)
         else:
-            too_long = cost_ns > terms.python_ns
+            too_long = cost_ns > python_ns
         kept |= mine & too_long[stretch]
     return edges[~kept]
 
 
 def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array) -> Array:
-    """bool `[edges]`: work of a call that launches, of an operator around one, or of what such an
-    operator calls; not of Python inside it."""
+    """Return a mask of work of a call that launches, of an operator around one, or of the calls of
+    such an operator; not of Python inside it."""
     owner = run.graph.owner[edges]
     known = owner != _core.NO_ROW
-    at = np.where(known, owner, 0)
-    of_operator = known & view.kind_among(at, _OPERATORS)
-    holders = np.concatenate([_around(view, calls), calls])
-    held = view.inside(run.destination[edges].astype(np.int64), view.outermost(holders)) >= 0
-    inside: Array = of_operator & held
-    return inside
-
-
-def _around(view: RankView, calls: Array) -> Array:
-    """Operators in which one of the calls lies."""
+    of_operator = known & view.kind_among(np.where(known, owner, 0), _OPERATORS)
     operators, starts, reach = view.cached("operators", lambda: _operators_by_begin(view))
     begins = np.sort(view.begin_of[calls])
     near = slice(
@@ -319,50 +318,27 @@ def _around(view: RankView, calls: Array) -> Array:
     )
     first = np.searchsorted(begins, starts[near])
     behind = np.searchsorted(begins, view.end_of[operators[near]])
-    around: Array = operators[near][behind > first]
-    return around
+    around = operators[near][behind > first]
+    holders = view.outermost(np.concatenate([around, calls]))
+    held = view.inside(run.destination[edges].astype(np.int64), holders) >= 0
+    inside: Array = of_operator & held
+    return inside
 
 
 def _operators_by_begin(view: RankView) -> tuple[Array, Array, Array]:
-    """Operators of the graph, the points at which they begin, in order, and the last point in any
-    of them up to each."""
+    """Return operators of the graph, the points at which they begin, ascending, and the last point
+    in any of them up to each."""
     operators = np.flatnonzero(view.has_points & view.is_kind(EventKind.CPU_OP))
     operators = operators[np.argsort(view.begin_of[operators], kind="stable")]
     reach = np.maximum.accumulate(view.end_of[operators])
     return operators, view.begin_of[operators], reach
 
 
-def _host_edges(run: SimulatedRun, threads: Array, start_ns: int, end_ns: int) -> Array:
-    """Edges of host work and hand-over on threads, of points within (start, end]."""
-    graph = run.graph
-    edges = []
-    for thread in threads.tolist():
-        # The points of a thread are adjacent and in order of time.
-        first, last = int(graph.lane_begin[thread]), int(graph.lane_end[thread])
-        times = graph.time_ns[first:last]
-        inside = np.searchsorted(times, [start_ns, end_ns], side="right")
-        edges.append(views(run)[0].edges_into(np.arange(*(first + inside)), *_HOST_EDGES))
-    return np.concatenate(edges)
-
-
-_HOST_EDGES = ("program_order", "thread_start", "thread_join", "queue_limit")
-
-
-def _why_no_graph(run: SimulatedRun) -> str:
-    for view in views(run):
-        if len(view.calls_that(np.array([ApiClass.GRAPH_LAUNCH]))):
-            return "what is launched comes from graphs already"
-    return (
-        f"nowhere are {FEWEST_LAUNCHES} kernels launched without the host waiting in between, or "
-        "the trace has no launch calls"
-    )
-
-
 @register("merge_compiled_regions", default=True, fixes=("graph_break",))
 class MergeCompiledRegions:
     """Compiled functions don't fall apart: between two regions of one call the host does nothing.
 
-    The rule `graph_break` says where. Cautious: operators that run there still do.
+    The rule `graph_break` finds the regions. Cautious: operators that run between them still do.
     """
 
     name = "merge_compiled_regions"
@@ -375,7 +351,7 @@ class MergeCompiledRegions:
             if found.verdict == "unknown":
                 reason = f"the trace doesn't say: {', '.join(found.missing_signals)}"
             if len(found.intervals):
-                _close(run, view, found.intervals, best, cautious)
+                _close_breaks(run, view, found.intervals, best, cautious)
                 breaks += found.evidence_count
         if not breaks:
             raise NotApplicableError(reason)
@@ -384,9 +360,10 @@ class MergeCompiledRegions:
         )
 
 
-def _close(
+def _close_breaks(
     run: SimulatedRun, view: RankView, intervals: Array, best: Change, cautious: Change
 ) -> None:
+    """Remove host work of the main thread in intervals between regions."""
     graph = run.graph
     is_main = (graph.lane_rank == view.index) & (graph.lane_kind == 0)
     is_main &= graph.lane_index == view.tree.main_track
@@ -403,6 +380,5 @@ def _close(
     owner = graph.owner[edges]
     known = owner != _core.NO_ROW
     in_operator = known.copy()
-    kinds = (EventKind.CPU_OP, *API_KINDS)
-    in_operator[known] = np.isin(view.table.kind[owner[known]], kinds)
+    in_operator[known] = np.isin(view.table.kind[owner[known]], _OPERATORS)
     cautious.set_lags(edges[~in_operator], 0)

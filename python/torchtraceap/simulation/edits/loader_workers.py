@@ -28,27 +28,38 @@ from torchtraceap.core.formatting import format_ns, format_share, pluralize
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.sums import total
 from torchtraceap.errors import OptionError
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = ["LoaderWorkers"]
 
 SLOWDOWN = (0.0, 0.2)
-"""How much longer the host takes beside workers, at best and at least. See Note [Contention]."""
+"""Additional host time beside workers as a share, at best and at least. See Note [Contention]."""
 SHARED_CORES = (0.0, 0.5)
-"""By what share of the fetches a host that computes gets longer, at best and at least. See Note
+"""Share of the fetches that a host which computes gets longer, at best and at least. See Note
 [Contention]."""
 CROWDED = (1.0, 1.33)
-"""How many times as long a batch takes in one of several workers."""
+"""Time of a batch in one of several workers over its time alone, at best and at least."""
 TAKE_NS = (200_000, 2_000_000)
-"""To take a finished batch off the queue: mapping shared memory, waking up."""
+"""Time to take a finished batch off the queue: mapping shared memory, waking up."""
 LONE_FETCH = 0.13
-"""By what share of it a single recorded fetch may be off the mean of 8 in 10 loaders. Assumed: a
-batch is the sum of many samples, whose times vary by a tenth together."""
+"""Share by which a single recorded fetch may be off the mean of 8 in 10 loaders. Assumed: a batch
+is the sum of many samples, whose times vary by a tenth together."""
 MOST_WORKERS = 64
-"""That a pattern of late batches is read as."""
+"""Most workers that a pattern of late batches can show."""
+FEWEST_ROUNDS = 3
+"""Rounds of bursts that show a number of workers."""
+REGULAR = 0.3
+"""Share of the variation of single intervals that may be left in the length of a round."""
+LEAST_WAIT = (0.25, 0.5)
+"""Share of the mean wait of a round of workers' fetches that no round waits less than, surely and
+likely. Assumed: batches of half the usual time are rare."""
 _SOURCE = "slowdown beside workers: four public pairs of ResNet-50 with 0 and 4 workers"
 _HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
 _SINGLE = r"SingleProcess.*__next__"
@@ -91,7 +102,11 @@ class LoaderWorkers:
                 lone = LONE_FETCH if len(rows) == 1 else 0.0
                 for form, change in enumerate((best, cautious)):
                     _take(run, view, change, rows, form)
-                    _take_over(view, change, rows)
+                    # In the trace that is written fetches are those of a loader with workers.
+                    for name in distinct(view.table.name[rows]).tolist():
+                        mine = rows[view.table.name[rows] == name]
+                        text = re.sub("SingleProcess", "MultiProcessing", view.names[name])
+                        view.replace(change, mine, text)
                     crowded = CROWDED[form] if self.workers > 1 else 1.0
                     usual = 1 + lone if form else 1 - lone
                     _pace(view, change, rows, fetch_ns[-1] * usual * crowded / self.workers)
@@ -112,21 +127,29 @@ class LoaderWorkers:
         return EditedGraph(best, cautious, source=_SOURCE, note=note)
 
     def _more_workers(self, run: SimulatedRun) -> EditedGraph:
+        """Add workers to those that the loader has."""
         best, cautious, likely = Change(), Change(), Change()
         late = 0
         numbers: list[int | None] = []
         fewest: list[int] = []
         for view in views(run):
             rows = _fetches(view, _SEVERAL)
-            waited = _waited(run, view, rows)
+            # A batch was late where dependencies say so; of the first ones the length must tell.
+            waited = np.isin(rows, run.graph.owner[_paced_edges(run, view)])
+            waited |= view.work_ns(rows) > TAKE_NS[1]
             if not waited.any():
                 continue
             late += int(waited.sum())
-            number = _recorded_workers(view, rows)
+            # Processes that the loader started last during the recording, else bursts of batches.
+            setup = view.outermost(view.rows_named(_LOADER_SETUP, EventKind.PYTHON_FUNCTION))
+            starts = view.rows_named(_PROCESS_START, EventKind.PYTHON_FUNCTION)
+            place = view.inside(view.begin_of[starts].astype(np.int64), setup)
+            started = int((place == place.max()).sum()) if (place >= 0).any() else 0
+            number = started or _burst(_ends_ns(view, rows))
             numbers.append(number)
             every_ns = _service_ns(view, rows, waited)
             if number is None:
-                surely, usual = self._plausible_workers(view.table.dur_ns[rows])
+                surely, usual = _plausible_workers(view.table.dur_ns[rows], self.workers)
                 fewest.append(surely)
                 self._speed_up(run, view, best, rows, every_ns, surely, 0)
                 self._speed_up(run, view, likely, rows, every_ns, usual, 0)
@@ -134,23 +157,26 @@ class LoaderWorkers:
                 self._speed_up(run, view, best, rows, every_ns, number, 0)
                 self._speed_up(run, view, cautious, rows, every_ns, number, 1)
         if not late:
-            raise NotApplicableError(_why_not(run))
+            if any(len(_fetches(view, _SEVERAL)) for view in views(run)):
+                raise NotApplicableError(
+                    "worker processes load the data already, and no fetch had to wait for them"
+                )
+            raise NotApplicableError("no fetch of torch's DataLoader is in the trace")
         known = [number for number in numbers if number is not None]
         if len(known) == len(numbers) and min(known) >= self.workers:
             raise NotApplicableError(f"the loader has {pluralize(min(known), 'worker')} already")
-        note = f"{late} fetches waited for worker processes; "
-        note += _told(known, fewest, self.workers)
+        if fewest:
+            number_note = (
+                f"how many there are is not in the trace: at best {min(fewest)}, which "
+                f"{self.workers} replace, at least as many already"
+            )
+        else:
+            low, high = min(known), max(known)
+            old = str(low) if low == high else f"{low} to {high}"
+            number_note = f"{old} of them become {self.workers}"
+        note = f"{late} fetches waited for worker processes; {number_note}"
         guess = () if known else (likely,)
         return EditedGraph(best, cautious, guess, source=_SOURCE, note=note)
-
-    def _plausible_workers(self, waits_ns: Array) -> tuple[int, float]:
-        """How many workers there are at least and likely, where nothing shows their number."""
-        surely, likely = (_fewest_workers(waits_ns, least) for least in LEAST_WAIT)
-        most = max(self.workers - 1, 1)
-        usual = float(min(likely, most))
-        if 2 * likely > len(waits_ns):  # no two rounds were seen: the middle of what is possible
-            usual = (usual * self.workers) ** 0.5
-        return min(surely, most), usual
 
     def _speed_up(
         self,
@@ -162,31 +188,13 @@ class LoaderWorkers:
         number: float,
         form: int,
     ) -> None:
-        """`number` recorded workers become more; batches come that much faster."""
+        """Replace `number` recorded workers by more; batches come that much faster."""
         share = number / self.workers
         _take(run, view, change, rows, form, 1 - share)
         crowded = 1 + (CROWDED[form] - 1) * (1 - share)
-        paced = _paced(run, view)
+        paced = _paced_edges(run, view)
         change.set_lags(paced, run.cost_ns[paced] * share * crowded)
         _pace(view, change, rows, every_ns * share * crowded)
-
-
-def _told(known: list[int], fewest: list[int], workers: int) -> str:
-    """`fewest`: by rank of unknown number, how many there are at least."""
-    if fewest:
-        return (
-            f"how many there are is not in the trace: at best {min(fewest)}, which {workers} "
-            "replace, at least as many already"
-        )
-    low, high = min(known), max(known)
-    return f"{low if low == high else f'{low} to {high}'} of them become {workers}"
-
-
-def _take_over(view: RankView, change: Change, rows: Array) -> None:
-    """In a trace that is written fetches are those of a loader with workers."""
-    for name in distinct(view.table.name[rows]).tolist():
-        mine = rows[view.table.name[rows] == name]
-        view.replace(change, mine, re.sub("SingleProcess", "MultiProcessing", view.names[name]))
 
 
 def _take(
@@ -197,7 +205,8 @@ def _take(
     form: int,
     share: float = 1.0,
 ) -> None:
-    """Fetches take finished batches; the rest of the host is slower, by a share of the usual."""
+    """Make fetches take finished batches; the rest of the host gets slower, by a share of the
+    usual."""
     bounds = run.point_bounds[view.index]
     host = view.edges_into(np.arange(*bounds), "program_order")
     inside, _ = view.work_edges(rows)
@@ -213,15 +222,15 @@ def _take(
 
 
 def _pace(view: RankView, change: Change, rows: Array, every_ns: Array) -> None:
-    """Batches follow each other no faster than the workers make them: from fetch to fetch, and from
-    the last of the recorded steps to the first behind them."""
+    """Limit the rate of batches to that of the workers: from fetch to fetch, and from the last of
+    the recorded steps to the first after them."""
     change.add(view.end_of[rows[:-1]], view.end_of[rows[1:]], every_ns[1:])
     first_ns = every_ns[0] or every_ns[1:].sum() / max(len(rows) - 1, 1)
     change.carry(view.end_of[rows[-1:]], view.end_of[rows[:1]], first_ns)
 
 
 def _fetches(view: RankView, pattern: str) -> Array:
-    """By their end: whichever thread takes them, batches come one after the other."""
+    """Return fetches by their end: batches come one after the other, on whichever thread."""
     rows = view.outermost(view.rows_named(pattern, *_HOST))
     return rows[np.argsort(_ends_ns(view, rows), kind="stable")]
 
@@ -230,19 +239,14 @@ def _ends_ns(view: RankView, rows: Array) -> Array:
     return view.table.ts_ns[rows] + view.table.dur_ns[rows]
 
 
-def _paced(run: SimulatedRun, view: RankView) -> Array:
-    """Edges by which late batches of the rank follow each other, as measured."""
+def _paced_edges(run: SimulatedRun, view: RankView) -> Array:
+    """Return the edges by which late batches of the rank follow each other, as measured."""
     return view.edges_into(np.arange(*run.point_bounds[view.index]), "worker_pace")
 
 
-def _waited(run: SimulatedRun, view: RankView, rows: Array) -> Array:
-    """bool `[fetches]`: a batch was late; of the first ones the length must tell."""
-    waited: Array = np.isin(rows, run.graph.owner[_paced(run, view)])
-    return waited | (view.work_ns(rows) > TAKE_NS[1])
-
-
 def _service_ns(view: RankView, rows: Array, waited: Array) -> Array:
-    """float64 `[fetches]`: what the workers together need for each batch. See Note [Pace]."""
+    """Return the time of the workers together for each batch, float64 `[fetches]`, ns. See Note
+    [Pace]."""
     ends_ns = _ends_ns(view, rows)
     marks = distinct(np.concatenate([[0], np.flatnonzero(waited)]))
     each_ns = np.diff(ends_ns[marks]) / np.diff(marks)
@@ -251,47 +255,35 @@ def _service_ns(view: RankView, rows: Array, waited: Array) -> Array:
     return service
 
 
-# ------------------------------------------------------------------------- how many there are
+# ------------------------------------------------------------------------- recorded workers
 
 
-def _recorded_workers(view: RankView, rows: Array) -> int | None:
-    """How many processes make the batches; None where nothing shows it."""
-    return _started(view) or _burst(_ends_ns(view, rows))
+def _plausible_workers(waits_ns: Array, wanted: int) -> tuple[int, float]:
+    """Return the least and the likely number of workers, where nothing shows it: that for which no
+    round of them waits less than a share of the mean, less than `wanted`.
 
-
-def _started(view: RankView) -> int:
-    """Processes that the loader started last while the trace was recorded."""
-    setup = view.outermost(view.rows_named(_LOADER_SETUP, EventKind.PYTHON_FUNCTION))
-    starts = view.rows_named(_PROCESS_START, EventKind.PYTHON_FUNCTION)
-    place = view.inside(view.begin_of[starts].astype(np.int64), setup)
-    return int((place == place.max()).sum()) if (place >= 0).any() else 0
-
-
-FEWEST_ROUNDS = 3
-"""Of bursts that show a number of workers."""
-REGULAR = 0.3
-"""How much of what single intervals vary may be left in the length of a round."""
-
-
-LEAST_WAIT = (0.25, 0.5)
-"""Of what the fetches of a round of workers wait on average: no round waits less, surely and
-likely. Assumed: batches of half the usual time are rare."""
-
-
-def _fewest_workers(waits_ns: Array, least: float) -> int:
-    """The least number for which no round of them waits less than such a share of the mean. One
-    worker makes batches one after the other: each w-th waits for the same one."""
+    One worker makes batches one after the other: each w-th waits for the same one.
+    """
     sums = np.concatenate([[0.0], np.cumsum(waits_ns, dtype=np.float64)])
-    for number in range(1, len(waits_ns)):
-        rounds = sums[number:] - sums[:-number]
-        if rounds.min() >= least * rounds.mean():
-            return number
-    return 1
+    counts = []
+    for least in LEAST_WAIT:
+        count = 1
+        for number in range(1, len(waits_ns)):
+            rounds = sums[number:] - sums[:-number]
+            if rounds.min() >= least * rounds.mean():
+                count = number
+                break
+        counts.append(count)
+    most = max(wanted - 1, 1)
+    surely, usual = min(counts[0], most), float(min(counts[1], most))
+    if 2 * counts[1] > len(waits_ns):  # no two rounds were seen: the middle of what is possible
+        usual = (usual * wanted) ** 0.5
+    return surely, usual
 
 
 def _burst(ends_ns: Array) -> int | None:
-    """The period of the intervals between fetches: workers that began together end together, so
-    that of w batches one is waited for and w - 1 are there. None where no period is seen."""
+    """Return the period of the intervals between fetches: workers that began together end together,
+    so that of w batches one is waited for and w - 1 are there. None without a period."""
     every_ns = np.diff(ends_ns).astype(np.float64)
     if not len(every_ns) or every_ns.mean() <= 0:
         return None
@@ -304,9 +296,3 @@ def _burst(ends_ns: Array) -> int | None:
         if left < REGULAR * spread and spread > REGULAR:
             return period
     return None
-
-
-def _why_not(run: SimulatedRun) -> str:
-    if any(len(_fetches(view, _SEVERAL)) for view in views(run)):
-        return "worker processes load the data already, and no fetch had to wait for them"
-    return "no fetch of torch's DataLoader is in the trace"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +17,22 @@ from torchtraceap.core.sums import total
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device, device_named
 from torchtraceap.ops.models import Work, family_of
-from torchtraceap.simulation.edits import measured_durations as lookups
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.collective_parts import parts_of
-from torchtraceap.simulation.edits.gpu_work import EventWorks, families_of, works_of
+from torchtraceap.simulation.edits.gpu_work import (
+    EventWorks,
+    families_of,
+    host_link_ratio,
+    matrix_work_ns,
+    product_bounds,
+    works_of,
+)
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.gpu.recorded_device import (
     attainable_ns,
@@ -39,9 +47,9 @@ _NO_DEVICE = "the trace doesn't say which GPU it was recorded on, or that GPU is
 _HALF = ("bf16", "fp16")
 _PRODUCTS = ("gemm", "grouped_gemm", "convolution_forward", "convolution_backward")
 START_NS = 1_000
-"""No kernel takes less: it starts and ends."""
+"""Least time of a kernel: it starts and ends."""
 CONVERTED = 0.5
-"""Of what products read, the share that is likely converted for them: weights are, in each step;
+"""Likely share of the inputs of products that is converted for them: weights are, in each step;
 activations come in the new type from the operator before."""
 _SQUARES = np.geomspace(16, 65_536, 49)
 """Rows of square products that a kernel of unknown work is compared with."""
@@ -85,7 +93,9 @@ class MixedPrecision:
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         best, cautious, likely = Change(), Change(), Change()
-        found = _Found()
+        products = unknown = 0
+        before_ns = after_ns = 0.0
+        nameless = False
         reason = "no product or convolution in fp32 is in the trace"
         for view in views(run):
             units = _units_of(view, self._wanted)
@@ -97,62 +107,67 @@ class MixedPrecision:
             view.scale_gpu(cautious, known, high)
             view.scale_gpu(likely, known, usual)
             guessed = _products_of_unknown_work(view, units.device)
-            peaks = _no_faster_than_a_start(view, guessed, units.ratio)
+            peaks = _bounded_ratios(view, guessed, units.ratio)
             view.scale_gpu(best, guessed, peaks)
-            view.scale_gpu(likely, guessed, _as_squares(view, guessed, units))
-            found.add(view, known, low)
-            found.add(view, guessed, peaks)
-            found.unknown += len(guessed)
-            if units.device is None:
-                found.nameless = True
+            view.scale_gpu(likely, guessed, _ratios_as_squares(view, guessed, units))
+            for rows, ratio in ((known, low), (guessed, peaks)):
+                lengths = view.table.dur_ns[rows]
+                products += len(rows)
+                before_ns += float(lengths.sum())
+                after_ns += float((lengths * ratio).sum())
+            unknown += len(guessed)
+            nameless = nameless or units.device is None
             if units.dtype in _HALF:
-                rows, ratio = _ratios(view, _other_in_fp32)
-                named = _element_wise_in_fp32(view)
-                view.scale_gpu(best, rows, ratio)
-                moves = families_of(view, rows) == "elementwise"
-                moves &= view.phase_of(rows) != Phase.OPTIMIZER
-                view.scale_gpu(likely, rows[moves], ratio[moves])
-                for change in (best, likely):
-                    view.scale_gpu(change, named, _no_faster_than_a_start(view, named, 0.5))
-                products = np.concatenate([known, guessed])
-                _call_casts(view, cautious, products)
-                forward = view.phase_of(products) != Phase.BACKWARD
-                _call_casts(view, likely, products[forward])
-        if not found.products:
+                self._halve_others(view, best, cautious, likely, known, guessed)
+        if not products:
             raise NotApplicableError(reason)
-        source = "model of products, in the bounds of its errors; else ratio of the peaks"
-        return EditedGraph(best, cautious, (likely,), source=source, note=found.note())
-
-
-@dataclass
-class _Found:
-    """What was found, for a person."""
-
-    products: int = 0
-    before_ns: float = 0.0
-    after_ns: float = 0.0
-    unknown: int = 0
-    nameless: bool = False
-
-    def add(self, view: RankView, rows: Array, ratio: Array) -> None:
-        lengths = view.table.dur_ns[rows]
-        self.products += len(rows)
-        self.before_ns += float(lengths.sum())
-        self.after_ns += float((lengths * ratio).sum())
-
-    def note(self) -> str:
         note = (
-            f"{self.products} fp32 kernels of products and convolutions take "
-            f"{format_ns(int(self.after_ns))} at best instead of {format_ns(int(self.before_ns))}"
+            f"{products} fp32 kernels of products and convolutions take "
+            f"{format_ns(int(after_ns))} at best instead of {format_ns(int(before_ns))}"
         )
-        if self.unknown:
+        if unknown:
             note += (
-                f"; the work of {self.unknown} is not recorded: at best theirs is the ratio of the "
+                f"; the work of {unknown} is not recorded: at best theirs is the ratio of the "
                 "peaks, at least nothing"
             )
-        if self.nameless:
+        if nameless:
             note += "; the device is not known: its ratio is the least of its architecture"
-        return note
+        source = "model of products, in the bounds of its errors; else ratio of the peaks"
+        return EditedGraph(best, cautious, (likely,), source=source, note=note)
+
+    def _halve_others(
+        self,
+        view: RankView,
+        best: Change,
+        cautious: Change,
+        likely: Change,
+        known: Array,
+        guessed: Array,
+    ) -> None:
+        """Halve the bytes of other kernels in fp32, and add the casts of the inputs of products."""
+        works = works_of(view)
+        kinds = works.kind_of[view.gpu_class(GpuClass.COMPUTE)]
+        ratios = np.ones(len(works.kinds))
+        for kind in distinct(kinds[kinds >= 0]).tolist():
+            work = works.work(kind)
+            if work.dtype == "fp32" and work.unit != "matrix":
+                ratios[kind] = 0.5
+        rows, ratio = _changed_ratios(view, works, ratios)
+        moves = families_of(view, rows) == "elementwise"
+        moves &= view.phase_of(rows) != Phase.OPTIMIZER
+        view.scale_gpu(best, rows, ratio)
+        view.scale_gpu(likely, rows[moves], ratio[moves])
+        # Element-wise kernels of unknown work, by their names, outside of the optimizer.
+        named = view.gpu_class(GpuClass.COMPUTE)
+        named = named[(works.kind_of[named] < 0) & (view.phase_of(named) != Phase.OPTIMIZER)]
+        named = named[view.has_name(_PLAIN_FLOAT)[named] & ~view.has_name(_OTHER_TYPE)[named]]
+        if len(named):
+            named = named[families_of(view, named) == "elementwise"]
+        for change in (best, likely):
+            view.scale_gpu(change, named, _bounded_ratios(view, named, 0.5))
+        products = np.concatenate([known, guessed])
+        _call_casts(view, cautious, products)
+        _call_casts(view, likely, products[view.phase_of(products) != Phase.BACKWARD])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,42 +176,43 @@ class _Units:
 
     dtype: str
     ratio: float
-    """Of the peaks: time of a product in this type over that in plain fp32."""
+    """Time of a product in this type over that in plain fp32, by the peaks."""
     device: Device | None
 
 
 def _units_of(view: RankView, wanted: tuple[str, ...]) -> _Units | str:
-    """Those of the first wanted type that the device has; else why there are none."""
+    """Return the units of the first wanted type that the device has, else a reason."""
     plausible = plausible_devices(view.table)
     if len(plausible) == 1:
-        (device,) = plausible  # the whole, where the trace is of a part
+        (device,) = plausible  # the whole device, where the trace is of a part
         plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
         dtype = next((dtype for dtype in wanted if dtype in device.matrix), None)
         if dtype is None or plain >= device.matrix[dtype]:
             return f"{device.name} has no matrix units for {' or '.join(wanted)}"
         return _Units(dtype, plain / device.matrix[dtype], view.device)
-    gain = _least_gain(view, half=wanted[0] in _HALF)
+    # The least gain of matrix units on a device that the database lacks: by its architecture, else
+    # as the rule for fp32 products reads the names of kernels.
+    half, units = wanted[0] in _HALF, matrix_units(view.table)
+    if units is not None:
+        gain = units.half_ratio if half else units.tf32_ratio
+    else:
+        found = next(f for f in _core.detect(view.table, view.tree) if f.type == "fp32_matmul")
+        _, ratio = found.facts.get("ratio", ("rate", 0.0))
+        says_half = found.facts.get("precision", ("text", ""))[1] != "TF32"
+        gain = float(ratio) if half == says_half else 0.0
     return _Units(wanted[0], 1 / gain, None) if gain > 1 else _NO_DEVICE
 
 
-def _least_gain(view: RankView, *, half: bool) -> float:
-    """How many times as fast matrix units are on a device that the database lacks: by its
-    architecture, else as the rule for fp32 products reads the names of kernels."""
-    units = matrix_units(view.table)
-    if units is not None:
-        return units.half_ratio if half else units.tf32_ratio
-    found = next(f for f in _core.detect(view.table, view.tree) if f.type == "fp32_matmul")
-    _, gain = found.facts.get("ratio", ("rate", 0.0))
-    says_half = found.facts.get("precision", ("text", ""))[1] != "TF32"
-    return float(gain) if half == says_half else 0.0
-
-
 def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array, Array]:
-    """Kernels of products whose work is known, and new time over old at best, at least and
+    """Return kernels of products whose work is known, and new time over old at best, at least and
     likely."""
     works, rows = works_of(view), view.gpu_class(GpuClass.COMPUTE)
     kinds = works.kind_of[rows]
-    chosen = [kind for kind in distinct(kinds[kinds >= 0]).tolist() if _is_product(works, kind)]
+    chosen = [
+        kind
+        for kind in distinct(kinds[kinds >= 0]).tolist()
+        if works.work(kind).unit == "matrix" and works.work(kind).dtype == "fp32"
+    ]
     if units.device is None or not chosen:
         return rows[:0], *np.zeros((3, 0))
     table = np.ones((3, len(works.kinds)))
@@ -204,21 +220,16 @@ def _known_products(view: RankView, units: _Units) -> tuple[Array, Array, Array,
     low, high, usual = table[:, kinds]
     faster = (kinds >= 0) & (low < 1)
     rows, high = rows[faster], high[faster]
-    low, usual = (_no_faster_than_a_start(view, rows, each[faster]) for each in (low, usual))
+    low, usual = (_bounded_ratios(view, rows, each[faster]) for each in (low, usual))
     return rows, low, high, usual
-
-
-def _is_product(works: EventWorks, kind: int) -> bool:
-    work = works.work(kind)
-    return work.unit == "matrix" and work.dtype == "fp32"
 
 
 def _ratios_of_products(
     view: RankView, works: EventWorks, kinds: list[int], dtype: str, device: Device
 ) -> Array:
-    """float64 `[3, kinds]`: new time over old, at best, at least and likely.
+    """Return new time over old, at best, at least and likely, float64 `[3, kinds]`.
 
-    Both times are those of the family's model, so that what it misses on this device cancels; the
+    Both times are those of the family's model, so that its errors on this device cancel; the
     models of single products take longer to load than a diagnosis may.
     """
     old = [works.work(kind) for kind in kinds]
@@ -226,9 +237,16 @@ def _ratios_of_products(
     before = [computing_type(w, device, c.kernels) for w, c in zip(old, calls, strict=True)]
     new = [_in_type(work, dtype) for work in old]
     families = [family_of(call.name, call.kernels) for call in calls]
-    old_ns, _, _ = lookups.matrix_work_ns(families, old, before, device)
-    new_ns = lookups.matrix_work_ns(families, new, [dtype] * len(new), device)
-    measured_ns = _mean_call_ns(view, works)[kinds]
+    old_ns, _, _ = matrix_work_ns(families, old, before, device)
+    new_ns = matrix_work_ns(families, new, [dtype] * len(new), device)
+    # The measured GPU time of a call of each kind.
+    rows = view.gpu_class(GpuClass.COMPUTE)
+    rows = rows[works.kind_of[rows] >= 0]
+    kind_of = works.kind_of[rows]
+    sums = np.bincount(kind_of, weights=view.table.dur_ns[rows], minlength=len(works.kinds))
+    _, first = np.unique(view.tree.op[rows], return_index=True)
+    count = np.bincount(kind_of[first], minlength=len(works.kinds))
+    measured_ns = np.maximum(sums / np.maximum(count, 1), 1.0)[kinds]
     least_ns = np.array([attainable_ns(work, device, (dtype,))[0] for work in new])
     reads = np.array([work.bytes_read for work in old])
     convert_ns = 0.0 if dtype == "tf32" else reads * 1.5 / device.bandwidth * 1e9
@@ -248,7 +266,7 @@ def _in_type(work: Work, dtype: str) -> Work:
 
 
 def _call_casts(view: RankView, change: Change, rows: Array) -> None:
-    """The host calls an operator that casts before each that computes a product."""
+    """Make the host call an operator that casts before each that computes a product."""
     calls = distinct(view.launch_of(rows))
     operators = distinct(view.tree.op[calls[calls >= 0]])
     operators = operators[operators != _core.NO_ROW].astype(np.int64)
@@ -256,28 +274,16 @@ def _call_casts(view: RankView, change: Change, rows: Array) -> None:
     change.set_lags(edges, view.cost_of(edges) + CAST * view.operator_cost_ns)
 
 
-def _mean_call_ns(view: RankView, works: EventWorks) -> Array:
-    """float64 `[kinds]`: GPU time of a call."""
-    rows = view.gpu_class(GpuClass.COMPUTE)
-    rows = rows[works.kind_of[rows] >= 0]
-    kinds = works.kind_of[rows]
-    sums = np.bincount(kinds, weights=view.table.dur_ns[rows], minlength=len(works.kinds))
-    _, first = np.unique(view.tree.op[rows], return_index=True)
-    count = np.bincount(kinds[first], minlength=len(works.kinds))
-    mean: Array = sums / np.maximum(count, 1)
-    return np.maximum(mean, 1.0)
-
-
-def _no_faster_than_a_start(view: RankView, rows: Array, ratio: npt.ArrayLike) -> Array:
-    """Ratios that leave each kernel what starting and ending one takes at least."""
+def _bounded_ratios(view: RankView, rows: Array, ratio: npt.ArrayLike) -> Array:
+    """Raise ratios to those that leave each kernel the time to start and end."""
     least = START_NS / np.maximum(view.table.dur_ns[rows], 1)
     bounded: Array = np.minimum(np.maximum(np.broadcast_to(ratio, rows.shape), least), 1.0)
     return bounded
 
 
 def _products_of_unknown_work(view: RankView, device: Device | None) -> Array:
-    """Kernels that compute products or convolutions of fp32 data on ordinary units, by their own
-    name or by that of an operator with fp32 inputs, where a model of their work is of no use."""
+    """Return kernels that compute products or convolutions of fp32 data on ordinary units, by their
+    own name or by that of an operator with fp32 inputs, where no model knows their work."""
     rows = view.gpu_class(GpuClass.COMPUTE)
     if device is not None:
         rows = rows[works_of(view).kind_of[rows] < 0]
@@ -288,7 +294,7 @@ def _products_of_unknown_work(view: RankView, device: Device | None) -> Array:
 
 
 def _of_operators_in_fp32(view: RankView, rows: Array) -> Array:
-    """bool `[rows]`."""
+    """Return a mask of kernels of products with fp32 inputs, by their operators."""
     operator = view.tree.op[rows]
     known: Array = operator != _core.NO_ROW
     if not known.any():
@@ -304,60 +310,41 @@ def _of_operators_in_fp32(view: RankView, rows: Array) -> Array:
     return found
 
 
-def _as_squares(view: RankView, rows: Array, units: _Units) -> Array:
-    """New time over old of products of unknown work: as of square ones that take as long now, with
-    their weights converted; the middle of the ratio of the peaks and none where the device is not
-    known."""
+def _ratios_as_squares(view: RankView, rows: Array, units: _Units) -> Array:
+    """Return new time over old of products of unknown work, as of square ones that take as long,
+    with their weights converted; where the device is unknown the middle between no change and the
+    ratio of the peaks."""
     device = units.device
     if device is None:
-        return _no_faster_than_a_start(view, rows, units.ratio**0.5)
+        return _bounded_ratios(view, rows, units.ratio**0.5)
     flops, elements = 2 * _SQUARES**3, _SQUARES**2
     old = [Work(f, 8 * e, 4 * e, unit="matrix") for f, e in zip(flops, elements, strict=True)]
     families = ["gemm"] * len(old)
-    old_ns = lookups.matrix_work_ns(families, old, ["fp32"] * len(old), device)[0]
+    old_ns = matrix_work_ns(families, old, ["fp32"] * len(old), device)[0]
     new = [_in_type(work, units.dtype) for work in old]
-    new_ns = lookups.matrix_work_ns(families, new, [units.dtype] * len(new), device)[0]
+    new_ns = matrix_work_ns(families, new, [units.dtype] * len(new), device)[0]
     if units.dtype != "tf32":
         new_ns += 6 * elements / device.bandwidth * 1e9
     before_ns = np.maximum(view.table.dur_ns[rows], 1)
     if not (np.isfinite(old_ns) & np.isfinite(new_ns)).all():
-        return _no_faster_than_a_start(view, rows, units.ratio**0.5)
+        return _bounded_ratios(view, rows, units.ratio**0.5)
     place = np.log(np.maximum.accumulate(old_ns))
     ratio = np.exp(np.interp(np.log(before_ns), place, np.log(new_ns / old_ns)))
-    return _no_faster_than_a_start(view, rows, np.maximum(ratio, units.ratio))
+    return _bounded_ratios(view, rows, np.maximum(ratio, units.ratio))
 
 
-def _element_wise_in_fp32(view: RankView) -> Array:
-    """Element-wise kernels of unknown work, by their names, outside of the optimizer."""
-    rows = view.gpu_class(GpuClass.COMPUTE)
-    rows = rows[(works_of(view).kind_of[rows] < 0) & (view.phase_of(rows) != Phase.OPTIMIZER)]
-    rows = rows[view.has_name(_PLAIN_FLOAT)[rows] & ~view.has_name(_OTHER_TYPE)[rows]]
-    chosen: Array = rows[families_of(view, rows) == "elementwise"] if len(rows) else rows
-    return chosen
-
-
-def _other_in_fp32(works: EventWorks, kind: int) -> float:
-    work = works.work(kind)
-    return 0.5 if work.dtype == "fp32" and work.unit != "matrix" else 1.0
-
-
-def _ratios(view: RankView, ratio_of: Callable[[EventWorks, int], float]) -> tuple[Array, Array]:
-    """Compute kernels whose ratio is not 1, and their ratios."""
-    works = works_of(view)
+def _changed_ratios(view: RankView, works: EventWorks, ratios: Array) -> tuple[Array, Array]:
+    """Return compute kernels whose ratio, by kind of work, is not 1, and their ratios."""
     rows = view.gpu_class(GpuClass.COMPUTE)
     kinds = works.kind_of[rows]
-    rows, kinds = rows[kinds >= 0], kinds[kinds >= 0]
-    table = np.ones(len(works.kinds))
-    for kind in distinct(kinds).tolist():
-        table[kind] = ratio_of(works, kind)
-    ratio = table[kinds]
+    rows, ratio = rows[kinds >= 0], ratios[kinds[kinds >= 0]]
     return rows[ratio != 1], ratio[ratio != 1]
 
 
 @register("channels_last", default=True, fixes=("layout_conversion",))
 class ChannelsLast:
-    """Kernels that only turn tensors between NCHW and NHWC are gone; where the run computes on the
-    host, copies that do.
+    """Remove kernels that only turn tensors between NCHW and NHWC; where the run computes on the
+    host, such copies.
 
     Cautious: one for each step stays, that of the input.
     """
@@ -378,8 +365,8 @@ class ChannelsLast:
             rows = view.gpu_rows[view.has_name(_LAYOUT)[view.gpu_rows]]
             rows = rows[view.is_kind(EventKind.KERNEL)[rows]]
             _, first = np.unique(view.step_of(rows), return_index=True)
-            _without(view, best, rows)
-            _without(view, cautious, np.delete(rows, first))
+            _remove_kernels(view, best, rows)
+            _remove_kernels(view, cautious, np.delete(rows, first))
             count, gone_ns = count + len(rows), gone_ns + total(view.table.dur_ns[rows])
         if not count:
             raise NotApplicableError("no kernel only converts between NCHW and NHWC")
@@ -390,7 +377,7 @@ class ChannelsLast:
         )
 
 
-# As the rule of layout_conversion; a conversion inside a convolution carries other words too.
+# As in the rule layout_conversion; a conversion inside a convolution carries other words too.
 _LAYOUT = (
     r"nchwtonhwc|nhwctonchw|nchwtofoldednhwc|foldednhwctonhwc|nhwctofoldednhwc|nhwcaddpadding|"
     r"nchwaddpadding|transpose_nchw2cnhw|transpose_cnhw2nchw|transpose_packed_mn2nm|"
@@ -398,7 +385,7 @@ _LAYOUT = (
 )
 
 
-def _without(view: RankView, change: Change, rows: Array) -> None:
+def _remove_kernels(view: RankView, change: Change, rows: Array) -> None:
     view.remove_gpu(change, rows)
     calls = view.launch_of(rows)
     view.set_host_work(change, distinct(calls[calls >= 0]), 0)
@@ -410,7 +397,8 @@ ATTAINABLE_MARGIN = 1.25
 """Ratios of attainable times are off by 7 to 19 % of a kernel's time (docs/durations.md); errors of
 a job's kernels cancel only in part."""
 FLOOR_NS = 2_000
-"""Of a kernel's time, what starting and ending it takes on any GPU."""
+"""Time to start and end a kernel on any GPU."""
+_COPIES = {"HtoD": CopyDirection.HOST_TO_DEVICE, "DtoH": CopyDirection.DEVICE_TO_HOST}
 
 
 @register("device", value="NAME", required=True)
@@ -436,62 +424,55 @@ class OtherDevice:
             if old is None:
                 raise NotApplicableError(_NO_DEVICE)
             names.add(old.name)
-            self._compute(view, old, best, cautious)
-            self._copies(view, old, best, cautious)
+            self._scale_compute(view, old, best, cautious)
+            for direction, code in _COPIES.items():
+                ratio = host_link_ratio(direction, old, self.device)
+                if ratio is not None:
+                    view.scale_gpu(best, view.copies(code), ratio)
+                    view.scale_gpu(cautious, view.copies(code), max(ratio, 1.0))
         for parts in parts_of(run):
-            ratio = _link_ratio(parts.view.device, self.device, ("nvlink", "xgmi"))
-            if ratio is not None:
+            before = parts.view.device
+            links = [
+                link
+                for link in ("nvlink", "xgmi")
+                if before is not None and link in before.links and link in self.device.links
+            ]
+            if before is not None and links:
+                ratio = before.links[links[0]] / self.device.links[links[0]]
                 parts.set_transfer(best, parts.transfer_ns * ratio)
                 parts.set_transfer(cautious, parts.transfer_ns * ratio)
         note = f"from {', '.join(sorted(names))} to {self.device.name}; the host stays as it is"
         source = "ratios of models of products, else of attainable times"
         return EditedGraph(best, cautious, source=source, note=note)
 
-    def _compute(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
-        rows = view.gpu_class(GpuClass.COMPUTE)
-        low, high = sorted(_plain_ratios(old, self.device))
-        fast, slow = np.full(len(rows), low), np.full(len(rows), high)
-        for bound, margin in ((fast, -1), (slow, 1)):
-            known, ratio = _ratios(view, partial(self._ratio, old, margin))
+    def _scale_compute(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
+        works, rows = works_of(view), view.gpu_class(GpuClass.COMPUTE)
+        bounds = np.ones((2, len(works.kinds)))
+        kinds = works.kind_of[rows]
+        for kind in distinct(kinds[kinds >= 0]).tolist():
+            bounds[:, kind] = self._ratios(works, kind, old)
+        # Other kernels lie between the ratios of memory bandwidth and of arithmetic.
+        memory = arithmetic = old.bandwidth / self.device.bandwidth
+        if "fp32" in old.vector and "fp32" in self.device.vector:
+            arithmetic = old.vector["fp32"] / self.device.vector["fp32"]
+        fast = np.full(len(rows), min(memory, arithmetic))
+        slow = np.full(len(rows), max(memory, arithmetic))
+        for bound, ratios in ((fast, bounds[0]), (slow, bounds[1])):
+            known, ratio = _changed_ratios(view, works, ratios)
             bound[np.searchsorted(rows, known)] = ratio
         floor = np.minimum(FLOOR_NS / np.maximum(view.table.dur_ns[rows], 1), 1.0)
         least = np.minimum(START_NS / np.maximum(view.table.dur_ns[rows], 1), 1.0)
         view.scale_gpu(best, rows, np.maximum(fast, least))
         view.scale_gpu(cautious, rows, floor + (1 - floor) * slow)
 
-    def _ratio(self, old: Device, margin: int, works: EventWorks, kind: int) -> float:
-        """`margin`: -1 for the lower, 1 for the upper bound."""
+    def _ratios(self, works: EventWorks, kind: int, old: Device) -> tuple[float, float]:
+        """Return the least and most of new time over old of a kind of work."""
         work, call = works.work(kind), works.call(kind)
         label = computing_type(work, old, call.kernels)
-        known = lookups.product_bounds(call, (label, old), (label, self.device))
+        known = product_bounds(call, (label, old), (label, self.device))
         if known is not None:
-            return known[margin > 0]
+            return known
         old_ns, _ = attainable_ns(work, old, call.kernels)
         new_ns, _ = attainable_ns(work, self.device, call.kernels)
         ratio = new_ns / old_ns if old_ns > 0 and new_ns > 0 else 1.0
-        return float(ratio * ATTAINABLE_MARGIN**margin)
-
-    def _copies(self, view: RankView, old: Device, best: Change, cautious: Change) -> None:
-        for direction, code in _DIRECTIONS.items():
-            ratio = lookups.host_link_ratio(direction, old, self.device)
-            if ratio is not None:
-                view.scale_gpu(best, view.copies(code), ratio)
-                view.scale_gpu(cautious, view.copies(code), max(ratio, 1.0))
-
-
-_DIRECTIONS = {"HtoD": CopyDirection.HOST_TO_DEVICE, "DtoH": CopyDirection.DEVICE_TO_HOST}
-
-
-def _plain_ratios(old: Device, new: Device) -> tuple[float, float]:
-    """Time on the new over time on the old device: by memory, by arithmetic."""
-    memory = old.bandwidth / new.bandwidth
-    if "fp32" not in old.vector or "fp32" not in new.vector:
-        return memory, memory
-    return memory, old.vector["fp32"] / new.vector["fp32"]
-
-
-def _link_ratio(old: Device | None, new: Device, kinds: tuple[str, ...]) -> float | None:
-    for kind in kinds:
-        if old is not None and kind in old.links and kind in new.links:
-            return old.links[kind] / new.links[kind]
-    return None
+        return ratio * ATTAINABLE_MARGIN**-1, ratio * ATTAINABLE_MARGIN

@@ -1,4 +1,4 @@
-"""Edits after which something is simply not done: the host's ranges go with what they launched."""
+"""Edits that remove ranges of the host with the GPU work that they launched."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
-from torchtraceap.simulation.edits.base import Change, EditedGraph, NotApplicableError
+from torchtraceap.simulation.edits.base import (
+    Change,
+    EditedGraph,
+    NotApplicableError,
+    register,
+)
 from torchtraceap.simulation.edits.collective_parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
-from torchtraceap.simulation.registry import register
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
@@ -29,21 +33,22 @@ __all__ = [
 ]
 
 _RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
+_MAKES_A_COPY = r"^aten::(?:to|_to_copy|copy_|cuda)$"
 
 
 @dataclass(frozen=True)
 class RemoveRanges:
-    """Host ranges of a name are gone, with the GPU work that they launched."""
+    """Remove host ranges of a name, with the GPU work that they launched."""
 
     name: str
     pattern: str
-    what: str
-    """One such range, for a person."""
-    which: str = ""
-    """Which of them go, if not all."""
+    noun: str
+    """The word for one such range."""
+    limited_to: str = ""
+    """A phrase for those that are removed, if not all are."""
 
     def rows(self, view: RankView) -> Array:
-        """What goes: outermost host rows."""
+        """Return the outermost host rows to remove."""
         return view.outermost(view.rows_named(self.pattern, *_RANGES))
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
@@ -54,13 +59,13 @@ class RemoveRanges:
             ranges, work_ns = ranges + len(rows), work_ns + total(view.work_ns(rows))
             _remove(view, change, rows)
         if not ranges:
-            raise NotApplicableError(f"the trace has no {self.what}{self.which}")
-        note = f"gone: {pluralize(ranges, self.what)} with {format_ns(work_ns)} on the host"
+            raise NotApplicableError(f"the trace has no {self.noun}{self.limited_to}")
+        note = f"gone: {pluralize(ranges, self.noun)} with {format_ns(work_ns)} on the host"
         return EditedGraph(change, note=note)
 
 
 class NoRecompilation(RemoveRanges):
-    """What is compiled for the first time stays: the rule `recompilation` says what is not."""
+    """Remove compilations of code that was compiled before, by the rule `recompilation`."""
 
     def rows(self, view: RankView) -> Array:
         rows = super().rows(view)
@@ -106,15 +111,15 @@ for _edit, _finding in _REMOVALS:
 
 @dataclass(frozen=True, slots=True)
 class RemoveEvidence:
-    """The host rows by which a rule shows its finding are gone.
+    """Remove the host rows by which a rule shows its finding.
 
-    Best: all of them. Cautious: half of their time stays, as some of it is what the program is for.
+    Best: all of them. Cautious: half of their time stays, as the program may need some of it.
     """
 
     name: str
     finding: str
-    what: str
-    """One such row, for a person."""
+    noun: str
+    """The word for one such row."""
     on_gpu: bool = False
     """The rows are the host's where a GPU computes, too."""
 
@@ -131,9 +136,9 @@ class RemoveEvidence:
             view.set_host_work(cautious, rows, before_ns // 2)
         if not count:
             where = "" if self.on_gpu else " of a run that computes on the host"
-            raise NotApplicableError(f"the trace has no {self.what}{where}")
+            raise NotApplicableError(f"the trace has no {self.noun}{where}")
         note = (
-            f"gone at best: {pluralize(count, self.what)} with {format_ns(work_ns)} on the host; "
+            f"gone at best: {pluralize(count, self.noun)} with {format_ns(work_ns)} on the host; "
             "at least half of that time"
         )
         return EditedGraph(best, cautious, note=note)
@@ -150,7 +155,7 @@ for _removal in _EVIDENCE:  # which of them can go is for the user to decide
 
 @register("no_small_copies", fixes=("small_copies",))
 class NoSmallCopies:
-    """Constants stay on the device: the rule `small_copies` says which uploads they are.
+    """Constants stay on the device; the rule `small_copies` finds their uploads.
 
     Best: the uploads are gone with the operators that make them. Cautious: they change from step to
     step, and so are still made, from memory that nobody waits for.
@@ -160,33 +165,25 @@ class NoSmallCopies:
 
     def apply(self, run: SimulatedRun) -> EditedGraph:
         best, cautious = Change(), Change()
-        count = waits = 0
+        count = 0
         for view in views(run):
             copies = _core.evidence_rows(view.table, view.tree, "small_copies").astype(np.int64)
             calls = view.launch_of(copies)
             calls = distinct(calls[calls >= 0])
-            behind = view.waits_behind(calls)
             for change in (best, cautious):
                 change.drop(view.waits_of(calls))
-                view.remove_calls(change, behind)
-            _remove(view, best, _makers(view, calls))
+                view.remove_calls(change, view.waits_behind(calls))
+            # Outermost operators that make copies, else their calls.
+            operators = view.outermost(view.rows_named(_MAKES_A_COPY, EventKind.CPU_OP))
+            place = view.inside(view.begin_of[calls].astype(np.int64), operators)
+            makers = [operators[distinct(place[place >= 0])], calls[place < 0]]
+            _remove(view, best, view.outermost(np.concatenate(makers)))
             view.remove_gpu(best, copies)
-            count, waits = count + len(calls), waits + len(behind)
+            count += len(calls)
         if not count:
             raise NotApplicableError("the trace has no small uploads that no batch explains")
         note = f"not awaited, and gone at best: {pluralize(count, 'small upload')}"
         return EditedGraph(best, cautious, note=note)
-
-
-_MAKES_A_COPY = r"^aten::(?:to|_to_copy|copy_|cuda)$"
-
-
-def _makers(view: RankView, calls: Array) -> Array:
-    """Outermost operators that make copies, else their calls."""
-    operators = view.outermost(view.rows_named(_MAKES_A_COPY, EventKind.CPU_OP))
-    place = view.inside(view.begin_of[calls].astype(np.int64), operators)
-    rows: Array = np.concatenate([operators[distinct(place[place >= 0])], calls[place < 0]])
-    return view.outermost(rows)
 
 
 @register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))
@@ -205,7 +202,16 @@ class ZeroGradToNone:
         ranges = work_ns = additions = 0
         for view in views(run):
             rows = view.outermost(view.rows_named(r"^Optimizer\.zero_grad#", *_RANGES))
-            added = _additions_to_zeros(view, rows)
+            # Operators that add a gradient to one that was filled with zeros.
+            nodes = view.outermost(view.rows_named(ACCUMULATION, EventKind.CPU_OP))
+            added = _operators_inside(view, r"^aten::add_?$", nodes)
+            added = added[np.argsort(view.table.ts_ns[added], kind="stable")]
+            begins_ns = np.sort(view.table.ts_ns[rows])
+            after = np.searchsorted(begins_ns, view.table.ts_ns[added], side="right")
+            place = np.arange(len(added)) - np.searchsorted(after, after)
+            fills = len(_operators_inside(view, r"^aten::(?:zero_|fill_)$", rows))
+            most = -(-fills // len(rows)) if fills else len(added)
+            added = view.outermost(added[place < most])
             for change in (best, cautious):
                 _remove(view, change, rows)
             _remove(view, best, added)
@@ -221,8 +227,8 @@ class ZeroGradToNone:
 
 
 def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
-    """Outermost operators of a name whose times lie in a row of the same thread; those of one
-    thread don't overlap. Of two with the same times either may have called the other."""
+    """Return the outermost operators of a name whose times lie in a row of the same thread; rows of
+    one thread don't overlap. Of two with the same times either may have called the other."""
     operators = view.rows_named(pattern, EventKind.CPU_OP)
     begin_ns, end_ns = view.table.ts_ns, view.table.ts_ns + view.table.dur_ns
     held = np.zeros(len(operators), dtype=bool)
@@ -234,19 +240,6 @@ def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
         inside = end_ns[operators[here]] <= end_ns[mine[np.maximum(place, 0)]]
         held[here] = (place >= 0) & inside
     return view.outermost(operators[held])
-
-
-def _additions_to_zeros(view: RankView, ranges: Array) -> Array:
-    """Operators that add a gradient to one that was filled with zeros."""
-    nodes = view.outermost(view.rows_named(ACCUMULATION, EventKind.CPU_OP))
-    added = _operators_inside(view, r"^aten::add_?$", nodes)
-    added = added[np.argsort(view.table.ts_ns[added], kind="stable")]
-    begins_ns = np.sort(view.table.ts_ns[ranges])
-    after = np.searchsorted(begins_ns, view.table.ts_ns[added], side="right")
-    place = np.arange(len(added)) - np.searchsorted(after, after)
-    fills = len(_operators_inside(view, r"^aten::(?:zero_|fill_)$", ranges))
-    chosen: Array = added[place < (-(-fills // len(ranges)) if fills else len(added))]
-    return view.outermost(chosen)
 
 
 @register("no_broadcast_buffers", default=True, fixes=("broadcast_buffers",))

@@ -1,4 +1,4 @@
-"""What edits look up: rows by name, the edges behind rows, and changes that most of them share."""
+"""Look-ups of edits: rows by name, the edges behind rows, and changes that most of them share."""
 
 from __future__ import annotations
 
@@ -27,30 +27,27 @@ __all__ = ["CALLING_NS", "DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
 FALLBACK_LATENCY_NS = 5_000
-"""From the return of a call to the begin of its work, where a trace has none to measure: 1 to 15 us
-in public traces."""
+"""Time from the return of a call to the begin of its work, where a trace has none to measure: 1 to
+15 us in public traces."""
 FALLBACK_GAP_NS = 1_000
-"""Between work and the work before it on its stream, likewise: as a GPU's own queue has it."""
+"""Time between two pieces of work on a stream, likewise: as a GPU's own queue has it."""
 CALLING_NS = 100_000
 """Python between two launches that takes no longer calls the next operator: modules, hooks and
 arguments of eager PyTorch take 5 to 50 us, recording them as much again."""
 DEEPEST_CALLS = 64
-"""In how many calls that an edit changes a point may lie; runtimes nest two deep."""
-_ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # as the rules' cold_start
+"""Depth of nested calls that an edit may change; runtimes nest two deep."""
+_ONE_TIME_NS, _ONE_TIME_RATIO = 1_000_000, 10  # the bounds of the rule cold_start
 
 
 def views(run: SimulatedRun) -> tuple[RankView, ...]:
-    """One view for each rank of the run, made once."""
-    return run.cached("views", lambda: _build_views(run))
-
-
-def _build_views(run: SimulatedRun) -> tuple[RankView, ...]:
-    shared = _Shared(run)
-    return tuple(RankView(run, index, shared) for index in range(len(run.ranks)))
+    """Return a view of each rank of the run, cached."""
+    shared = run.cached("shared look-ups", lambda: _Shared(run))
+    ranks = range(len(run.ranks))
+    return run.cached("views", lambda: tuple(RankView(run, rank, shared) for rank in ranks))
 
 
 def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
-    """All numbers of several ranges, and which range each is from."""
+    """Return all numbers of several ranges, and the index of the range of each."""
     count = np.maximum(count, 0).astype(np.int64)
     place = np.repeat(np.arange(len(first)), count)
     shift = first.astype(np.int64) + count - np.cumsum(count)
@@ -58,12 +55,12 @@ def ranges_of(first: Array, count: Array) -> tuple[Array, Array]:
 
 
 def beyond_usual(work_ns: Array, usual_ns: int) -> Array:
-    """bool: work that takes so long sets something up, once."""
+    """Return a mask of work that takes so long that it must load code or set something up, once."""
     return work_ns > max(_ONE_TIME_NS, _ONE_TIME_RATIO * usual_ns)
 
 
 class _Shared:
-    """Edges by point, and names. Shared by the ranks of a run."""
+    """Edges by point, and matches of names, shared by the ranks of a run."""
 
     def __init__(self, run: SimulatedRun) -> None:
         self._graph = run.graph
@@ -74,7 +71,7 @@ class _Shared:
         """int64 `[points]`: the edge of its own work, or -1."""
 
     def matches(self, pattern: str, names: Sequence[str]) -> Mapping[str, bool]:
-        """Does a name match, in any case? Ranks have most of theirs in common."""
+        """Return whether each name matches, in any case. Ranks have most names in common."""
         known = self._matches.setdefault(pattern, {})
         new = set(names).difference(known)
         if new:
@@ -84,24 +81,23 @@ class _Shared:
 
     @cached_property
     def work_before(self) -> Array:
-        """int64 `[points + 1]`, ns: own work of all points before."""
+        """Own work of all points before each, int64 `[points + 1]`, ns."""
         work = np.where(self.own >= 0, self._graph.lag_ns[np.maximum(self.own, 0)], 0)
         return np.concatenate([[0], np.cumsum(work)])
 
     @cached_property
     def in_offsets(self) -> Array:
-        """int64 `[points + 1]`: edges by the point that they lead to."""
+        """Offsets of the edges by their destination, int64 `[points + 1]`."""
         return self._graph.in_offsets.astype(np.int64)
 
     @cached_property
     def by_source(self) -> tuple[Array, Array]:
-        """int64 `[points + 1]` and `[edges]`: edges by the point at which they start, and where
-        those of each begin."""
+        """Offsets `[points + 1]` and numbers `[edges]` of the edges by their source, int64."""
         return self._graph.edges_by_source()
 
 
 class RankView:
-    """One rank of a run, as edits see it. Rows are those of its table."""
+    """One rank of a run for edits. Rows are those of its table."""
 
     def __init__(self, run: SimulatedRun, index: int, shared: _Shared) -> None:
         self._run = run.graph, run.destination, run.cost_ns
@@ -114,17 +110,17 @@ class RankView:
         self._own_edge = shared.own
         self._shared = shared
         self.cached = MemoCache()
-        """What several edits need of the rank."""
+        """Values of the rank that several edits need."""
 
     # ------------------------------------------------------------------------- rows
 
     @cached_property
     def names(self) -> list[str]:
-        """By string id."""
+        """Names by string id."""
         return self.table.strings
 
     def has_name(self, pattern: str) -> Array:
-        """bool `[rows]`: the name matches, in any case. One match for each distinct name; kept."""
+        """Return a mask of rows whose name matches, in any case; cached."""
 
         def match() -> Array:
             matches = self._shared.matches(pattern, self.names)
@@ -134,26 +130,26 @@ class RankView:
         return self.cached(("named", pattern), match)
 
     def is_kind(self, *kinds: EventKind) -> Array:
-        """bool `[rows]`."""
+        """Return a mask of rows of these kinds."""
         return _among(self.table.kind, kinds)
 
     def kind_among(self, rows: Array, kinds: Sequence[int]) -> Array:
-        """bool `[rows]`: each is of one of the kinds."""
+        """Return a mask of the given rows that are of these kinds."""
         return _among(self.table.kind[rows], kinds)
 
     @cached_property
     def has_points(self) -> Array:
-        """bool `[rows]`: the row is in the graph."""
+        """A mask of rows in the graph."""
         known: Array = (self.begin_of != _core.NO_ROW) & (self.end_of != _core.NO_ROW)
         return known
 
     def rows_named(self, pattern: str, *kinds: EventKind) -> Array:
-        """Rows of the graph by name and kind."""
+        """Return rows of the graph by name and kind."""
         rows = np.flatnonzero(self.has_points & self.has_name(pattern))
         return rows[self.kind_among(rows, kinds)]
 
     def evidence(self, finding: str) -> Array:
-        """Host rows by which the rule of that type shows its finding, outermost; kept."""
+        """Return the outermost host rows by which a rule shows its finding; cached."""
 
         def find() -> Array:
             rows = _core.evidence_rows(self.table, self.tree, finding).astype(np.int64)
@@ -167,11 +163,11 @@ class RankView:
         return np.flatnonzero(self.has_points & (self.tree.api != ApiClass.NONE))
 
     def calls_that(self, classes: Array) -> Array:
-        """Calls of some classes, such as `codes.SYNCHRONISATIONS`."""
+        """Return calls of some classes, such as `codes.SYNCHRONISATIONS`."""
         return self.calls[np.isin(self.tree.api[self.calls], classes)]
 
     def copies(self, *directions: CopyDirection) -> Array:
-        """GPU events that copy in one of these directions, by start."""
+        """Return GPU events that copy in one of these directions, by start."""
         return self.gpu_rows[np.isin(self.tree.copy_direction[self.gpu_rows], directions)]
 
     @cached_property
@@ -182,42 +178,42 @@ class RankView:
         return known
 
     def gpu_class(self, name: GpuClass) -> Array:
-        """GPU rows of a class."""
+        """Return GPU rows of a class."""
         chosen: Array = self.gpu_rows[self.tree.gpu_class[self.gpu_rows] == name]
         return chosen
 
     def launch_of(self, gpu_rows: Array) -> Array:
-        """The launching call, -1 where it is unknown."""
+        """Return the launching calls, -1 where unknown."""
         calls = self.tree.launch[gpu_rows].astype(np.int64)
         known = calls != _core.NO_ROW
         known[known] = self.has_points[calls[known]]
         return np.where(known, calls, -1)
 
     def phase_of(self, gpu_rows: Array) -> Array:
-        """Phase in which GPU work was launched; 0 (other) where that is unknown."""
+        """Return the phases in which GPU work was launched; 0 (other) where unknown."""
         calls = self.launch_of(gpu_rows)
         return np.where(calls >= 0, self.tree.phase[np.maximum(calls, 0)], 0)
 
     def launch_times_ns(self, gpu_rows: Array) -> Array:
-        """When GPU work was launched, on the table's clock; its start where that is unknown."""
+        """Return launch times of GPU work on the table's clock; its start where unknown."""
         calls = self.launch_of(gpu_rows)
         times = self.table.ts_ns
         return np.where(calls >= 0, times[np.maximum(calls, 0)], times[gpu_rows])
 
     def step_of(self, gpu_rows: Array) -> Array:
-        """Index of the profiled step in which GPU work was launched; -1 outside of all."""
+        """Return indices of the profiled steps in which GPU work was launched, or -1."""
         step = self.tree.step[gpu_rows].astype(np.int64)
         return np.where(step == _core.NO_ROW, -1, step)
 
     def outermost(self, rows: Array) -> Array:
-        """Host rows that lie in none of the others."""
+        """Return the host rows that lie in none of the others."""
         rows = rows[np.argsort(self.begin_of[rows], kind="stable")]
         ends = self.end_of[rows].astype(np.int64)
         covered = np.maximum.accumulate(np.concatenate([[-1], ends[:-1]])) if len(rows) else ends
         return rows[ends > covered]
 
     def inside(self, points: Array, rows: Array) -> Array:
-        """For each point the place in `rows` (sorted, disjoint host rows) that holds it, or -1."""
+        """Return the place in `rows` (sorted, disjoint host rows) of each point, or -1."""
         if not len(rows):
             return np.full(len(points), -1)
         place = np.searchsorted(self.begin_of[rows], points, side="right") - 1
@@ -225,7 +221,7 @@ class RankView:
         return np.where(held, place, -1)
 
     def launched_inside(self, rows: Array) -> tuple[Array, Array]:
-        """GPU rows launched in sorted, disjoint host rows, and the place of each in `rows`."""
+        """Return GPU rows launched in sorted, disjoint host rows, and their places in `rows`."""
         calls = self.launch_of(self.gpu_rows)
         known = calls >= 0
         place = np.full(len(calls), -1)
@@ -234,7 +230,7 @@ class RankView:
 
     @cached_property
     def offset_ns(self) -> int:
-        """Added to host times of the table gives those of the graph."""
+        """The time to add to host times of the table for those of the graph."""
         rows = self.calls[:1]
         if not len(rows):
             rows = np.flatnonzero(self.has_points & (self.end_of != _core.NO_ROW))[:1]
@@ -243,7 +239,7 @@ class RankView:
 
     @cached_property
     def bytes_of(self) -> Array:
-        """int64 `[rows]`: of a copy; 0 where unknown."""
+        """Bytes of copies, int64 `[rows]`; 0 where unknown."""
         values, present = self.table.int_column("bytes")
         return np.where(present, values, 0)
 
@@ -256,64 +252,64 @@ class RankView:
     # ------------------------------------------------------------------------- edges
 
     def edges_into(self, points: Array, *kinds: str) -> Array:
-        """Edges that lead to points, of these kinds, else of any; in order of their numbers."""
+        """Return edges that lead to points, of these kinds, else of any; ascending."""
         return self._run[0].edges_into(
             points, sum(1 << int(KINDS[kind]) for kind in kinds or KINDS)
         )
 
     @cached_property
     def wait_ends(self) -> Array:
-        """Points at which the rank's host goes on behind a wait for the GPU, sorted."""
+        """Points at which the rank's host goes on after a wait for the GPU, sorted."""
         waits = self.edges_into(np.arange(*self._points), "host_wait")
         ends: Array = distinct(self.destination_of(waits)).astype(np.int64)
         return ends
 
     def edges_from(self, points: Array, *kinds: str) -> Array:
-        """Edges that start at points, of these kinds."""
+        """Return edges that start at points, of these kinds."""
         graph, _, _ = self._run
         offsets, by_source = self._shared.by_source
         points = distinct(points).astype(np.int64)
         places, _ = ranges_of(offsets[points], offsets[points + 1] - offsets[points])
         edges: Array = np.sort(by_source[places])
-        return edges[_is_of(kinds)[graph.kind[edges]]]
+        return edges[np.isin(graph.kind[edges], [int(KINDS[kind]) for kind in kinds])]
 
     def source_of(self, edges: Array) -> Array:
-        """Points."""
+        """Return the points at which edges start."""
         return self._run[0].source[edges]
 
     def destination_of(self, edges: Array) -> Array:
-        """Points."""
+        """Return the points to which edges lead."""
         return self._run[1][edges]
 
     def is_end(self, points: Array) -> Array:
-        """bool: each is where something ends."""
+        """Return a mask of points at which something ends."""
         ends: Array = self._run[0].is_end[points].astype(bool)
         return ends
 
     def row_of(self, points: Array) -> Array:
-        """Rows of points that have one."""
+        """Return the rows of points."""
         return self._run[0].row[points].astype(np.int64)
 
     def cost_of(self, edges: Array) -> Array:
-        """ns, residuals included."""
+        """Return costs of edges, ns, residuals included."""
         return self.costs_ns[edges]
 
     @property
     def costs_ns(self) -> Array:
-        """int64: what every edge of the run costs, residuals included."""
+        """Costs of all edges of the run, int64, ns, residuals included."""
         return self._run[2]
 
     def lag_of(self, edges: Array) -> Array:
-        """ns, without residuals: of dependencies of order what they cost typically."""
+        """Return costs of edges, ns, without residuals: the typical cost where only order holds."""
         lags: Array = self._run[0].lag_ns[edges]
         return lags
 
     def waits_of(self, host_rows: Array) -> Array:
-        """Edges on which these calls wait for the GPU."""
+        """Return the edges on which these calls wait for the GPU."""
         return self.edges_into(self.end_of[host_rows], "host_wait")
 
     def duration_edges(self, gpu_rows: Array) -> Array:
-        """The edge from begin to end of each GPU event, in the order of the rows."""
+        """Return the edge from begin to end of each GPU event, -1 where there is none."""
         graph, _, _ = self._run
         ends = self.end_of[gpu_rows].astype(np.int64)
         offsets = self._shared.in_offsets
@@ -324,7 +320,7 @@ class RankView:
         return found
 
     def work_edges(self, host_rows: Array) -> tuple[Array, Array]:
-        """The edges of work inside host rows, and the place of each in `host_rows`.
+        """Return the edges of work inside host rows, and the place of each in `host_rows`.
 
         Rows inside others have the same edges as well, unless calls are nested without end.
         """
@@ -337,14 +333,14 @@ class RankView:
         return edges[edges >= 0], place[edges >= 0]
 
     def work_ns(self, host_rows: Array) -> Array:
-        """int64 `[rows]`: host work inside rows, without waits."""
+        """Return the host work inside rows, without waits, int64 `[rows]`, ns."""
         before = self._shared.work_before
         ends = self.end_of[host_rows].astype(np.int64)
         lengths: Array = before[ends + 1] - before[self.begin_of[host_rows].astype(np.int64) + 1]
         return lengths
 
     def launched_by(self, calls: Array) -> Array:
-        """The first GPU row that each call launched, or -1."""
+        """Return the first GPU row that each call launched, or -1."""
         first, behind = (self.tree.launched_offsets[calls + k] for k in (0, 1))
         has = behind > first
         found = np.full(len(calls), -1, dtype=np.int64)
@@ -352,24 +348,15 @@ class RankView:
         return found
 
     def copies_before(self, calls: Array, direction: CopyDirection, above_bytes: int = -1) -> Array:
-        """bool `[calls]`: right before it, on its thread, such a copy was launched."""
+        """Return a mask of calls right before which their thread launched such a copy."""
         copies = self.copies(direction)
         copies = copies[self.bytes_of[copies] > above_bytes]
         launches = self.launch_of(copies)
         behind = self.waits_behind(launches[launches >= 0])
         return np.isin(calls, behind)
 
-    def count_edges(self, points: Array, kind: str) -> Array:
-        """int64 `[points]`: edges of a kind that lead to each."""
-        graph, _, _ = self._run
-        offsets = self._shared.in_offsets
-        ends = points.astype(np.int64)
-        edges, place = ranges_of(offsets[ends], offsets[ends + 1] - offsets[ends])
-        of_kind = graph.kind[edges] == KINDS[kind]
-        return np.bincount(place[of_kind], minlength=len(points))
-
     def next_wait(self, calls: Array) -> Array:
-        """The synchronising call right behind each call, made by the same operator; -1 if none.
+        """Return the synchronizing call right after each call, by the same operator; -1 if none.
 
         Without an operator only a wait for the stream counts: others are the program's own.
         """
@@ -387,21 +374,21 @@ class RankView:
         return np.where(near, found, -1)
 
     def waits_behind(self, calls: Array) -> Array:
-        """Those calls."""
+        """Return the synchronizing calls right after these calls, each once."""
         found = self.next_wait(calls)
         return distinct(found[found >= 0])
 
     @cached_property
     def launch_cost_ns(self) -> int:
-        """What a call that starts GPU work costs the host: the median of kernel launches."""
+        """Host time of a call that starts GPU work: the median of kernel launches."""
         calls = distinct(self.launch_of(self._kernels))
         calls = calls[calls >= 0]
         return int(median(self.work_ns(calls))) if len(calls) else FALLBACK_LAUNCH_NS
 
     @cached_property
     def operator_cost_ns(self) -> int:
-        """What the host takes for an operator with one kernel, its launch included: the median of
-        such; where no operator is recorded two launches."""
+        """Host time of an operator with one kernel, its launch included: the median of such; two
+        launches where no operator is recorded."""
         operators = self.tree.op[self._kernels]
         operators, count = np.unique(operators[operators != _core.NO_ROW], return_counts=True)
         alone = operators[count == 1].astype(np.int64)
@@ -413,8 +400,8 @@ class RankView:
         return kernels
 
     def launch_latency_ns(self, gpu_rows: Array) -> int:
-        """From the return of a call to the begin of its work on a stream that is free: the median
-        of these events, else of kernels."""
+        """Return the time from the return of a call to the begin of its work on a free stream: the
+        median of these events, else of kernels."""
         for rows in (gpu_rows, self._kernels):
             launches = self.edges_into(self.begin_of[rows], "launch")
             launches = launches[self.is_end(self.source_of(launches))]
@@ -424,28 +411,14 @@ class RankView:
 
     @cached_property
     def gap_ns(self) -> int:
-        """Between work that is there and the work before it on its stream: the median of
-        kernels."""
+        """Time between two pieces of work on a stream: the median of kernels."""
         order = self.edges_into(self.begin_of[self._kernels], "stream_order")
         return int(median(self.lag_of(order))) if len(order) else FALLBACK_GAP_NS
-
-    def one_time(self, calls: Array) -> Array:
-        """bool `[calls]`: launches that load code or set something up first. What they cost would
-        only move to another launch."""
-        return beyond_usual(self.work_ns(calls), self.launch_cost_ns)
-
-    def in_steady_state(self, host_rows: Array) -> Array | None:
-        """Of host rows those behind the warm-up; None: the trace shows no steady state."""
-        warm_up = self.tree.warm_up
-        if not warm_up.known:
-            return None
-        steady: Array = host_rows[self.table.ts_ns[host_rows] >= warm_up.end_ns]
-        return steady
 
     # ------------------------------------------------------------------------- changes
 
     def set_host_work(self, change: Change, host_rows: Array, to_ns: npt.ArrayLike) -> None:
-        """Host work inside disjoint rows takes at most `to_ns`; its parts shrink alike."""
+        """Limit host work inside disjoint rows to `to_ns`; its parts shrink alike."""
         _, _, cost_ns = self._run
         before = np.maximum(self.work_ns(host_rows), 1)
         factor = np.minimum(np.broadcast_to(np.asarray(to_ns), before.shape) / before, 1.0)
@@ -453,20 +426,20 @@ class RankView:
         change.set_lags(edges, cost_ns[edges] * factor[place])
 
     def remove_calls(self, change: Change, host_rows: Array) -> None:
-        """Calls are gone: neither do they cost time nor wait for the GPU."""
+        """Remove calls: they neither cost time nor wait for the GPU."""
         self.set_host_work(change, host_rows, 0)
         change.drop(self.waits_of(host_rows))
         change.remove(self.index, host_rows)
 
     def scale_gpu(self, change: Change, gpu_rows: Array, factor: npt.ArrayLike) -> None:
-        """GPU events take `factor` times as long."""
+        """Make GPU events take `factor` times as long."""
         _, _, cost_ns = self._run
         edges = self.duration_edges(gpu_rows)
         factors = np.broadcast_to(np.asarray(factor, dtype=np.float64), edges.shape)
         change.set_lags(edges[edges >= 0], (cost_ns[edges] * factors)[edges >= 0])
 
     def remove_gpu(self, change: Change, gpu_rows: Array) -> None:
-        """GPU events are gone; what they waited for, their successors still wait for."""
+        """Remove GPU events; their successors still wait for what these waited for."""
         edges = self.duration_edges(gpu_rows)
         change.set_lags(edges[edges >= 0], 0)
         begins = self.begin_of[gpu_rows]
@@ -482,20 +455,17 @@ class RankView:
         *,
         args: Mapping[str, int | float | str] | None = None,
     ) -> None:
-        """Of each row only an event of another name is left in a trace that is written, as long as
-        the row is then: what lies inside is gone. It changes no time."""
+        """Write each row as an event of another name, without anything inside, as long as the row
+        is then. It changes no time."""
         change.remove(self.index, host_rows)
         for row in host_rows.tolist():
             change.insert(self._new_event(row, name, args))
 
-    def launch_together(
-        self, change: Change, call: int, gpu_rows: Array, name: str = "GraphLaunch"
-    ) -> None:
-        """In a trace that is written a call that launches all of this work stands in the place of
-        a call: `cudaGraphLaunch`, or what the runtime of the call has of that name. It changes no
-        time."""
+    def launch_together(self, change: Change, call: int, gpu_rows: Array) -> None:
+        """Write a call that launches all of this work in place of a call: `cudaGraphLaunch`, or the
+        same of the call's runtime. It changes no time."""
         runtime = re.match(r"cuda|hip|cu", self.table.name_of(call))
-        called = (runtime[0] if runtime else "cuda") + name
+        called = (runtime[0] if runtime else "cuda") + "GraphLaunch"
         change.remove(self.index, [call])
         change.insert(replace(self._new_event(call, called), launches=gpu_rows))
 
@@ -507,15 +477,8 @@ class RankView:
 
 
 def _among(codes: Array, kinds: Sequence[int]) -> Array:
-    """bool `[codes]`: each is the code of one of the kinds."""
+    """Return a mask of codes of these kinds."""
     chosen = np.zeros(len(EventKind), dtype=bool)
     chosen[list(kinds)] = True
     found: Array = chosen.take(codes)
     return found
-
-
-def _is_of(kinds: tuple[str, ...]) -> Array:
-    """bool: by code of a dependency, whether it is of these kinds."""
-    chosen = np.zeros(len(KINDS), dtype=bool)
-    chosen[[KINDS[kind] for kind in kinds]] = True
-    return chosen

@@ -16,7 +16,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.formatting import format_ns, format_share, one_line, replace_controls
 from torchtraceap.core.writing import write_text
 from torchtraceap.lab.bench.store.breakdown import GROUPS, RunBreakdown, group_of
-from torchtraceap.report.view import GPU_LABELS, HOST_LABELS, IDLE_LABELS
+from torchtraceap.report.labels import GPU_LABELS, HOST_LABELS, IDLE_LABELS
 
 __all__ = ["breakdown_page", "write_breakdown_page"]
 

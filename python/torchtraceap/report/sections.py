@@ -1,7 +1,7 @@
 """The tables of a trace as sections of the page: each with one sentence, views and charts.
 
-A section is a row of `SECTIONS`; tables say themselves which views they have there. A section that
-has nothing to show becomes a sentence that says why.
+A section is a row of `SECTIONS`; each table names its views there. A section that has nothing to
+show becomes a sentence with the reason.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ from torchtraceap.core.formatting import (
     pluralize,
 )
 from torchtraceap.core.records import dataclass
-from torchtraceap.report.page import charts
-from torchtraceap.report.page.document import compressed_json
-from torchtraceap.report.page.table_data import table_data
+from torchtraceap.report import charts
+from torchtraceap.report.document import compressed_json, table_data
 from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
-    from torchtraceap.tables.catalog import PageView, TableSpec
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["SECTIONS", "Section", "Sections", "build_sections", "pack_tables"]
+__all__ = ["SECTIONS", "Section", "Sections", "build_sections"]
 
-MAX_ROWS = 1000  # of a table in the page
-MAX_ROWS_IN_ALL = 2400  # of one table over all ranks
-MAX_BYTES = 400_000  # of all tables, compressed; base64 adds a third
+MAX_ROWS = 1000  # rows of a table in the page
+MAX_ROWS_IN_ALL = 2400  # rows of one table over all ranks
+MAX_BYTES = 400_000  # bytes of all tables, compressed; base64 adds a third
 FEWEST_ROWS = 50
 
 ChartOf = Callable[["ColumnTable", "RankTrace", int], "charts.Chart | None"]
@@ -50,61 +48,45 @@ class Section:
     lead: Callable[[ColumnTable], str]
     """The one sentence that the closed section shows, from the first view with rows."""
     charts: Mapping[str, ChartOf] = field(default_factory=dict)
-    """By the label of the view that they are drawn for."""
+    """Charts by the label of the view for which they are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """What a page needs of its sections."""
+    """The sections of a page."""
 
     heads: list[dict[str, Any]]
     """Titles, sentences and views, read first."""
     tables: bytes
-    """The tables and charts, compressed: read when a section is opened."""
+    """Tables and charts, compressed: read when a section is opened."""
     absent: list[dict[str, str]]
-    """Sections with nothing to show, and why."""
+    """Sections with nothing to show, with the reason."""
 
 
 def build_sections(trace: Ranks, ranks: Sequence[RankTrace]) -> Sections:
-    """All sections of a trace, with the tables of the given ranks."""
+    """Make all sections of a trace, with the tables of the given ranks."""
     numbers = [part.rank if len(trace.ranks) > 1 else None for part in ranks]
     specs = [table_spec(name) for name in TABLES]
-    heads, found, absent = [], {}, []
+    heads: list[dict[str, Any]] = []
+    tables: Tables = {}
+    absent = []
     for section in SECTIONS:
         if section.key == "ranks" and len(trace.ranks) < 2:
             continue
-        views = [
-            (view, [spec.make(trace, rank=n, **view.options) for n in numbers[: _parts_of(spec)]])
-            for spec in specs
-            for view in spec.page
-            if view.section == section.key
-        ]
+        views = []
+        for spec in specs:
+            per_rank = numbers if spec.per_rank else numbers[:1]
+            for view in spec.page:
+                if view.section == section.key:
+                    parts = [spec.make(trace, rank=rank, **view.options) for rank in per_rank]
+                    views.append((view, parts))
         kept = [(view, parts) for view, parts in views if any(p.num_rows for p in parts)]
         if not kept:
             notes = [note for _, parts in views for part in parts for note in part.notes]
             absent.append({"title": section.title, "why": one_line(notes[0] if notes else "", 300)})
             continue
-        heads.append(_head(section, kept))
-        found[section.key] = [(section.charts.get(view.label), parts) for view, parts in kept]
-    return Sections(heads, pack_tables(found, ranks), absent)
-
-
-def _parts_of(spec: TableSpec) -> int | None:
-    """How many ranks have a table of their own: all, or one for all."""
-    return None if spec.per_rank else 1
-
-
-Found = dict[str, list[tuple["ChartOf | None", list["ColumnTable"]]]]
-
-
-def _head(section: Section, kept: Sequence[tuple[PageView, list[ColumnTable]]]) -> dict[str, Any]:
-    first = kept[0][1]
-    return {
-        "key": section.key,
-        "title": section.title,
-        "open": False,
-        "leads": [one_line(section.lead(table), 300) if table.num_rows else "" for table in first],
-        "views": [
+        leads = [one_line(section.lead(t), 300) if t.num_rows else "" for t in kept[0][1]]
+        shown = [
             {
                 "key": view.label,
                 "label": view.label,
@@ -113,34 +95,42 @@ def _head(section: Section, kept: Sequence[tuple[PageView, list[ColumnTable]]]) 
                 "meter": view.meter,
             }
             for view, _ in kept
-        ],
-    }
-
-
-def pack_tables(found: Found, ranks: Sequence[RankTrace]) -> bytes:
-    """Tables and charts by section, view and rank; with fewer rows where they are too large."""
-    rows = max(FEWEST_ROWS, min(MAX_ROWS, MAX_ROWS_IN_ALL // max(1, len(ranks))))
-    while True:
-        packed = compressed_json(
+        ]
+        heads.append(
             {
-                key: [_parts(chart, tables, ranks, rows) for chart, tables in views]
-                for key, views in found.items()
+                "key": section.key,
+                "title": section.title,
+                "open": False,
+                "leads": leads,
+                "views": shown,
             }
         )
-        if len(packed) <= MAX_BYTES or rows <= FEWEST_ROWS:
-            return packed
-        rows = max(FEWEST_ROWS, int(rows * min(0.7, 0.9 * MAX_BYTES / len(packed))))
+        tables[section.key] = [(section.charts.get(view.label), parts) for view, parts in kept]
+    return Sections(heads, _pack_tables(tables, ranks), absent)
 
 
-def _parts(
-    chart: ChartOf | None, tables: Sequence[ColumnTable], ranks: Sequence[RankTrace], rows: int
-) -> list[dict[str, Any]]:
-    parts = []
-    for table, rank in zip(tables, ranks, strict=False):
-        data = table_data(table, most_rows=rows, origin_ns=rank.tree.profiled[0])
-        data["chart"] = chart(table, rank, rows) if chart and table.num_rows else None
-        parts.append(data)
-    return parts
+Tables = dict[str, list[tuple["ChartOf | None", list["ColumnTable"]]]]
+"""The chart of each view and its table of each rank, by section."""
+
+
+def _pack_tables(tables: Tables, ranks: Sequence[RankTrace]) -> bytes:
+    """Pack tables and charts by section, view and rank; with fewer rows where they are large."""
+    most = max(FEWEST_ROWS, min(MAX_ROWS, MAX_ROWS_IN_ALL // max(1, len(ranks))))
+    while True:
+        packed: dict[str, Any] = {}
+        for key, views in tables.items():
+            packed[key] = []
+            for chart, of_ranks in views:
+                parts = []
+                for table, rank in zip(of_ranks, ranks, strict=False):
+                    data = table_data(table, most_rows=most, origin_ns=rank.tree.profiled[0])
+                    drawn = chart(table, rank, most) if chart and table.num_rows else None
+                    parts.append(data | {"chart": drawn})
+                packed[key].append(parts)
+        blob = compressed_json(packed)
+        if len(blob) <= MAX_BYTES or most <= FEWEST_ROWS:
+            return blob
+        most = max(FEWEST_ROWS, int(most * min(0.7, 0.9 * MAX_BYTES / len(blob))))
 
 
 # ---------------------------------------------------------------------------------- sentences
@@ -152,7 +142,7 @@ def _first(table: ColumnTable, *names: str) -> list[Any]:
 
 
 def _top(table: ColumnTable, what: str, name: str, share: str = "busy_share") -> str:
-    """The first row, and how many there are."""
+    """Describe the first row and the number of rows."""
     first, part = _first(table, name, share)
     count = pluralize(table.num_rows, what)
     if not part:
@@ -173,7 +163,7 @@ def _modules_lead(table: ColumnTable) -> str:
 
 
 def _stacks_lead(table: ColumnTable) -> str:
-    """The stack with the most time of its own, and how many there are."""
+    """Describe the stack with the most self time and the number of stacks."""
     name, caller, share = _first(table, "name", "caller", "self_share")
     count = pluralize(table.num_rows, "stack")
     if not share:
@@ -284,7 +274,7 @@ SECTIONS: tuple[Section, ...] = (
         "roofline",
         "Roofline",
         _roofline_lead,
-        {"by shapes": lambda table, rank, _: charts.roofline(table, _device(rank))},
+        {"by shapes": lambda table, rank, _: charts.roofline(table, rank)},
     ),
     Section("launches", "Launches", _launches_lead),
     Section("memory", "Copies and memory", _memory_lead),
@@ -317,7 +307,3 @@ SECTIONS: tuple[Section, ...] = (
         {"by cause": lambda table, *_: charts.path_shares(table)},
     ),
 )
-
-
-def _device(rank: RankTrace) -> str:
-    return ", ".join(sorted({device.name for device in rank.table.devices if device.name}))

@@ -1,4 +1,4 @@
-"""Packs one rank's events for the canvas timeline of the HTML report.
+"""Compressed columns of one rank's events for the canvas timeline of the HTML report.
 
 The page gets a gzip blob of typed columns, not JSON: 75,000 events fit in a few hundred kilobytes
 and a browser decodes them in milliseconds. A blob is::
@@ -8,7 +8,7 @@ and a browser decodes them in milliseconds. A blob is::
     columns: unsigned integers split into byte planes, least significant plane first
 
 Splitting into planes puts the bytes that hardly vary next to each other, which gzip then removes.
-Starts are differences between neighbours. Times are nanoseconds after `origin_ns`.
+Starts are differences between neighbors. Times are nanoseconds after `origin_ns`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap._core import NO_ROW
+from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 
 IntArray = npt.NDArray[np.int64]
@@ -58,35 +59,25 @@ class LaneInput:
     name: IntArray
     """Index into `names`, shape [n]."""
     row: IntArray
-    """Which line of the lane, shape [n]."""
+    """Line of the lane, shape [n]."""
     code: IntArray
-    """Colour code, shape [n]; its meaning depends on `kind`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineBlob:
-    """What the page needs to draw one rank."""
-
-    data: bytes
-    origin_ns: int
-    events_shown: int
-    events_total: int
-    notes: list[str]
+    """Color code, shape [n]; its meaning depends on `kind`."""
 
 
 @dataclass(slots=True)
 class _Lane:
+    """A row of the timeline; its columns are start, dur, name, row, code and more."""
+
     kind: str
     label: str
-    detail: str
     columns: dict[str, npt.NDArray[np.uint64]]
+    detail: str = ""
     hidden: int = 0
-    count: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
 
 class _Names:
-    """Interns names for one blob."""
+    """The distinct names of one blob."""
 
     def __init__(self) -> None:
         self.ids: dict[str, int] = {}
@@ -96,14 +87,14 @@ class _Names:
         return self.ids.setdefault(text, len(self.ids))
 
     def ids_of(self, string_ids: npt.NDArray[Any], strings: Sequence[str]) -> IntArray:
-        """Blob ids for an array of table string ids."""
+        """Map string ids of a table to ids of the blob."""
         distinct, inverse = np.unique(string_ids, return_inverse=True)
         mapped = np.array([self.id_of(strings[int(i)]) for i in distinct], dtype=np.int64)
         return mapped[inverse] if len(distinct) else np.zeros(0, np.int64)
 
 
 def split_planes(values: npt.NDArray[Any]) -> tuple[bytes, int]:
-    """Bytes of unsigned integers, plane by plane, and how many planes there are."""
+    """Return the bytes of unsigned integers, plane by plane, and the number of planes."""
     wide = np.ascontiguousarray(values, dtype="<u8")
     if not len(wide):
         return b"", 1
@@ -112,22 +103,15 @@ def split_planes(values: npt.NDArray[Any]) -> tuple[bytes, int]:
     return np.ascontiguousarray(matrix.T).tobytes(), planes
 
 
-def after(times_ns: npt.NDArray[Any], origin_ns: int) -> npt.NDArray[np.uint64]:
-    """Unsigned distance of each time from the origin; times before it count as the origin."""
+def distance_after(times_ns: npt.NDArray[Any], origin_ns: int) -> npt.NDArray[np.uint64]:
+    """Return the unsigned distance of each time from the origin; 0 for times before it."""
     times = np.asarray(times_ns, dtype=np.int64)
     distance = times.view(np.uint64) - np.uint64(origin_ns % 2**64)
     return np.where(times >= origin_ns, distance, np.uint64(0))
 
 
-def deltas(sorted_values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Differences between neighbours of an ascending column."""
-    if not len(sorted_values):
-        return sorted_values
-    return np.diff(sorted_values, prepend=np.uint64(0))
-
-
 def keep_longest(dur_ns: IntArray, limit: int) -> npt.NDArray[np.bool_]:
-    """Mask of the `limit` longest events; of equal ones the first."""
+    """Return a mask of the `limit` longest events, the first of equal ones."""
     count = len(dur_ns)
     if count <= limit:
         return np.ones(count, dtype=bool)
@@ -140,13 +124,8 @@ def keep_longest(dur_ns: IntArray, limit: int) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def kind_codes(names: Sequence[str], wanted: Sequence[str]) -> IntArray:
-    """Numbers of the wanted event kinds."""
-    return np.array([i for i, name in enumerate(names) if name in wanted], dtype=np.int64)
-
-
 def visible_range(table: Any, profiled: tuple[int, int]) -> tuple[int, int]:
-    """Time range to show: all complete events, but not further out than MAX_OUTSIDE."""
+    """Return the time range of all complete events, but not further out than MAX_OUTSIDE."""
     mask = table.complete
     low, high = int(profiled[0]), int(profiled[1])
     if not mask.any():
@@ -163,7 +142,11 @@ def visible_range(table: Any, profiled: tuple[int, int]) -> tuple[int, int]:
 def bucket_shares(
     intervals: npt.NDArray[np.int64], start_ns: int, end_ns: int, buckets: int = OVERVIEW_BUCKETS
 ) -> npt.NDArray[np.float64]:
-    """Covered share of each of `buckets` equal pieces of a range, by disjoint intervals [n, 2]."""
+    """Return the share of each of `buckets` equal pieces of a range that intervals cover.
+
+    Args:
+        intervals: Disjoint and sorted, [n, 2].
+    """
     edges = np.linspace(0.0, float(end_ns - start_ns), buckets + 1)
     if not len(intervals):
         return np.zeros(buckets)
@@ -177,23 +160,12 @@ def bucket_shares(
     return np.clip(share, 0.0, 1.0)
 
 
-def merge_intervals(intervals: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Union of intervals [n, 2], sorted and disjoint."""
-    if not len(intervals):
-        return np.zeros((0, 2), np.int64)
-    order = np.argsort(intervals[:, 0], kind="stable")
-    start, end = intervals[order, 0], np.maximum.accumulate(intervals[order, 1])
-    first = np.flatnonzero(np.r_[True, start[1:] > end[:-1]])
-    last = np.r_[first[1:] - 1, len(start) - 1]
-    return np.stack([start[first], end[last]], axis=1)
-
-
 def overview(
     gpu: dict[str, npt.NDArray[np.int64]], start_ns: int, end_ns: int
 ) -> dict[str, list[int]]:
-    """What the GPU did in each bucket, as 0-255: compute, then exposed communication and copies."""
+    """Return the GPU time of each bucket, as 0-255: compute, exposed communication and copies."""
     compute = gpu["compute"]
-    either = merge_intervals(np.concatenate([compute, gpu["communication"]]))
+    either = union([compute, gpu["communication"]])
     layers = [bucket_shares(part, start_ns, end_ns) for part in (compute, either, gpu["busy"])]
     stack = [layers[0], layers[1] - layers[0], layers[2] - layers[1]]
     names = ("compute", "communication", "memcpy")
@@ -203,12 +175,22 @@ def overview(
     }
 
 
-def _time_columns(
-    start_ns: npt.NDArray[Any], dur_ns: npt.NDArray[Any], origin_ns: int
+def _columns(
+    start_ns: npt.NDArray[Any],
+    dur_ns: npt.NDArray[Any],
+    origin_ns: int,
+    name: npt.NDArray[Any],
+    row: npt.NDArray[Any],
+    code: npt.NDArray[Any],
 ) -> dict[str, npt.NDArray[np.uint64]]:
+    """Return the columns of any lane; starts ascend and become differences of neighbors."""
+    start = distance_after(start_ns, origin_ns)
     return {
-        "start": deltas(after(start_ns, origin_ns)),
+        "start": np.diff(start, prepend=np.uint64(0)) if len(start) else start,
         "dur": np.maximum(np.asarray(dur_ns, np.int64), 0).astype(np.uint64),
+        "name": name.astype(np.uint64),
+        "row": row.astype(np.uint64),
+        "code": code.astype(np.uint64),
     }
 
 
@@ -216,54 +198,60 @@ def _input_lane(source: LaneInput, names: _Names, origin_ns: int, limit: int) ->
     length = source.end_ns - source.start_ns
     kept = np.flatnonzero(keep_longest(length, limit) & (source.end_ns >= origin_ns))
     order = kept[np.argsort(source.start_ns[kept], kind="stable")]
-    columns = _time_columns(source.start_ns[order], length[order], origin_ns)
-    columns["name"] = names.ids_of(source.name[order], source.names).astype(np.uint64)
-    columns["row"] = source.row[order].astype(np.uint64)
-    columns["code"] = source.code[order].astype(np.uint64)
-    return _Lane(source.kind, source.label, "", columns, len(length) - len(order), len(order))
+    columns = _columns(
+        source.start_ns[order],
+        length[order],
+        origin_ns,
+        names.ids_of(source.name[order], source.names),
+        source.row[order],
+        source.code[order],
+    )
+    return _Lane(source.kind, source.label, columns, hidden=len(length) - len(order))
 
 
-def stream_rows(start_ns: IntArray, end_ns: IntArray) -> IntArray:
-    """0 for events that begin after all earlier ones ended, 1 for those that overlap one."""
-    if len(start_ns) < 2:
-        return np.zeros(len(start_ns), np.int64)
-    reached = np.maximum.accumulate(end_ns)
-    overlaps: IntArray = np.r_[False, start_ns[1:] < reached[:-1]].astype(np.int64)
-    return overlaps
+def _step_lane(tree: Any, names: _Names, origin_ns: int) -> _Lane:
+    steps = sorted(tree.steps, key=lambda step: step.start_ns)
+    start = np.array([s.start_ns for s in steps], np.int64)
+    end = np.array([s.end_ns for s in steps], np.int64)
+    name = np.array([names.id_of(step.name) for step in steps], np.int64)
+    zero = np.zeros(len(steps), np.int64)
+    return _Lane("step", "steps", _columns(start, end - start, origin_ns, name, zero, zero))
 
 
 def _gpu_columns(
     table: Any, tree: Any, rows: IntArray, names: _Names, origin_ns: int
 ) -> dict[str, npt.NDArray[np.uint64]]:
-    start, dur = np.asarray(table.ts_ns)[rows], np.asarray(table.dur_ns)[rows]
-    name = np.asarray(table.name)
-    columns = _time_columns(start, dur, origin_ns)
-    columns["name"] = names.ids_of(name[rows], table.strings).astype(np.uint64)
-    columns["row"] = stream_rows(start, start + dur).astype(np.uint64)
-    columns["code"] = np.asarray(tree.gpu_class)[rows].astype(np.uint64)
-    for key, link in (("op", tree.op), ("call", tree.launch)):
-        target = np.asarray(link)[rows].astype(np.int64)
-        has = target != NO_ROW
+    """Return the columns of a stream, with the operator, the call and the delay of each event."""
+    all_starts, name = np.asarray(table.ts_ns), np.asarray(table.name)
+    start, dur = all_starts[rows], np.asarray(table.dur_ns)[rows]
+    # Events that overlap an earlier one stand in a second row.
+    reached = np.maximum.accumulate(start + dur)
+    overlaps = np.r_[False, start[1:] < reached[:-1]][: len(rows)]
+    columns = _columns(
+        start,
+        dur,
+        origin_ns,
+        names.ids_of(name[rows], table.strings),
+        overlaps,
+        np.asarray(tree.gpu_class)[rows],
+    )
+    op, launch = (np.asarray(link)[rows].astype(np.int64) for link in (tree.op, tree.launch))
+    for key, target in (("op", op), ("call", launch)):
         ids = np.zeros(len(rows), np.int64)
-        ids[has] = names.ids_of(name[target[has]], table.strings) + 1
+        ids[target != NO_ROW] = names.ids_of(name[target[target != NO_ROW]], table.strings) + 1
         columns[key] = ids.astype(np.uint64)
-    columns["delay"] = _delays(table, tree, rows)
-    return columns
-
-
-def _delays(table: Any, tree: Any, rows: IntArray) -> npt.NDArray[np.uint64]:
-    """Start of a GPU event after the start of its launch, plus one; 0 where there is none."""
-    launch = np.asarray(tree.launch)[rows].astype(np.int64)
-    has = launch != NO_ROW
+    # Start of a GPU event after the start of its launch, plus one; 0 without a launch.
+    linked = launch != NO_ROW
     delay = np.full(len(rows), -1, np.int64)
-    start = np.asarray(table.ts_ns)
-    delay[has] = start[rows[has]] - start[launch[has]]
-    return np.maximum(delay + 1, 0).astype(np.uint64)
+    delay[linked] = start[linked] - all_starts[launch[linked]]
+    columns["delay"] = np.maximum(delay + 1, 0).astype(np.uint64)
+    return columns
 
 
 def _stream_lanes(
     table: Any, tree: Any, rows: IntArray, names: _Names, origin_ns: int
 ) -> tuple[list[_Lane], int]:
+    """Return the lanes of the busiest streams, and the number of streams left out."""
     stream_of = np.asarray(tree.stream_of)[rows].astype(np.int64)
     counts = np.bincount(stream_of[stream_of != NO_ROW], minlength=len(tree.streams))
     busiest = sorted(np.argsort(-counts, kind="stable")[:MAX_GPU_LANES].tolist())
@@ -279,19 +267,14 @@ def _stream_lanes(
         if len(devices) > 1 and stream.device is not None:
             label = f"GPU {stream.device} {label}"
         columns = _gpu_columns(table, tree, mine, names, origin_ns)
-        lanes.append(_Lane("gpu", label, str(stream.role), columns, 0, len(mine)))
+        lanes.append(_Lane("gpu", label, columns, str(stream.role)))
     return lanes, int((counts > 0).sum()) - len(lanes)
-
-
-def _track_label(track: Any, is_main: bool) -> tuple[str, str]:
-    name = str(track.thread_name or "").strip()
-    label = "main thread" if is_main else (name or f"thread {track.tid}")
-    return label, (f"{track.tid}" if is_main or name else "")
 
 
 def _host_lanes(
     table: Any, tree: Any, rows: IntArray, names: _Names, origin_ns: int
 ) -> tuple[list[_Lane], int]:
+    """Return the lanes of the main thread and the busiest others, and the number left out."""
     tracks = np.asarray(table.track)[rows].astype(np.int64)
     depth = np.asarray(tree.depth)[rows]
     top_time = np.bincount(
@@ -306,36 +289,26 @@ def _host_lanes(
     if main is not None and present[main]:
         chosen.insert(0, main)
     lanes = []
-    for track in chosen[:MAX_HOST_LANES]:
-        mine = rows[(tracks == track) & (depth < MAX_DEPTH)]
-        columns = _time_columns(
-            np.asarray(table.ts_ns)[mine], np.asarray(table.dur_ns)[mine], origin_ns
+    for number in chosen[:MAX_HOST_LANES]:
+        mine = rows[(tracks == number) & (depth < MAX_DEPTH)]
+        columns = _columns(
+            np.asarray(table.ts_ns)[mine],
+            np.asarray(table.dur_ns)[mine],
+            origin_ns,
+            names.ids_of(np.asarray(table.name)[mine], table.strings),
+            np.asarray(tree.depth)[mine],
+            np.asarray(table.kind)[mine],
         )
-        columns["name"] = names.ids_of(np.asarray(table.name)[mine], table.strings).astype(
-            np.uint64
-        )
-        columns["row"] = np.asarray(tree.depth)[mine].astype(np.uint64)
-        columns["code"] = np.asarray(table.kind)[mine].astype(np.uint64)
-        label, detail = _track_label(table.tracks[track], track == main)
-        lane = _Lane("host", label, detail, columns, 0, len(mine))
-        lane.extra["main"] = track == main
-        lanes.append(lane)
+        track, is_main = table.tracks[number], number == main
+        name = str(track.thread_name or "").strip()
+        label = "main thread" if is_main else (name or f"thread {track.tid}")
+        detail = f"{track.tid}" if is_main or name else ""
+        lanes.append(_Lane("host", label, columns, detail, extra={"main": is_main}))
     return lanes, max(0, len(chosen) - MAX_HOST_LANES)
 
 
-def _step_lane(tree: Any, names: _Names, origin_ns: int) -> _Lane:
-    steps = tree.steps  # the core hands out a new list each time
-    start = np.array([s.start_ns for s in steps], np.int64)
-    end = np.array([s.end_ns for s in steps], np.int64)
-    order = np.argsort(start, kind="stable")
-    columns = _time_columns(start[order], (end - start)[order], origin_ns)
-    columns["name"] = np.array([names.id_of(steps[i].name) for i in order], np.uint64)
-    columns["row"] = np.zeros(len(order), np.uint64)
-    columns["code"] = np.zeros(len(order), np.uint64)
-    return _Lane("step", "steps", "", columns, 0, len(order))
-
-
-def _serialise(names: _Names, lanes: list[_Lane], more: dict[str, Any]) -> bytes:
+def _serialize(names: _Names, lanes: list[_Lane], more: dict[str, Any]) -> bytes:
+    """Write a blob: the header with names, lanes and `more`, then the columns."""
     body: list[bytes] = []
     offset = 0
     described = []
@@ -346,17 +319,26 @@ def _serialise(names: _Names, lanes: list[_Lane], more: dict[str, Any]) -> bytes
             columns[key] = [offset, planes]
             body.append(data)
             offset += len(data)
-        entry = {"kind": lane.kind, "label": lane.label, "detail": lane.detail}
         described.append(
-            entry | lane.extra | {"count": lane.count, "hidden": lane.hidden, "columns": columns}
+            {
+                "kind": lane.kind,
+                "label": lane.label,
+                "detail": lane.detail,
+                **lane.extra,
+                "count": len(lane.columns["start"]),
+                "hidden": lane.hidden,
+                "columns": columns,
+            }
         )
     header = json.dumps({"names": list(names.ids), "lanes": described} | more).encode()
     packed = len(header).to_bytes(4, "little") + header + b"".join(body)
     return gzip.compress(packed, compresslevel=6, mtime=0)
 
 
-def _select(table: Any, mask: npt.NDArray[np.bool_], limit: int) -> IntArray:
-    rows = np.flatnonzero(mask)
+def _longest_rows(
+    table: Any, inside: npt.NDArray[np.bool_], kinds: list[int], limit: int
+) -> IntArray:
+    rows = np.flatnonzero(inside & np.isin(np.asarray(table.kind), kinds))
     rows = rows[keep_longest(np.asarray(table.dur_ns)[rows], limit)]
     return rows.astype(np.int64)
 
@@ -368,23 +350,23 @@ def _pack_once(
     inputs: Sequence[LaneInput],
     gpu: dict[str, npt.NDArray[np.int64]],
     share: float,
-) -> TimelineBlob:
+) -> tuple[bytes, list[str]]:
+    """Pack a share of the most events that a page may have."""
     low, high = visible_range(table, tree.profiled)
     start, dur = np.asarray(table.ts_ns), np.asarray(table.dur_ns)
     inside = table.complete & (start >= low) & (start + dur <= high)
-    kind = np.asarray(table.kind)
-    is_gpu = inside & np.isin(kind, kind_codes(kind_names, _GPU_KINDS))
-    is_host = inside & np.isin(kind, kind_codes(kind_names, _HOST_KINDS))
-    gpu_rows = _select(table, is_gpu, int(MAX_GPU_EVENTS * share))
-    host_rows = _select(table, is_host, int(MAX_HOST_EVENTS * share))
+    of_gpu = [number for number, name in enumerate(kind_names) if name in _GPU_KINDS]
+    of_host = [number for number, name in enumerate(kind_names) if name in _HOST_KINDS]
+    gpu_rows = _longest_rows(table, inside, of_gpu, int(MAX_GPU_EVENTS * share))
+    host_rows = _longest_rows(table, inside, of_host, int(MAX_HOST_EVENTS * share))
 
     names = _Names()
     lanes = [_step_lane(tree, names, low)] if len(tree.steps) else []
     lanes += [_input_lane(source, names, low, int(100_000 * share)) for source in inputs]
     stream_lanes, hidden_streams = _stream_lanes(table, tree, gpu_rows, names, low)
     host_lanes, hidden_tracks = _host_lanes(table, tree, host_rows, names, low)
-    shown = sum(lane.count for lane in stream_lanes + host_lanes)
-    total = int(is_gpu.sum() + is_host.sum())
+    shown = sum(len(lane.columns["start"]) for lane in stream_lanes + host_lanes)
+    total = int((inside & np.isin(np.asarray(table.kind), of_gpu + of_host)).sum())
     first, last = int(tree.profiled[0]), int(tree.profiled[1])
     more = {
         "length": high - low,
@@ -396,12 +378,6 @@ def _pack_once(
     missing = missing[np.argsort(missing[:, 0] - missing[:, 1], kind="stable")][:MAX_MISSING]
     if len(missing):
         more["missing"] = np.sort(missing, axis=0).tolist()  # hatched; sets are disjoint
-    notes = _notes(shown, total, hidden_streams, hidden_tracks)
-    data = _serialise(names, lanes + stream_lanes + host_lanes, more)
-    return TimelineBlob(data, low, shown, total, notes)
-
-
-def _notes(shown: int, total: int, hidden_streams: int, hidden_tracks: int) -> list[str]:
     notes = []
     if shown < total:
         notes.append(f"The timeline shows the {shown:,} longest of {total:,} events.")
@@ -409,7 +385,7 @@ def _notes(shown: int, total: int, hidden_streams: int, hidden_tracks: int) -> l
         notes.append(f"{hidden_streams} GPU streams with fewer events are not drawn.")
     if hidden_tracks > 0:
         notes.append(f"{hidden_tracks} host threads with less work are not drawn.")
-    return notes
+    return _serialize(names, lanes + stream_lanes + host_lanes, more), notes
 
 
 def pack_timeline(
@@ -420,8 +396,8 @@ def pack_timeline(
     inputs: Sequence[LaneInput],
     gpu: dict[str, npt.NDArray[np.int64]],
     max_bytes: int = MAX_BLOB_BYTES,
-) -> TimelineBlob:
-    """Packs one rank for the page, thinned out until it fits.
+) -> tuple[bytes, list[str]]:
+    """Pack one rank for the page, thinned out until it fits.
 
     Args:
         table: EventTable of the rank.
@@ -432,11 +408,11 @@ def pack_timeline(
         max_bytes: Longest compressed blob.
 
     Returns:
-        The blob; `notes` say what was left out.
+        The blob, and notes on events that were left out.
     """
     share = min(1.0, max_bytes / MAX_BLOB_BYTES)
     while True:
-        blob = _pack_once(table, tree, kind_names, inputs, gpu, share)
-        if len(blob.data) <= max_bytes or share < 1e-3:
-            return blob
-        share *= min(0.7, 0.9 * max_bytes / len(blob.data))
+        blob, notes = _pack_once(table, tree, kind_names, inputs, gpu, share)
+        if len(blob) <= max_bytes or share < 1e-3:
+            return blob, notes
+        share *= min(0.7, 0.9 * max_bytes / len(blob))

@@ -1,4 +1,4 @@
-"""What the charts of a page draw, as JSON: `{"kind": ..., ...}`, worked out from tables."""
+"""The charts of a page as JSON, `{"kind": ..., ...}`, derived from tables."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
     "waterfall",
 ]
 
-MAX_POINTS = 500  # of a roofline plot, by GPU time
-LEAST_SHARE = 1e-4  # of the busy time: what has less is no point of the plot
+MAX_POINTS = 500  # points of a roofline plot, by GPU time
+LEAST_SHARE = 1e-4  # share of the busy time: an operator with less is no point of the plot
 MAX_STEPS = 800  # bars of the strip of steps
 MAX_MEETINGS = 40  # rows of the map of waits
 MAX_RANKS = 64  # columns of a map
 MAX_NAME = 200  # characters of a name in a flame graph
-HUES = 8  # colours of names, --host-0 and so on in the style sheet
+HUES = 8  # colors of names, --host-0 and so on in the style sheet
 MAX_DELTAS = 9  # bars of a waterfall before "everything else"
 
 Chart = dict[str, Any]
-# Which colour of the style sheet a part of the critical path has.
+# The color in the style sheet of each part of the critical path.
 PATH_FILLS = {
     "gpu_compute": "compute",
     "communication": "communication",
@@ -86,7 +86,7 @@ _LATE_FILLS = {
 def bars(
     rows: Sequence[tuple[str, Sequence[tuple[str, str, float]], float]], *, unit: str, title: str
 ) -> Chart:
-    """Stacked bars of one scale: rows of (label, parts, total), parts of (fill, label, value).
+    """Make stacked bars of one scale: rows of (label, parts, total), parts of (fill, label, value).
 
     Parts below zero, such as work that a rank has done sooner than others, have no length.
     """
@@ -98,7 +98,7 @@ def bars(
 
 
 def path_shares(table: ColumnTable) -> Chart | None:
-    """Shares of the critical path by what bounds it."""
+    """Make a bar of the critical path by the resource that bounds it."""
     shares = table.facts.get("bound_shares") or {}
     parts = [(*BOUND_FILLS.get(n, ("unknown", n.replace("_", " "))), s) for n, s in shares.items()]
     if not parts:
@@ -107,7 +107,7 @@ def path_shares(table: ColumnTable) -> Chart | None:
 
 
 def lateness(table: ColumnTable) -> Chart | None:
-    """How late each rank came to collectives, and what it did more than the others."""
+    """Make bars of how late each rank came to collectives, and of its additional work."""
     numbers, late = table.to_list("rank")[:MAX_RANKS], table.to_list("lateness_ns")
     causes = {key: table.to_list(key) for key in _LATE_FILLS}
     rows = []
@@ -122,7 +122,7 @@ def lateness(table: ColumnTable) -> Chart | None:
 
 
 def rank_to_rank(table: ColumnTable) -> Chart | None:
-    """Bytes that all-to-alls sent from rank to rank."""
+    """Make a map of the bytes that all-to-alls sent from rank to rank."""
     ranks, matrix = table.facts.get("ranks") or [], table.facts.get("matrix_bytes") or []
     if not matrix or len(ranks) > MAX_RANKS:
         return None
@@ -138,7 +138,7 @@ def rank_to_rank(table: ColumnTable) -> Chart | None:
 
 
 def collective_waits(table: ColumnTable) -> Chart | None:
-    """How long each rank waited in the collectives that made ranks wait most, by time."""
+    """Make a map of the waits of each rank in the collectives with the longest waits, by time."""
     ranks = [rank for rank in table.facts.get("ranks") or [] if rank is not None][:MAX_RANKS]
     if len(ranks) < 2 or not table.num_rows:
         return None
@@ -169,7 +169,7 @@ def collective_waits(table: ColumnTable) -> Chart | None:
 
 
 def steps(table: ColumnTable, origin_ns: int) -> Chart | None:
-    """Every step as a bar: its GPU time by class, its idle time above."""
+    """Make a bar of each step: its GPU time by class, its idle time above."""
     if table.num_rows < 2:
         return None
     few = table.take(slice(0, MAX_STEPS))
@@ -189,8 +189,8 @@ def steps(table: ColumnTable, origin_ns: int) -> Chart | None:
     }
 
 
-def roofline(table: ColumnTable, device: str) -> Chart | None:
-    """Operators by intensity and rate, below the roofs that apply to them.
+def roofline(table: ColumnTable, rank: RankTrace) -> Chart | None:
+    """Plot operators by intensity and rate, below the roofs that apply to them.
 
     A point is `[row, intensity in FLOP/byte, TFLOP/s, share of the GPU's busy time]`; `row` is its
     place in the table.
@@ -198,15 +198,21 @@ def roofline(table: ColumnTable, device: str) -> Chart | None:
     keys = ("intensity", "tflops", "busy_share")
     columns = [np.nan_to_num(np.asarray(table[key], dtype=np.float64)) for key in keys]
     drawn = np.flatnonzero((columns[0] > 0) & (columns[1] > 0))
-    # What has hardly any time would stretch the axes and hide the rest.
-    told = drawn[columns[2][drawn] >= LEAST_SHARE]
-    drawn = told if len(told) else drawn
+    # Points with hardly any time would stretch the axes and hide the rest.
+    large = drawn[columns[2][drawn] >= LEAST_SHARE]
+    drawn = large if len(large) else drawn
     drawn = drawn[np.argsort(-columns[2][drawn], kind="stable")[:MAX_POINTS]]
     if not len(drawn):
         return None
     facts = table.facts
     used = [name for name in dict.fromkeys(table.to_list("peak")) if name]
-    roofs = [(name, rate) for name in used if (rate := _peak(facts, name)) is not None]
+    roofs = []  # TFLOP/s of peaks such as "bf16 matrix"
+    for name in used:
+        dtype, _, unit = name.partition(" ")
+        rate = (facts.get(f"{unit}_tflops") or {}).get(dtype)
+        if rate is not None:
+            roofs.append((name, float(rate)))
+    device = ", ".join(sorted({device.name for device in rank.table.devices if device.name}))
     points = [[int(row), *(float(f"{c[row]:.5g}") for c in columns)] for row in drawn]
     return {
         "kind": "roofline",
@@ -218,26 +224,19 @@ def roofline(table: ColumnTable, device: str) -> Chart | None:
     }
 
 
-def _peak(facts: dict[str, Any], name: str) -> float | None:
-    """Rate of a peak such as "bf16 matrix", TFLOP/s."""
-    dtype, _, unit = name.partition(" ")
-    rate = (facts.get(f"{unit}_tflops") or {}).get(dtype)
-    return None if rate is None else float(rate)
-
-
-def waterfall(table: ColumnTable, parts: Sequence[str]) -> Chart:
-    """The largest changes, one after the other; what is left closes the sum exactly.
+def waterfall(table: ColumnTable, fills: Sequence[str]) -> Chart:
+    """Make a waterfall of the largest changes; the rest closes the sum exactly.
 
     Args:
-        table: Of `ttap.diff`; its `delta_ns` sum to the fact `difference_ns`.
-        parts: The fill of each row.
+        table: A table of `ttap.diff`; its `delta_ns` sum to the fact `difference_ns`.
+        fills: The fill of each row.
     """
     deltas = np.asarray(table["delta_ns"], dtype=np.int64)
     largest = np.argsort(-np.abs(deltas), kind="stable")
     largest = largest[deltas[largest] != 0]
     shown = largest[: MAX_DELTAS + (len(largest) == MAX_DELTAS + 1)]
     names = table.to_list("title" if "title" in table.columns else "name")
-    rows = [[one_line(str(names[i]), 200), int(deltas[i]), parts[i]] for i in shown.tolist()]
+    rows = [[one_line(str(names[i]), 200), int(deltas[i]), fills[i]] for i in shown.tolist()]
     rest = int(deltas.sum()) - sum(row[1] for row in rows)
     left = len(largest) - len(shown)
     if left:
@@ -252,13 +251,20 @@ def waterfall(table: ColumnTable, parts: Sequence[str]) -> Chart:
 
 
 def stack_flame(table: ColumnTable, part: RankTrace, most: int) -> Chart:
-    """The stacks of `trace.stacks()` as a flame graph, at most `most` of them."""
+    """Make a flame graph of `trace.stacks()`, of at most `most` stacks."""
     order = np.argsort(table["id"], kind="stable")
     few = table.take(order)
     rows = np.ma.filled(few["first_row"], 0)
     classes = np.where(np.ma.getmaskarray(few["first_row"]), 0, part.tree.gpu_class[rows])
     names, kinds = few.to_list("name"), few.to_list("kind")
-    fills = [_flame_fill(*row) for row in zip(names, kinds, classes.tolist(), strict=True)]
+    fills = []
+    for name, kind, gpu_class in zip(names, kinds, classes.tolist(), strict=True):
+        if kind is None:
+            fills.append("thread")
+        elif kind in _API_KINDS:
+            fills.append("call")
+        else:
+            fills.append(_GPU_FILLS[gpu_class] or _hue(name or ""))
     parents = np.ma.filled(few["parent_id"], -1)
     what = "GPU time" if table.facts["by"] == "gpu" else "host time"
     counts = few.to_list("count")
@@ -266,8 +272,8 @@ def stack_flame(table: ColumnTable, part: RankTrace, most: int) -> Chart:
 
 
 def module_flame(table: ColumnTable, most: int) -> Chart | None:
-    """The tree of `trace.modules()` as a flame graph, at most `most` of them: by GPU time, or by
-    host time where there is none."""
+    """Make a flame graph of `trace.modules()`, of at most `most` modules: by GPU time, or by host
+    time where there is none."""
     on_gpu = bool(table["own_gpu_ns"].any())
     own = table["own_gpu_ns" if on_gpu else "self_host_ns"]
     parents = np.ma.filled(table["parent_id"], -1)
@@ -290,14 +296,6 @@ _API_KINDS = frozenset(
 )
 
 
-def _flame_fill(name: str | None, kind: str | None, gpu_class: int) -> str:
-    if kind is None:
-        return "thread"
-    if kind in _API_KINDS:
-        return "call"
-    return _GPU_FILLS[gpu_class] or _hue(name or "")
-
-
 def _hue(name: str) -> str:
     return str(zlib.crc32(name.encode("utf-8", "surrogatepass")) % HUES)
 
@@ -312,7 +310,7 @@ def _flame(
     fills: Sequence[str],
     most: int,
 ) -> Chart:
-    """Nodes, parents first; those with the most time, whose parents have no less."""
+    """Make a flame graph of the nodes with the most time, whose parents have no less."""
     chosen = np.argsort(-below, kind="stable")[:most]
     chosen = np.sort(chosen[below[chosen] > 0])
     place = np.full(len(below) + 1, -1, dtype=np.int64)
