@@ -14,29 +14,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.lab.evaluation.baselines.simple import Chance
-from torchtraceap.lab.evaluation.honesty import (
-    Books,
-    books_of,
-    check_splits,
-    held_out_forms,
-    shuffled_training,
-    sided_features,
-    told_by_bookkeeping,
-)
+from torchtraceap.lab.evaluation.baselines import Chance, Windows
+from torchtraceap.lab.evaluation.learned_baselines import SupervisedTrees
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
-from torchtraceap.lab.evaluation.report import filled
-from torchtraceap.lab.evaluation.tables import markdown
+from torchtraceap.lab.evaluation.splits import check_splits
+from torchtraceap.lab.evaluation.tables import filled, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
+
+from bookkeeping import Books, books_of, sided_features, told_by_bookkeeping
 
 SEEDS = 5
 SPLITS = ("train", "validation")
@@ -53,6 +49,106 @@ def chance(samples: list[Sample]) -> float:
         scores = np.concatenate([method.score(sample) for sample in samples])
         found.append(window_auc(Scored(scores, positive, positive, none, none)))
     return float(np.mean(found))
+
+
+def shuffled_training(
+    train: Sequence[Sample], test: Sequence[Sample], seeds: Sequence[int] = range(5)
+) -> float:
+    """Mean AUC of boosted trees that learned from windows whose labels were dealt at random.
+
+    Args:
+        train: Traces to learn from; their windows swap labels among each other.
+        test: Traces of other groups, with their own labels.
+        seeds: One training for each.
+    """
+    windows = Windows(test)
+    found = []
+    for seed in seeds:
+        model = SupervisedTrees()
+        model.fit(list(_dealt(train, np.random.default_rng(seed))), seed)
+        score = np.concatenate([model.score(sample) for sample in test])
+        kept = ~windows.ignore
+        scored = Scored(score, windows.positive, windows.bad, windows.trace, windows.trace)
+        found.append(window_auc(scored.part(kept)))
+    return float(np.mean(found))
+
+
+def _dealt(samples: Sequence[Sample], rng: np.random.Generator) -> Iterator[Sample]:
+    windows = Windows(samples)
+    order = rng.permutation(len(windows.trace))
+    ends = np.cumsum([len(sample.positive) for sample in samples])[:-1]
+    for sample, rows in zip(samples, np.split(order, ends), strict=True):
+        yield replace(
+            sample,
+            cost=windows.cost[rows],
+            positive=windows.positive[rows],
+            ignore=windows.ignore[rows],
+        )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A form of fault: AUC on its windows, with traces of that form learned from and without."""
+
+    form: str
+    traces: int
+    known: float
+    unknown: float
+
+
+def held_out_forms(samples: Sequence[Sample], seed: int = 0, folds: int = 3) -> list[HeldOut]:
+    """How well boosted trees find forms of faults that they never saw, out of fold by groups.
+
+    Args:
+        samples: Traces of training and validation; a form has two groups at least, or is left out.
+        seed: Of folds and models.
+        folds: Of groups; each takes a training with the form and one without.
+    """
+    from sklearn.model_selection import GroupKFold
+
+    groups = [sample.group for sample in samples]
+    cuts = list(GroupKFold(folds).split(groups, groups=groups))
+    forms = sorted({sample.form for sample in samples if sample.label})
+    scores: dict[str, list[tuple[Array, Array, Array]]] = {form: [] for form in forms}
+    for train, test in cuts:
+        known = _fitted([samples[i] for i in train], seed)
+        for form in forms:
+            tested = _of_form([samples[i] for i in test], form)
+            rest = [samples[i] for i in train if samples[i].form != form]
+            if tested and any(sample.positive.any() for sample in rest):
+                scores[form].append(_both(tested, known, _fitted(rest, seed)))
+    return [_held_out(form, found, samples) for form, found in scores.items() if found]
+
+
+def _fitted(samples: Sequence[Sample], seed: int) -> SupervisedTrees:
+    model = SupervisedTrees()
+    model.fit(samples, seed)
+    return model
+
+
+def _of_form(samples: Sequence[Sample], form: str) -> list[Sample]:
+    """Traces with that form and their twins."""
+    bad = [sample for sample in samples if sample.form == form]
+    twins = {sample.twin for sample in bad}
+    return [*bad, *(sample for sample in samples if sample.id in twins)]
+
+
+def _both(
+    samples: Sequence[Sample], known: SupervisedTrees, unknown: SupervisedTrees
+) -> tuple[Array, Array, Array]:
+    windows = Windows(samples)
+    kept = ~windows.ignore
+    scores = [np.concatenate([m.score(s) for s in samples])[kept] for m in (known, unknown)]
+    return windows.positive[kept], scores[0], scores[1]
+
+
+def _held_out(
+    form: str, found: Sequence[tuple[Array, Array, Array]], samples: Sequence[Sample]
+) -> HeldOut:
+    positive, known, unknown = (np.concatenate(column) for column in zip(*found, strict=True))
+    none = np.zeros(len(positive), dtype=np.int64)
+    aucs = [window_auc(Scored(s, positive, positive, none, none)) for s in (known, unknown)]
+    return HeldOut(form, sum(sample.form == form for sample in samples), aucs[0], aucs[1])
 
 
 def measured(dataset: Path, raw: Path | None) -> dict[str, Any]:

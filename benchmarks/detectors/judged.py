@@ -21,23 +21,27 @@ import numpy as np
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE, TYPES
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import labeled_runs
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, likely_types, rule_says
-from torchtraceap.lab.evaluation.bootstrap import draws, interval
-from torchtraceap.lab.evaluation.judges.labelled import Labelled, labelled_traces
-from torchtraceap.lab.evaluation.judges.loop import count_loop
-from torchtraceap.lab.evaluation.judges.naming import Answers, named, true_segments
-from torchtraceap.lab.evaluation.metrics import Typed, confusion, type_metrics
-from torchtraceap.lab.evaluation.real import read_recordings
-from torchtraceap.lab.evaluation.real_labels import RealLabels, read_real_labels
+from torchtraceap.lab.evaluation.judge_loop import count_loop
+from torchtraceap.lab.evaluation.judged_traces import (
+    Answers,
+    Labelled,
+    labelled_traces,
+    named,
+    true_segments,
+)
+from torchtraceap.lab.evaluation.metrics import Typed, confusion, draws, interval, type_metrics
+from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import all_numbers, numbers
-from torchtraceap.lab.evaluation.test_access import log_look
 from torchtraceap.trace.load import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
+
+from public_labels import RealLabels, read_real_labels, read_recordings
 
 LABELS = Path(__file__).with_name("real_labels")
 WINDOWS = 100

@@ -8,17 +8,20 @@ import pytest
 pytest.importorskip("sklearn")
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.evaluation.bootstrap import draws, interval, paired, replicates
 from torchtraceap.lab.evaluation.metrics import (
     Scored,
     Typed,
     average_precision,
     calibration,
     confusion,
+    draws,
     event_hits,
     false_positive_rate,
     group_pairs,
+    interval,
+    paired,
     per_trace_auc,
+    replicates,
     said_types,
     threshold_at,
     type_metrics,

@@ -200,7 +200,7 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from sklearn.ensemble import IsolationForest
 
-    from torchtraceap.lab.training.tree_arrays import Seeing, boosted_trees, isolation_trees
+    from torchtraceap.lab.training.structural import Seeing, boosted_trees, isolation_trees
 
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((600, 4)).astype(np.float32).astype(np.float64)

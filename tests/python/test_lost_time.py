@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtraceap.lab.training.lost_time import Kernels, LostTime, by_alignment
+from torchtraceap.lab.training.weak_labels import Kernels, LostTime, by_alignment
 
 MINI = Path(__file__).parents[2] / "examples/mini_dataset"
 
@@ -76,14 +76,14 @@ def test_twins_tell_what_labels_tell() -> None:
     pytest.importorskip("torch")
     from torchtraceap.datasets.samples import load_samples
     from torchtraceap.lab.training.figures import window_figures
-    from torchtraceap.lab.training.lost_time import load_labelled, load_lost
+    from torchtraceap.lab.training.weak_labels import load_labelled, load_lost
 
     found, labelled = load_lost(MINI), load_labelled(MINI)
     samples = [s for s in load_samples(MINI, splits=["train"]) if s.label and s.id in found]
     assert len(samples) > 3
     spans = [(s.bounds_ns[:-1], s.bounds_ns[1:]) for s in samples]
     scores = [found[s.id].share(*span) for s, span in zip(samples, spans, strict=True)]
-    figures = window_figures(scores, [s.positive for s in samples], [s.ignore for s in samples])
+    figures = window_figures(scores, samples)
     assert figures["bad_only"] > 0.9
     for sample, span in zip(samples, spans, strict=True):
         np.testing.assert_allclose(

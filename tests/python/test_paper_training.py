@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import labeled_runs
 from torchtraceap.datasets.samples import load_samples
 from torchtraceap.diagnosis.scoring.paper import paper_tokens
 from torchtraceap.diagnosis.scoring.paper_config import PaperConfig, read_paper_weights

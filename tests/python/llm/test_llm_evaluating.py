@@ -29,18 +29,18 @@ from torchtraceap.explanation.language_model import Message, ModelError, Reply
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import Segment
 from torchtraceap.explanation.verdict import Verdict
-from torchtraceap.lab.evaluation.baselines.given import read_scores
-from torchtraceap.lab.evaluation.judges import loop as loop_module
-from torchtraceap.lab.evaluation.judges.labelled import JudgeOf, Labelled, labelled_traces
-from torchtraceap.lab.evaluation.judges.loop import count_loop
-from torchtraceap.lab.evaluation.judges.naming import (
-    found_segments,
+from torchtraceap.lab.evaluation import judge_loop as loop_module
+from torchtraceap.lab.evaluation.judge_loop import count_loop
+from torchtraceap.lab.evaluation.judge_parts import PARTS, parts_document, parts_of
+from torchtraceap.lab.evaluation.judged_traces import (
+    JudgeOf,
+    Labelled,
+    labelled_traces,
     scores_document,
     true_segments,
     window_names,
 )
-from torchtraceap.lab.evaluation.judges.parts import PARTS, parts_document, parts_of
-from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, NOT_HERE
+from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, NOT_HERE, read_scores
 from torchtraceap.lab.evaluation.run import Options, TypeCell, evaluate
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -239,7 +239,7 @@ def test_found_segments_are_told(traces: list[Labelled]) -> None:
     assert document["name"] == "a judge, as found"
     for labelled, entry in zip(traces, document["traces"], strict=True):
         inside = [0.0] * WINDOWS
-        for segment in found_segments(labelled):
+        for segment in find_segments(labelled.diagnosis):
             inside[segment.first : segment.last + 1] = [1.0] * (segment.last - segment.first + 1)
         assert entry["scores"] == inside
         assert entry["types"] == ({"cpu_bound": inside} if any(inside) else {})
@@ -369,7 +369,7 @@ def test_scores_of_parts_fill_their_row(mini: Path, traces: list[Labelled], tmp_
     path = tmp_path / "parts.json"
     path.write_text(json.dumps(document))
     assert read_scores(path).name == LANGUAGE_MODEL
-    assert LANGUAGE_MODEL in {missing.name for missing in NOT_HERE}
+    assert LANGUAGE_MODEL in {name for name, _, _ in NOT_HERE}
     options = Options(windows=(WINDOWS,), methods=("chance",), scores=(str(path),), seeds=1)
     (row,) = [row for row in evaluate(mini, options).rows if row.name == LANGUAGE_MODEL]
     assert row.labels == "none"
@@ -382,7 +382,7 @@ def test_scores_of_parts_fill_their_row(mini: Path, traces: list[Labelled], tmp_
 
 def test_a_judge_without_doubts_changes_nothing(traces: list[Labelled]) -> None:
     counts = count_loop(traces, perfect(traces), "perfect judge")
-    assert counts.segments == sum(len(found_segments(each)) for each in traces) > 0
+    assert counts.segments == sum(len(find_segments(each.diagnosis)) for each in traces) > 0
     assert counts.doubted == counts.dropped == counts.renamed == 0 and counts.grids == ()
     scorer, *others = (told.to_dict() for told in counts.told)
     assert all({**told, "way": ""} == {**others[0], "way": ""} for told in others)

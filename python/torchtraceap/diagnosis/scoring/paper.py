@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import PAPER_TYPES, Int64Array
 from torchtraceap.diagnosis.scoring.base import WindowScores, common_bounds
@@ -21,6 +20,7 @@ from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder, text_encod
 from torchtraceap.errors import MissingFileError, SchemaError
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows.windows import build_windows
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
@@ -153,12 +153,7 @@ def load(path: PathLike = WEIGHTS, **options: Any) -> PaperScorer:
 
 def paper_tokens(part: RankTrace, bounds_ns: Int64Array, config: PaperConfig) -> TraceTokens:
     """GPU events of one rank in the windows of `bounds_ns`, int64 `[W + 1]`, of equal time."""
-    windows = _core.build_windows(
-        part.table,
-        part.tree,
-        count=len(bounds_ns) - 1,
-        bounds=(int(bounds_ns[0]), int(bounds_ns[-1])),
-    )
+    windows = build_windows(part, bounds_ns=bounds_ns)
     tokens = build_tokens(
         part, windows=windows, cap=config.cap, gaps=False, host=False, continued=False
     )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap import _core
 from torchtraceap.core.intervals import covered_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PAPER_TYPES, Int64Array
@@ -23,6 +22,7 @@ from torchtraceap.diagnosis.scoring.base import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.trees import columns_of, trees_of
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import SchemaError
+from torchtraceap.tables.windows.windows import window_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
@@ -77,12 +77,8 @@ class StructuralScorer:
 
     def of_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> WindowFigures:
         """What the trees say of windows of one rank."""
-        bounds = int(bounds_ns[0]), int(bounds_ns[-1])
-        windows = _core.build_windows(
-            rank.table, rank.tree, count=len(bounds_ns) - 1, bounds=bounds
-        )
-        block = _core.build_features(rank.table, rank.tree, windows)
-        return self.figures(block.names, block.values, block.zscores)
+        features = window_features(rank, bounds_ns)
+        return self.figures(features.names, features.values_matrix, features.zscores)
 
     def likelihood(self, figures: WindowFigures) -> _FloatArray:
         """`[W]`: how likely each window holds a fault."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap import _core
 from torchtraceap.core.results import Int64Array
 from torchtraceap.diagnosis.scoring.base import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.structural import (
@@ -22,6 +21,7 @@ from torchtraceap.diagnosis.scoring.v2_inputs import TokenInputs, TokenView, squ
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.tables.windows.tokens import build_tokens
+from torchtraceap.tables.windows.windows import window_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array, PathLike
@@ -159,13 +159,13 @@ class V2Scorer:
 
     def _inputs(self, rank: RankTrace, bounds_ns: Int64Array) -> tuple[Array, Tokens | None]:
         """Features of windows; and their events, of a network that has them."""
-        count, bounds = len(bounds_ns) - 1, (int(bounds_ns[0]), int(bounds_ns[-1]))
-        windows = _core.build_windows(rank.table, rank.tree, count=count, bounds=bounds)
-        block = _core.build_features(rank.table, rank.tree, windows)
-        if tuple(block.names) != self.features:
+        found = window_features(rank, bounds_ns)
+        if tuple(found.names) != self.features:
             raise SchemaError("v2: the weights are of other features than this version computes")
-        tokens = build_tokens(rank, windows=windows, cap=self.cap) if self.has_events else None
-        return squash(block.values, block.zscores), tokens
+        tokens = None
+        if self.has_events:
+            tokens = build_tokens(rank, windows=found.windows, cap=self.cap)
+        return squash(found.values_matrix, found.zscores), tokens
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
         """The worst rank counts in each window; windows with nothing to judge get 0."""

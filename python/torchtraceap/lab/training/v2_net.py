@@ -35,7 +35,7 @@ class V2Shape:
     """Columns of the window features, raw values and z-scores together."""
     types: int
     token_codes: tuple[int, ...] = ()
-    """How many values each code of a token has; empty: a network without tokens."""
+    """The number of values of each code of a token; empty: a network without tokens."""
     token_numbers: int = 0
     name_width: int = 0
     token_width: int = 48
@@ -94,7 +94,7 @@ class Scores:
 
 
 class V2Net(nn.Module):
-    """See the module."""
+    """The network; see the module."""
 
     def __init__(self, shape: V2Shape, dropout: float = 0.1, pretrained: bool = False) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class V2Net(nn.Module):
         return normed
 
     def reconstruction_error(self, features: Tensor, hidden: Tensor) -> Tensor:
-        """Pretraining: how badly windows that are hidden are told from the others.
+        """Pretraining: the error of windows that are hidden, as told from the others.
 
         Args:
             features: float32 `[B, W, features]`: of `squash`.

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from torchtraceap import _core
+from torchtraceap.core.aliases import Array
 from torchtraceap.core.rendering import renderable
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["FeatureTable", "build_features", "build_windows", "check_count", "feature_names"]
+__all__ = [
+    "FeatureTable",
+    "build_features",
+    "build_windows",
+    "check_count",
+    "feature_names",
+    "window_features",
+]
 
 
 renderable(_core.WindowSet)
@@ -26,6 +33,7 @@ class FeatureTable(ColumnTable):
         bounds_ns = windows.bounds_ns
         columns: dict[str, Any] = {"start_ns": bounds_ns[:-1], "end_ns": bounds_ns[1:]}
         super().__init__(columns | dict(zip(block.names, block.values.T, strict=True)))
+        self.windows = windows
         self.names: list[str] = block.names
         self.values_matrix = block.values
         """float64 `[windows, features]`."""
@@ -33,22 +41,44 @@ class FeatureTable(ColumnTable):
         """float64 `[windows, features]`: (x - median) / (1.4826 MAD) within the trace."""
 
 
-def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _core.WindowSet:
-    """Windows of equal time (or of `length_ns`) over the profiled time, with their rows.
+def build_windows(
+    part: RankTrace, *, count: int = 100, length_ns: int = 0, bounds_ns: Array | None = None
+) -> _core.WindowSet:
+    """Windows of equal time (or of `length_ns`) with their rows.
+
+    Args:
+        part: The rank.
+        count: The number of windows.
+        length_ns: The length of a window, instead of a number.
+        bounds_ns: int64 `[W + 1]`, of W windows of equal time; None: the profiled time is cut.
 
     Raises:
         OptionError: No sensible number of windows, or a negative length.
     """
+    if bounds_ns is not None:
+        within = int(bounds_ns[0]), int(bounds_ns[-1])
+        return _core.build_windows(part.table, part.tree, count=len(bounds_ns) - 1, bounds=within)
     check_count("count", count)
     if length_ns < 0:
         raise OptionError("length_ns must not be negative")
     return _core.build_windows(part.table, part.tree, count=count, length_ns=length_ns)
 
 
-def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
-    """One row of numbers per window, and their robust z-scores."""
-    windows = build_windows(part, count=count)
+def window_features(part: RankTrace, windows: _core.WindowSet | Array) -> FeatureTable:
+    """One row of numbers per window, and their robust z-scores.
+
+    Args:
+        part: The rank.
+        windows: Windows of the rank, or their bounds as `build_windows` takes them.
+    """
+    if not isinstance(windows, _core.WindowSet):
+        windows = build_windows(part, bounds_ns=windows)
     return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
+
+
+def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
+    """Return the features of `count` windows of equal time over the profiled time."""
+    return window_features(part, build_windows(part, count=count))
 
 
 def check_count(name: str, count: int) -> None:
@@ -57,14 +87,6 @@ def check_count(name: str, count: int) -> None:
         raise OptionError(f"{name} must be a number from 1 to 1000000, not {count!r}")
 
 
-@cache
 def feature_names() -> tuple[str, ...]:
     """Names of the features, in the order of the columns; the same for every trace."""
-    from torchtraceap.trace.event_table import event_table
-
-    table = event_table(
-        ts_ns=[0], dur_ns=[1], name=["event"], category=["cpu_op"], pid=[0], tid=[0]
-    )
-    tree = _core.build_tree(table)
-    windows = _core.build_windows(table, tree, count=1)
-    return tuple(_core.build_features(table, tree, windows).names)
+    return tuple(_core.feature_names())

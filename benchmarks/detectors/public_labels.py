@@ -25,7 +25,16 @@ from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
 from torchtraceap.errors import MissingFileError, SchemaError
 
-__all__ = ["ANY", "PASSES", "Pass", "RealLabels", "cohen_kappa", "read_real_labels"]
+__all__ = [
+    "ANY",
+    "PASSES",
+    "Pass",
+    "RealLabels",
+    "Recordings",
+    "cohen_kappa",
+    "read_real_labels",
+    "read_recordings",
+]
 
 PASSES = ("first", "second")
 ANY = "any"
@@ -170,6 +179,34 @@ def _pass(labels: Mapping[str, Any]) -> Pass:
         spans,
         np.concatenate([each.reshape(-1, 2) for each in doubtful]),
     )
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """What is known of the traces beside their labels."""
+
+    group: Mapping[str, str]
+    """By path, of traces that share a group; every other trace is one of its own."""
+    healthy: tuple[str, ...]
+    """Paths: the good trace of each pair of before and after, and what its author calls healthy."""
+
+
+def read_recordings(path: PathLike) -> Recordings:
+    """Groups and healthy traces, from `benchmarks/detectors/real_labels/recordings.json`.
+
+    Raises:
+        MissingFileError: There is no such file.
+        SchemaError: It holds something else.
+    """
+    place = Path(path)
+    if not place.is_file():
+        raise MissingFileError(f"{path}: there is no such file")
+    try:
+        found = json.loads(place.read_text("utf-8"))
+        group = {str(trace): str(name) for name, of in found["groups"].items() for trace in of}
+        return Recordings(group, tuple(map(str, found["healthy"])))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SchemaError(f"{path}: groups and healthy traces were expected: {error!r}") from None
 
 
 def cohen_kappa(one: Sequence[bool] | Array, other: Sequence[bool] | Array) -> float | None:

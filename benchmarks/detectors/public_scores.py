@@ -1,4 +1,4 @@
-"""`evaluate_real`: scorers and baselines on the public traces that were labelled by looking.
+"""Scorers and baselines on the public traces that were labeled by looking, as tables and JSON.
 
 Note [Number of a trace]: a trace is told from others by one number made of the scores of its
 windows. `CANONICAL` was fixed before any trace was scored (docs/real_labels.md says why); the
@@ -14,28 +14,41 @@ is one group, as in `bootstrap`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from public_labels import RealLabels, Recordings
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples, window_arrays
 from torchtraceap.diagnosis.scoring.base import Scorer
-from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.lab.evaluation.baselines.given import Given, scored_ranks, scorer_methods
-from torchtraceap.lab.evaluation.baselines.protocol import Method
-from torchtraceap.lab.evaluation.bootstrap import Interval, interval, paired, replicates
-from torchtraceap.lab.evaluation.events import GpuEvents, gpu_events, load_events
-from torchtraceap.lab.evaluation.honesty import check_splits
-from torchtraceap.lab.evaluation.methods import METHODS, WANTED_SCORERS, check_names, make_methods
-from torchtraceap.lab.evaluation.metrics import Scored, Typed, type_metrics, window_auc
-from torchtraceap.lab.evaluation.real_labels import RealLabels
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, gpu_events, load_events
+from torchtraceap.lab.evaluation.methods import (
+    METHODS,
+    WANTED_SCORERS,
+    Given,
+    check_names,
+    make_methods,
+    scored_ranks,
+    scorer_methods,
+)
+from torchtraceap.lab.evaluation.metrics import (
+    Interval,
+    Scored,
+    Typed,
+    interval,
+    paired,
+    replicates,
+    type_metrics,
+    window_auc,
+)
 from torchtraceap.lab.evaluation.run import (
     Bench,
     Cell,
@@ -48,6 +61,17 @@ from torchtraceap.lab.evaluation.run import (
     scored_windows,
     usable_scorers,
 )
+from torchtraceap.lab.evaluation.splits import check_splits
+from torchtraceap.lab.evaluation.tables import (
+    METRIC_TITLES,
+    Table,
+    all_numbers,
+    finite,
+    markdown,
+    numbers,
+    percent,
+    with_interval,
+)
 from torchtraceap.trace.load import load
 
 __all__ = [
@@ -57,9 +81,10 @@ __all__ = [
     "Flagged",
     "RealEvaluation",
     "RealRow",
-    "Recordings",
     "evaluate_real",
-    "read_recordings",
+    "real_document",
+    "real_part",
+    "real_tables",
 ]
 
 
@@ -78,16 +103,6 @@ CANONICAL = "top tenth"
 REFERENCE = "evidence"
 """What all others are compared with."""
 _PAPER_PLACES = [TYPES.index(name) for name in PAPER_TYPES]
-
-
-@dataclass(frozen=True)
-class Recordings:
-    """What is known of the traces beside their labels."""
-
-    group: Mapping[str, str]
-    """By path, of traces that share a group; every other trace is one of its own."""
-    healthy: tuple[str, ...]
-    """Paths: the good trace of each pair of before and after, and what its author calls healthy."""
 
 
 @dataclass(frozen=True)
@@ -149,24 +164,6 @@ class RealEvaluation:
             return paired(values, (row.resampled[metric], other.resampled[metric]))
         values = row.cell.values[metric].value, other.cell.values[metric].value
         return paired(values, (row.cell.resampled[metric], other.cell.resampled[metric]))
-
-
-def read_recordings(path: PathLike) -> Recordings:
-    """Groups and healthy traces, from `benchmarks/detectors/real_labels/recordings.json`.
-
-    Raises:
-        MissingFileError: There is no such file.
-        SchemaError: It holds something else.
-    """
-    place = Path(path)
-    if not place.is_file():
-        raise MissingFileError(f"{path}: there is no such file")
-    try:
-        found = json.loads(place.read_text("utf-8"))
-        group = {str(trace): str(name) for name, of in found["groups"].items() for trace in of}
-        return Recordings(group, tuple(map(str, found["healthy"])))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SchemaError(f"{path}: groups and healthy traces were expected: {error!r}") from None
 
 
 def evaluate_real(
@@ -376,3 +373,136 @@ class _Exam:
             within = window_auc(scored_windows([sample], scores))
             found[sample.id] = {name: of(own) for name, of in NUMBERS.items()} | {"auc": within}
         return found
+
+
+# ------------------------------------------------------------------------- tables and JSON
+
+_WINDOW_METRICS = ("auc", "per_trace", "ap", "hit")
+_COMPARED = ("auc", "per_trace")
+_LESS = f"less `{REFERENCE}`"
+
+
+def real_tables(evaluation: RealEvaluation) -> dict[str, Table]:
+    """By title."""
+    return {
+        "Windows": _windows(evaluation),
+        "Traces with a certain fault against those without any": _traces(evaluation),
+        "Healthy traces: windows flagged, in percent": _healthy(evaluation),
+        "Types, where that of a window is certain": _types(evaluation),
+    }
+
+
+def real_part(evaluation: RealEvaluation) -> str:
+    """What the page shows: what was scored, and every table."""
+    count = evaluation.counts
+    about = (
+        f"{count['traces']} traces in {count['groups']} groups, {count['windows']:,} windows, "
+        f"{count['positive']:,} of them positive.\n"
+        f"{count['with_both']} traces have windows of both kinds, "
+        f"{count['faulty']} a certain fault, "
+        f"and {count['free']} none."
+    )
+    shown = [
+        f"**{title}**\n\n{markdown(table)}" for title, table in real_tables(evaluation).items()
+    ]
+    return "\n\n".join([about, *shown])
+
+
+def _measured(evaluation: RealEvaluation) -> list[tuple[RealRow, Any]]:
+    return [(row, row.cell) for row in evaluation.rows if row.cell is not None]
+
+
+def _windows(evaluation: RealEvaluation) -> Table:
+    head = ["method", "labels", "seeds"]
+    for metric in _WINDOW_METRICS:
+        head += [METRIC_TITLES[metric], *([_LESS] if metric in _COMPARED else [])]
+    body = []
+    for row, cell in _measured(evaluation):
+        line = [row.name, row.labels, str(row.seeds)]
+        for metric in _WINDOW_METRICS:
+            line.append(with_interval(cell.values[metric]))
+            if metric in _COMPARED:
+                line.append(_difference(evaluation.difference(row, metric)))
+        body.append(line)
+    absent = [
+        [f"{row.name} ({row.missing})", row.labels, *["–"] * (len(head) - 2)]
+        for row in evaluation.rows
+        if row.cell is None
+    ]
+    return [head, *body, *absent]
+
+
+def _traces(evaluation: RealEvaluation) -> Table:
+    others = [name for name in NUMBERS if name != CANONICAL]
+    head = ["method", f"by the {CANONICAL}", _LESS, *(f"by the {name}" for name in others)]
+    body = [
+        [
+            row.name,
+            with_interval(row.separation[CANONICAL]),
+            _difference(evaluation.difference(row, CANONICAL)),
+            *(with_interval(row.separation[name]) for name in others),
+        ]
+        for row, _ in _measured(evaluation)
+    ]
+    return [head, *body]
+
+
+def _healthy(evaluation: RealEvaluation) -> Table:
+    """Of the windows in which neither pass sees a fault, and of all in brackets."""
+    rows = [row for row, _ in _measured(evaluation) if row.types]
+    paths = list(rows[0].healthy) if rows else []
+    head = ["trace", *(f"{row.name} from {row.threshold:.2f} on" for row in rows)]
+    body = []
+    for path in paths:
+        flagged = [row.healthy[path] for row in rows]
+        cells = [f"{percent(each.false)} ({percent(each.share)})" for each in flagged]
+        body.append([f"`{path}`", *cells])
+    return [head, *body]
+
+
+def _types(evaluation: RealEvaluation) -> Table:
+    body = [
+        [
+            row.name,
+            str(int(row.types["windows"])),
+            percent(row.types["accuracy"]),
+            percent(row.types["macro_f1"]),
+        ]
+        for row, _ in _measured(evaluation)
+        if row.types
+    ]
+    return [["method", "windows", "accuracy", "macro-F1"], *body]
+
+
+def _difference(value: Interval | None) -> str:
+    return "" if value is None else with_interval(value)
+
+
+def real_document(evaluation: RealEvaluation) -> dict[str, Any]:
+    """All of it as JSON: numbers as shares, null where there is none."""
+    return {
+        "labels_sha256": evaluation.labels,
+        "dataset": evaluation.dataset,
+        "number_of_a_trace": CANONICAL,
+        "counts": evaluation.counts,
+        "methods": [_method(evaluation, row) for row in evaluation.rows],
+    }
+
+
+def _method(evaluation: RealEvaluation, row: RealRow) -> dict[str, Any]:
+    about = {"name": row.name, "labels": row.labels, "seeds": row.seeds, "missing": row.missing}
+    if row.cell is None:
+        return about
+    compared = {name: evaluation.difference(row, name) for name in (*_COMPARED, *NUMBERS)}
+    return {
+        **about,
+        "windows": {name: numbers(row.cell.values[name]) for name in _WINDOW_METRICS},
+        "separation": {name: numbers(value) for name, value in row.separation.items()},
+        f"less_{REFERENCE}": {
+            name: numbers(value) for name, value in compared.items() if value is not None
+        },
+        "threshold": finite(row.threshold),
+        "healthy": {path: all_numbers(asdict(of)) for path, of in row.healthy.items()},
+        "types": all_numbers(row.types),
+        "traces": {path: all_numbers(of) for path, of in row.traces.items()},
+    }

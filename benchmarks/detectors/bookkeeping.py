@@ -1,9 +1,13 @@
-"""`bookkeeping_of`: what a trace says beside its events' names and times.
+"""Bookkeeping of traces: what they say beside their events' names and times.
 
 Numbers, their gaps and their order, processes and threads, where the recording begins, bytes for
 each event, orders of keys, residue of marks. None of it is evidence of lost time, so a model of
 nothing else must not tell traces with a fault from those without (docs/benchmark.md). Durations,
 names and counts of events are evidence and are left out.
+
+Note [Leaks]: a fault and its twin may differ in nothing but what the fault does. So a model that
+knows a trace's bookkeeping alone has to guess, across groups it was not trained on; and of each
+pair by itself, no single feature may tell which one has the fault.
 
 Note [Counts]: what is irregular is counted and not divided by all events: a fault adds events, and
 would be known by a share that it makes smaller.
@@ -13,17 +17,30 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.errors import ParseError
-
-__all__ = ["bookkeeping_of"]
+from torchtraceap.datasets.labels import LABELS
+from torchtraceap.datasets.reader import DataSet, is_dataset
+from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.lab.evaluation.learned_baselines import make_trees
+from torchtraceap.lab.evaluation.metrics import (
+    Interval,
+    Scored,
+    draws,
+    interval,
+    replicates,
+    window_auc,
+)
 
 Event = Mapping[str, Any]
 _RANGES, _CALLS = ("cpu_op", "user_annotation"), ("cuda_runtime", "cuda_driver")
@@ -41,6 +58,7 @@ _RARE = 0.002
 """Of the events of a category: keys that fewer have stand apart."""
 _MARKS = ("__m", "marker", "inject", "fault", "plant", "decoy", "twin", "provisional")
 _DIGITS = (10, 100, 1_000)
+_FOLDS, _REPEATS = 5, 3
 
 
 def bookkeeping_of(path: PathLike) -> dict[str, float]:
@@ -210,3 +228,189 @@ def _marks(whole: Sequence[Event]) -> dict[str, float]:
     names = [str(e["name"]).lower() for e in whole]
     marked = [any(mark in name for mark in _MARKS) for name in set(names)]
     return {"marks: names": float(sum(marked)), "marks: empty names": _mean(np.array(names) == "")}
+
+
+# ------------------------------------------------------------------------- checks
+
+
+@dataclass(frozen=True)
+class Books:
+    """Bookkeeping of one trace (`bookkeeping_of`), with its label."""
+
+    features: Mapping[str, float]
+    label: bool
+    group: str
+    pair: str
+    """Of a trace and its twin."""
+    run: str
+    """Of the runs that the two belong to: ranks that were recorded together share it."""
+
+
+def books_of(
+    folder: PathLike, splits: Collection[str] = (), *, put_in: bool = False
+) -> list[Books]:
+    """Bookkeeping of the traces of a data set, or of a folder of `generate` or `collect`.
+
+    Args:
+        folder: Of the traces and their labels.
+        splits: Of a data set; empty: all. Its traces are written as files again.
+        put_in: Whether that counts as a fault which costs too little, or is a decoy: it was put in
+            in the same way.
+
+    Raises:
+        MissingFileError: There are no labels.
+        ParseError: A trace can't be read.
+    """
+    files = _exported(DataSet(folder), splits) if is_dataset(folder) else _generated(Path(folder))
+    known = [(label, bookkeeping_of(path)) for label, path in files]
+    faulty = {label["twin"]: label for label, _ in known if label["twin"] is not None}
+    found = []
+    for label, features in known:
+        side = faulty.get(label["id"], label)
+        is_bad = label["twin" if put_in else "type"] is not None
+        group = label["source"]["base"]
+        found.append(Books(features, is_bad, group, side["id"], side["run"]))
+    return found
+
+
+def _generated(folder: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    place = folder / LABELS
+    if not place.exists():
+        raise MissingFileError(f"{place}: no such file")
+    for line in place.read_text("utf-8").splitlines():
+        label = json.loads(line)
+        yield label, folder / f"{label['id']}.json.gz"
+
+
+def _exported(dataset: DataSet, splits: Collection[str]) -> Iterator[tuple[dict[str, Any], Path]]:
+    """Each as a file that is there until the next one is asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json.gz"
+        for label in dataset.labels():
+            if not splits or label["split"] in splits:
+                _core.write_trace(dataset.table(label["id"]), str(path))
+                yield label, path
+
+
+def told_by_bookkeeping(books: Sequence[Books], seed: int = 0) -> dict[str, Interval]:
+    """AUC of trace labels, out of fold by groups, by models that know bookkeeping alone.
+
+    Args:
+        books: Of traces of two groups at least.
+        seed: Of folds and models.
+
+    Returns:
+        By model ("logistic regression", "boosted trees"), with a 95 % interval over groups.
+
+    Raises:
+        OptionError: There are fewer groups, or one label alone.
+    """
+    x, _ = _matrix(books)
+    label = np.array([each.label for each in books])
+    groups = np.unique([each.group for each in books], return_inverse=True)[1]
+    if groups.max(initial=0) < 1 or label.all() or not label.any():
+        raise OptionError("two groups, and traces with a fault and without, are needed")
+    found = {}
+    for name in ("logistic regression", "boosted trees"):
+        scores = _out_of_fold(name, x, label, groups, seed)
+        every = np.ones(len(label), dtype=bool)
+        scored = Scored(scores, label, every, np.arange(len(label)), groups)
+        weights = draws(int(groups.max()) + 1)
+        found[name] = interval(window_auc(scored), replicates(scored, "auc", weights))
+    return found
+
+
+def _matrix(books: Sequence[Books]) -> tuple[Array, list[str]]:
+    names = sorted({name for each in books for name in each.features})
+    rows = [[each.features.get(name, np.nan) for name in names] for each in books]
+    x = np.array(rows, dtype=np.float64)
+    return x, names
+
+
+def _out_of_fold(name: str, x: Array, label: Array, groups: Array, seed: int) -> Array:
+    """Mean log odds over some ways to cut the groups into folds."""
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    scores = np.zeros(len(label))
+    folds = min(_FOLDS, int(groups.max()) + 1)
+    for turn in range(_REPEATS):
+        cuts = StratifiedGroupKFold(folds, shuffle=True, random_state=seed + turn)
+        for train, test in cuts.split(x, label, groups):
+            if len(set(label[train])) < 2:
+                continue
+            model = _model(name, seed + turn).fit(_filled(x, train, train), label[train])
+            chance = model.predict_proba(_filled(x, test, train))[:, 1]
+            scores[test] += np.log(chance + 1e-4) - np.log(1 - chance + 1e-4)
+    return scores / _REPEATS
+
+
+def _model(name: str, seed: int) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if name == "boosted trees":
+        return make_trees(seed)
+    return make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=2_000))
+
+
+def _filled(x: Array, rows: Array, train: Array) -> Array:
+    """What is missing is the median of what is learned from, or 0 where that has none."""
+    known = np.isfinite(x[train])
+    middle = np.array([np.median(x[train][k, i]) if k.any() else 0 for i, k in enumerate(known.T)])
+    found: Array = np.where(np.isfinite(x[rows]), x[rows], middle)
+    return found
+
+
+@dataclass(frozen=True)
+class Sided:
+    """A feature that is larger on one side of most pairs."""
+
+    name: str
+    higher: int
+    """Pairs in which the faulty trace has more of it, and less."""
+    lower: int
+    p: float
+    """Of the sign test, times the number of features (Bonferroni)."""
+
+
+def sided_features(books: Sequence[Books], level: float = 0.01) -> list[Sided]:
+    """Features that tell the faulty trace of a pair from its twin, by a sign test over pairs.
+
+    Args:
+        books: Traces; a pair has one with a fault and one without, others are left out.
+        level: Of the test, for all features together.
+
+    Returns:
+        Those below the level, the most telling first. Ranks of one run count as one pair, by their
+        majority.
+    """
+    x, names = _matrix(books)
+    bad, good, run = _pairs(books)
+    found = []
+    for column, name in enumerate(names):
+        apart = np.sign(x[bad, column] - x[good, column])
+        signs = np.bincount(run, weights=np.nan_to_num(apart))
+        higher, lower = int((signs > 0).sum()), int((signs < 0).sum())
+        p = min(1.0, _sign_test(higher, lower) * len(names))
+        if p < level:
+            found.append(Sided(name, higher, lower, p))
+    return sorted(found, key=lambda each: each.p)
+
+
+def _pairs(books: Sequence[Books]) -> tuple[Array, Array, Array]:
+    """Rows of the faulty traces, of their twins, and codes of the runs that these belong to."""
+    found: defaultdict[str, dict[bool, int]] = defaultdict(dict)
+    for place, each in enumerate(books):
+        found[each.pair][each.label] = place
+    sides = [(each[True], each[False]) for each in found.values() if len(each) == 2]
+    bad, good = (np.array(side, dtype=np.int64) for side in zip(*sides, strict=True))
+    return bad, good, np.unique([books[i].run for i in bad], return_inverse=True)[1]
+
+
+def _sign_test(higher: int, lower: int) -> float:
+    count = higher + lower
+    if not count:
+        return 1.0
+    tail = sum(comb(count, k) for k in range(min(higher, lower) + 1))
+    return min(1.0, 2 * tail / (1 << count))
