@@ -61,7 +61,7 @@ def test_one_class_alone_has_no_area() -> None:
 def test_a_score_for_whole_traces_separates_them_and_points_nowhere() -> None:
     found = scored([1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0], [0] * 4 + [1] * 4)
     assert window_auc(found) == pytest.approx(5 / 6)
-    assert window_auc(found.bad_only()) == 0.5
+    assert window_auc(found.part(found.bad)) == 0.5
     values, groups = per_trace_auc(found)
     assert values.tolist() == [0.5] and groups.tolist() == [0]
 

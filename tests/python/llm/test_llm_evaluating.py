@@ -27,7 +27,7 @@ from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.explanation.explanation import Usage
 from torchtraceap.explanation.language_model import Message, ModelError, Reply
 from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.segments import Segment
+from torchtraceap.explanation.segments import Segment, find_segments
 from torchtraceap.explanation.verdict import Verdict
 from torchtraceap.lab.evaluation import judge_loop as loop_module
 from torchtraceap.lab.evaluation.judge_loop import count_loop

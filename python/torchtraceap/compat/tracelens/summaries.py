@@ -9,25 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.tracelens.categories import category_of
-from torchtraceap.compat.tracelens.kernel_details import kernel_columns
-from torchtraceap.compat.tracelens.launchers import CompatTree, union_us
-from torchtraceap.compat.tracelens.op_table import (
-    CallTable,
-    Coded,
-    call_table,
-    coded,
-    stacked,
-    texts_at,
-)
+from torchtraceap.compat.tracelens.launchers import CompatTree, category_of, union_us
 from torchtraceap.compat.tracelens.sheets import (
     METRICS,
+    CallTable,
+    Coded,
     Sheet,
     as_tuples,
+    call_table,
+    coded,
+    kernel_columns,
     order_of_sums,
     shares,
+    stacked,
     statistics,
     take,
+    texts_at,
 )
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
@@ -102,7 +99,7 @@ def _timeline(tree: CompatTree, rows: Array) -> Sheet:
 
 
 def total_us(timeline: Sheet) -> float:
-    """Their base of "percent of total time"."""
+    """Return their base of "percent of total time"."""
     total: float = timeline["time ms"][_TIMELINE.index("total_time")] * 1e3
     return total
 
@@ -138,7 +135,7 @@ class Launchers:
 
 
 def _categories(tree: CompatTree, names: Array, first_kernels: Array) -> Coded:
-    """By name ids of operators and of their first kernels, -1 without one."""
+    """Return categories by name ids of operators and of their first kernels, -1 without one."""
     strings = tree.strings
 
     def category(name: int, kernel: int) -> str:
@@ -168,7 +165,7 @@ def launchers_of(tree: CompatTree) -> Launchers:
 
 
 def _grouped(launchers: Launchers, key: Array) -> Groups:
-    """By one column and, if it is looked for, recomputation."""
+    """Group by one column and, if it is looked for, recomputation."""
     calls = launchers.calls
     return Groups(key, calls.recompute) if calls.tree.detect_recompute else Groups(key)
 
@@ -262,24 +259,25 @@ class Kernels:
         self._launchers = launchers
 
     def names(self, rows: Array) -> list[str | None]:
-        """Of some rows; None for -1."""
+        """Return the names of some rows; None for -1."""
         strings = self.tree.strings
         ids = np.where(rows >= 0, self.tree.name[rows], -1).tolist()
         return [strings[i] if i >= 0 else None for i in ids]
 
     def categories(self) -> Coded:
-        """Of the operator above each kernel, else "graph" or "runtime"; absent for orphans."""
+        """Return the category of the operator above each kernel, else "graph" or "runtime"; absent
+        for orphans."""
         strings = self.tree.strings
+
+        def category(name: int) -> str:
+            lower = strings[name].lower()
+            return "graph" if "cudagraph" in lower or "graphlaunch" in lower else "runtime"
+
         of_op = self._launchers.categories_of(self.op)
-        of_call = coded(lambda name: _category_of_call(strings[name]), self.tree.name[self.call])
+        of_call = coded(category, self.tree.name[self.call])
         codes, texts = stacked(of_op, of_call)
         found = np.where(self.op >= 0, codes[: len(self.rows)], codes[len(self.rows) :])
         return np.where((self.op >= 0) | (self.call >= 0), found, -1), texts
-
-
-def _category_of_call(name: str) -> str:
-    lower = name.lower()
-    return "graph" if "cudagraph" in lower or "graphlaunch" in lower else "runtime"
 
 
 def kernel_summary(kernels: Kernels, total: float) -> Sheet:

@@ -50,11 +50,11 @@ class Told(Result):
     positive: int
     """Windows that should be told."""
     typed: int
-    """Those of `right` whose type is known."""
+    """The part of `right` whose type is known."""
     named_right: int
-    """Those of `typed` with the right type."""
+    """The part of `typed` that has the right type."""
     unnamed: int
-    """Those of `typed` without a name."""
+    """The part of `typed` that has no name."""
 
     @property
     def precision(self) -> float | None:
@@ -85,7 +85,7 @@ class Grid(Result):
     asked: int
     """Segments."""
     against: int
-    """Those of them that are not flagged on it."""
+    """Segments that are not flagged on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class LoopCounts(Result):
     """Segments as they are found."""
     doubted: int
     dropped: int
-    """Those of `doubted` that no longer stand."""
+    """Segments that no longer stand."""
     dropped_right: int
-    """Those of `dropped` without a positive window."""
+    """Dropped segments without a positive window."""
     dropped_windows: int
     """Windows that no segment tells any more, without those that are neither."""
     dropped_windows_right: int
@@ -112,10 +112,10 @@ class LoopCounts(Result):
     renamed: int
     """Doubted segments that stay with another name."""
     renamed_right: int
-    """Those of them whose new name is the type that most of their positive windows have, or "none"
-    without such a window."""
+    """Renamed segments whose new name is the type that most of their positive windows have, or
+    "none" without such a window."""
     renamed_wrong: int
-    """Those of them whose old name was."""
+    """Renamed segments whose old name was."""
     grids: tuple[Grid, ...]
     told: tuple[Told, ...]
     """Windows told, in the order of `WAYS`."""

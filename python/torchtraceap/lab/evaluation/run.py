@@ -272,7 +272,7 @@ def _counts(
 
 
 Scores = dict[str, tuple[Array, "Array | None"]]
-"""By id: scores `[W]` and types `[W, T]`."""
+"""Scores `[W]` and types `[W, T]` by id."""
 
 
 class Bench:
