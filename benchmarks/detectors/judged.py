@@ -27,13 +27,12 @@ from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, likely_types, rule_says
 from torchtraceap.lab.evaluation.judge_loop import count_loop
 from torchtraceap.lab.evaluation.judged_traces import (
-    Answers,
     Labelled,
     labelled_traces,
     named,
     true_segments,
 )
-from torchtraceap.lab.evaluation.metrics import Typed, confusion, draws, interval, type_metrics
+from torchtraceap.lab.evaluation.metrics import confusion, draws, interval, type_metrics
 from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import all_numbers, numbers
 from torchtraceap.trace.load import load
@@ -128,7 +127,7 @@ def likeliest_here(diagnosis: Diagnosis, segment: Segment) -> str:
 
 def by_judge(labelled: Labelled) -> Names:
     segments = true_segments(labelled)
-    return named(labelled.diagnosis, segments, OfflineJudge, Answers()).names
+    return named(labelled.diagnosis, segments, OfflineJudge).names
 
 
 WAYS: dict[str, Callable[[Labelled], Names]] = {
@@ -172,7 +171,7 @@ class Naming:
         right = [name == truth for name, truth in zip(said, self._truth, strict=True)]
         value, resampled = self._share(right)
         return {
-            **all_numbers(type_metrics(self._typed(said))),
+            **all_numbers(type_metrics(*self._typed(said))),
             "interval": numbers(interval(value, resampled)),
             "no_type_of_labels": sum(name not in self._kinds for name in said),
         }
@@ -192,15 +191,15 @@ class Naming:
         sums = np.bincount(codes, weights=np.array(right, dtype=float), minlength=len(names))
         return float(np.mean(right)), (weights @ sums) / np.maximum(weights @ counts, 1)
 
-    def _typed(self, said: Sequence[str]) -> Typed:
+    def _typed(self, said: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """A name that is no type of the labels is the number of types."""
         places = {kind: place for place, kind in enumerate(self._kinds)}
         codes = np.array([places.get(name, len(places)) for name in said])
-        return Typed(np.array([places[name] for name in self._truth]), codes, self._kinds)
+        return np.array([places[name] for name in self._truth]), codes
 
     def _confusion(self, way: str) -> dict[str, dict[str, int]]:
         """Windows by type and by name."""
-        counts = confusion(self._typed(self._said[way]))
+        counts = confusion(*self._typed(self._said[way]), len(self._kinds))
         columns = (*self._kinds, NONE)
         return {
             kind: {name: int(n) for name, n in zip(columns, row, strict=True) if n}

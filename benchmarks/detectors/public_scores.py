@@ -42,7 +42,6 @@ from torchtraceap.lab.evaluation.methods import (
 from torchtraceap.lab.evaluation.metrics import (
     Interval,
     Scored,
-    Typed,
     interval,
     paired,
     replicates,
@@ -364,7 +363,7 @@ class _Exam:
             said.append(np.where(own.any(axis=1), own.argmax(axis=1), -1))
         known = np.concatenate(truth) >= 0
         pairs = np.concatenate(truth)[known], np.concatenate(said)[known].astype(np.int64)
-        return type_metrics(Typed(*pairs, PAPER_TYPES))
+        return type_metrics(*pairs)
 
     def _by_trace(self, scores: Scores) -> dict[str, dict[str, float]]:
         found = {}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,18 +53,6 @@ _COMMUNICATION = {"lifted": "predicted", "lifted_event_space": "predicted",
 """Origins of collectives, by the kind of the source of a trace."""
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one trace, by table: Arrow tables, but for the trace and the names."""
-
-    traces: dict[str, Any]
-    gpu_events: Any
-    host_events: Any
-    windows: Any
-    names: dict[int, tuple[str, str]]
-    """Name and class by hash."""
-
-
 def write_shard(folder: Path, shard: str, traces: Iterable[tuple[Label, RankTrace]]) -> None:
     """Write the files of a shard, which appear together.
 
@@ -82,7 +69,7 @@ def write_shard(folder: Path, shard: str, traces: Iterable[tuple[Label, RankTrac
     rows = [_encode_trace(part, label) for label, part in traces]
     names: dict[int, tuple[str, str]] = {}
     for each in rows:
-        for number, named in each.names.items():
+        for number, named in each["names"].items():
             if names.setdefault(number, named)[0] != named[0]:
                 raise SchemaError(f"two names have one hash: {named[0]!r}, {names[number][0]!r}")
     by_name = [
@@ -93,11 +80,13 @@ def write_shard(folder: Path, shard: str, traces: Iterable[tuple[Label, RankTrac
     # Traces come last: who finds them finds the rest too.
     for table in (*TABLES[1:], TABLES[0]):
         if table == "traces":
-            groups = [pa.Table.from_pylist([each.traces for each in rows], schema=schemas()[table])]
+            groups = [
+                pa.Table.from_pylist([each["traces"] for each in rows], schema=schemas()[table])
+            ]
         elif table == "names":
             groups = [pa.Table.from_pylist(by_name, schema=schemas()[table])]
         else:
-            groups = [getattr(each, table) for each in rows]
+            groups = [each[table] for each in rows]
         files.append((f"{table}/{shard}.parquet", partial(write_to, table=table, groups=groups)))
     write_files(folder, files)
 
@@ -107,7 +96,9 @@ def is_written(folder: Path, shard: str) -> bool:
     return all((folder / table / f"{shard}.parquet").is_file() for table in TABLES)
 
 
-def _encode_trace(part: RankTrace, label: Label) -> _Rows:
+def _encode_trace(part: RankTrace, label: Label) -> dict[str, Any]:
+    """Return the rows of one trace by table: Arrow tables, but for its row of `traces`, and for
+    `names`, name and class by hash."""
     table, tree = part.table, part.tree
     timed = (table.flags & _core.HAS_TIME) != 0
     origin_ns = int(table.ts_ns[timed].min()) if timed.any() else 0
@@ -119,8 +110,13 @@ def _encode_trace(part: RankTrace, label: Label) -> _Rows:
         _event_rows(part, events, np.flatnonzero(rows), origin_ns, names, label["id"], kind)
         for kind, rows in (("gpu_events", on_gpu), ("host_events", ~on_gpu))
     )
-    trace = _trace_row(part, label, origin_ns, (len(gpu_events), len(host_events)))
-    return _Rows(trace, gpu_events, host_events, _windows(part, label, origin_ns), names.known)
+    return {
+        "traces": _trace_row(part, label, origin_ns, (len(gpu_events), len(host_events))),
+        "gpu_events": gpu_events,
+        "host_events": host_events,
+        "windows": _windows(part, label, origin_ns),
+        "names": names.known,
+    }
 
 
 class _Names:

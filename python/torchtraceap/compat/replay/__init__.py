@@ -27,8 +27,8 @@ from torchtraceap.compat.replay.call import (
     VALUES_KEY,
     NotReplayableError,
     call_from_texts,
-    find_surroundings,
     text_of_args,
+    with_surroundings,
 )
 from torchtraceap.compat.replay.plan import CallPlan
 from torchtraceap.compat.replay.schema import require_torch
@@ -122,9 +122,7 @@ def replay(
         row,
         device,
         script,
-        timing.median_ns,
-        timing.iqr_ns,
-        timing.samples,
+        *timing,
         measured_ns,
         measured,
         tuple(notes),
@@ -263,10 +261,11 @@ def _plan_row(part: RankTrace, row: int) -> CallPlan:
 
 def _plan(part: RankTrace, row: int) -> CallPlan:
     name, texts = part.table.name_of(row), text_of_args(part, row)
-    looks_around = name in _COPIES or "TensorList" in (texts[1] or "")
-    around = find_surroundings(part, row) if looks_around else None
     check_name(name)  # rather than missing shapes, say that it is no operator
-    plan = plan_call(call_from_texts(name, texts, around))
+    call = call_from_texts(name, texts)
+    if name in _COPIES or "TensorList" in (texts[1] or ""):
+        call = with_surroundings(call, part, row)
+    plan = plan_call(call)
     from torchtraceap.compat.replay.extent import made_bytes
 
     return replace(plan, made_bytes=made_bytes(plan))

@@ -203,10 +203,10 @@ class _Planner:
         kernels or other arguments."""
         if name == "state_steps":
             return "float32"
-        for below, text in self._call.around.tensors:
+        for below, text in self._call.tensors_below:
             if below == shape and (dtype := fills.dtype_of_cpp_name(text)):
                 return dtype
-        for kernel in self._call.around.gpu_names:
+        for kernel in self._call.gpu_names:
             if dtype := fills.dtype_in_kernel_name(kernel):
                 self._note(f"types in lists are not recorded: {dtype} after the kernel's name")
                 return dtype

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,10 @@ __all__ = [
     "Value",
     "call_from_texts",
     "copy_ends",
-    "find_surroundings",
     "parse_value",
     "quoted",
     "text_of_args",
+    "with_surroundings",
 ]
 
 MAX_AXES = 64
@@ -84,16 +84,6 @@ def quoted(text: str, most: int = 80) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Facts about a call from the rows below it."""
-
-    gpu_names: tuple[str, ...] = ()
-    """Names of the GPU events that it launched."""
-    tensors: tuple[tuple[tuple[int, ...], str], ...] = ()
-    """Shape and type of tensors that operators below it took."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedCall:
     """The arguments of a call, one entry each; `values` are parsed literals, None where absent."""
 
@@ -107,7 +97,10 @@ class RecordedCall:
     """The trace has Concrete Inputs for this call."""
     unread: tuple[str | None, ...] = ()
     """The text of a value that is no literal."""
-    around: Surroundings = field(default_factory=Surroundings)
+    gpu_names: tuple[str, ...] = ()
+    """Names of the GPU events that it launched, as far as they were looked for."""
+    tensors_below: tuple[tuple[tuple[int, ...], str], ...] = ()
+    """Shape and type of tensors that operators below it took, as far as they were looked for."""
 
 
 def text_of_args(rank: RankTrace, row: int) -> tuple[str | None, ...]:
@@ -128,9 +121,7 @@ def _texts(rank: RankTrace, keys: Iterable[str], rows: Any) -> list[str | None]:
     return [None] * len(rows)
 
 
-def call_from_texts(
-    name: str, texts: Iterable[str | None], around: Surroundings | None = None
-) -> RecordedCall:
+def call_from_texts(name: str, texts: Iterable[str | None]) -> RecordedCall:
     """The recorded call, checked: nothing in a trace is trusted.
 
     Raises:
@@ -170,7 +161,6 @@ def call_from_texts(
         tuple(values),
         values_text is not None,
         tuple(unread),
-        around or Surroundings(),
     )
 
 
@@ -199,12 +189,12 @@ def _plain_sizes(entry: Any) -> tuple[int, ...]:
     return tuple(entry)
 
 
-def find_surroundings(rank: RankTrace, row: int) -> Surroundings:
-    """GPU events launched below a row, and tensors that the operators below it took."""
+def with_surroundings(call: RecordedCall, rank: RankTrace, row: int) -> RecordedCall:
+    """Return a call with the GPU events launched below its row, and tensors of operators below."""
     tree = rank.tree
     position = int(tree.host_position[row])
     if position >= len(tree.host_rows):
-        return Surroundings()
+        return call
     end = min(int(tree.subtree_end[position]), position + _MAX_BELOW)
     rows = tree.host_rows[position:end].astype(np.int64)
     offsets = tree.launched_offsets
@@ -222,12 +212,12 @@ def find_surroundings(rank: RankTrace, row: int) -> Surroundings:
         except NotReplayableError:
             continue
         tensors += ((shape, str(kind)) for shape, kind in zip(shapes, types, strict=False))
-    return Surroundings(tuple(names), tuple(tensors))
+    return replace(call, gpu_names=tuple(names), tensors_below=tuple(tensors))
 
 
 def copy_ends(call: RecordedCall) -> tuple[str, str] | None:
     """Return source and target of a copy between host and device: "pinned", "cpu" or "device"."""
-    for name in call.around.gpu_names:
+    for name in call.gpu_names:
         direction, memory = _core.classify_copy(name)
         host = "pinned" if memory == _core.HostMemory.PINNED else "cpu"
         if direction == _core.CopyDirection.HOST_TO_DEVICE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from torchtraceap.compat.replay.call import NotReplayableError
@@ -35,14 +36,18 @@ class TorchName:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceName:
+class DeviceName(Enum):
     """The home of tensors: the device of the replay, or the host."""
 
-    host: bool = False
+    DEVICE = "device"
+    HOST = "host"
+
+    @property
+    def host(self) -> bool:
+        return self is DeviceName.HOST
 
 
-DEVICE, HOST = DeviceName(), DeviceName(host=True)
+DEVICE, HOST = DeviceName.DEVICE, DeviceName.HOST
 
 
 @dataclass(frozen=True, slots=True)

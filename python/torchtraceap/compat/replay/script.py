@@ -19,10 +19,9 @@ from typing import Any
 
 from torchtraceap.compat.replay.plan import CallPlan, DeviceName, Make, TorchName
 from torchtraceap.compat.replay.schema import Operator, require_torch
-from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 
-__all__ = ["Timing", "check_device", "has_kernel", "render_script", "time_call"]
+__all__ = ["check_device", "has_kernel", "render_script", "time_call"]
 
 _WIDTH = 100
 _SHOWN = 6  # shapes of a list
@@ -178,16 +177,6 @@ def _literal(node: Any) -> str:
 # ------------------------------------------------------------------------------ runs
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Time of a call by `torch.utils.benchmark`."""
-
-    median_ns: float
-    iqr_ns: float
-    """Distance of the quartiles."""
-    samples: int
-
-
 def check_device(device: str) -> Any:
     """The device as torch knows it.
 
@@ -211,11 +200,16 @@ def has_kernel(operator: Operator, device: str) -> bool:
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.full_name, key))
 
 
-def time_call(operator: Operator, script: str, device: str, *, min_run_time: float) -> Timing:
+def time_call(
+    operator: Operator, script: str, device: str, *, min_run_time: float
+) -> tuple[float, float, int]:
     """Run a script in a process and an empty folder of its own.
 
     So what the call does to its process (a crash, memory, generators of random numbers) is not done
     to this one, and an interrupt ends it.
+
+    Returns:
+        Median time of a call and distance of the quartiles in ns, and the number of measurements.
 
     Raises:
         OptionError: The operator does not run on the device; the message is torch's own.
@@ -241,4 +235,5 @@ def time_call(operator: Operator, script: str, device: str, *, min_run_time: flo
         else:
             reason = f"exit code {done.returncode}"
         raise OptionError(f"{operator.qualified} does not run on {device}: {reason}")
-    return Timing(**json.loads(done.stdout.splitlines()[-1]))
+    times = json.loads(done.stdout.splitlines()[-1])
+    return times["median_ns"], times["iqr_ns"], times["samples"]

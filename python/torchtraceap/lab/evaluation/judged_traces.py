@@ -17,7 +17,7 @@ windows are told, and what they are called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from torchtraceap.explanation.segments import Segment
 
 __all__ = [
-    "Answers",
     "JudgeOf",
     "Labelled",
     "Named",
@@ -135,16 +134,6 @@ def labelled_traces(
 # ------------------------------------------------------------------------------ names
 
 
-@dataclass
-class Answers:
-    """Counts of questions to a judge and of those without an answer that holds, and the last
-    failure."""
-
-    asked: int = 0
-    failed: int = 0
-    failure: TraceError | None = None
-
-
 @dataclass(frozen=True)
 class Named:
     """Names of the windows of a trace."""
@@ -153,6 +142,10 @@ class Named:
     """bool `[W]`: in a segment."""
     names: tuple[str, ...]
     """`[W]`: a type, "none", or "" outside of all segments."""
+    asked: int = 0
+    """Segments that the judge was asked about."""
+    failures: tuple[TraceError, ...] = ()
+    """Errors of the segments that have no answer that holds, and so no name."""
 
 
 def true_segments(labelled: Labelled) -> Iterator[Segment]:
@@ -166,31 +159,26 @@ def true_segments(labelled: Labelled) -> Iterator[Segment]:
             yield segment_of(diagnosis, first, last, name)
 
 
-def named(
-    diagnosis: Diagnosis, segments: Iterable[Segment], judge_of: JudgeOf, answers: Answers
-) -> Named:
+def named(diagnosis: Diagnosis, segments: Iterable[Segment], judge_of: JudgeOf) -> Named:
     """Return the names that a judge gives to windows of a trace.
 
     Args:
         diagnosis: The diagnosis of the trace.
         segments: Segments of it, in the order in which they are told.
         judge_of: The judge of a diagnosis.
-        answers: Counts of questions and failures. Without an answer that holds, a segment has no
-            name.
     """
     judge = judge_of(diagnosis)
-    verdicts = []
+    verdicts, failures = [], []
     for segment in segments:
         pack = build_pack(diagnosis, segment, tables=judge.reads_tables)
-        answers.asked += 1
         try:
             name = judge.judge(segment, pack, settled=False).primary
         except TraceError as error:
-            answers.failed += 1
-            answers.failure = error
+            failures.append(error)
             name = NONE
         verdicts.append((segment, name))
-    return window_names(diagnosis.windows.count, verdicts)
+    found = window_names(diagnosis.windows.count, verdicts)
+    return replace(found, asked=len(verdicts), failures=tuple(failures))
 
 
 def window_names(count: int, verdicts: Iterable[tuple[Segment, str]]) -> Named:
@@ -224,25 +212,29 @@ def scores_document(
         TraceError: That of the last answer, where none holds: a judge that can't be asked has no
             row in a table.
     """
-    answers, entries, scorers = Answers(), [], dict[str, None]()
+    entries, asked = [], 0
+    scorers: dict[str, None] = {}
+    failures: list[TraceError] = []
     with progress_stage("judging segments of labelled traces"):
         for labelled in traces:
             segments = find_segments(labelled.diagnosis) if found else true_segments(labelled)
-            said = named(labelled.diagnosis, segments, judge_of, answers)
+            said = named(labelled.diagnosis, segments, judge_of)
+            asked += said.asked
+            failures += said.failures
             scores = said.inside if found else labelled.diagnosis.windows.scores
             entries.append(entry(labelled, scores, said.names))
             scorers[labelled.diagnosis.scorer] = None
-    if answers.failure is not None and answers.failed == answers.asked:
-        raise answers.failure
+    if failures and len(failures) == asked:
+        raise failures[-1]
     return {
         "schema": SCORES,
         "scorer": f"{', '.join(scorers)}; {name}",
         "name": f"{name}, as found" if found else name,
         "labels": "window",
         "judged": {
-            "segments": answers.asked,
-            "failed": answers.failed,
-            "failure": str(answers.failure) if answers.failure else None,
+            "segments": asked,
+            "failed": len(failures),
+            "failure": str(failures[-1]) if failures else None,
         },
         "traces": entries,
     }

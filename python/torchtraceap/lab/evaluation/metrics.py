@@ -28,7 +28,6 @@ __all__ = [
     "RESAMPLES",
     "Interval",
     "Scored",
-    "Typed",
     "average_precision",
     "calibration",
     "confusion",
@@ -189,30 +188,17 @@ def event_hits(tops: Sequence[tuple[int, int] | None], costs: Sequence[Array]) -
 # ------------------------------------------------------------------------- types
 
 
-@dataclass(frozen=True)
-class Typed:
-    """Types of faults that windows have and are said to have.
-
-    `truth` and `said`: int64 codes of types, -1 for none. `said` is the number of types where a
-    window is flagged and not named.
-    """
-
-    truth: Array
-    said: Array
-    types: tuple[str, ...]
-
-
-def typed_given_window(cost: Array, said: Array, positive: Array, types: tuple[str, ...]) -> Typed:
-    """The setting of the paper's Table 4: the type of windows that are known to be positive.
+def typed_given_window(cost: Array, said: Array, positive: Array) -> tuple[Array, Array]:
+    """Return the true and the named types of windows that are known to be positive, the setting of
+    the paper's Table 4, int64 `[m]` each.
 
     Args:
         cost: `[n, T]`: how much of each window the cost of each type covers; the largest is the
             type of the window.
-        said: `[n, T]`: what a method says of each.
+        said: `[n, T]`: how likely a method takes each type to be.
         positive: bool `[n]`.
-        types: Names of the T types.
     """
-    return Typed(cost[positive].argmax(axis=1), said_types(said[positive]), types)
+    return cost[positive].argmax(axis=1), said_types(said[positive])
 
 
 def said_types(said: Array) -> Array:
@@ -222,16 +208,21 @@ def said_types(said: Array) -> Array:
     return found
 
 
-def type_metrics(typed: Typed) -> dict[str, float]:
+def type_metrics(truth: Array, said: Array) -> dict[str, float]:
     """Accuracy and macro-F1, over the windows that have a type or are said to have one.
+
+    Args:
+        truth: int64 `[n]`: places of the types of windows, -1 for none.
+        said: int64 `[n]`: the same of those that are named; the number of types where a window is
+            flagged and not named.
 
     Where `none` is among them (end to end), a miss and a false alarm each count as an error. The
     macro mean is over the types that occur in the truth.
     """
     from sklearn.metrics import accuracy_score, f1_score
 
-    rows = (typed.truth >= 0) | (typed.said >= 0)
-    truth, said = typed.truth[rows], typed.said[rows]
+    rows = (truth >= 0) | (said >= 0)
+    truth, said = truth[rows], said[rows]
     present = np.unique(truth[truth >= 0])
     if not len(present):
         return {"accuracy": float("nan"), "macro_f1": float("nan"), "windows": 0}
@@ -240,11 +231,16 @@ def type_metrics(typed: Typed) -> dict[str, float]:
     return {"accuracy": float(accuracy), "macro_f1": float(f1), "windows": int(rows.sum())}
 
 
-def confusion(typed: Typed) -> Array:
-    """int64 `[T + 1, T + 1]`: windows by their type and by that which is said; the last is none."""
-    count = len(typed.types) + 1
+def confusion(truth: Array, said: Array, types: int) -> Array:
+    """int64 `[T + 1, T + 1]`: windows by their type and by that which is named; the last is none.
+
+    Args:
+        truth, said: As `type_metrics` takes them.
+        types: The number T of types.
+    """
+    count = types + 1
     found = np.zeros((count, count), dtype=np.int64)  # said and not named is none, too
-    np.add.at(found, (typed.truth % count, typed.said % count), 1)
+    np.add.at(found, (truth % count, said % count), 1)
     return found
 
 

@@ -33,7 +33,6 @@ from torchtraceap.lab.evaluation.methods import (
 from torchtraceap.lab.evaluation.metrics import (
     Interval,
     Scored,
-    Typed,
     average_precision,
     calibration,
     confusion,
@@ -456,11 +455,8 @@ def _types(samples: Sequence[Sample], scores: Scores, threshold: float) -> TypeC
     said = np.concatenate([np.asarray(scores[sample.id][1]) for sample in samples])[kept]
     score = np.concatenate([scores[sample.id][0] for sample in samples])[kept]
     positive = np.concatenate([sample.positive for sample in samples])[kept]
-    given = type_metrics(typed_given_window(cost, said, positive, TYPES))
+    given = type_metrics(*typed_given_window(cost, said, positive))
     flagged = score >= threshold
-    both = Typed(
-        np.where(positive, cost.argmax(axis=1), -1),
-        np.where(flagged, said_types(said), -1),
-        TYPES,
-    )
-    return TypeCell(given, type_metrics(both), confusion(both))
+    truth = np.where(positive, cost.argmax(axis=1), -1)
+    named = np.where(flagged, said_types(said), -1)
+    return TypeCell(given, type_metrics(truth, named), confusion(truth, named, len(TYPES)))
