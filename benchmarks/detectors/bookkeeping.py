@@ -1,4 +1,4 @@
-"""Bookkeeping of traces: what they say beside their events' names and times.
+"""The bookkeeping of traces: everything in them beside names and times of events.
 
 Numbers, their gaps and their order, processes and threads, where the recording begins, bytes for
 each event, orders of keys, residue of marks. None of it is evidence of lost time, so a model of
@@ -52,10 +52,10 @@ _NUMBERS = {
     "Sequence number": ("cpu_op",),
     "correlation": _CALLS,
 }
-"""Whose numbers they are, of the events that have them."""
+"""Kinds of events that have numbers of their own, by the key of these."""
 _KEYED = ("cpu_op", "user_annotation", "cuda_runtime", "kernel", "gpu_memcpy")
 _RARE = 0.002
-"""Of the events of a category: keys that fewer have stand apart."""
+"""Part of the events of a category: keys that fewer have stand apart."""
 _MARKS = ("__m", "marker", "inject", "fault", "plant", "decoy", "twin", "provisional")
 _DIGITS = (10, 100, 1_000)
 _FOLDS, _REPEATS = 5, 3
@@ -105,7 +105,7 @@ def _mean(values: Array) -> float:
 
 
 def _numbers(whole: Sequence[Event]) -> dict[str, float]:
-    """Of each count, by those events that take a number of their own."""
+    """Return features of each count, by the events that take a number of their own."""
     found: dict[str, float] = {}
     for key, kinds in _NUMBERS.items():
         kept = [e for e in whole if e.get("cat") in kinds and key in e.get("args", {})]
@@ -114,7 +114,7 @@ def _numbers(whole: Sequence[Event]) -> dict[str, float]:
 
 
 def _count(name: str, rows: Iterable[tuple[Any, Any, str]]) -> dict[str, float]:
-    """Of numbers with times and threads: gaps, what goes against time, where it begins and ends.
+    """Return features of numbers with times and threads: gaps, steps against time, begin and end.
 
     See Note [Counts].
     """
@@ -158,7 +158,7 @@ def _arrows(events: Sequence[Event]) -> dict[str, float]:
 
 
 def _order(whole: Sequence[Event]) -> dict[str, float]:
-    """How events lie in the file."""
+    """Return the order of events in the file."""
     times = np.array([float(e["ts"]) for e in whole])
     return {
         "order: against time": _log((np.diff(times) < 0).sum()),
@@ -190,7 +190,7 @@ def _values(events: Iterable[Event], key: str) -> Array:
 
 
 def _extent(events: Sequence[Event], whole: Sequence[Event]) -> dict[str, float]:
-    """Where the recording is cut, and digits of its clock."""
+    """Return the cut of the recording, and digits of its clock."""
     begin, length = (np.array([float(e[key]) for e in whole]) for key in ("ts", "dur"))
     end = (begin + length).max()
     steps = [float(e["ts"]) for e in whole if str(e["name"]).startswith("ProfilerStep")]
@@ -235,21 +235,22 @@ def _marks(whole: Sequence[Event]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Books:
-    """Bookkeeping of one trace (`bookkeeping_of`), with its label."""
+    """The bookkeeping of one trace (`bookkeeping_of`), with its label."""
 
     features: Mapping[str, float]
     label: bool
     group: str
     pair: str
-    """Of a trace and its twin."""
+    """Id that a trace and its twin share."""
     run: str
-    """Of the runs that the two belong to: ranks that were recorded together share it."""
+    """Id of the runs that the two belong to: ranks that were recorded together share it."""
 
 
 def books_of(
     folder: PathLike, splits: Collection[str] = (), *, put_in: bool = False
 ) -> list[Books]:
-    """Bookkeeping of the traces of a data set, or of a folder of `generate` or `collect`.
+    """Return the bookkeeping of the traces of a data set, or of a folder of `generate` or
+    `collect`.
 
     Args:
         folder: Of the traces and their labels.
@@ -355,7 +356,7 @@ def _model(name: str, seed: int) -> Any:
 
 
 def _filled(x: Array, rows: Array, train: Array) -> Array:
-    """What is missing is the median of what is learned from, or 0 where that has none."""
+    """Fill missing values with the median of the training rows, or 0 without one."""
     known = np.isfinite(x[train])
     middle = np.array([np.median(x[train][k, i]) if k.any() else 0 for i, k in enumerate(known.T)])
     found: Array = np.where(np.isfinite(x[rows]), x[rows], middle)
@@ -371,7 +372,7 @@ class Sided:
     """Pairs in which the faulty trace has more of it, and less."""
     lower: int
     p: float
-    """Of the sign test, times the number of features (Bonferroni)."""
+    """The p-value of the sign test, times the number of features (Bonferroni)."""
 
 
 def sided_features(books: Sequence[Books], level: float = 0.01) -> list[Sided]:

@@ -1,4 +1,4 @@
-"""What has to hold before any number of docs/benchmark.md means something.
+"""Check what has to hold before any number of docs/benchmark.md means something.
 
     python benchmarks/detectors/honesty.py DATASET [--raw FOLDER] [--page docs/benchmark.md]
     python benchmarks/detectors/honesty.py --collected FOLDER... [--page docs/benchmark.md]
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,29 +61,26 @@ def shuffled_training(
         test: Traces of other groups, with their own labels.
         seeds: One training for each.
     """
-    windows = Windows(test)
+    windows, learned = Windows(test), Windows(train)
+    ends = np.cumsum([len(sample.positive) for sample in train])[:-1]
     found = []
     for seed in seeds:
-        model = SupervisedTrees()
-        model.fit(list(_dealt(train, np.random.default_rng(seed))), seed)
+        order = np.random.default_rng(seed).permutation(len(learned.trace))
+        dealt = [
+            replace(
+                sample,
+                cost=learned.cost[rows],
+                positive=learned.positive[rows],
+                ignore=learned.ignore[rows],
+            )
+            for sample, rows in zip(train, np.split(order, ends), strict=True)
+        ]
+        model = _fitted(dealt, seed)
         score = np.concatenate([model.score(sample) for sample in test])
         kept = ~windows.ignore
         scored = Scored(score, windows.positive, windows.bad, windows.trace, windows.trace)
         found.append(window_auc(scored.part(kept)))
     return float(np.mean(found))
-
-
-def _dealt(samples: Sequence[Sample], rng: np.random.Generator) -> Iterator[Sample]:
-    windows = Windows(samples)
-    order = rng.permutation(len(windows.trace))
-    ends = np.cumsum([len(sample.positive) for sample in samples])[:-1]
-    for sample, rows in zip(samples, np.split(order, ends), strict=True):
-        yield replace(
-            sample,
-            cost=windows.cost[rows],
-            positive=windows.positive[rows],
-            ignore=windows.ignore[rows],
-        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,8 @@ class HeldOut:
 
 
 def held_out_forms(samples: Sequence[Sample], seed: int = 0, folds: int = 3) -> list[HeldOut]:
-    """How well boosted trees find forms of faults that they never saw, out of fold by groups.
+    """Measure how well boosted trees find forms of faults that they never saw, out of fold by
+    groups.
 
     Args:
         samples: Traces of training and validation; a form has two groups at least, or is left out.
@@ -113,42 +111,32 @@ def held_out_forms(samples: Sequence[Sample], seed: int = 0, folds: int = 3) -> 
     for train, test in cuts:
         known = _fitted([samples[i] for i in train], seed)
         for form in forms:
-            tested = _of_form([samples[i] for i in test], form)
+            # Traces with that form and their twins.
+            bad = [samples[i] for i in test if samples[i].form == form]
+            twins = {sample.twin for sample in bad}
+            tested = [*bad, *(samples[i] for i in test if samples[i].id in twins)]
             rest = [samples[i] for i in train if samples[i].form != form]
-            if tested and any(sample.positive.any() for sample in rest):
-                scores[form].append(_both(tested, known, _fitted(rest, seed)))
-    return [_held_out(form, found, samples) for form, found in scores.items() if found]
+            if not tested or not any(sample.positive.any() for sample in rest):
+                continue
+            windows, models = Windows(tested), (known, _fitted(rest, seed))
+            kept = ~windows.ignore
+            said = [np.concatenate([m.score(s) for s in tested])[kept] for m in models]
+            scores[form].append((windows.positive[kept], said[0], said[1]))
+    rows = []
+    for form, found in scores.items():
+        if found:
+            positive, *sides = (np.concatenate(column) for column in zip(*found, strict=True))
+            none = np.zeros(len(positive), dtype=np.int64)
+            aucs = [window_auc(Scored(side, positive, positive, none, none)) for side in sides]
+            traces = sum(sample.form == form for sample in samples)
+            rows.append(HeldOut(form, traces, aucs[0], aucs[1]))
+    return rows
 
 
 def _fitted(samples: Sequence[Sample], seed: int) -> SupervisedTrees:
     model = SupervisedTrees()
     model.fit(samples, seed)
     return model
-
-
-def _of_form(samples: Sequence[Sample], form: str) -> list[Sample]:
-    """Traces with that form and their twins."""
-    bad = [sample for sample in samples if sample.form == form]
-    twins = {sample.twin for sample in bad}
-    return [*bad, *(sample for sample in samples if sample.id in twins)]
-
-
-def _both(
-    samples: Sequence[Sample], known: SupervisedTrees, unknown: SupervisedTrees
-) -> tuple[Array, Array, Array]:
-    windows = Windows(samples)
-    kept = ~windows.ignore
-    scores = [np.concatenate([m.score(s) for s in samples])[kept] for m in (known, unknown)]
-    return windows.positive[kept], scores[0], scores[1]
-
-
-def _held_out(
-    form: str, found: Sequence[tuple[Array, Array, Array]], samples: Sequence[Sample]
-) -> HeldOut:
-    positive, known, unknown = (np.concatenate(column) for column in zip(*found, strict=True))
-    none = np.zeros(len(positive), dtype=np.int64)
-    aucs = [window_auc(Scored(s, positive, positive, none, none)) for s in (known, unknown)]
-    return HeldOut(form, sum(sample.form == form for sample in samples), aucs[0], aucs[1])
 
 
 def measured(dataset: Path, raw: Path | None) -> dict[str, Any]:
@@ -165,7 +153,7 @@ def measured(dataset: Path, raw: Path | None) -> dict[str, Any]:
 
 
 def told(books: list[Books]) -> dict[str, Any]:
-    """What bookkeeping tells."""
+    """Return what bookkeeping tells."""
     return {
         "bookkeeping": {name: vars(by) for name, by in told_by_bookkeeping(books).items()},
         "sided": [vars(each) for each in sided_features(books)],
@@ -174,7 +162,8 @@ def told(books: list[Books]) -> dict[str, Any]:
 
 
 def of_collected(folders: list[Path]) -> dict[str, Any]:
-    """Bookkeeping of all that was collected; numbers of pairs begin anew in each folder."""
+    """Return what bookkeeping of all collected traces tells; numbers of pairs begin anew in each
+    folder."""
     return told(
         [
             replace(each, pair=f"{folder}/{each.pair}", run=f"{folder}/{each.run}")
@@ -185,7 +174,7 @@ def of_collected(folders: list[Path]) -> dict[str, Any]:
 
 
 def page_part(found: dict[str, Any]) -> str:
-    """As it stands on the page."""
+    """Return the part of the page."""
     traces, bad, groups = found["books"]
     rows = [["check", "wanted", "measured"]]
     rows.append(["chance", "50 +- 1", f"{100 * found['chance']:.1f}"])
@@ -217,7 +206,7 @@ def told_rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def collected_part(found: dict[str, Any]) -> str:
-    """As it stands on the page."""
+    """Return the part of the page."""
     traces, changed, groups = found["books"]
     rows = [["check", "wanted", "measured"], *told_rows(found)]
     return (

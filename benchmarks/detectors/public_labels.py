@@ -43,7 +43,7 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Pass:
-    """What one of them says of a trace."""
+    """The labels of a trace by one pass."""
 
     present: Mapping[str, bool]
     certainty: Mapping[str, str]
@@ -62,11 +62,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class RealLabels:
-    """Of all traces, by their paths below the folder of traces."""
+    """The labels of all traces, by their paths below the folder of traces."""
 
     traces: Mapping[str, tuple[Pass, Pass]]
     sha256: str
-    """Of the files of both passes: what was known before anything was trained."""
+    """Digest of the files of both passes, from before anything was trained."""
 
     def windows(self, path: str, bounds_ns: Array, first_ns: int, type: str = ANY) -> Array:
         """int8 `[W]`: 1 positive, 0 negative, -1 left out; see Note [Two passes].
@@ -89,7 +89,8 @@ class RealLabels:
         return labels.astype(np.int8)
 
     def verdict(self, path: str, type: str) -> bool | None:
-        """Whether a trace has the type; None where the passes disagree or one is not certain."""
+        """Return True if a trace has the type; None where the passes disagree or one is not
+        certain."""
         both = self.traces[path]
         if any(of.certainty[type] != "certain" for of in both):
             return None
@@ -120,8 +121,8 @@ class RealLabels:
         )
 
     def fault(self, path: str) -> bool | None:
-        """Whether a trace has a fault: both passes are certain of a type, or neither has found any.
-        None otherwise."""
+        """Return True if a trace has a fault: both passes are certain of a type, or neither has
+        found any. None otherwise."""
         if any(self.verdict(path, name) for name in PAPER_TYPES):
             return True
         return None if any(any(of.present.values()) for of in self.traces[path]) else False
@@ -183,10 +184,10 @@ def _pass(labels: Mapping[str, Any]) -> Pass:
 
 @dataclass(frozen=True)
 class Recordings:
-    """What is known of the traces beside their labels."""
+    """Groups of the traces, and those that are healthy."""
 
     group: Mapping[str, str]
-    """By path, of traces that share a group; every other trace is one of its own."""
+    """Groups of traces that share one, by path; every other trace is one of its own."""
     healthy: tuple[str, ...]
     """Paths: the good trace of each pair of before and after, and what its author calls healthy."""
 

@@ -9,7 +9,7 @@ of the data set. Without one, scores that claim to be chances flag from one half
 window that findings cover from where a label is positive.
 
 Note [Resampled recordings]: what is recorded of one program, such as twins and the ranks of a run,
-is one group, as in `bootstrap`.
+is one group, as in Note [Resamples] of `metrics`.
 """
 
 from __future__ import annotations
@@ -87,20 +87,16 @@ __all__ = [
 ]
 
 
-def _top_tenth(scores: Array) -> float:
-    return float(np.sort(scores)[-max(1, len(scores) // 10) :].mean())
-
-
 NUMBERS: dict[str, Callable[[Array], float]] = {
     "highest": lambda scores: float(scores.max()),
-    "top tenth": _top_tenth,
+    "top tenth": lambda scores: float(np.sort(scores)[-max(1, len(scores) // 10) :].mean()),
     "mean": lambda scores: float(scores.mean()),
 }
-"""Of a trace, from the scores `[W]` of its windows."""
+"""The number of a trace, from the scores `[W]` of its windows."""
 CANONICAL = "top tenth"
 """See Note [Number of a trace]."""
 REFERENCE = "evidence"
-"""What all others are compared with."""
+"""The method that all others are compared with."""
 _PAPER_PLACES = [TYPES.index(name) for name in PAPER_TYPES]
 
 
@@ -109,33 +105,34 @@ class Flagged:
     """Windows of a healthy trace from the threshold on."""
 
     share: float
-    """Of all its windows."""
+    """Share of all its windows."""
     false: float
-    """Of those in which neither pass sees a fault; NaN where there are none."""
+    """Share of the windows in which neither pass sees a fault; NaN without one."""
 
 
 @dataclass(frozen=True)
 class RealRow:
-    """What one method says; of a random one the mean over its seeds."""
+    """Figures of one method; of a random one the mean over its seeds."""
 
     name: str
     labels: str
     seeds: int = 0
     missing: str | None = None
-    """Why it has no numbers."""
+    """The reason why it has no numbers."""
     cell: Cell | None = None
     """Metrics of windows."""
     separation: dict[str, Interval] = field(default_factory=dict)
-    """By number of a trace: area under the curve, traces with a fault against those without."""
+    """Separation by number of a trace: area under the curve, traces with a fault against those
+    without."""
     resampled: dict[str, Array] = field(default_factory=dict, repr=False)
-    """Of `separation`, for paired differences."""
+    """Resamples of `separation`, for paired differences."""
     threshold: float = float("nan")
     healthy: dict[str, Flagged] = field(default_factory=dict)
-    """By path; of a random method, of its first seed."""
+    """Healthy traces by path; of a random method, of its first seed."""
     types: dict[str, float] = field(default_factory=dict)
     """accuracy, macro_f1 and windows, of windows whose type is certain; empty without types."""
     traces: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By path: `NUMBERS`, and "auc" within the trace; of the first seed."""
+    """Figures by path: `NUMBERS`, and "auc" within the trace; of the first seed."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ class RealEvaluation:
     rows: tuple[RealRow, ...]
     samples: tuple[Sample, ...] = field(repr=False)
     scores: dict[str, Scores] = field(repr=False)
-    """Of each method, of its first seed."""
+    """Scores of each method, of its first seed."""
 
     def difference(self, row: RealRow, metric: str) -> Interval | None:
         """A row less the reference: a metric of windows, or a number of a trace; None where one of
@@ -175,7 +172,7 @@ def evaluate_real(
     windows: int = 100,
     seeds: int = 5,
 ) -> RealEvaluation:
-    """Scores every labelled trace by every method. Who calls it logs the look (`looks`).
+    """Score every labelled trace by every method. Who calls it logs the look (`log_look`).
 
     Args:
         corpus: The folder in which the paths of the labels are.
@@ -252,7 +249,7 @@ class _Traces:
                 self._merge(scored_ranks([(path, part)], scorers, (windows,)))
 
     def add_scores(self, dataset: PathLike, ids: Sequence[str], scorers: Sequence[Scorer]) -> None:
-        """Of traces of a data set, for thresholds."""
+        """Add the scores of traces of a data set, for thresholds."""
         with progress_stage(f"scores of {len(ids)} traces for thresholds"):
             self._merge(scorer_methods(dataset, ids, scorers, (self._windows,)))
 
@@ -275,7 +272,7 @@ class _Traces:
 
 
 def _sample(path: str, group: str, marks: Array, arrays: Mapping[str, Array]) -> Sample:
-    """Of a trace, with its labels; what only generated traces have is empty."""
+    """Return a trace with its labels; columns of generated traces alone are empty."""
     none = np.zeros((len(marks), len(TYPES)), dtype=np.float32)
     return Sample(
         id=path, split="real", task=None, group=group, source="recorded", device=None,
@@ -286,7 +283,7 @@ def _sample(path: str, group: str, marks: Array, arrays: Mapping[str, Array]) ->
 
 
 class _Exam:
-    """What all methods are asked."""
+    """The examination of all methods."""
 
     def __init__(self, traces: _Traces, learned: Sequence[Sample], options: Options) -> None:
         self._traces, self._options = traces, options
@@ -297,7 +294,7 @@ class _Exam:
         self.said: dict[str, Scores] = {}
 
     def fitted(self, name: str) -> RealRow:
-        """Of a method that learns from the data set."""
+        """Return the row of a method that learns from the data set."""
         method = make_methods([name], self._traces.events)[0]
         seeds = self._options.seeds if method.is_random else 1
         with progress_stage(f"{method.name}, {seeds} seeds"):
@@ -305,7 +302,7 @@ class _Exam:
         return self._row(method, runs)
 
     def given(self, method: Given) -> RealRow:
-        """Of a scorer of the package."""
+        """Return the row of a scorer of the package."""
         return self._row(method, [self._bench.scores(method, self._count)])
 
     def _row(self, method: Method, runs: Sequence[Scores]) -> RealRow:
@@ -382,7 +379,7 @@ _LESS = f"less `{REFERENCE}`"
 
 
 def real_tables(evaluation: RealEvaluation) -> dict[str, Table]:
-    """By title."""
+    """Return the tables by title."""
     return {
         "Windows": _windows(evaluation),
         "Traces with a certain fault against those without any": _traces(evaluation),
@@ -392,7 +389,7 @@ def real_tables(evaluation: RealEvaluation) -> dict[str, Table]:
 
 
 def real_part(evaluation: RealEvaluation) -> str:
-    """What the page shows: what was scored, and every table."""
+    """Return the part of the page: the traces that were scored, and every table."""
     count = evaluation.counts
     about = (
         f"{count['traces']} traces in {count['groups']} groups, {count['windows']:,} windows, "
@@ -447,7 +444,8 @@ def _traces(evaluation: RealEvaluation) -> Table:
 
 
 def _healthy(evaluation: RealEvaluation) -> Table:
-    """Of the windows in which neither pass sees a fault, and of all in brackets."""
+    """Return flagged shares of windows in which neither pass sees a fault, and of all in
+    brackets."""
     rows = [row for row, _ in _measured(evaluation) if row.types]
     paths = list(rows[0].healthy) if rows else []
     head = ["trace", *(f"{row.name} from {row.threshold:.2f} on" for row in rows)]
