@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
@@ -19,7 +19,7 @@ from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace
 
-__all__ = ["ABOUT", "DataSet", "Run", "is_dataset", "labeled_runs"]
+__all__ = ["ABOUT", "DataSet", "Run", "is_dataset", "labeled_ranks", "labeled_runs"]
 
 Label = dict[str, Any]
 """A label as `generate` writes it (docs/generation.md)."""
@@ -191,6 +191,21 @@ def labeled_runs(dataset: PathLike) -> list[Run]:
         _run(source, name, tuple(group))
         for name, group in groupby(labels, key=lambda label: str(label["run"]))
     ]
+
+
+def labeled_ranks(
+    runs: Iterable[Run], is_wanted: Callable[[Label], bool]
+) -> Iterator[tuple[Label, RankTrace]]:
+    """Yield the ranks of runs whose labels are wanted, with these; a run that has none is not read.
+
+    Raises:
+        SchemaError: A trace can't be read.
+    """
+    for run in runs:
+        if any(map(is_wanted, run.labels)):
+            for label, part in zip(run.labels, run.load().ranks, strict=True):
+                if is_wanted(label):
+                    yield label, part
 
 
 def _run(source: DataSet | Path, name: str, labels: tuple[Label, ...]) -> Run:

@@ -74,11 +74,7 @@ def _below(high: Any) -> Fill | None:
 
 def _size_of(name: str, axis: int = 0) -> Rule:
     """Return a rule for indices along an axis of another tensor."""
-
-    def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        return _below(_extent(known.get(name), axis))
-
-    return rule
+    return lambda known, shape: _below(_extent(known.get(name), axis))
 
 
 def _size_along(name: str, axis_name: str = "dim") -> Rule:
@@ -111,8 +107,8 @@ def _classes(known: Known, shape: tuple[int, ...]) -> Fill | None:
     return _below(sizes[min(1, len(sizes) - 1)]) if sizes else None
 
 
-def _offsets_into(name: str, axis: int | None = None) -> Rule:
-    """Return a rule for offsets from 0 to the size of an axis (to all elements without one)."""
+def _offsets_into(name: str, axis: int) -> Rule:
+    """Return a rule for offsets from 0 to the size of an axis of another tensor."""
 
     def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
         total = _extent(known.get(name), axis)
@@ -131,20 +127,14 @@ def _bag_starts(known: Known, shape: tuple[int, ...]) -> Fill | None:
     return "ascending", (0, last)
 
 
-def _lengths_of(name: str, axis: int) -> Rule:
-    def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        total = _extent(known.get(name), axis)
-        return None if total is None else ("shares", (total,))
-
-    return rule
+def _segment_lengths(known: Known, shape: tuple[int, ...]) -> Fill | None:
+    total = _extent(known.get("data"), 0)
+    return None if total is None else ("shares", (total,))
 
 
-def _total(name: str) -> Rule:
-    def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        total = known.get(name)
-        return ("shares", (total,)) if isinstance(total, int) else ("filled", (1,))
-
-    return rule
+def _repeats(known: Known, shape: tuple[int, ...]) -> Fill | None:
+    total = known.get("output_size")
+    return ("shares", (total,)) if isinstance(total, int) else ("filled", (1,))
 
 
 def _group_ends(known: Known, shape: tuple[int, ...]) -> Fill | None:
@@ -231,12 +221,12 @@ _RULES: dict[str, Rules] = {
     "one_hot": {"self": _value_of("num_classes")},
     "max_unpool2d": {"indices": _elements_of("output_size", 2)},
     "max_unpool3d": {"indices": _elements_of("output_size", 3)},
-    "repeat_interleave": {"repeats": _total("output_size")},
+    "repeat_interleave": {"repeats": _repeats},
     "searchsorted": {"sorted_sequence": _always("ascending", -2, 2)},
     "bucketize": {"boundaries": _always("ascending", -2, 2)},
     "bincount": {"self": _always("integers", 0, 256)},
     "_pack_padded_sequence": {"lengths": _padded_lengths},
-    "segment_reduce": {"lengths": _lengths_of("data", 0)},
+    "segment_reduce": {"lengths": _segment_lengths},
     "_jagged_to_padded_dense_forward": {"offsets": _offsets_into("values", 0)},
     "bernoulli": {"self": _UNIFORM, "p": _UNIFORM},
     "multinomial": {"self": _UNIFORM},

@@ -82,12 +82,12 @@ class Operator:
 
     @property
     def full_name(self) -> str:
-        """As torch spells it: `aten::add.Tensor`."""
+        """The name as torch spells it: `aten::add.Tensor`."""
         return f"{self.qualified}.{self.overload}" if self.overload else self.qualified
 
     @property
     def base_name(self) -> str:
-        """Without namespace and without the underscore of the in-place form."""
+        """The name without namespace and without the underscore of the in-place form."""
         in_place = self.name.endswith("_") and not self.name.endswith("__")
         return self.name[:-1] if in_place else self.name
 

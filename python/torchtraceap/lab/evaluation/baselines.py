@@ -19,7 +19,7 @@ from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.intervals import union
 from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.reader import labeled_runs
+from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
 from torchtraceap.datasets.samples import Sample
 from torchtraceap.trace.ranks import RankTrace
 
@@ -138,15 +138,11 @@ def load_events(dataset: PathLike, ids: Iterable[str]) -> dict[str, GpuEvents]:
         SchemaError: It is no data set.
     """
     wanted = set(ids)
-    found = {}
-    for run in labeled_runs(dataset):
-        if wanted.isdisjoint(label["id"] for label in run.labels):
-            continue
-        for label, part in zip(run.labels, run.load().ranks, strict=True):
-            if label["id"] in wanted:
-                cost = list(costs_of(label).values())
-                found[label["id"]] = gpu_events(part, union(cost))
-    return found
+    ranks = labeled_ranks(labeled_runs(dataset), lambda label: label["id"] in wanted)
+    return {
+        label["id"]: gpu_events(part, union(list(costs_of(label).values())))
+        for label, part in ranks
+    }
 
 
 def gpu_events(part: RankTrace, cost_ns: Array) -> GpuEvents:

@@ -24,7 +24,7 @@ import numpy as np
 
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.labels import TYPES, costs_of, window_costs, window_labels
-from torchtraceap.datasets.reader import labeled_runs
+from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.explanation.build_pack import build_pack
 from torchtraceap.explanation.segments import (
@@ -125,10 +125,8 @@ def labelled_traces(
     for split in splits:
         if split not in there:
             raise OptionError(f"{dataset}: has no traces of the split {split!r}")
-    for run in runs:
-        if run.labels[0]["split"] in splits:
-            for label, part in zip(run.labels, run.load().ranks, strict=True):
-                yield Labelled.of(label, Trace([part]).diagnose(windows=windows))
+    for label, part in labeled_ranks(runs, lambda label: label["split"] in splits):
+        yield Labelled.of(label, Trace([part]).diagnose(windows=windows))
 
 
 # ------------------------------------------------------------------------------ names

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.datasets.reader import labeled_runs
+from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
 from torchtraceap.datasets.samples import TYPES, Sample
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError, TraceError
 from torchtraceap.lab.evaluation.baselines import (
@@ -149,13 +149,8 @@ def scorer_methods(
     """
     wanted = set(ids)
     runs = labeled_runs(dataset) if scorers else ()
-    chosen = (run for run in runs if not wanted.isdisjoint(label["id"] for label in run.labels))
-    parts = (
-        (label["id"], part)
-        for run in chosen
-        for label, part in zip(run.labels, run.load().ranks, strict=True)
-    )
-    return scored_ranks(((id, part) for id, part in parts if id in wanted), scorers, counts)
+    ranks = labeled_ranks(runs, lambda label: label["id"] in wanted)
+    return scored_ranks(((label["id"], part) for label, part in ranks), scorers, counts)
 
 
 def scored_ranks(

@@ -47,9 +47,8 @@ _VERSION = 1
 class Learner(Protocol):
     """A network with its data, as the loop trains it."""
 
-    @property
-    def module(self) -> nn.Module:
-        """The parameters, and buffers that belong to them."""
+    module: nn.Module
+    """The parameters, and buffers that belong to them."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -69,7 +68,8 @@ class Learner(Protocol):
         """Figures of the validation split; the first is the criterion, higher is better."""
 
     def state(self) -> dict[str, Tensor]:
-        """Further tensors of a checkpoint, such as pseudo-labels."""
+        """Further tensors of a checkpoint, such as pseudo-labels; by default none."""
+        return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over the result of `state`."""
@@ -78,7 +78,7 @@ class Learner(Protocol):
         """Write the weights, with what is needed to use them."""
 
 
-class PairLearner:
+class PairLearner(Learner):
     """The part of a learner that batches of pairs of traces, and windows with labels, have in
     common.
 
@@ -126,13 +126,6 @@ class PairLearner:
     def validate(self) -> dict[str, float]:
         """Figures of the windows of the validation split."""
         return window_figures(self.validation_logits(), self.validation)
-
-    def state(self) -> dict[str, Tensor]:
-        """Nothing beside the parameters."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """There is nothing to take over."""
 
 
 @dataclass

@@ -239,6 +239,8 @@ class PaperLearner(PairLearner):
         OptionError: A split has no trace, or no trace in "train" has its twin there.
     """
 
+    module: PaperNet
+
     def __init__(
         self,
         samples: Sequence[Sample],

@@ -143,6 +143,8 @@ class V2Learner(PairLearner):
         OptionError: A split has no trace.
     """
 
+    module: V2Net
+
     def __init__(
         self,
         samples: Mapping[int, Sequence[Sample]],

@@ -143,7 +143,7 @@ class V2Net(nn.Module):
         return normed
 
     def reconstruction_error(self, features: Tensor, hidden: Tensor) -> Tensor:
-        """Pretraining: the error of windows that are hidden, as told from the others.
+        """Return the error of pretraining: of windows that are hidden, as told from the others.
 
         Args:
             features: float32 `[B, W, features]`: of `squash`.

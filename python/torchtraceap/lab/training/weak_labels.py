@@ -22,7 +22,7 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.intervals import union
 from torchtraceap.core.order import median
 from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.reader import labeled_runs
+from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.trace.ranks import RankTrace
@@ -187,12 +187,10 @@ def load_lost(dataset: PathLike, split: str = "train") -> dict[str, LostTime]:
     runs = [run for run in labeled_runs(dataset) if run.labels[0]["split"] == split]
     twins = {label["id"]: label["twin"] for run in runs for label in run.labels if label["twin"]}
     wanted = {*twins, *twins.values()}
-    kernels: dict[str, Kernels] = {}
-    for run in runs:
-        if wanted.isdisjoint(label["id"] for label in run.labels):
-            continue
-        for label, part in zip(run.labels, run.load().ranks, strict=True):
-            kernels[label["id"]] = kernels_of(part)
+    kernels = {
+        label["id"]: kernels_of(part)
+        for label, part in labeled_ranks(runs, lambda label: label["id"] in wanted)
+    }
     found = {}
     for trace, twin in twins.items():
         lost = by_alignment(kernels[trace], kernels[twin]) if twin in kernels else None
