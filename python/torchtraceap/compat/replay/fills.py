@@ -72,16 +72,16 @@ def _below(high: Any) -> Fill | None:
     return ("integers", (0, high)) if isinstance(high, int) and high > 0 else None
 
 
-def _size_of(name: str, axis: int = 0) -> Rule:
-    """Return a rule for indices along an axis of another tensor."""
-    return lambda known, shape: _below(_extent(known.get(name), axis))
+def _size_of(name: str) -> Rule:
+    """Return a rule for indices along the first axis of another tensor."""
+    return lambda known, shape: _below(_extent(known.get(name), 0))
 
 
-def _size_along(name: str, axis_name: str = "dim") -> Rule:
-    """Return a rule for indices along the axis that another argument names."""
+def _size_along(name: str) -> Rule:
+    """Return a rule for indices along the axis `dim` of another tensor."""
 
     def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        sizes, axis = _sizes(known.get(name)), known.get(axis_name)
+        sizes, axis = _sizes(known.get(name)), known.get("dim")
         return _below(1 if sizes == () else _extent(sizes, axis))
 
     return rule

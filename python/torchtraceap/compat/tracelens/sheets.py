@@ -48,7 +48,7 @@ ARGUMENTS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 _NAME_LENGTH = 64
 
 
-def statistics(groups: Groups, values: Array, *, ddof: int = 1) -> dict[str, Array]:
+def statistics(groups: Groups, values: Array) -> dict[str, Array]:
     """Return mean, median, std, min, max and sum of each group without its NaN, else NaN.
 
     Sums of nothing are 0.
@@ -59,7 +59,7 @@ def statistics(groups: Groups, values: Array, *, ddof: int = 1) -> dict[str, Arr
     found = {
         "mean": some.mean,
         "median": some.median,
-        "std": lambda values: some.std(values, ddof=ddof),
+        "std": lambda values: some.std(values, ddof=1),
         "min": some.minimum,
         "max": some.maximum,
         "sum": some.sum,

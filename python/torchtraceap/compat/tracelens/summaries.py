@@ -42,6 +42,8 @@ __all__ = [
     "short_kernels_summary",
 ]
 
+_SHORT_US, _BINS = 10, 100
+"""Longest duration of a short kernel, and the bins of their histogram."""
 _TIMELINE = (
     "computation_time",
     "exposed_comm_time",
@@ -313,10 +315,10 @@ def _percent(values: Array, base: float) -> list[float]:
     return percent
 
 
-def short_kernel_histogram(kernels: Kernels, below_us: float = 10, bins: int = 100) -> Sheet:
+def short_kernel_histogram(kernels: Kernels) -> Sheet:
     """Durations of short kernels in bins of equal width; no bin where there are none."""
-    short = kernels.dur_us[kernels.dur_us < below_us]
-    counts, edges = np.histogram(short, bins=bins) if len(short) else (np.zeros(0), np.zeros(1))
+    short = kernels.dur_us[kernels.dur_us < _SHORT_US]
+    counts, edges = np.histogram(short, bins=_BINS) if len(short) else (np.zeros(0), np.zeros(1))
     return {
         "bin_start": edges[:-1].tolist(),
         "bin_end": edges[1:].tolist(),
@@ -324,11 +326,11 @@ def short_kernel_histogram(kernels: Kernels, below_us: float = 10, bins: int = 1
     }
 
 
-def short_kernels_summary(kernels: Kernels, total: float, below_us: float = 10) -> Sheet:
+def short_kernels_summary(kernels: Kernels, total: float) -> Sheet:
     """Short kernels by operator, arguments and name; those without an operator are left out."""
     tree = kernels.tree
     keys = () if kernels.gpu_only else ("Input Dims", "Input Strides", "Concrete Inputs")
-    wanted = kernels.dur_us < below_us
+    wanted = kernels.dur_us < _SHORT_US
     if not kernels.gpu_only:
         wanted &= kernels.op >= 0
     op, rows, dur = kernels.op[wanted], kernels.rows[wanted], kernels.dur_us[wanted]

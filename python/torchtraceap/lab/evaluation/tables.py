@@ -27,7 +27,6 @@ from torchtraceap.lab.evaluation.run import METRICS, Evaluation, Row
 __all__ = [
     "HEADLINES",
     "METRIC_TITLES",
-    "TABLES",
     "Table",
     "all_numbers",
     "document",
@@ -97,7 +96,7 @@ def table_2(evaluation: Evaluation) -> Table:
     return [head, *rows]
 
 
-def table_3(evaluation: Evaluation, count: int, metric: str = "auc") -> Table:
+def table_3(evaluation: Evaluation, count: int) -> Table:
     """Methods by tasks; a mean of seeds, and a 95 % interval where tasks are averaged."""
     head = ["method", "labels", "seeds", *map(_short, evaluation.columns)]
     rows = []
@@ -106,7 +105,7 @@ def table_3(evaluation: Evaluation, count: int, metric: str = "auc") -> Table:
             cells = [_MISSING] * len(evaluation.columns)
             rows.append([f"{row.name} ({row.missing})", row.labels, _MISSING, *cells])
             continue
-        found = [row.cells[count, column].values[metric] for column in evaluation.columns]
+        found = [row.cells[count, column].values["auc"] for column in evaluation.columns]
         cells = [
             with_interval(value) if column.endswith(("average", "pooled")) else percent(value.value)
             for value, column in zip(found, evaluation.columns, strict=True)
@@ -213,9 +212,6 @@ def headline_rows(evaluation: Evaluation) -> Table:
 
 
 # ------------------------------------------------------------------------- texts and JSON
-
-
-TABLES = (2, 3, 4, 5)
 
 
 def tables(evaluation: Evaluation, number: int | None = None) -> dict[str, Table]:

@@ -31,6 +31,7 @@ __all__ = [
     "write_logs",
 ]
 
+_NEWTON_STEPS = 50
 _LOG, _EVENTS = "log.jsonl", "events.out.tfevents.0"
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5  # wire types of protocol buffers
 
@@ -104,7 +105,7 @@ def window_figures(scores: Sequence[Array], samples: Sequence[LabeledWindows]) -
     return {name: 0.5 if np.isnan(value) else value for name, value in figures.items()}
 
 
-def platt(logits: Array, positive: Array, rounds: int = 50) -> tuple[float, float]:
+def platt(logits: Array, positive: Array) -> tuple[float, float]:
     """Scale and shift that make logits probabilities: logistic regression by Newton's method.
 
     The labels are drawn in by one count of each kind, as Platt does, so that logits that separate
@@ -120,7 +121,7 @@ def platt(logits: Array, positive: Array, rounds: int = 50) -> tuple[float, floa
     target = np.where(positive, (found + 1) / (found + 2), 1 / (others + 2))
     x = np.stack([logits.astype(np.float64), np.ones(len(logits))], axis=1)
     weights = np.array([1.0, 0.0])
-    for _ in range(rounds):
+    for _ in range(_NEWTON_STEPS):
         p = 1 / (1 + np.exp(-np.clip(x @ weights, -40, 40)))
         slope = x.T @ (p - target)
         curve = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)
@@ -128,7 +129,7 @@ def platt(logits: Array, positive: Array, rounds: int = 50) -> tuple[float, floa
     return (float(weights[0]), float(weights[1])) if weights[0] > 0 else (1.0, 0.0)
 
 
-def choice_weights(inputs: Array, chosen: Array, rounds: int = 50) -> Array:
+def choice_weights(inputs: Array, chosen: Array) -> Array:
     """Weights under which what was chosen is likeliest: conditional logit (McFadden 1974), by
     Newton's method.
 
@@ -141,7 +142,7 @@ def choice_weights(inputs: Array, chosen: Array, rounds: int = 50) -> Array:
     """
     weights = np.zeros(inputs.shape[2])
     rows = np.arange(len(chosen))
-    for _ in range(rounds):
+    for _ in range(_NEWTON_STEPS):
         votes = inputs @ weights
         p = np.exp(votes - votes.max(axis=1, keepdims=True))
         p /= p.sum(axis=1, keepdims=True)

@@ -36,6 +36,8 @@ from torchtraceap.lab.training.settings import Trained, take
 __all__ = ["Seeing", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
 
 VERSION = "1"
+_SUREST, _UNSURE = 0.15, 0.25
+"""Parts of the windows of traces with a fault, in track W: faults, and those left out."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +232,11 @@ def any_boosters(
 
 
 def pseudo_labels(
-    strange: Array, bad: npt.NDArray[np.bool_], surest: float = 0.15, unsure: float = 0.25
+    strange: Array, bad: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return which windows are taken for faults, and which are learned from: of bad traces the
     strangest are faults, and the next are left out."""
-    high, low = np.quantile(strange[bad], [1.0 - surest, 1.0 - surest - unsure])
+    high, low = np.quantile(strange[bad], [1.0 - _SUREST, 1.0 - _SUREST - _UNSURE])
     positive = bad & (strange >= high)
     return positive, ~bad | positive | (strange < low)
 

@@ -171,20 +171,20 @@ def _shared_start(a: Array, b: Array) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def load_labelled(dataset: PathLike, split: str = "train") -> dict[str, LostTime]:
-    """Return the lost time of each trace of a split by its cost intervals."""
+def load_labelled(dataset: PathLike) -> dict[str, LostTime]:
+    """Return the lost time of each trace to learn from, by its cost intervals."""
     return {
         label["id"]: LostTime.of_intervals(union(list(costs_of(label).values())))
         for run in labeled_runs(dataset)
         for label in run.labels
-        if label["split"] == split
+        if label["split"] == "train"
     }
 
 
-def load_lost(dataset: PathLike, split: str = "train") -> dict[str, LostTime]:
-    """Return the lost time of each trace of a split that has a twin, by alignment; of labels only
-    which trace is whose twin is read. Traces that are not like their twins are left out."""
-    runs = [run for run in labeled_runs(dataset) if run.labels[0]["split"] == split]
+def load_lost(dataset: PathLike) -> dict[str, LostTime]:
+    """Return the lost time of each trace to learn from that has a twin, by alignment; of labels
+    only which trace is whose twin is read. Traces that are not like their twins are left out."""
+    runs = [run for run in labeled_runs(dataset) if run.labels[0]["split"] == "train"]
     twins = {label["id"]: label["twin"] for run in runs for label in run.labels if label["twin"]}
     wanted = {*twins, *twins.values()}
     kernels = {
