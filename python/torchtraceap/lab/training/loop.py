@@ -68,8 +68,7 @@ class Learner(Protocol):
         """Figures of the validation split; the first is the criterion, higher is better."""
 
     def state(self) -> dict[str, Tensor]:
-        """Further tensors of a checkpoint, such as pseudo-labels; by default none."""
-        return {}
+        """Further tensors of a checkpoint, such as pseudo-labels."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over the result of `state`."""
@@ -126,6 +125,13 @@ class PairLearner(Learner):
     def validate(self) -> dict[str, float]:
         """Figures of the windows of the validation split."""
         return window_figures(self.validation_logits(), self.validation)
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing beside the parameters."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over nothing."""
 
 
 @dataclass
