@@ -40,7 +40,7 @@ from torchtraceap.lab.training.v2_data import (
     pairs_of,
     supervised,
 )
-from torchtraceap.lab.training.v2_net import Scores, V2Net, V2Shape, WindowBatch
+from torchtraceap.lab.training.v2_net import Scores, TokenBatch, V2Net, V2Shape
 from torchtraceap.lab.training.weak_labels import (
     LostTime,
     forest_scores,
@@ -55,6 +55,7 @@ from torchtraceap.tables.windows.windows import feature_names
 __all__ = ["V2Learner", "V2Settings", "train"]
 
 TRACKS = ("S", "W", "Z")
+_TRACES_AT_ONCE = 16  # without gradients
 
 
 @dataclass(frozen=True)
@@ -312,23 +313,29 @@ class V2Learner(PairLearner):
         if not pairs:
             return torch.zeros((), device=self.processes.device), 0.0
         places = [place for pair in pairs for place in pair]
-        batch, events = self._batch(grid, places, epoch)
+        features, tokens, events = self._batch(grid, places, epoch)
         if epoch < self.settings.pretrain:
-            hidden = rng.random(batch.features.shape[:2]) < self.settings.hidden
+            hidden = rng.random(features.shape[:2]) < self.settings.hidden
             place = torch.from_numpy(hidden).to(self.processes.device)
-            error = self.module.reconstruction_error(batch.features, place)
+            error = self.module.reconstruction_error(features, place)
             return error.sum(), float(len(places))
-        scores = self.module(batch)
+        scores = self.module(features, tokens)
         targets = self._known if self._is_known else self._pseudo_targets
         labels = [float(self.train[grid].samples[place].label) for place in places]
         loss = self._losses(scores, [targets[grid][place] for place in places], labels)
         loss = loss + self.settings.rank * self._ranking(scores, targets[grid], pairs)
-        if self.settings.events and scores.tokens is not None:
-            loss = loss + self.settings.events * self._event_loss(scores.tokens, events, batch)
+        if self.settings.events and tokens is not None and scores.tokens is not None:
+            # The mean over the events of each trace, summed over traces.
+            trace = tokens.window // features.shape[1]
+            count = torch.bincount(trace, minlength=len(features)).clamp(min=1)
+            losses = F.binary_cross_entropy_with_logits(scores.tokens, events, reduction="none")
+            loss = loss + self.settings.events * (losses / count[trace]).sum()
         return loss, float(len(places))
 
-    def _batch(self, grid: int, places: Sequence[int], epoch: int) -> tuple[WindowBatch, Tensor]:
-        """Return a batch, and float32 `[N]`: 1 for the events that are in lost time."""
+    def _batch(
+        self, grid: int, places: Sequence[int], epoch: int
+    ) -> tuple[Tensor, TokenBatch | None, Tensor]:
+        """Return features and tokens, and float32 `[N]`: 1 for the events that are in lost time."""
         traces, features = self.train[grid], []
         tokens: list[TokenInputs | None] = []
         events = [np.zeros(0, dtype=np.float32)]
@@ -348,7 +355,7 @@ class V2Learner(PairLearner):
             events.append(self._events[grid][place][kept])
         device = self.processes.device
         batch = make_batch(features, tokens, device)
-        return batch, torch.from_numpy(np.concatenate(events)).to(device)
+        return *batch, torch.from_numpy(np.concatenate(events)).to(device)
 
     def _losses(
         self, scores: Scores, targets: Sequence[Targets], labels: Sequence[float]
@@ -399,26 +406,17 @@ class V2Learner(PairLearner):
             first += len(pair)
         return loss
 
-    def _event_loss(self, logits: Tensor, targets: Tensor, batch: WindowBatch) -> Tensor:
-        """Return the loss of events summed over traces, each the mean over its events."""
-        assert batch.tokens is not None
-        traces, windows = batch.features.shape[:2]
-        trace = batch.tokens.window // windows
-        count = torch.bincount(trace, minlength=traces).clamp(min=1)
-        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        return (losses / count[trace]).sum()
-
-    def logits(self, traces: Traces, size: int = 16) -> list[Array]:
+    def logits(self, traces: Traces) -> list[Array]:
         """Return the logits of windows without any change, float32 `[W]` of each trace."""
         self.module.eval()
         found: list[Array] = []
         with torch.no_grad():
-            for first in range(0, len(traces.samples), size):
-                part = slice(first, first + size)
+            for first in range(0, len(traces.samples), _TRACES_AT_ONCE):
+                part = slice(first, first + _TRACES_AT_ONCE)
                 batch = make_batch(
                     traces.features[part], traces.tokens[part], self.processes.device
                 )
-                found += list(self.module(batch).any.cpu().numpy())
+                found += list(self.module(*batch).any.cpu().numpy())
         return found
 
     def validation_logits(self) -> list[Array]:

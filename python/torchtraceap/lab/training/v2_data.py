@@ -24,7 +24,7 @@ from torchtraceap.datasets.labels import window_labels
 from torchtraceap.datasets.samples import TYPES, Sample
 from torchtraceap.diagnosis.scoring.v2_inputs import TokenInputs, TokenView, squash, token_inputs
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.training.v2_net import TokenBatch, WindowBatch
+from torchtraceap.lab.training.v2_net import TokenBatch
 from torchtraceap.lab.training.weak_labels import LostTime
 
 __all__ = [
@@ -142,12 +142,13 @@ def event_targets(sample: Sample, lost: LostTime | None) -> Array:
 
 def make_batch(
     features: Sequence[Array], tokens: Sequence[TokenInputs | None], device: str
-) -> WindowBatch:
-    """Traces on one grid, on a device. Tokens go in only where all of them have some."""
+) -> tuple[Tensor, TokenBatch | None]:
+    """Return the features `[B, W, 2 F]` and tokens of traces on one grid, on a device. Tokens go in
+    only where all traces have some."""
     stacked = torch.from_numpy(np.stack(list(features))).to(device)
     given = [each for each in tokens if each is not None]
     whole = len(given) == len(tokens)
-    return WindowBatch(stacked, token_batch(given, stacked.shape[1], device) if whole else None)
+    return stacked, token_batch(given, stacked.shape[1], device) if whole else None
 
 
 def token_batch(tokens: Sequence[TokenInputs], windows: int, device: str) -> TokenBatch:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["GRIDS", "Scores", "TokenBatch", "V2Net", "V2Shape", "WindowBatch"]
+__all__ = ["GRIDS", "Scores", "TokenBatch", "V2Net", "V2Shape"]
 
 GRIDS = (50, 100, 200)
 """Numbers of windows that have a scale embedding; another number takes the nearest."""
@@ -66,15 +66,6 @@ class TokenBatch:
     """int64 `[N]`: the same of the operator that launched it."""
     names: Tensor
     """float32 `[U, name_width]`: a vector for each distinct name."""
-
-
-@dataclass
-class WindowBatch:
-    """Windows of traces that all have the same number of them."""
-
-    features: Tensor
-    """float32 `[B, W, features]`: of `squash`."""
-    tokens: TokenBatch | None = None
 
 
 @dataclass
@@ -159,21 +150,27 @@ class V2Net(nn.Module):
         errors = F.smooth_l1_loss(told, normed, reduction="none").mean(2) * hidden
         return errors.sum(1) / hidden.sum(1).clamp(min=1)
 
-    def forward(self, batch: WindowBatch) -> Scores:
-        features = self.normed(batch.features)
+    def forward(self, features: Tensor, tokens: TokenBatch | None = None) -> Scores:
+        """Return the logits of traces that all have the same number of windows.
+
+        Args:
+            features: float32 `[B, W, features]`: of `squash`.
+            tokens: The events of the windows.
+        """
+        features = self.normed(features)
         traces, windows = features.shape[:2]
         x = self.embedded(features)
         encoded = None
-        if self.tokens is not None and batch.tokens is not None:
-            encoded = self.tokens(batch.tokens, windows)
-            pooled = self.tokens.pool(encoded, batch.tokens.window, traces * windows)
+        if self.tokens is not None and tokens is not None:
+            encoded = self.tokens(tokens, windows)
+            pooled = self.tokens.pool(encoded, tokens.window, traces * windows)
             x = x + pooled.view(traces, windows, -1)
         x = self.contexts(x)
         context = x[:, 1:]
         any_logit = self.any(context).squeeze(-1) + self.any_features(features).squeeze(-1)
         token_logits = None
-        if self.tokens is not None and batch.tokens is not None:
-            window = batch.tokens.window
+        if self.tokens is not None and tokens is not None:
+            window = tokens.window
             token_logits = self.tokens.logits(encoded, context.flatten(0, 1), window)
             summed = torch.zeros(traces * windows, dtype=token_logits.dtype, device=x.device)
             summed = summed.index_add(0, window, token_logits.exp())
