@@ -214,8 +214,7 @@ def _cut_windows(part: RankTrace, count: int, between: bool) -> _core.WindowSet:
         return build_windows(part, count=count)
     start, end = part.tree.profiled
     half = (end - start) // (2 * count)
-    bounds = start + half, end - half
-    return _core.build_windows(part.table, part.tree, count=count - 1, bounds=bounds)
+    return build_windows(part, count=count - 1, within_ns=(start + half, end - half))
 
 
 def window_arrays(trace: Ranks, count: int) -> list[dict[str, Array]]:

@@ -153,7 +153,8 @@ def load(path: PathLike = WEIGHTS, **options: Any) -> PaperScorer:
 
 def paper_tokens(part: RankTrace, bounds_ns: Int64Array, config: PaperConfig) -> TraceTokens:
     """GPU events of one rank in the windows of `bounds_ns`, int64 `[W + 1]`, of equal time."""
-    windows = build_windows(part, bounds_ns=bounds_ns)
+    within_ns = int(bounds_ns[0]), int(bounds_ns[-1])
+    windows = build_windows(part, count=len(bounds_ns) - 1, within_ns=within_ns)
     tokens = build_tokens(
         part, windows=windows, cap=config.cap, gaps=False, host=False, continued=False
     )

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.ensemble import IsolationForest
 
-from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
@@ -32,6 +31,7 @@ from torchtraceap.diagnosis.scoring.weight_files import read_weights, write_weig
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import clear_windows, platt, window_figures
 from torchtraceap.lab.training.settings import Trained, take
+from torchtraceap.tables.windows.windows import feature_names
 
 __all__ = ["Seeing", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
 
@@ -148,7 +148,7 @@ def train(
 
 def column_names() -> tuple[str, ...]:
     """Return the names of features, and of their z-scores."""
-    names = _core.feature_names()
+    names = feature_names()
     return (*names, *(name + Z for name in names))
 
 
@@ -168,14 +168,14 @@ def views_of(view: str) -> list[npt.NDArray[np.intp]]:
 
 def figures_of(scorer: StructuralScorer, sample: Sample) -> WindowFigures:
     """Return the output of the trees for a sample's windows."""
-    return scorer.figures(_core.feature_names(), sample.values, sample.zscores)
+    return scorer.figures(list(feature_names()), sample.values, sample.zscores)
 
 
 def table_of(
     samples: Sequence[Sample], columns: Sequence[str], time_scale: float = 0.0, seed: int = 0
 ) -> Table:
     """Return the windows of traces, and of stretched copies of them."""
-    names = _core.feature_names()
+    names = feature_names()
     copies = [(sample, sample.values) for sample in samples]
     if time_scale:
         draw = np.random.default_rng(seed)

@@ -42,7 +42,11 @@ class FeatureTable(ColumnTable):
 
 
 def build_windows(
-    part: RankTrace, *, count: int = 100, length_ns: int = 0, bounds_ns: Array | None = None
+    part: RankTrace,
+    *,
+    count: int = 100,
+    length_ns: int = 0,
+    within_ns: tuple[int, int] | None = None,
 ) -> _core.WindowSet:
     """Windows of equal time (or of `length_ns`) with their rows.
 
@@ -50,18 +54,17 @@ def build_windows(
         part: The rank.
         count: The number of windows.
         length_ns: The length of a window, instead of a number.
-        bounds_ns: int64 `[W + 1]`, of W windows of equal time; None: the profiled time is cut.
+        within_ns: Start and end of the time that is cut; None: the profiled time.
 
     Raises:
         OptionError: No sensible number of windows, or a negative length.
     """
-    if bounds_ns is not None:
-        within = int(bounds_ns[0]), int(bounds_ns[-1])
-        return _core.build_windows(part.table, part.tree, count=len(bounds_ns) - 1, bounds=within)
     check_count("count", count)
     if length_ns < 0:
         raise OptionError("length_ns must not be negative")
-    return _core.build_windows(part.table, part.tree, count=count, length_ns=length_ns)
+    return _core.build_windows(
+        part.table, part.tree, count=count, length_ns=length_ns, bounds=within_ns
+    )
 
 
 def window_features(part: RankTrace, windows: _core.WindowSet | Array) -> FeatureTable:
@@ -69,10 +72,11 @@ def window_features(part: RankTrace, windows: _core.WindowSet | Array) -> Featur
 
     Args:
         part: The rank.
-        windows: Windows of the rank, or their bounds as `build_windows` takes them.
+        windows: Windows of the rank, or the bounds of windows of equal time, int64 `[W + 1]`.
     """
     if not isinstance(windows, _core.WindowSet):
-        windows = build_windows(part, bounds_ns=windows)
+        within_ns = int(windows[0]), int(windows[-1])
+        windows = build_windows(part, count=len(windows) - 1, within_ns=within_ns)
     return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
 
 
