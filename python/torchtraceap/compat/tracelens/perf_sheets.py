@@ -16,7 +16,7 @@ from torchtraceap.compat.tracelens.launchers import SYNTHETIC, CompatTree, categ
 from torchtraceap.compat.tracelens.sheets import (
     ARGUMENTS,
     METRICS,
-    Coded,
+    CallTable,
     Sheet,
     as_lists,
     call_table,
@@ -353,68 +353,62 @@ def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
         len(by_forward), owner, tree.start_us[kernels], tree.end_us[kernels]
     )
     owner, events = lists.expand()
-    # A backward pass that is worked out from its forward has the latter's category.
+    strings = tree.strings
     codes, texts = launchers.categories_of(rows)
 
-    def category(code: int, forward: int) -> str:
-        return (_backward_category(tree.strings[forward]) if forward >= 0 else None) or texts[code]
+    def category_of_call(code: int, forward: int) -> str:
+        # A backward pass that is worked out from its forward has the latter's category.
+        return (_backward_category(strings[forward]) if forward >= 0 else None) or texts[code]
 
+    def synthetic_name(kernel: int, parent: int) -> str:
+        return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
+
+    def category_of_kernel(kernel: int, parent: int, first: int) -> str:
+        # By what the parent launched first, whichever of its kernels the row stands for.
+        return category_of(synthetic_name(kernel, parent), strings[first] if first >= 0 else None)
+
+    # Kernels that belong to no call stand below the calls.
+    loose, above = tree.linked[collected.loose], tree.op_above[collected.loose]
+    parents = np.where(above >= 0, above, tree.call[collected.loose])
+    ids = tree.name[loose], tree.name[parents]
+    names = stacked(coded(strings.__getitem__, tree.name[rows]), coded(synthetic_name, *ids))
     of_forward = np.where(~own & (forward >= 0), tree.name[forward], -1)
-    categories = coded(category, codes, of_forward)
-    kernels = tree.linked[events]
+    categories = stacked(
+        coded(category_of_call, codes, of_forward),
+        coded(category_of_kernel, *ids, launchers.first_kernels_of(parents)),
+    )
+    examples = np.r_[rows, loose]
+    if not len(examples):
+        return {}
     return _unified_sheet(
-        collected, launchers, rows, categories, works, key, busy, owner, kernels, own
+        call_table(tree, np.r_[rows, parents], names, categories, tree.recompute[examples]),
+        examples,
+        works,
+        np.r_[key, np.full(len(loose), len(works) - 1, dtype=np.int64)],
+        np.r_[busy, tree.end_us[loose] - tree.start_us[loose]],
+        np.r_[owner, len(rows) + np.arange(len(loose))],
+        np.r_[tree.linked[events], loose],
+        np.r_[own | (forward >= 0), np.zeros(len(loose), dtype=bool)],
     )
 
 
 def _unified_sheet(
-    collected: Collected,
-    launchers: Launchers,
-    rows: Array,
-    categories: Coded,
+    calls: CallTable,
+    examples: Array,
     works: list[Any],
     key: Array,
     busy: Array,
     owner: Array,
     kernels: Array,
-    own: Array,
+    has_model: Array,
 ) -> Sheet:
-    tree = collected.tree
-    loose = tree.linked[collected.loose]
-    parents = np.where(
-        tree.op_above[collected.loose] >= 0,
-        tree.op_above[collected.loose],
-        tree.call[collected.loose],
-    )
-    strings = tree.strings
-
-    def synthetic(kernel: int, parent: int) -> str:
-        return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
-
-    def category(kernel: int, parent: int, first: int) -> str:
-        # By what the parent launched first, whichever of its kernels the row stands for.
-        return category_of(synthetic(kernel, parent), strings[first] if first >= 0 else None)
-
-    ids = tree.name[loose], tree.name[parents]
-    names = stacked(coded(strings.__getitem__, tree.name[rows]), coded(synthetic, *ids))
-    categories = stacked(categories, coded(category, *ids, launchers.first_kernels_of(parents)))
-    owner = np.r_[owner, len(rows) + np.arange(len(loose))]
-    kernels = np.r_[kernels, loose]
-    arguments = np.r_[rows, parents]
-    examples = np.r_[rows, loose]
-    no_work = len(works) - 1
-    key = np.r_[key, np.full(len(loose), no_work, dtype=np.int64)]
-    busy = np.r_[busy, tree.end_us[loose] - tree.start_us[loose]]
-    has_model = np.r_[own | (collected.fallback[rows] >= 0), np.zeros(len(loose), dtype=bool)]
-    calls = call_table(tree, arguments, names, categories, tree.recompute[examples])
-    if not len(examples):
-        return {}
+    tree = calls.tree
     groups = calls.groups()
     firsts = groups.first
     sheet = calls.key_columns(groups)
     sheet["ex_UID"] = examples[firsts].tolist()
     sheet["operation_count"] = groups.count.tolist()
-    host = statistics(groups, tree.dur_us[arguments])
+    host = statistics(groups, tree.dur_us[calls.rows])
     for metric, title in (("sum", "total"), ("mean", "mean"), ("std", "std")):
         sheet[f"{title}_duration_us"] = host[metric].tolist()
     of_first = [
