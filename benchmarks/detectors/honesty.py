@@ -27,7 +27,7 @@ from torchtraceap.lab.evaluation.baselines import Chance, Windows
 from torchtraceap.lab.evaluation.learned_baselines import SupervisedTrees
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
 from torchtraceap.lab.evaluation.splits import check_splits
-from torchtraceap.lab.evaluation.tables import filled, markdown
+from torchtraceap.lab.evaluation.tables import fill_parts, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
@@ -234,7 +234,7 @@ def main() -> None:
     print(text)
     if options.page:
         page = options.page.read_text("utf-8")
-        options.page.write_text(filled(page, {part: text}), "utf-8")
+        options.page.write_text(fill_parts(page, {part: text}), "utf-8")
     if options.output:
         write_results(options.output, **found)
 

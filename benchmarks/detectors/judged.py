@@ -27,9 +27,9 @@ from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, likely_types, rule_says
 from torchtraceap.lab.evaluation.judge_loop import count_loop
 from torchtraceap.lab.evaluation.judged_traces import (
-    Labelled,
-    labelled_traces,
-    named,
+    LabeledTrace,
+    labeled_traces,
+    name_windows,
     true_segments,
 )
 from torchtraceap.lab.evaluation.metrics import confusion, draws, interval, type_metrics
@@ -46,14 +46,14 @@ LABELS = Path(__file__).with_name("real_labels")
 WINDOWS = 100
 JUDGE = "offline judge"
 Names = Sequence[str]
-Grouped = tuple[str, Labelled]
+Grouped = tuple[str, LabeledTrace]
 """With the name of a group: traces of one depend on each other."""
 
 
 # ------------------------------------------------------------------------ ways to name a window
 
 
-def by_window(labelled: Labelled) -> Names:
+def by_window(labelled: LabeledTrace) -> Names:
     """The scorer's likeliest type of each window."""
     windows = labelled.diagnosis.windows
     kinds = list(windows.types)
@@ -61,10 +61,10 @@ def by_window(labelled: Labelled) -> Names:
     return [kinds[place] for place in places.tolist()]
 
 
-def by_segment(name: Callable[[Diagnosis, Segment], str]) -> Callable[[Labelled], Names]:
+def by_segment(name: Callable[[Diagnosis, Segment], str]) -> Callable[[LabeledTrace], Names]:
     """One name for each true segment."""
 
-    def names(labelled: Labelled) -> Names:
+    def names(labelled: LabeledTrace) -> Names:
         found = [NONE] * labelled.diagnosis.windows.count
         for segment in true_segments(labelled):
             count = segment.last - segment.first + 1
@@ -125,12 +125,12 @@ def likeliest_here(diagnosis: Diagnosis, segment: Segment) -> str:
     return found[0] if found else not_excluded(diagnosis, segment)
 
 
-def by_judge(labelled: Labelled) -> Names:
+def by_judge(labelled: LabeledTrace) -> Names:
     segments = true_segments(labelled)
-    return named(labelled.diagnosis, segments, OfflineJudge).names
+    return name_windows(labelled.diagnosis, segments, OfflineJudge).names
 
 
-WAYS: dict[str, Callable[[Labelled], Names]] = {
+WAYS: dict[str, Callable[[LabeledTrace], Names]] = {
     "scorer, by window": by_window,
     "scorer, by segment": by_segment(likeliest),
     "none where the rules exclude it": by_segment(none_where_excluded),
@@ -152,7 +152,7 @@ class Naming:
         self._truth: list[str] = []
         self._said: dict[str, list[str]] = {way: [] for way in WAYS}
 
-    def add(self, labelled: Labelled, group: str) -> None:
+    def add(self, labelled: LabeledTrace, group: str) -> None:
         known = np.flatnonzero(labelled.types >= 0).tolist()
         self._truth += [labelled.type_names[place] for place in known]
         self._groups += [group] * len(known)
@@ -218,7 +218,7 @@ def generated_traces(dataset: Path, splits: Sequence[str], why: str) -> Iterator
         for run in labeled_runs(dataset)
         for label in run.labels
     }
-    for labelled in labelled_traces(dataset, splits, WINDOWS, asked=JUDGE, why=why):
+    for labelled in labeled_traces(dataset, splits, WINDOWS, asked=JUDGE, why=why):
         yield f"{dataset}/{bases[labelled.id]}", labelled
 
 
@@ -233,7 +233,7 @@ def public_traces(corpus: Path, labels: RealLabels) -> Iterator[Grouped]:
         where = path, bounds_ns, int(table.ts_ns[table.complete].min())
         marks = labels.windows(*where)
         types = codes[labels.window_types(*where)]
-        labelled = Labelled(path, diagnosis, marks == 1, marks < 0, types, frozenset())
+        labelled = LabeledTrace(path, diagnosis, marks == 1, marks < 0, types, frozenset())
         yield groups.get(path, path), labelled
 
 
@@ -241,7 +241,7 @@ def measured(traces: Iterable[Grouped], kinds: Sequence[str]) -> dict[str, Any]:
     """Names given true windows, and the loop."""
     naming = Naming(kinds)
 
-    def seen() -> Iterator[Labelled]:
+    def seen() -> Iterator[LabeledTrace]:
         for group, labelled in traces:
             naming.add(labelled, group)
             yield labelled

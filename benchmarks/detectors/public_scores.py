@@ -33,7 +33,7 @@ from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, gpu_events,
 from torchtraceap.lab.evaluation.methods import (
     METHODS,
     WANTED_SCORERS,
-    Given,
+    StoredScores,
     check_names,
     make_methods,
     scored_ranks,
@@ -43,7 +43,7 @@ from torchtraceap.lab.evaluation.metrics import (
     Interval,
     Scored,
     interval,
-    paired,
+    paired_difference,
     replicates,
     type_metrics,
     window_auc,
@@ -157,9 +157,9 @@ class RealEvaluation:
             return None
         if metric in NUMBERS:
             values = row.separation[metric].value, other.separation[metric].value
-            return paired(values, (row.resampled[metric], other.resampled[metric]))
+            return paired_difference(values, (row.resampled[metric], other.resampled[metric]))
         values = row.cell.values[metric].value, other.cell.values[metric].value
-        return paired(values, (row.cell.resampled[metric], other.cell.resampled[metric]))
+        return paired_difference(values, (row.cell.resampled[metric], other.cell.resampled[metric]))
 
 
 def evaluate_real(
@@ -235,7 +235,7 @@ class _Traces:
         self.types: dict[str, Array] = {}
         """By path, int64 `[W]`; see `RealLabels.window_types`."""
         self.fault: dict[str, bool | None] = {path: labels.fault(path) for path in labels.traces}
-        self.given: list[Given] = scored_ranks((), scorers, ())
+        self.given: list[StoredScores] = scored_ranks((), scorers, ())
         with progress_stage(f"scores of {len(labels.traces)} traces"):
             for path in labels.traces:
                 trace = load(Path(corpus) / path)
@@ -253,7 +253,7 @@ class _Traces:
         with progress_stage(f"scores of {len(ids)} traces for thresholds"):
             self._merge(scorer_methods(dataset, ids, scorers, (self._windows,)))
 
-    def _merge(self, methods: Sequence[Given]) -> None:
+    def _merge(self, methods: Sequence[StoredScores]) -> None:
         for own, more in zip(self.given, methods, strict=True):
             own.found.update(more.found)
 
@@ -301,7 +301,7 @@ class _Exam:
             runs = [self._bench.fitted(name, self._count, seed) for seed in range(seeds)]
         return self._row(method, runs)
 
-    def given(self, method: Given) -> RealRow:
+    def given(self, method: StoredScores) -> RealRow:
         """Return the row of a scorer of the package."""
         return self._row(method, [self._bench.scores(method, self._count)])
 

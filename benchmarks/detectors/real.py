@@ -20,7 +20,7 @@ import numpy as np
 from torchtraceap.core.writing import write_text
 from torchtraceap.lab.evaluation.methods import METHODS, WANTED_SCORERS
 from torchtraceap.lab.evaluation.splits import log_look
-from torchtraceap.lab.evaluation.tables import filled
+from torchtraceap.lab.evaluation.tables import fill_parts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
@@ -62,7 +62,7 @@ def main() -> None:
     text = real_part(found)
     print(text)
     if options.page:
-        write_text(options.page, filled(options.page.read_text("utf-8"), {"scorers": text}))
+        write_text(options.page, fill_parts(options.page.read_text("utf-8"), {"scorers": text}))
     if options.output:
         write_results(options.output, **real_document(found))
     if options.scores:

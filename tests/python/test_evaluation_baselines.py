@@ -34,7 +34,7 @@ from torchtraceap.lab.evaluation.learned_baselines import (
     SelfTrainedTrees,
     SupervisedTrees,
 )
-from torchtraceap.lab.evaluation.methods import Given, read_scores
+from torchtraceap.lab.evaluation.methods import StoredScores, read_scores
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
 
 LEARNED = {
@@ -148,7 +148,7 @@ def test_scores_of_a_document(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     path.write_text(json.dumps(document))
     method = read_scores(path)
-    assert isinstance(method, Given) and (method.name, method.labels) == ("mine 3", "trace")
+    assert isinstance(method, StoredScores) and (method.name, method.labels) == ("mine 3", "trace")
     assert method.score(sample).tolist() == scores
     assert method.types(sample)[:, 1].tolist() == scores
     with pytest.raises(SchemaError, match="no scores of 000001"):

@@ -18,7 +18,7 @@ from torchtraceap.lab.evaluation.metrics import (
     false_positive_rate,
     group_pairs,
     interval,
-    paired,
+    paired_difference,
     per_trace_auc,
     replicates,
     said_types,
@@ -103,7 +103,7 @@ def test_a_difference_on_the_same_resamples_is_narrower(drawn: Scored) -> None:
     weights = draws(5)
     both = tuple(replicates(each, "auc", weights) for each in (better, drawn))
     values = window_auc(better), window_auc(drawn)
-    difference = paired(values, (both[0], both[1]))
+    difference = paired_difference(values, (both[0], both[1]))
     assert difference.low > 0 and difference.value == pytest.approx(values[0] - values[1])
     alone = interval(values[0], both[0])
     assert difference.high - difference.low < alone.high - alone.low

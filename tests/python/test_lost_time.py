@@ -76,9 +76,9 @@ def test_twins_tell_what_labels_tell() -> None:
     pytest.importorskip("torch")
     from torchtraceap.datasets.samples import load_samples
     from torchtraceap.lab.training.figures import window_figures
-    from torchtraceap.lab.training.weak_labels import load_labelled, load_lost
+    from torchtraceap.lab.training.weak_labels import load_labeled, load_lost
 
-    found, labelled = load_lost(MINI), load_labelled(MINI)
+    found, labelled = load_lost(MINI), load_labeled(MINI)
     samples = [s for s in load_samples(MINI, splits=["train"]) if s.label and s.id in found]
     assert len(samples) > 3
     spans = [(s.bounds_ns[:-1], s.bounds_ns[1:]) for s in samples]

@@ -351,8 +351,8 @@ GROUP = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_training import *
-from torchtraceap.lab.training.processes import joined_processes
-with joined_processes() as group:
+from torchtraceap.lab.training.processes import join_processes
+with join_processes() as group:
     line = Line(group)
     line.module[1].p = 0.0
     fit(line, LoopSettings(epochs=3, learning_rate=0.05), sys.argv[2], processes=group)

@@ -173,11 +173,11 @@ def read_rows(path: Path, table: str, columns: Iterable[str] | None = None) -> A
         MissingFileError: There is no such file.
         SchemaError: It is no Parquet file, or not of this table and version.
     """
-    with opened(path, table) as file:
+    with open_table(path, table) as file:
         return file.read(columns=None if columns is None else list(columns))
 
 
-def opened(path: Path, table: str) -> Any:
+def open_table(path: Path, table: str) -> Any:
     """A file whose row groups can be read, of which the schema is known to be right.
 
     Raises:

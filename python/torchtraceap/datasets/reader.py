@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.datasets.arrow import FORMAT, file_of, import_pyarrow, opened, read_rows
+from torchtraceap.datasets.arrow import FORMAT, file_of, import_pyarrow, open_table, read_rows
 from torchtraceap.datasets.decoding import decode_label, decode_trace
 from torchtraceap.datasets.labels import LABELS
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
@@ -151,7 +151,7 @@ class DataSet:
     def _group(self, table: str, entry: Entry) -> Any:
         pa, _ = import_pyarrow()
         path = file_of(self.path, table, entry.shard)
-        with opened(path, table) as file:
+        with open_table(path, table) as file:
             if entry.place >= file.num_row_groups:
                 raise SchemaError(f"{path}: has {file.num_row_groups} traces, not as in `traces`")
             try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from torchtraceap.compat.replay.call import MAX_AXES, MAX_ROUNDS, NotReplayableError, quoted
+from torchtraceap.compat.replay.call import MAX_AXES, MAX_ROUNDS, NotReplayableError, quote
 from torchtraceap.compat.replay.schema import Argument, Operator
 
 __all__ = ["check_name", "check_number", "check_operator", "check_text"]
@@ -178,13 +178,13 @@ def check_name(name: str) -> None:
         )
     if not separator or not namespace.isidentifier() or not rest.isidentifier():
         raise NotReplayableError(
-            f"{quoted(name)} is no registered operator: annotations, Python functions and "
+            f"{quote(name)} is no registered operator: annotations, Python functions and "
             "compiled kernels have no schema"
         )
     if namespace not in _NAMESPACES:
         raise NotReplayableError(
             f"only operators of {', '.join(sorted(_NAMESPACES))} are called again: those of "
-            f"{quoted(namespace)} may communicate, use files or change what later code meets"
+            f"{quote(namespace)} may communicate, use files or change what later code meets"
         )
 
 
@@ -232,7 +232,7 @@ def check_text(argument: Argument, text: str) -> None:
     Raises:
         NotReplayableError: With the choices.
     """
-    shown = quoted(text)
+    shown = quote(text)
     grammar = _GRAMMARS.get(argument.name)
     if grammar is not None:
         if len(text) > _MAX_TEXT or not grammar.fullmatch(text):

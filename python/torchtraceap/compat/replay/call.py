@@ -33,7 +33,7 @@ __all__ = [
     "call_from_texts",
     "copy_ends",
     "parse_value",
-    "quoted",
+    "quote",
     "text_of_args",
     "with_surroundings",
 ]
@@ -78,7 +78,7 @@ class NotReplayableError(Exception):
     """The call cannot be rebuilt; the message is the reason, for a person."""
 
 
-def quoted(text: str, most: int = 80) -> str:
+def quote(text: str, most: int = 80) -> str:
     """Text of a trace for a message: ASCII, in quotes, and not long."""
     return ascii(text if len(text) <= most else text[: most - 3] + "...")
 

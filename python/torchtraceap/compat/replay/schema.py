@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall, quoted
+from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall, quote
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import MissingDependencyError
 
@@ -118,7 +118,7 @@ def match_operator(call: RecordedCall) -> Operator:
     """
     overloads = registered_overloads(call.name)
     if not overloads:
-        raise NotReplayableError(f"{quoted(call.name)} is no operator of this version of torch")
+        raise NotReplayableError(f"{quote(call.name)} is no operator of this version of torch")
     count = len(call.types)
     same = [op for op in overloads if len(op.arguments) == count]
     longer = [
@@ -131,7 +131,7 @@ def match_operator(call: RecordedCall) -> Operator:
         fitting = [(fit, op) for fit, op in scored if fit is not None]
         if fitting:
             return max(fitting, key=lambda pair: pair[0])[1]
-    kinds = ", ".join(quoted(text, 40)[1:-1] or "None" for text in call.types[:12])
+    kinds = ", ".join(quote(text, 40)[1:-1] or "None" for text in call.types[:12])
     raise NotReplayableError(
         f"no overload of {call.name} in this version of torch takes the {count} recorded "
         f"arguments ({kinds})"

@@ -20,11 +20,11 @@ from torchtraceap.compat.tracelens.sheets import (
     Sheet,
     as_lists,
     call_table,
-    coded,
+    encode,
     kernel_columns,
     order_of_sums,
     shares,
-    stacked,
+    stack,
     statistics,
     take,
 )
@@ -371,11 +371,11 @@ def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
     loose, above = tree.linked[collected.loose], tree.op_above[collected.loose]
     parents = np.where(above >= 0, above, tree.call[collected.loose])
     ids = tree.name[loose], tree.name[parents]
-    names = stacked(coded(strings.__getitem__, tree.name[rows]), coded(synthetic_name, *ids))
+    names = stack(encode(strings.__getitem__, tree.name[rows]), encode(synthetic_name, *ids))
     of_forward = np.where(~own & (forward >= 0), tree.name[forward], -1)
-    categories = stacked(
-        coded(category_of_call, codes, of_forward),
-        coded(category_of_kernel, *ids, launchers.first_kernels_of(parents)),
+    categories = stack(
+        encode(category_of_call, codes, of_forward),
+        encode(category_of_kernel, *ids, launchers.first_kernels_of(parents)),
     )
     examples = np.r_[rows, loose]
     if not len(examples):

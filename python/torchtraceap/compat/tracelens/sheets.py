@@ -27,12 +27,12 @@ __all__ = [
     "as_lists",
     "as_tuples",
     "call_table",
-    "coded",
     "csv_text",
+    "encode",
     "kernel_columns",
     "order_of_sums",
     "shares",
-    "stacked",
+    "stack",
     "statistics",
     "take",
     "texts_at",
@@ -185,7 +185,7 @@ def texts_at(column: Coded, rows: Array) -> list[Any]:
     return [texts[code] if code >= 0 else None for code in codes[rows].tolist()]
 
 
-def coded(function: Callable[..., str], *keys: Array) -> Coded:
+def encode(function: Callable[..., str], *keys: Array) -> Coded:
     """A text for each row that depends on integer keys alone; asked once per distinct keys."""
     groups = Groups(*keys)
     distinct: dict[str, int] = {}
@@ -194,7 +194,7 @@ def coded(function: Callable[..., str], *keys: Array) -> Coded:
     return np.asarray(codes, dtype=np.int64)[groups.index], list(distinct)
 
 
-def stacked(a: Coded, b: Coded) -> Coded:
+def stack(a: Coded, b: Coded) -> Coded:
     """Return the rows of one column above those of another."""
     texts = {text: place for place, text in enumerate(a[1])}
     moved = [texts.setdefault(text, len(texts)) for text in b[1]]

@@ -17,11 +17,11 @@ from torchtraceap.compat.tracelens.sheets import (
     Sheet,
     as_tuples,
     call_table,
-    coded,
+    encode,
     kernel_columns,
     order_of_sums,
     shares,
-    stacked,
+    stack,
     statistics,
     take,
     texts_at,
@@ -143,7 +143,7 @@ def _categories(tree: CompatTree, names: Array, first_kernels: Array) -> Coded:
     def category(name: int, kernel: int) -> str:
         return category_of(strings[name], strings[kernel] if kernel >= 0 else None)
 
-    return coded(category, names, first_kernels)
+    return encode(category, names, first_kernels)
 
 
 def launchers_of(tree: CompatTree) -> Launchers:
@@ -154,7 +154,7 @@ def launchers_of(tree: CompatTree) -> Launchers:
     order = np.lexsort((kernels, owner))
     owner, kernels = owner[order], kernels[order]
     first = tree.name[kernels[np.searchsorted(owner, np.arange(len(rows)))]]
-    names = coded(tree.strings.__getitem__, tree.name[rows])
+    names = encode(tree.strings.__getitem__, tree.name[rows])
     categories = _categories(tree, tree.name[rows], first)
     return Launchers(
         call_table(tree, rows, names, categories, tree.recompute[rows]),
@@ -276,8 +276,8 @@ class Kernels:
             return "graph" if "cudagraph" in lower or "graphlaunch" in lower else "runtime"
 
         of_op = self._launchers.categories_of(self.op)
-        of_call = coded(category, self.tree.name[self.call])
-        codes, texts = stacked(of_op, of_call)
+        of_call = encode(category, self.tree.name[self.call])
+        codes, texts = stack(of_op, of_call)
         found = np.where(self.op >= 0, codes[: len(self.rows)], codes[len(self.rows) :])
         return np.where((self.op >= 0) | (self.call >= 0), found, -1), texts
 

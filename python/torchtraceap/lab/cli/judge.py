@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchtraceap.explanation.client import Client
     from torchtraceap.explanation.explain import Judge
     from torchtraceap.lab.evaluation.judge_loop import LoopCounts
-    from torchtraceap.lab.evaluation.judged_traces import Labelled
+    from torchtraceap.lab.evaluation.judged_traces import LabeledTrace
     from torchtraceap.report.tables import TextTable
 
 WAYS = ("types", "found", "parts", "loop")
@@ -113,11 +113,11 @@ def _check_options(options: Options) -> None:
         check_target(options.out)
 
 
-def _traces(options: Options, asked: str) -> Iterator[Labelled]:
-    from torchtraceap.lab.evaluation.judged_traces import labelled_traces
+def _traces(options: Options, asked: str) -> Iterator[LabeledTrace]:
+    from torchtraceap.lab.evaluation.judged_traces import labeled_traces
 
     splits = tuple(dict.fromkeys(options.split)) or ("validation",)
-    return labelled_traces(options.dataset, splits, options.windows, asked=asked, why=options.why)
+    return labeled_traces(options.dataset, splits, options.windows, asked=asked, why=options.why)
 
 
 def _scores(options: Options) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.explanation.explain import judge_segments
 from torchtraceap.explanation.segments import FLAGGED, NONE
-from torchtraceap.lab.evaluation.judged_traces import Named, window_names
+from torchtraceap.lab.evaluation.judged_traces import WindowNames, window_names
 
 if TYPE_CHECKING:
     from torchtraceap.explanation.explain import Judgments
-    from torchtraceap.lab.evaluation.judged_traces import JudgeOf, Labelled
+    from torchtraceap.lab.evaluation.judged_traces import JudgeOf, LabeledTrace
 
 __all__ = ["WAYS", "Grid", "LoopCounts", "Told", "count_loop"]
 
@@ -126,7 +126,7 @@ class LoopCounts(Result):
         return {"schema": "torchtraceap.judged/1", **Result.to_dict(self)}
 
 
-def count_loop(traces: Iterable[Labelled], judge_of: JudgeOf, name: str) -> LoopCounts:
+def count_loop(traces: Iterable[LabeledTrace], judge_of: JudgeOf, name: str) -> LoopCounts:
     """Judge traces as explanations are, with the loop, and count against their labels.
 
     Args:
@@ -171,7 +171,7 @@ def count_loop(traces: Iterable[Labelled], judge_of: JudgeOf, name: str) -> Loop
     )
 
 
-def _names_by_way(labelled: Labelled, judging: Judgments) -> dict[str, Named]:
+def _names_by_way(labelled: LabeledTrace, judging: Judgments) -> dict[str, WindowNames]:
     """Return the names of windows by `WAYS`."""
     windows = labelled.diagnosis.windows
     kinds = list(windows.types)
@@ -187,14 +187,14 @@ def _names_by_way(labelled: Labelled, judging: Judgments) -> dict[str, Named]:
         "dropped at once": [each for place, each in first if place not in judging.doubts],
         "loop": list(judging.final.values()),
     }
-    names = {"scorer": Named(flagged, tuple(likeliest))}
+    names = {"scorer": WindowNames(flagged, tuple(likeliest))}
     for way, of in ways.items():
         verdicts = [(each.segment, each.verdict.primary) for each in of]
         names[way] = window_names(windows.count, verdicts)
     return names
 
 
-def _told_counts(labelled: Labelled, named: Named) -> dict[str, int]:
+def _told_counts(labelled: LabeledTrace, named: WindowNames) -> dict[str, int]:
     """Return the counts of `Told` for one trace."""
     right = named.inside & labelled.positive
     told = named.inside & ~labelled.ignore
@@ -213,7 +213,7 @@ def _told_counts(labelled: Labelled, named: Named) -> dict[str, int]:
     }
 
 
-def _count_segments(labelled: Labelled, judging: Judgments, sums: Counter[str]) -> None:
+def _count_segments(labelled: LabeledTrace, judging: Judgments, sums: Counter[str]) -> None:
     """Count the segments of a trace that were dropped or renamed."""
     for place, judged in enumerate(judging.first):
         windows = slice(judged.segment.first, judged.segment.last + 1)

@@ -27,7 +27,7 @@ from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, SCORES
 
 if TYPE_CHECKING:
     from torchtraceap.explanation.language_model import LanguageModel, Message, Reply
-    from torchtraceap.lab.evaluation.judged_traces import Labelled
+    from torchtraceap.lab.evaluation.judged_traces import LabeledTrace
     from torchtraceap.tables.windows.windows import FeatureTable
 
 __all__ = ["PARTS", "parts_document", "parts_of"]
@@ -69,7 +69,7 @@ class _InvalidError(Exception):
     """An answer that breaks the schema; the message is for the model."""
 
 
-def parts_document(traces: Iterable[Labelled], model: LanguageModel) -> Json:
+def parts_document(traces: Iterable[LabeledTrace], model: LanguageModel) -> Json:
     """Return a language model's scores of windows as a document of `torchtraceap score --json`.
 
     Args:

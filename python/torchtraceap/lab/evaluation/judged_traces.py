@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JudgeOf",
-    "Labelled",
-    "Named",
+    "LabeledTrace",
+    "WindowNames",
     "entry",
-    "labelled_traces",
-    "named",
+    "labeled_traces",
+    "name_windows",
     "scores_document",
     "true_segments",
     "window_names",
@@ -63,7 +63,7 @@ JudgeOf = Callable[["Diagnosis"], "Judge"]
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabeledTrace:
     """A trace of one rank with what is known of its W windows."""
 
     id: str
@@ -79,13 +79,13 @@ class Labelled:
     """Types that were there before a fault was put in: labels say nothing of what they cost."""
 
     @staticmethod
-    def of(label: dict[str, Any], diagnosis: Diagnosis) -> Labelled:
+    def of(label: dict[str, Any], diagnosis: Diagnosis) -> LabeledTrace:
         """Return the trace with a label as `generate` writes it."""
         bounds_ns = np.asarray(diagnosis.windows.bounds_ns, dtype=np.int64)
         cost = window_costs(costs_of(label), bounds_ns)
         positive, ignore = window_labels(cost)
         types = np.where(positive, cost.argmax(axis=1), -1).astype(np.int64)
-        return Labelled(
+        return LabeledTrace(
             id=label["id"],
             diagnosis=diagnosis,
             positive=positive,
@@ -100,9 +100,9 @@ class Labelled:
         return [TYPES[code] if code >= 0 else "" for code in self.types.tolist()]
 
 
-def labelled_traces(
+def labeled_traces(
     dataset: PathLike, splits: Sequence[str], windows: int, *, asked: str, why: str | None = None
-) -> Iterator[Labelled]:
+) -> Iterator[LabeledTrace]:
     """The traces of some splits; each is let go before the next one is read.
 
     Each rank is a trace of its own, as its labels are, and as `evaluate` has scorers look at it.
@@ -126,14 +126,14 @@ def labelled_traces(
         if split not in there:
             raise OptionError(f"{dataset}: has no traces of the split {split!r}")
     for label, part in labeled_ranks(runs, lambda label: label["split"] in splits):
-        yield Labelled.of(label, Trace([part]).diagnose(windows=windows))
+        yield LabeledTrace.of(label, Trace([part]).diagnose(windows=windows))
 
 
 # ------------------------------------------------------------------------------ names
 
 
 @dataclass(frozen=True)
-class Named:
+class WindowNames:
     """Names of the windows of a trace."""
 
     inside: Array
@@ -146,7 +146,7 @@ class Named:
     """Errors of the segments that have no answer that holds, and so no name."""
 
 
-def true_segments(labelled: Labelled) -> Iterator[Segment]:
+def true_segments(labelled: LabeledTrace) -> Iterator[Segment]:
     """Yield segments of adjacent positive windows; see Note [Given a true window]."""
     diagnosis = labelled.diagnosis
     bounds_ns = diagnosis.windows.bounds_ns
@@ -157,7 +157,9 @@ def true_segments(labelled: Labelled) -> Iterator[Segment]:
             yield segment_of(diagnosis, first, last, name)
 
 
-def named(diagnosis: Diagnosis, segments: Iterable[Segment], judge_of: JudgeOf) -> Named:
+def name_windows(
+    diagnosis: Diagnosis, segments: Iterable[Segment], judge_of: JudgeOf
+) -> WindowNames:
     """Return the names that a judge gives to windows of a trace.
 
     Args:
@@ -179,7 +181,7 @@ def named(diagnosis: Diagnosis, segments: Iterable[Segment], judge_of: JudgeOf) 
     return replace(found, asked=len(verdicts), failures=tuple(failures))
 
 
-def window_names(count: int, verdicts: Iterable[tuple[Segment, str]]) -> Named:
+def window_names(count: int, verdicts: Iterable[tuple[Segment, str]]) -> WindowNames:
     """Return the name of each window: that of the shortest of its segments that have one; of
     equally long ones, the first. See Note [As found]."""
     inside = np.zeros(count, dtype=np.bool_)
@@ -189,16 +191,16 @@ def window_names(count: int, verdicts: Iterable[tuple[Segment, str]]) -> Named:
         for window in range(segment.first, segment.last + 1):
             if names[window] in ("", NONE):
                 names[window] = name
-    return Named(inside, tuple(names))
+    return WindowNames(inside, tuple(names))
 
 
 def scores_document(
-    traces: Iterable[Labelled], judge_of: JudgeOf, name: str, *, found: bool = False
+    traces: Iterable[LabeledTrace], judge_of: JudgeOf, name: str, *, found: bool = False
 ) -> Json:
     """Return a document of `torchtraceap score --json` with the names that a judge gives.
 
     Args:
-        traces: Labelled ones.
+        traces: Labeled ones.
         judge_of: The judge of a diagnosis.
         name: The name of the judge, and of the row in tables.
         found: Judge segments as they are found, instead of true ones.
@@ -216,7 +218,7 @@ def scores_document(
     with progress_stage("judging segments of labelled traces"):
         for labelled in traces:
             segments = find_segments(labelled.diagnosis) if found else true_segments(labelled)
-            said = named(labelled.diagnosis, segments, judge_of)
+            said = name_windows(labelled.diagnosis, segments, judge_of)
             asked += said.asked
             failures += said.failures
             scores = said.inside if found else labelled.diagnosis.windows.scores
@@ -238,7 +240,7 @@ def scores_document(
     }
 
 
-def entry(labelled: Labelled, scores: Array, names: Sequence[str] = ()) -> Json:
+def entry(labelled: LabeledTrace, scores: Array, names: Sequence[str] = ()) -> Json:
     """Return the entry of a trace in a document of scores: a window has a share of 1 of the type
     that it is called, and of no other one."""
     kinds = sorted(set(names) - {"", NONE})

@@ -42,7 +42,7 @@ __all__ = [
     "NOT_HERE",
     "SCORES",
     "WANTED_SCORERS",
-    "Given",
+    "StoredScores",
     "check_names",
     "make_methods",
     "read_scores",
@@ -106,7 +106,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 @dataclass
-class Given:
+class StoredScores:
     """A method whose scores are looked up."""
 
     name: str
@@ -135,7 +135,7 @@ class Given:
 
 def scorer_methods(
     dataset: PathLike, ids: Iterable[str], scorers: Sequence[Any], counts: Sequence[int]
-) -> list[Given]:
+) -> list[StoredScores]:
     """Return the scores of traces by the package's scorers, each rank alone, as its labels are.
 
     Args:
@@ -155,14 +155,14 @@ def scorer_methods(
 
 def scored_ranks(
     parts: Iterable[tuple[str, RankTrace]], scorers: Sequence[Any], counts: Sequence[int]
-) -> list[Given]:
+) -> list[StoredScores]:
     """Return the scores of ranks by the package's scorers, each by its id and as a trace of its
     own."""
     methods = []
     for scorer in scorers:
         labels = {"evidence": "none", "paper": "trace"}.get(scorer.name, "window")
         # Shares that findings cover are no chances.
-        methods.append(Given(scorer.name, labels, is_probability=scorer.name != "evidence"))
+        methods.append(StoredScores(scorer.name, labels, is_probability=scorer.name != "evidence"))
     for id, part in parts:
         for method, scorer in zip(methods, scorers, strict=True):
             for count in counts:
@@ -178,7 +178,7 @@ def _types(by_name: Mapping[str, Any], count: int) -> Array:
     return np.stack(columns, axis=1)
 
 
-def read_scores(path: PathLike) -> Given:
+def read_scores(path: PathLike) -> StoredScores:
     """A document of `torchtraceap score --json` as a method; a trace is known by the end of its
     path, which has to be its id. It may have a `name` for the row, and say from which `labels` the
     scorer learned.
@@ -194,7 +194,7 @@ def read_scores(path: PathLike) -> Given:
         document = json.loads(place.read_text("utf-8"))
         if document["schema"] != SCORES:
             raise SchemaError(f"{path}: its schema is {document['schema']!r}, not {SCORES!r}")
-        method = Given(
+        method = StoredScores(
             document.get("name", document["scorer"]), str(document.get("labels", "window"))
         )
         for trace in document["traces"]:

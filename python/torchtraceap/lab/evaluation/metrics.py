@@ -37,7 +37,7 @@ __all__ = [
     "group_pairs",
     "interval",
     "mean",
-    "paired",
+    "paired_difference",
     "per_trace_auc",
     "replicates",
     "said_types",
@@ -357,6 +357,6 @@ def interval(value: float, values: Array) -> Interval:
     return Interval(value, float(low), float(high))
 
 
-def paired(values: tuple[float, float], resampled: tuple[Array, Array]) -> Interval:
+def paired_difference(values: tuple[float, float], resampled: tuple[Array, Array]) -> Interval:
     """Return the first less the second, on the same resamples. See Note [Resamples]."""
     return interval(values[0] - values[1], resampled[0] - resampled[1])

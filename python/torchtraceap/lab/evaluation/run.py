@@ -24,7 +24,7 @@ from torchtraceap.lab.evaluation.methods import (
     METHODS,
     NOT_HERE,
     WANTED_SCORERS,
-    Given,
+    StoredScores,
     check_names,
     make_methods,
     read_scores,
@@ -307,7 +307,7 @@ class Bench:
             }
         return self._measured(method, by_count, seeds)
 
-    def given(self, method: Given) -> Row:
+    def given(self, method: StoredScores) -> Row:
         """Return the row of a method whose scores there are already."""
         try:
             by_count = {c: [self.scores(method, c)] for c in self._options.windows}

@@ -21,7 +21,7 @@ from torchtraceap.core.writing import naming, write_text
 from torchtraceap.datasets.samples import TYPES
 from torchtraceap.lab.building.figures import bars
 from torchtraceap.lab.evaluation.methods import ABLATIONS
-from torchtraceap.lab.evaluation.metrics import Interval, paired
+from torchtraceap.lab.evaluation.metrics import Interval, paired_difference
 from torchtraceap.lab.evaluation.run import METRICS, Evaluation, Row
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "all_numbers",
     "document",
     "figures",
-    "filled",
+    "fill_parts",
     "finite",
     "headline_rows",
     "markdown",
@@ -207,7 +207,9 @@ def headline_rows(evaluation: Evaluation) -> Table:
             cells = [known[name].cells[count, column] for name in (first, second)]
             values = cells[0].values[metric].value, cells[1].values[metric].value
             resampled = cells[0].resampled[metric], cells[1].resampled[metric]
-            rows.append([title, _short(column), with_interval(paired(values, resampled))])
+            rows.append(
+                [title, _short(column), with_interval(paired_difference(values, resampled))]
+            )
     return [["comparison", "tasks", "difference in points"], *rows]
 
 
@@ -359,11 +361,11 @@ def write_report(evaluation: Evaluation, page: PathLike) -> list[Path]:
     for name, text in figures(evaluation).items():
         written.append(folder / f"{name}.svg")
         write_text(written[-1], text)
-    write_text(place, filled(old, parts(evaluation)))
+    write_text(place, fill_parts(old, parts(evaluation)))
     return written
 
 
-def filled(page: str, texts: Mapping[str, str]) -> str:
+def fill_parts(page: str, texts: Mapping[str, str]) -> str:
     """Return the page with these parts; those that it has no place for come last."""
     for name, text in texts.items():
         part = _PART.format(name=name, text=text)

@@ -45,8 +45,8 @@ from torchtraceap.lab.training.structural import (
     any_boosters,
     column_names,
     figures_of,
+    forest_columns,
     isolation_forest,
-    seen_by_forest,
     table_of,
     type_boosters,
 )
@@ -130,7 +130,7 @@ def _stranger_figures(
         for sample in strangers:
             columns = table_of([sample], names).columns
             logit = np.mean([booster.predict(columns) for booster in boosters], axis=0)
-            strangeness = -forest.score_samples(seen_by_forest(columns))
+            strangeness = -forest.score_samples(forest_columns(columns))
             figures[sample.id] = WindowFigures(logit, strangeness, np.empty((0, 0)))
     return figures
 

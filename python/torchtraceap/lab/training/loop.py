@@ -25,7 +25,7 @@ from torchtraceap.core.writing import replacing
 from torchtraceap.datasets.samples import Sample
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.training.figures import window_figures, write_logs
-from torchtraceap.lab.training.processes import Processes, joined_processes
+from torchtraceap.lab.training.processes import Processes, join_processes
 from torchtraceap.lab.training.settings import LoopSettings, Trained
 
 __all__ = [
@@ -215,7 +215,7 @@ def fit_and_save(
         make: Makes the learner of a process. The first process alone writes weights.
         settings, out, seed, resume, minutes: As `fit` takes them, with its errors.
     """
-    with joined_processes() as group:
+    with join_processes() as group:
         learner = make(group)
         fitted = fit(
             learner, settings, out, seed=seed, resume=resume, minutes=minutes, processes=group

@@ -20,7 +20,7 @@ from torch import nn
 
 from torchtraceap.errors import OptionError
 
-__all__ = ["Processes", "joined_processes"]
+__all__ = ["Processes", "join_processes"]
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Processes:
 
 
 @contextmanager
-def joined_processes() -> Iterator[Processes]:
+def join_processes() -> Iterator[Processes]:
     """The group that torchrun's environment variables describe, left at the end of the block.
 
     Raises:

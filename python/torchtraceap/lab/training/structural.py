@@ -33,7 +33,7 @@ from torchtraceap.lab.training.figures import clear_windows, platt, window_figur
 from torchtraceap.lab.training.settings import Trained, take
 from torchtraceap.tables.windows.windows import feature_names
 
-__all__ = ["Seeing", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
+__all__ = ["BoosterView", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
 
 VERSION = "1"
 _SUREST, _UNSURE = 0.15, 0.25
@@ -203,21 +203,21 @@ def table_of(
 def isolation_forest(table: Table, settings: TreeSettings, seed: int) -> IsolationForest:
     """Fit a forest to windows of traces without a fault."""
     forest = IsolationForest(n_estimators=settings.isolation_trees, random_state=seed)
-    return forest.fit(seen_by_forest(table.columns[~table.bad]))
+    return forest.fit(forest_columns(table.columns[~table.bad]))
 
 
-def seen_by_forest(columns: Array) -> Array:
+def forest_columns(columns: Array) -> Array:
     """Return the columns with z-scores of 0, on which no tree splits."""
     return columns * [not name.endswith(Z) for name in column_names()]
 
 
 def any_boosters(
     table: Table, forest: IsolationForest, settings: TreeSettings, seed: int
-) -> list[Seeing]:
+) -> list[BoosterView]:
     """Fit a booster for each view and seed."""
     positive, used = table.positive, ~table.ignore
     if settings.track == "W":
-        strange = -forest.score_samples(seen_by_forest(table.columns))
+        strange = -forest.score_samples(forest_columns(table.columns))
         for _ in range(2):
             positive, used = pseudo_labels(strange, table.bad)
             booster = _boosted(table.columns[used], positive[used], settings, seed)
@@ -225,7 +225,9 @@ def any_boosters(
         positive, used = pseudo_labels(strange, table.bad)
     columns, labels = table.columns[used], positive[used]
     return [
-        Seeing(_boosted(columns[:, view], labels, settings, seed * settings.seeds + place), view)
+        BoosterView(
+            _boosted(columns[:, view], labels, settings, seed * settings.seeds + place), view
+        )
         for view in views_of(settings.view)
         for place in range(settings.seeds)
     ]
@@ -248,7 +250,7 @@ def _boosted(
     return lightgbm.train(_options(settings, seed) | {"objective": "binary"}, data, settings.trees)
 
 
-def type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[Seeing]:
+def type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[BoosterView]:
     """Fit a booster of types to the windows with a fault."""
     chosen = table.positive
     (view,) = views_of("absolute")
@@ -256,7 +258,7 @@ def type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[Seein
     options = _options(settings, seed) | {
         "objective": "multiclass", "num_class": len(TYPES), "learning_rate": 0.1,
     }  # fmt: skip
-    return [Seeing(lightgbm.train(options, data, settings.type_trees), view)]
+    return [BoosterView(lightgbm.train(options, data, settings.type_trees), view)]
 
 
 def _options(settings: TreeSettings, seed: int) -> dict[str, Any]:
@@ -319,7 +321,7 @@ class _TreeWriter:
 
 
 @dataclass(frozen=True)
-class Seeing:
+class BoosterView:
     """A booster of LightGBM with the columns that it sees."""
 
     booster: Any
@@ -331,7 +333,7 @@ class Seeing:
         return np.asarray(self.booster.predict(columns[:, self.columns], raw_score=True))
 
 
-def boosted_trees(boosters: Iterable[Seeing], outputs: int) -> dict[str, Array]:
+def boosted_trees(boosters: Iterable[BoosterView], outputs: int) -> dict[str, Array]:
     """Return the trees of boosters as flat arrays; several are averaged.
 
     Args:

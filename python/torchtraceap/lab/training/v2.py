@@ -32,19 +32,19 @@ from torchtraceap.lab.training.v2_data import (
     Augmentation,
     Targets,
     Traces,
-    aligned,
-    changed_features,
-    changed_tokens,
+    aligned_targets,
+    augment_features,
+    augment_tokens,
     event_targets,
     make_batch,
     pairs_of,
-    supervised,
+    supervised_targets,
 )
 from torchtraceap.lab.training.v2_net import Scores, TokenBatch, V2Net, V2Shape
 from torchtraceap.lab.training.weak_labels import (
     LostTime,
     forest_scores,
-    load_labelled,
+    load_labeled,
     load_lost,
     pseudo_targets,
     ranks,
@@ -222,9 +222,9 @@ class V2Learner(PairLearner):
     def _known(self) -> dict[int, list[Targets]]:
         return {
             grid: [
-                supervised(sample)
+                supervised_targets(sample)
                 if self.settings.track == "S"
-                else aligned(sample, self.lost.get(sample.id))
+                else aligned_targets(sample, self.lost.get(sample.id))
                 for sample in traces.samples
             ]
             for grid, traces in self.train.items()
@@ -342,7 +342,7 @@ class V2Learner(PairLearner):
         for place in places:
             rng = np.random.default_rng(step_seed(self.seed, epoch, grid, place, 3))
             features.append(
-                changed_features(
+                augment_features(
                     traces.features[place], self.names, self.scale, self.augmentation, rng
                 )
             )
@@ -350,7 +350,7 @@ class V2Learner(PairLearner):
             if found is None:
                 tokens.append(None)
                 continue
-            changed, kept = changed_tokens(found, self.augmentation, rng)
+            changed, kept = augment_tokens(found, self.augmentation, rng)
             tokens.append(changed)
             events.append(self._events[grid][place][kept])
         device = self.processes.device
@@ -492,7 +492,7 @@ def train(
     if settings.track == "W" and settings.aligned:
         lost = load_lost(dataset)
     elif settings.track == "S" and settings.events:
-        lost = load_labelled(dataset)
+        lost = load_labeled(dataset)
     return fit_and_save(
         lambda group: V2Learner(
             samples, feature_names(), settings, augmentation, seed, group, lost

@@ -31,13 +31,13 @@ __all__ = [
     "Augmentation",
     "Targets",
     "Traces",
-    "aligned",
-    "changed_features",
-    "changed_tokens",
+    "aligned_targets",
+    "augment_features",
+    "augment_tokens",
     "event_targets",
     "make_batch",
     "pairs_of",
-    "supervised",
+    "supervised_targets",
     "token_batch",
 ]
 
@@ -98,7 +98,7 @@ def pairs_of(samples: Sequence[Sample]) -> list[tuple[int, ...]]:
     return [*pairs, *((place,) for place in range(len(samples)) if place not in paired)]
 
 
-def supervised(sample: Sample) -> Targets:
+def supervised_targets(sample: Sample) -> Targets:
     """Return the targets of track S. Windows of which between a fiftieth and a tenth is lost are
     soft, and count less."""
     lost = np.minimum(sample.cost.sum(axis=1), 1.0).astype(np.float32)
@@ -114,7 +114,7 @@ def supervised(sample: Sample) -> Targets:
     )
 
 
-def aligned(sample: Sample, lost: LostTime | None) -> Targets:
+def aligned_targets(sample: Sample, lost: LostTime | None) -> Targets:
     """Return the targets of track W: as `supervised`, with the time that the trace lost against its
     twin for a label. Without such a comparison a trace with a fault says nothing."""
     share, types = np.zeros(len(sample.bounds_ns) - 1, dtype=np.float32), np.zeros_like(sample.cost)
@@ -123,7 +123,7 @@ def aligned(sample: Sample, lost: LostTime | None) -> Targets:
         if sample.type in TYPES:
             types[:, TYPES.index(sample.type)] = share
     positive, ignore = window_labels(share[:, None])
-    targets = supervised(replace(sample, cost=types, positive=positive, ignore=ignore))
+    targets = supervised_targets(replace(sample, cost=types, positive=positive, ignore=ignore))
     if sample.label and lost is None:
         nothing = np.zeros_like(targets.weight)
         types_weight = np.zeros_like(targets.types_weight)
@@ -193,7 +193,7 @@ class Augmentation:
             raise OptionError(f"[augmentation]: these settings make no sense: {self}")
 
 
-def changed_features(
+def augment_features(
     features: Array,
     names: Sequence[str],
     scale: Array,
@@ -224,7 +224,7 @@ def changed_features(
     return found.astype(np.float32)
 
 
-def changed_tokens(
+def augment_tokens(
     tokens: TokenInputs, settings: Augmentation, rng: np.random.Generator
 ) -> tuple[TokenInputs, Array]:
     """Tokens of a trace with other speeds, fewer names and a few events less; and bool `[N]`: which

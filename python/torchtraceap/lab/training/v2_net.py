@@ -116,11 +116,11 @@ class V2Net(nn.Module):
         self.feature_mean.copy_(mean)
         self.feature_scale.copy_(scale.clamp(min=1e-3))
 
-    def normed(self, features: Tensor) -> Tensor:
+    def normalize(self, features: Tensor) -> Tensor:
         features = (features - self.feature_mean) / self.feature_scale
         return features.clamp(-_CLIP, _CLIP)
 
-    def embedded(self, features: Tensor) -> Tensor:
+    def embed(self, features: Tensor) -> Tensor:
         windows = features.shape[1]
         grid = min(range(len(GRIDS)), key=lambda i: abs(GRIDS[i] - windows))
         return self.stem(features) + self.scale.weight[grid]
@@ -144,9 +144,9 @@ class V2Net(nn.Module):
             float32 `[B]`: the mean over a trace's hidden windows.
         """
         assert self.pretraining is not None
-        normed = self.normed(features)
+        normed = self.normalize(features)
         seen = normed * ~hidden[:, :, None]
-        told = self.pretraining(self.contexts(self.embedded(seen))[:, 1:])
+        told = self.pretraining(self.contexts(self.embed(seen))[:, 1:])
         errors = F.smooth_l1_loss(told, normed, reduction="none").mean(2) * hidden
         return errors.sum(1) / hidden.sum(1).clamp(min=1)
 
@@ -157,9 +157,9 @@ class V2Net(nn.Module):
             features: float32 `[B, W, features]`: of `squash`.
             tokens: The events of the windows.
         """
-        features = self.normed(features)
+        features = self.normalize(features)
         traces, windows = features.shape[:2]
-        x = self.embedded(features)
+        x = self.embed(features)
         encoded = None
         if self.tokens is not None and tokens is not None:
             encoded = self.tokens(tokens, windows)
@@ -294,12 +294,12 @@ class TokenLayer(nn.Module):
 
     def forward(self, x: Tensor, trace: Tensor) -> Tensor:
         normed = self.norm(x)
-        before, after = (shifted(normed, trace, by) for by in (self.dilation, -self.dilation))
+        before, after = (shift(normed, trace, by) for by in (self.dilation, -self.dilation))
         x = x + self.dropout(F.gelu(self.mix(torch.cat([before, normed, after], dim=-1))))
         return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
 
 
-def shifted(x: Tensor, trace: Tensor, by: int) -> Tensor:
+def shift(x: Tensor, trace: Tensor, by: int) -> Tensor:
     """The row `by` places before each, zero where that is of another trace or none."""
     moved = torch.zeros_like(x)
     if abs(by) >= len(x):

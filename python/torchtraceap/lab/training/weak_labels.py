@@ -33,7 +33,7 @@ __all__ = [
     "by_alignment",
     "forest_scores",
     "kernels_of",
-    "load_labelled",
+    "load_labeled",
     "load_lost",
     "pseudo_targets",
     "ranks",
@@ -171,7 +171,7 @@ def _shared_start(a: Array, b: Array) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def load_labelled(dataset: PathLike) -> dict[str, LostTime]:
+def load_labeled(dataset: PathLike) -> dict[str, LostTime]:
     """Return the lost time of each trace to learn from, by its cost intervals."""
     return {
         label["id"]: LostTime.of_intervals(union(list(costs_of(label).values())))
