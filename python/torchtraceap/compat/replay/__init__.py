@@ -172,17 +172,8 @@ def find_replayable(
     order = order_by(gpu_ns, host_ns, descending=(True, True))
     chosen = order[:limit]
     representatives = [int(rows[groups.first[group]]) for group in chosen]
-    plans: list[CallPlan | None] = []
-    why: list[str | None] = []
-    for row in representatives:
-        try:
-            plan = _plan(part, row)
-        except NotReplayableError as reason:
-            plans.append(None)
-            why.append(str(reason))
-            continue
-        plans.append(plan)
-        why.append("; ".join(plan.notes) or None)
+    tried = [_try_plan(part, row) for row in representatives]
+    plans, why = [plan for plan, _ in tried], [text for _, text in tried]
     total_ns = total(part.costs.own_gpu_ns)
     known = np.array([plan is not None for plan in plans], dtype=bool)
     names = table.strings
@@ -219,7 +210,7 @@ def find_replayable(
         )
     if len(chosen) < len(groups):
         notes.append(f"{len(groups) - len(chosen)} more were not examined")
-    if any(plan and text for plan, text in zip(plans, why, strict=True)):
+    if any(plan and text for plan, text in tried):
         notes.append("for a call that can be rebuilt, `why` says what had to be assumed")
     return ColumnTable(
         columns,
@@ -249,6 +240,15 @@ def _chosen_row(part: RankTrace, row: int | None, op: str | None) -> int:
         part.costs.subtree_gpu_ns[rows], part.table.dur_ns[rows], descending=(True, True)
     )
     return int(rows[order[0]])
+
+
+def _try_plan(part: RankTrace, row: int) -> tuple[CallPlan | None, str | None]:
+    """Return the plan of a call and its assumptions; None and the reason if it can't be rebuilt."""
+    try:
+        plan = _plan(part, row)
+    except NotReplayableError as reason:
+        return None, str(reason)
+    return plan, "; ".join(plan.notes) or None
 
 
 def _plan_row(part: RankTrace, row: int) -> CallPlan:

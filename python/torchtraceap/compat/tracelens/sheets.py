@@ -231,31 +231,7 @@ def kernel_columns(
     kept = counts[owner]
     within = np.arange(len(owner)) - begins[owner]
     entry = (offset[group[owner]] + within)[kept]
-    found = Groups(entry)
-    durations = tree.dur_us[rows[kept]]
-    means = found.mean(durations)
-    # Two digits as NumPy rounds, which is not as Python does. Where a mean lies halfway the order
-    # of the sum decides: those are added up as NumPy does.
-    rounded = means.copy()
-    near = np.abs(np.mod(rounded * 100, 1) - 0.5) < 1e-6
-    for halfway in np.flatnonzero(near).tolist():
-        rounded[halfway] = durations[found.rows(halfway)].mean()
-    columns = {
-        "count": found.count,
-        "total_duration_us": found.sum(durations),
-        "mean_duration_us": means,
-        "median_duration_us": found.median(durations),
-        "std_dev_duration_us": found.std(durations),
-        "min_duration_us": found.minimum(durations),
-        "max_duration_us": found.maximum(durations),
-    }
-    rounded = np.round(rounded, 2)
-    order = np.argsort(entry[found.first]) if len(found) else np.zeros(0, dtype=np.int64)
-    shown = [
-        dict(zip(columns, each, strict=True))
-        for each in zip(*(column[order].tolist() for column in columns.values()), strict=True)
-    ]
-    means_shown = rounded[order].tolist()
+    shown, means = _entry_statistics(entry, tree.dur_us[rows[kept]])
     streams = tree.part.table.stream
     whole: list[str] = []
     short: list[str | None] = []
@@ -272,12 +248,38 @@ def kernel_columns(
             {
                 "name": name[:_NAME_LENGTH] + "..." if len(name) > _NAME_LENGTH else name,
                 "stream": stream,
-                "mean_duration_us": means_shown[place],
+                "mean_duration_us": means[place],
             }
             for name, stream, place in entries
         ]
         short.append(str(brief) if brief else None)
     return whole, short
+
+
+def _entry_statistics(entry: Array, durations: Array) -> tuple[list[dict[str, Any]], list[float]]:
+    """Return statistics of the durations of each entry, in order, and rounded means.
+
+    Means have two digits as NumPy rounds, which is not as Python does. Where one lies halfway the
+    order of the sum decides: those are added up as NumPy does.
+    """
+    groups = Groups(entry)
+    means = groups.mean(durations)
+    columns = {
+        "count": groups.count,
+        "total_duration_us": groups.sum(durations),
+        "mean_duration_us": means,
+        "median_duration_us": groups.median(durations),
+        "std_dev_duration_us": groups.std(durations),
+        "min_duration_us": groups.minimum(durations),
+        "max_duration_us": groups.maximum(durations),
+    }
+    rounded = means.copy()
+    for group in np.flatnonzero(np.abs(np.mod(means * 100, 1) - 0.5) < 1e-6).tolist():
+        rounded[group] = durations[groups.rows(group)].mean()
+    order = np.argsort(entry[groups.first]) if len(groups) else np.zeros(0, dtype=np.int64)
+    values = zip(*(column[order].tolist() for column in columns.values()), strict=True)
+    statistics = [dict(zip(columns, each, strict=True)) for each in values]
+    return statistics, np.round(rounded, 2)[order].tolist()
 
 
 # ------------------------------------------------------------------------------ files
