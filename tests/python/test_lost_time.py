@@ -16,7 +16,7 @@ def kernels(names: str, lengths: list[int], waits: list[int], end: int = 50) -> 
     """Kernels one after another, each behind a wait."""
     begin = np.cumsum(waits) + np.cumsum([0, *lengths[:-1]])
     stop = begin + np.array(lengths)
-    return Kernels((0, int(stop[-1]) + end), begin, stop, tuple(names))
+    return Kernels((0, int(stop[-1]) + end), np.stack([begin, stop], axis=1), tuple(names))
 
 
 GOOD = kernels("abcabcab", [100] * 8, [50] * 8)
@@ -62,7 +62,7 @@ def test_a_slower_gpu_is_no_lost_time() -> None:
 
 def test_another_program_is_not_compared() -> None:
     assert by_alignment(kernels("xyzxyzxy", [100] * 8, [50] * 8), GOOD) is None
-    assert by_alignment(Kernels((0, 10), *2 * (np.zeros(0, dtype=np.int64),), ()), GOOD) is None
+    assert by_alignment(Kernels((0, 10), np.zeros((0, 2), dtype=np.int64), ()), GOOD) is None
 
 
 def test_the_same_trace_has_lost_nothing() -> None:

@@ -53,10 +53,9 @@ class Kernels:
     """The kernels of a trace that compute, by begin."""
 
     profiled_ns: tuple[int, int]
-    begin_ns: Array
-    """int64 `[n]`."""
-    end_ns: Array
-    name: tuple[str, ...]
+    spans_ns: Array
+    """int64 `[n, 2]`: begin and end of each."""
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -99,10 +98,10 @@ def kernels_of(part: RankTrace) -> Kernels:
     )
     names = [canonical_name(table.name_of(int(row))) for row in rows[first]]
     start_ns, stop_ns = tree.profiled
+    end = begin + np.asarray(table.dur_ns, dtype=np.int64)[rows]
     return Kernels(
         (int(start_ns), int(stop_ns)),
-        begin,
-        begin + np.asarray(table.dur_ns, dtype=np.int64)[rows],
+        np.stack([begin, end], axis=1),
         tuple(names[i] for i in inverse) if len(codes) else (),
     )
 
@@ -113,11 +112,11 @@ def by_alignment(trace: Kernels, twin: Kernels) -> LostTime | None:
     The twin's times are stretched by the median factor between durations of the same kernel, so
     that a slower GPU is no lost time. What a trace wins back elsewhere is not counted.
     """
-    pairs = _common_subsequence(trace.name, twin.name)
-    if pairs is None or len(pairs) < max(_LEAST_SHARED * min(len(trace.name), len(twin.name)), 1):
+    pairs = _common_subsequence(trace.names, twin.names)
+    if pairs is None or len(pairs) < max(_LEAST_SHARED * min(len(trace.names), len(twin.names)), 1):
         return None
     own, other = pairs.T
-    lengths = [(each.end_ns - each.begin_ns)[i] for each, i in ((trace, own), (twin, other))]
+    lengths = [np.diff(each.spans_ns[i])[:, 0] for each, i in ((trace, own), (twin, other))]
     factor = median(np.maximum(lengths[0], 1) / np.maximum(lengths[1], 1))
     at, usual = _moments(trace, own), _moments(twin, other)
     lost = np.maximum(np.diff(at) - factor * np.diff(usual), 0.0)
@@ -129,7 +128,7 @@ def by_alignment(trace: Kernels, twin: Kernels) -> LostTime | None:
 def _moments(kernels: Kernels, places: Array) -> Array:
     """Return begins and ends of some kernels between those of the trace, float64, never falling."""
     start, stop = kernels.profiled_ns
-    inner = np.stack([kernels.begin_ns[places], kernels.end_ns[places]], axis=1).reshape(-1)
+    inner = kernels.spans_ns[places].reshape(-1)
     return np.maximum.accumulate(np.concatenate([[start], inner, [stop]]).astype(np.float64))
 
 
