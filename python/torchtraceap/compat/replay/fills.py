@@ -20,7 +20,7 @@ __all__ = [
     "fill_for",
 ]
 
-# torch.tensor fills these; quantised ones need scales that no trace records.
+# torch.tensor fills these; quantized ones need scales that no trace records.
 _FILLED = tuple(d for d in DTYPES if not d.is_quantized and d.label != "fp4")
 ELEMENT_BYTES = {d.name: d.size for d in _FILLED}
 DTYPE_NUMBERS = {d.number: d.name for d in _FILLED if d.number is not None}

@@ -1,7 +1,7 @@
 """Sheets about work: one per family of operators, and the unified one.
 
 Source: TraceLens at 171dd747, TreePerf/tree_perf.py: `build_df_perf_metrics`,
-`collect_unified_perf_events` and what summarises them.
+`collect_unified_perf_events` and what summarizes them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LISTED_AS_BACKWARD = (
 _NOT_BACKWARD = ("aten::convolution", "ConvBias_", "ConvBiasReLU_")
 
 
-class ModelledOps:
+class ModeledOps:
     """Operators with a model, their work, and the GPU time below them.
 
     Models run once for each distinct set of arguments.
@@ -58,9 +58,9 @@ class ModelledOps:
     def __init__(self, tree: CompatTree) -> None:
         self.tree = tree
         names = np.unique(tree.name[tree.op_rows]).tolist()
-        modelled = np.zeros(len(tree.strings), dtype=bool)
-        modelled[[i for i in names if find_model(tree.strings[i])]] = True
-        self.rows = tree.op_rows[modelled[tree.name[tree.op_rows]]]
+        modeled = np.zeros(len(tree.strings), dtype=bool)
+        modeled[[i for i in names if find_model(tree.strings[i])]] = True
+        self.rows = tree.op_rows[modeled[tree.name[tree.op_rows]]]
         self.place = np.full(len(tree.table), -1, dtype=np.int64)
         self.place[self.rows] = np.arange(len(self.rows))
         self.below = tree.below(self.rows)
@@ -122,7 +122,7 @@ def backward_of(work: Any) -> Work | None:
 # ----------------------------------------------------------------------------- family sheets
 
 
-def family_sheets(ops: ModelledOps) -> Iterator[tuple[str, Sheet]]:
+def family_sheets(ops: ModeledOps) -> Iterator[tuple[str, Sheet]]:
     """(name, sheet) of every family with at least one row."""
     tree = ops.tree
     good = np.asarray([isinstance(work, Work) for work in ops.works] or [False])
@@ -152,7 +152,7 @@ def _named(name: str, sheet: Sheet) -> Iterator[tuple[str, Sheet]]:
         yield name, sheet
 
 
-def _forward_sheet(ops: ModelledOps, places: Array) -> Sheet:
+def _forward_sheet(ops: ModeledOps, places: Array) -> Sheet:
     owner, events = ops.below.take(places).expand()
     return _family_sheet(
         ops,
@@ -164,7 +164,7 @@ def _forward_sheet(ops: ModelledOps, places: Array) -> Sheet:
     )
 
 
-def _backward_sheet(ops: ModelledOps, places: Array) -> Sheet:
+def _backward_sheet(ops: ModeledOps, places: Array) -> Sheet:
     """Forward calls whose backward pass is known, with its time and work."""
     tree = ops.tree
     works = [backward_of(work) for work in ops.works]
@@ -179,7 +179,7 @@ def _backward_sheet(ops: ModelledOps, places: Array) -> Sheet:
 
 
 def _family_sheet(
-    ops: ModelledOps, places: Array, works: list[Any], busy: Array, owner: Array, kernels: Array
+    ops: ModeledOps, places: Array, works: list[Any], busy: Array, owner: Array, kernels: Array
 ) -> Sheet:
     """Calls by name and parameters."""
     if not len(places):
@@ -263,7 +263,7 @@ def _number(work: Any, field: str) -> float:
 class Collected:
     """The calls that the unified sheet counts, each GPU event once or, nested, not at all."""
 
-    def __init__(self, ops: ModelledOps) -> None:
+    def __init__(self, ops: ModeledOps) -> None:
         self.ops, self.tree = ops, ops.tree
         tree = self.tree
         below = tree.below(tree.op_rows)
@@ -290,7 +290,7 @@ class Collected:
         self.own = own
 
     def _sole_backward(self, active: Array) -> Array:
-        """Return int64 `[n]`: the modelled forward of its only backward operator; else -1.
+        """Return int64 `[n]`: the modeled forward of its only backward operator; else -1.
 
         The family of the forward must have a category for its backward pass: reductions, of
         which theirs knows the backward work too, have none.
@@ -324,8 +324,8 @@ def _backward_category(name: str) -> str | None:
     return MODELS[name].backward_category if name in MODELS else None
 
 
-def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
-    """Calls by name and arguments: the modelled ones, leaves without a model, loose kernels.
+def unified_perf_summary(ops: ModeledOps, launchers: Launchers) -> Sheet:
+    """Calls by name and arguments: the modeled ones, leaves without a model, loose kernels.
 
     A call whose model fails keeps the time of its kernels.
 
@@ -340,9 +340,9 @@ def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
     place = np.where(own, ops.place[rows], np.where(forward >= 0, ops.place[forward], -1))
     works = [*ops.works, *(backward_of(work) for work in ops.works), None]
     key = np.full(len(rows), len(works) - 1, dtype=np.int64)
-    modelled = place >= 0
-    key[modelled] = ops.key[place[modelled]] if modelled.any() else 0
-    key[modelled & ~own] += len(ops.works)
+    modeled = place >= 0
+    key[modeled] = ops.key[place[modeled]] if modeled.any() else 0
+    key[modeled & ~own] += len(ops.works)
     dropped = np.asarray([work == "dropped" for work in works], dtype=bool)[key]
     rows, key, own, forward = rows[~dropped], key[~dropped], own[~dropped], forward[~dropped]
     lists = tree.below(rows)

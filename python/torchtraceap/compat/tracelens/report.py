@@ -17,7 +17,7 @@ from torchtraceap.compat.tracelens.collectives import (
 )
 from torchtraceap.compat.tracelens.launchers import CompatTree
 from torchtraceap.compat.tracelens.perf_sheets import (
-    ModelledOps,
+    ModeledOps,
     family_sheets,
     unified_perf_summary,
 )
@@ -63,7 +63,7 @@ def tracelens_sheets(part: RankTrace, *, detect_recompute: bool = False) -> dict
     total = total_us(timeline)
     sheets: dict[str, Sheet] = {"gpu_timeline": timeline}
     if len(tree.op_rows):
-        ops = ModelledOps(tree)
+        ops = ModeledOps(tree)
         sheets["ops_summary_by_category"] = ops_summary_by_category(launchers)
         sheets["ops_summary"] = ops_summary(launchers)
         sheets["ops_unique_args"] = ops_unique_args(launchers)

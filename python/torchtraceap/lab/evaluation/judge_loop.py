@@ -6,7 +6,7 @@ each called by its likeliest type. "judged": the segments of an explanation, nam
 "dropped at once": the same without those that it doubts, as if its word alone counted. "loop":
 those that stay once other grids were asked, with their last names.
 
-Note [Not labelled]: labels of generated traces count what was put in, and not what the run that it
+Note [Not labeled]: labels of generated traces count what was put in, and not what the run that it
 was put into loses by itself. So windows that are negative, and told for a type that was there
 before, are neither right nor wrong.
 """
@@ -43,7 +43,7 @@ class Told(Result):
     way: str
     """One of `WAYS`."""
     unlabelled: int
-    """See Note [Not labelled]; none of them counts below."""
+    """See Note [Not labeled]; none of them counts below."""
     windows: int
     right: int
     """Positive ones of them."""
@@ -140,23 +140,23 @@ def count_loop(traces: Iterable[LabeledTrace], judge_of: JudgeOf, name: str) -> 
     asked, against = Counter[int](), Counter[int]()
     problems: list[str] = []
     with progress_stage("judging labelled traces"):
-        for labelled in traces:
-            judge = judge_of(labelled.diagnosis)
-            judging = judge_segments(labelled.diagnosis, judge)
-            asked_by, windows = judge.asked_by, labelled.diagnosis.windows.count
+        for labeled in traces:
+            judge = judge_of(labeled.diagnosis)
+            judging = judge_segments(labeled.diagnosis, judge)
+            asked_by, windows = judge.asked_by, labeled.diagnosis.windows.count
             sums.update(traces=1, segments=len(judging.first), doubted=len(judging.doubts))
-            names = _names_by_way(labelled, judging)
+            names = _names_by_way(labeled, judging)
             for way, named in names.items():
-                told[way].update(_told_counts(labelled, named))
+                told[way].update(_told_counts(labeled, named))
             for doubt in judging.doubts.values():
                 for grid, score in zip(doubt.grids[1:], doubt.scores[1:], strict=True):
                     asked[grid] += 1
                     against[grid] += score < FLAGGED
-            gone = names["judged"].inside & ~names["loop"].inside & ~labelled.ignore
+            gone = names["judged"].inside & ~names["loop"].inside & ~labeled.ignore
             sums["dropped_windows"] += int(gone.sum())
-            sums["dropped_windows_right"] += int((gone & ~labelled.positive).sum())
-            _count_segments(labelled, judging, sums)
-            problems += [f"{labelled.id}: {problem}" for problem in judging.problems]
+            sums["dropped_windows_right"] += int((gone & ~labeled.positive).sum())
+            _count_segments(labeled, judging, sums)
+            problems += [f"{labeled.id}: {problem}" for problem in judging.problems]
     of_loop = ("traces", "segments", "doubted", "dropped", "dropped_right", "dropped_windows",
                "dropped_windows_right", "renamed", "renamed_right", "renamed_wrong")  # fmt: skip
     of_way = ("unlabelled", "windows", "right", "positive", "typed", "named_right", "unnamed")
@@ -171,9 +171,9 @@ def count_loop(traces: Iterable[LabeledTrace], judge_of: JudgeOf, name: str) -> 
     )
 
 
-def _names_by_way(labelled: LabeledTrace, judging: Judgments) -> dict[str, WindowNames]:
+def _names_by_way(labeled: LabeledTrace, judging: Judgments) -> dict[str, WindowNames]:
     """Return the names of windows by `WAYS`."""
-    windows = labelled.diagnosis.windows
+    windows = labeled.diagnosis.windows
     kinds = list(windows.types)
     flagged = windows.scores >= FLAGGED
     shares = np.stack([windows.types[kind] for kind in kinds], axis=1)
@@ -194,30 +194,30 @@ def _names_by_way(labelled: LabeledTrace, judging: Judgments) -> dict[str, Windo
     return names
 
 
-def _told_counts(labelled: LabeledTrace, named: WindowNames) -> dict[str, int]:
+def _told_counts(labeled: LabeledTrace, named: WindowNames) -> dict[str, int]:
     """Return the counts of `Told` for one trace."""
-    right = named.inside & labelled.positive
-    told = named.inside & ~labelled.ignore
-    was_there = np.array([name in labelled.already for name in named.names], dtype=np.bool_)
-    unlabelled = told & ~labelled.positive & was_there
-    truth = labelled.type_names
+    right = named.inside & labeled.positive
+    told = named.inside & ~labeled.ignore
+    was_there = np.array([name in labeled.already for name in named.names], dtype=np.bool_)
+    unlabelled = told & ~labeled.positive & was_there
+    truth = labeled.type_names
     typed = [place for place in np.flatnonzero(right).tolist() if truth[place]]
     return {
         "unlabelled": int(unlabelled.sum()),
         "windows": int((told & ~unlabelled).sum()),
         "right": int(right.sum()),
-        "positive": int(labelled.positive.sum()),
+        "positive": int(labeled.positive.sum()),
         "typed": len(typed),
         "named_right": sum(named.names[place] == truth[place] for place in typed),
         "unnamed": sum(named.names[place] == NONE for place in typed),
     }
 
 
-def _count_segments(labelled: LabeledTrace, judging: Judgments, sums: Counter[str]) -> None:
+def _count_segments(labeled: LabeledTrace, judging: Judgments, sums: Counter[str]) -> None:
     """Count the segments of a trace that were dropped or renamed."""
     for place, judged in enumerate(judging.first):
         windows = slice(judged.segment.first, judged.segment.last + 1)
-        is_positive = bool(labelled.positive[windows].any())
+        is_positive = bool(labeled.positive[windows].any())
         if place not in judging.final:
             sums.update(dropped=1, dropped_right=int(not is_positive))
         elif place in judging.doubts:
@@ -225,7 +225,7 @@ def _count_segments(labelled: LabeledTrace, judging: Judgments, sums: Counter[st
             if old == new:
                 continue
             # The type that most of the windows have; None where it is not known.
-            types = Counter(name for name in labelled.type_names[windows] if name)
+            types = Counter(name for name in labeled.type_names[windows] if name)
             truth = None if is_positive else NONE
             if types:
                 truth = types.most_common(1)[0][0]

@@ -85,15 +85,15 @@ def parts_document(traces: Iterable[LabeledTrace], model: LanguageModel) -> Json
     counts = {"parts": 0, "repaired": 0, "invalid": 0}
     entries = []
     with progress_stage("asking a model about parts of traces"):
-        for labelled in traces:
-            diagnosis = labelled.diagnosis
+        for labeled in traces:
+            diagnosis = labeled.diagnosis
             columns = common_features(diagnosis.trace, diagnosis.windows.count, 0)
             scores = np.zeros(diagnosis.windows.count)
             for start, end in parts_of(len(scores)):
                 answer = _ask(_table(columns, start, end), end - start, model, counts)
                 for window, confidence in answer.items():
                     scores[start + window - 1] = confidence
-            entries.append(entry(labelled, scores))
+            entries.append(entry(labeled, scores))
     return {
         "schema": SCORES,
         "scorer": f"language model {model.name}",

@@ -146,11 +146,11 @@ class WindowNames:
     """Errors of the segments that have no answer that holds, and so no name."""
 
 
-def true_segments(labelled: LabeledTrace) -> Iterator[Segment]:
+def true_segments(labeled: LabeledTrace) -> Iterator[Segment]:
     """Yield segments of adjacent positive windows; see Note [Given a true window]."""
-    diagnosis = labelled.diagnosis
+    diagnosis = labeled.diagnosis
     bounds_ns = diagnosis.windows.bounds_ns
-    for code, first, last in runs_of(labelled.types.tolist()):
+    for code, first, last in runs_of(labeled.types.tolist()):
         if code >= 0:
             likely = likely_types(diagnosis.windows, first, last)
             name = likely_name(diagnosis, likely, bounds_ns[first], bounds_ns[last + 1])
@@ -216,14 +216,14 @@ def scores_document(
     scorers: dict[str, None] = {}
     failures: list[TraceError] = []
     with progress_stage("judging segments of labelled traces"):
-        for labelled in traces:
-            segments = find_segments(labelled.diagnosis) if found else true_segments(labelled)
-            said = name_windows(labelled.diagnosis, segments, judge_of)
+        for labeled in traces:
+            segments = find_segments(labeled.diagnosis) if found else true_segments(labeled)
+            said = name_windows(labeled.diagnosis, segments, judge_of)
             asked += said.asked
             failures += said.failures
-            scores = said.inside if found else labelled.diagnosis.windows.scores
-            entries.append(entry(labelled, scores, said.names))
-            scorers[labelled.diagnosis.scorer] = None
+            scores = said.inside if found else labeled.diagnosis.windows.scores
+            entries.append(entry(labeled, scores, said.names))
+            scorers[labeled.diagnosis.scorer] = None
     if failures and len(failures) == asked:
         raise failures[-1]
     return {
@@ -240,13 +240,13 @@ def scores_document(
     }
 
 
-def entry(labelled: LabeledTrace, scores: Array, names: Sequence[str] = ()) -> Json:
+def entry(labeled: LabeledTrace, scores: Array, names: Sequence[str] = ()) -> Json:
     """Return the entry of a trace in a document of scores: a window has a share of 1 of the type
     that it is called, and of no other one."""
     kinds = sorted(set(names) - {"", NONE})
     return {
-        "path": labelled.id,
-        "bounds_ns": list(labelled.diagnosis.windows.bounds_ns),
+        "path": labeled.id,
+        "bounds_ns": list(labeled.diagnosis.windows.bounds_ns),
         "scores": np.asarray(scores, dtype=np.float64).tolist(),
         "types": {kind: [float(name == kind) for name in names] for kind in kinds},
     }

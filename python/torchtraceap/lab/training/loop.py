@@ -106,12 +106,10 @@ class PairLearner(Learner):
         self.order: list[tuple[int, ...]] = []
 
     def begin(self, epoch: int) -> None:
-        """Draw the pairs of an epoch."""
         rng = np.random.default_rng(step_seed(self.seed, epoch, 1))
         self.order = [self.pairs[i] for i in rng.permutation(len(self.pairs))[: self.drawn]]
 
     def steps(self, epoch: int) -> int:
-        """Batches in an epoch."""
         return -(-self.drawn // self.batch)
 
     def share(self, step: int) -> Sequence[tuple[int, ...]]:
@@ -123,11 +121,9 @@ class PairLearner(Learner):
         raise NotImplementedError
 
     def validate(self) -> dict[str, float]:
-        """Figures of the windows of the validation split."""
         return window_figures(self.validation_logits(), self.validation)
 
     def state(self) -> dict[str, Tensor]:
-        """Nothing beside the parameters."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -159,7 +155,7 @@ class Fitted:
 def step_seed(seed: int, *place: int) -> int:
     """A seed of 63 bits for an epoch, a step or an item of it."""
     mixed = seed & 0xFFFFFFFFFFFFFFFF
-    for part in place:  # splitmix64: neighbouring places have unrelated seeds
+    for part in place:  # splitmix64: neighboring places have unrelated seeds
         mixed = (mixed + 0x9E3779B97F4A7C15 * (part + 1)) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
