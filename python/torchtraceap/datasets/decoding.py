@@ -98,7 +98,8 @@ class _Part:
     def column(self, name: str | None) -> Any:
         """A masked array of numbers, or a list of sizes; all masked where there is no column."""
         if name is None:
-            return np.ma.masked_all(len(self.rows), dtype=np.int64)
+            rows = len(self.rows)
+            return np.ma.MaskedArray(np.zeros(rows, dtype=np.int64), mask=np.ones(rows, dtype=bool))
         if name in ("grid", "block"):
             return self.rows.column(name).to_pylist()
         values, known = self.numbers(name)

@@ -179,11 +179,12 @@ def labeled_runs(dataset: PathLike) -> list[Run]:
     folder = Path(dataset)
     if not folder.is_dir():
         raise MissingFileError(f"{folder}: no such folder")
+    source: DataSet | Path = folder
     if is_dataset(folder):
-        source: DataSet | Path = DataSet(folder)
-        labels = source.labels()
+        stored = DataSet(folder)
+        source, labels = stored, stored.labels()
     elif (folder / LABELS).exists():
-        source, labels = folder, _generated_labels(folder / LABELS)
+        labels = _generated_labels(folder / LABELS)
     else:
         raise SchemaError(f"{folder}: holds neither a data set nor generated traces")
     labels.sort(key=lambda label: (label["run"], label["rank"] or 0))

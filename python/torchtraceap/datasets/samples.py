@@ -227,7 +227,7 @@ def _rank_arrays(
     trace: Ranks, cut: Callable[[RankTrace], _core.WindowSet]
 ) -> list[dict[str, Array]]:
     present = {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
-    arrays = []
+    arrays: list[dict[str, Array]] = []
     for place, part in enumerate(trace.ranks):
         intervals = {
             name: parts[place][1].intervals
@@ -263,8 +263,8 @@ def _stored(
         }
         with suppress(OSError, OutputError):
             path.parent.mkdir(exist_ok=True)
-            with replacing_stream(path) as stream:
-                np.savez_compressed(stream, allow_pickle=False, **flat)
+            with replacing_stream(path) as target:
+                np.savez_compressed(target, allow_pickle=False, **flat)
         return arrays
     found: list[dict[str, Array]] = [{} for _ in range(ranks)]
     for key, array in flat.items():

@@ -143,7 +143,8 @@ def call_from_texts(name: str, texts: Iterable[str | None]) -> RecordedCall:
     unread: list[str | None] = []
     for raw, kind in zip(raw_values, types, strict=True):
         text = raw if raw is None or isinstance(raw, str) else json.dumps(raw)
-        value, literal = None, True
+        value: Any = None
+        literal = True
         if kind == "" and text:
             value = text
         elif text:

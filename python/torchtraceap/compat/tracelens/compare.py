@@ -216,7 +216,8 @@ def _join(sheets: Sequence[Sheet], names: Sequence[str], plan: _Plan) -> list[Ro
             combined = [a | b for a in combined for b in table.get(key, [{}])]
         joined += [{title: row.get(title) for title in titles} for row in combined]
     for row, column, name in product(joined, plan.differences, names[1:]):
-        base, value = row.get(f"{names[0]}::{column}"), row.get(f"{name}::{column}")
+        base: Any = row.get(f"{names[0]}::{column}")
+        value: Any = row.get(f"{name}::{column}")
         difference = percent = None
         if not _is_absent(base) and not _is_absent(value):
             difference = value - base

@@ -206,8 +206,8 @@ def _family_sheet(
     if tree.detect_recompute:
         sheet["is_recompute"] = tree.recompute[rows[groups.first]].tolist()
     sheet |= _work_columns(of_first, "_first")
-    for title, values in rates(works, ops.key[places], busy).items():
-        found = statistics(groups, values)
+    for title, rate in rates(works, ops.key[places], busy).items():
+        found = statistics(groups, rate)
         sheet |= {f"{title}_{metric}": found[metric].tolist() for metric in METRICS}
     kernel_time = statistics(groups, busy)
     threads = tree.thread_names()
