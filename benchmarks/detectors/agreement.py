@@ -14,10 +14,11 @@ import numpy as np
 import torchtraceap as ttap
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE, covered_share
-from torchtraceap.lab.evaluation.real_labels import ANY, RealLabels, cohen_kappa, read_real_labels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
+
+from public_labels import ANY, RealLabels, cohen_kappa, read_real_labels
 
 LABELS = Path(__file__).with_name("real_labels")
 

@@ -1,4 +1,4 @@
-"""What has to hold before any number of docs/benchmark.md means something.
+"""Check what has to hold before any number of docs/benchmark.md means something.
 
     python benchmarks/detectors/honesty.py DATASET [--raw FOLDER] [--page docs/benchmark.md]
     python benchmarks/detectors/honesty.py --collected FOLDER... [--page docs/benchmark.md]
@@ -14,29 +14,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.lab.evaluation.baselines.simple import Chance
-from torchtraceap.lab.evaluation.honesty import (
-    Books,
-    books_of,
-    check_splits,
-    held_out_forms,
-    shuffled_training,
-    sided_features,
-    told_by_bookkeeping,
-)
+from torchtraceap.lab.evaluation.baselines import Chance, Windows
+from torchtraceap.lab.evaluation.learned_baselines import SupervisedTrees
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
-from torchtraceap.lab.evaluation.report import filled
-from torchtraceap.lab.evaluation.tables import markdown
+from torchtraceap.lab.evaluation.splits import check_splits
+from torchtraceap.lab.evaluation.tables import fill_parts, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
+
+from bookkeeping import Books, books_of, sided_features, told_by_bookkeeping
 
 SEEDS = 5
 SPLITS = ("train", "validation")
@@ -55,6 +51,94 @@ def chance(samples: list[Sample]) -> float:
     return float(np.mean(found))
 
 
+def shuffled_training(
+    train: Sequence[Sample], test: Sequence[Sample], seeds: Sequence[int] = range(5)
+) -> float:
+    """Mean AUC of boosted trees that learned from windows whose labels were dealt at random.
+
+    Args:
+        train: Traces to learn from; their windows swap labels among each other.
+        test: Traces of other groups, with their own labels.
+        seeds: One training for each.
+    """
+    windows, learned = Windows(test), Windows(train)
+    ends = np.cumsum([len(sample.positive) for sample in train])[:-1]
+    found = []
+    for seed in seeds:
+        order = np.random.default_rng(seed).permutation(len(learned.trace))
+        dealt = [
+            replace(
+                sample,
+                cost=learned.cost[rows],
+                positive=learned.positive[rows],
+                ignore=learned.ignore[rows],
+            )
+            for sample, rows in zip(train, np.split(order, ends), strict=True)
+        ]
+        model = _fitted(dealt, seed)
+        score = np.concatenate([model.score(sample) for sample in test])
+        kept = ~windows.ignore
+        scored = Scored(score, windows.positive, windows.bad, windows.trace, windows.trace)
+        found.append(window_auc(scored.part(kept)))
+    return float(np.mean(found))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A form of fault: AUC on its windows, with traces of that form learned from and without."""
+
+    form: str
+    traces: int
+    known: float
+    unknown: float
+
+
+def held_out_forms(samples: Sequence[Sample], seed: int = 0, folds: int = 3) -> list[HeldOut]:
+    """Measure how well boosted trees find forms of faults that they never saw, out of fold by
+    groups.
+
+    Args:
+        samples: Traces of training and validation; a form has two groups at least, or is left out.
+        seed: Of folds and models.
+        folds: Of groups; each takes a training with the form and one without.
+    """
+    from sklearn.model_selection import GroupKFold
+
+    groups = [sample.group for sample in samples]
+    cuts = list(GroupKFold(folds).split(groups, groups=groups))
+    forms = sorted({sample.form for sample in samples if sample.label})
+    scores: dict[str, list[tuple[Array, Array, Array]]] = {form: [] for form in forms}
+    for train, test in cuts:
+        known = _fitted([samples[i] for i in train], seed)
+        for form in forms:
+            # Traces with that form and their twins.
+            bad = [samples[i] for i in test if samples[i].form == form]
+            twins = {sample.twin for sample in bad}
+            tested = [*bad, *(samples[i] for i in test if samples[i].id in twins)]
+            rest = [samples[i] for i in train if samples[i].form != form]
+            if not tested or not any(sample.positive.any() for sample in rest):
+                continue
+            windows, models = Windows(tested), (known, _fitted(rest, seed))
+            kept = ~windows.ignore
+            said = [np.concatenate([m.score(s) for s in tested])[kept] for m in models]
+            scores[form].append((windows.positive[kept], said[0], said[1]))
+    rows = []
+    for form, found in scores.items():
+        if found:
+            positive, *sides = (np.concatenate(column) for column in zip(*found, strict=True))
+            none = np.zeros(len(positive), dtype=np.int64)
+            aucs = [window_auc(Scored(side, positive, positive, none, none)) for side in sides]
+            traces = sum(sample.form == form for sample in samples)
+            rows.append(HeldOut(form, traces, aucs[0], aucs[1]))
+    return rows
+
+
+def _fitted(samples: Sequence[Sample], seed: int) -> SupervisedTrees:
+    model = SupervisedTrees()
+    model.fit(samples, seed)
+    return model
+
+
 def measured(dataset: Path, raw: Path | None) -> dict[str, Any]:
     """All checks."""
     samples = load_samples(dataset, splits=SPLITS, windows=100)
@@ -69,7 +153,7 @@ def measured(dataset: Path, raw: Path | None) -> dict[str, Any]:
 
 
 def told(books: list[Books]) -> dict[str, Any]:
-    """What bookkeeping tells."""
+    """Return what bookkeeping tells."""
     return {
         "bookkeeping": {name: vars(by) for name, by in told_by_bookkeeping(books).items()},
         "sided": [vars(each) for each in sided_features(books)],
@@ -78,7 +162,8 @@ def told(books: list[Books]) -> dict[str, Any]:
 
 
 def of_collected(folders: list[Path]) -> dict[str, Any]:
-    """Bookkeeping of all that was collected; numbers of pairs begin anew in each folder."""
+    """Return what bookkeeping of all collected traces tells; numbers of pairs begin anew in each
+    folder."""
     return told(
         [
             replace(each, pair=f"{folder}/{each.pair}", run=f"{folder}/{each.run}")
@@ -89,7 +174,7 @@ def of_collected(folders: list[Path]) -> dict[str, Any]:
 
 
 def page_part(found: dict[str, Any]) -> str:
-    """As it stands on the page."""
+    """Return the part of the page."""
     traces, bad, groups = found["books"]
     rows = [["check", "wanted", "measured"]]
     rows.append(["chance", "50 +- 1", f"{100 * found['chance']:.1f}"])
@@ -121,7 +206,7 @@ def told_rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def collected_part(found: dict[str, Any]) -> str:
-    """As it stands on the page."""
+    """Return the part of the page."""
     traces, changed, groups = found["books"]
     rows = [["check", "wanted", "measured"], *told_rows(found)]
     return (
@@ -149,7 +234,7 @@ def main() -> None:
     print(text)
     if options.page:
         page = options.page.read_text("utf-8")
-        options.page.write_text(filled(page, {part: text}), "utf-8")
+        options.page.write_text(fill_parts(page, {part: text}), "utf-8")
     if options.output:
         write_results(options.output, **found)
 

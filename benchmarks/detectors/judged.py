@@ -21,36 +21,39 @@ import numpy as np
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE, TYPES
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import labeled_runs
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, likely_types, rule_says
-from torchtraceap.lab.evaluation.bootstrap import draws, interval
-from torchtraceap.lab.evaluation.judges.labelled import Labelled, labelled_traces
-from torchtraceap.lab.evaluation.judges.loop import count_loop
-from torchtraceap.lab.evaluation.judges.naming import Answers, named, true_segments
-from torchtraceap.lab.evaluation.metrics import Typed, confusion, type_metrics
-from torchtraceap.lab.evaluation.real import read_recordings
-from torchtraceap.lab.evaluation.real_labels import RealLabels, read_real_labels
+from torchtraceap.lab.evaluation.judge_loop import count_loop
+from torchtraceap.lab.evaluation.judged_traces import (
+    LabeledTrace,
+    labeled_traces,
+    name_windows,
+    true_segments,
+)
+from torchtraceap.lab.evaluation.metrics import confusion, draws, interval, type_metrics
+from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import all_numbers, numbers
-from torchtraceap.lab.evaluation.test_access import log_look
 from torchtraceap.trace.load import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
 
+from public_labels import RealLabels, read_real_labels, read_recordings
+
 LABELS = Path(__file__).with_name("real_labels")
 WINDOWS = 100
 JUDGE = "offline judge"
 Names = Sequence[str]
-Grouped = tuple[str, Labelled]
+Grouped = tuple[str, LabeledTrace]
 """With the name of a group: traces of one depend on each other."""
 
 
 # ------------------------------------------------------------------------ ways to name a window
 
 
-def by_window(labelled: Labelled) -> Names:
+def by_window(labelled: LabeledTrace) -> Names:
     """The scorer's likeliest type of each window."""
     windows = labelled.diagnosis.windows
     kinds = list(windows.types)
@@ -58,10 +61,10 @@ def by_window(labelled: Labelled) -> Names:
     return [kinds[place] for place in places.tolist()]
 
 
-def by_segment(name: Callable[[Diagnosis, Segment], str]) -> Callable[[Labelled], Names]:
+def by_segment(name: Callable[[Diagnosis, Segment], str]) -> Callable[[LabeledTrace], Names]:
     """One name for each true segment."""
 
-    def names(labelled: Labelled) -> Names:
+    def names(labelled: LabeledTrace) -> Names:
         found = [NONE] * labelled.diagnosis.windows.count
         for segment in true_segments(labelled):
             count = segment.last - segment.first + 1
@@ -122,12 +125,12 @@ def likeliest_here(diagnosis: Diagnosis, segment: Segment) -> str:
     return found[0] if found else not_excluded(diagnosis, segment)
 
 
-def by_judge(labelled: Labelled) -> Names:
+def by_judge(labelled: LabeledTrace) -> Names:
     segments = true_segments(labelled)
-    return named(labelled.diagnosis, segments, OfflineJudge, Answers()).names
+    return name_windows(labelled.diagnosis, segments, OfflineJudge).names
 
 
-WAYS: dict[str, Callable[[Labelled], Names]] = {
+WAYS: dict[str, Callable[[LabeledTrace], Names]] = {
     "scorer, by window": by_window,
     "scorer, by segment": by_segment(likeliest),
     "none where the rules exclude it": by_segment(none_where_excluded),
@@ -149,7 +152,7 @@ class Naming:
         self._truth: list[str] = []
         self._said: dict[str, list[str]] = {way: [] for way in WAYS}
 
-    def add(self, labelled: Labelled, group: str) -> None:
+    def add(self, labelled: LabeledTrace, group: str) -> None:
         known = np.flatnonzero(labelled.types >= 0).tolist()
         self._truth += [labelled.type_names[place] for place in known]
         self._groups += [group] * len(known)
@@ -168,7 +171,7 @@ class Naming:
         right = [name == truth for name, truth in zip(said, self._truth, strict=True)]
         value, resampled = self._share(right)
         return {
-            **all_numbers(type_metrics(self._typed(said))),
+            **all_numbers(type_metrics(*self._typed(said))),
             "interval": numbers(interval(value, resampled)),
             "no_type_of_labels": sum(name not in self._kinds for name in said),
         }
@@ -188,15 +191,15 @@ class Naming:
         sums = np.bincount(codes, weights=np.array(right, dtype=float), minlength=len(names))
         return float(np.mean(right)), (weights @ sums) / np.maximum(weights @ counts, 1)
 
-    def _typed(self, said: Sequence[str]) -> Typed:
+    def _typed(self, said: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """A name that is no type of the labels is the number of types."""
         places = {kind: place for place, kind in enumerate(self._kinds)}
         codes = np.array([places.get(name, len(places)) for name in said])
-        return Typed(np.array([places[name] for name in self._truth]), codes, self._kinds)
+        return np.array([places[name] for name in self._truth]), codes
 
     def _confusion(self, way: str) -> dict[str, dict[str, int]]:
         """Windows by type and by name."""
-        counts = confusion(self._typed(self._said[way]))
+        counts = confusion(*self._typed(self._said[way]), len(self._kinds))
         columns = (*self._kinds, NONE)
         return {
             kind: {name: int(n) for name, n in zip(columns, row, strict=True) if n}
@@ -215,7 +218,7 @@ def generated_traces(dataset: Path, splits: Sequence[str], why: str) -> Iterator
         for run in labeled_runs(dataset)
         for label in run.labels
     }
-    for labelled in labelled_traces(dataset, splits, WINDOWS, asked=JUDGE, why=why):
+    for labelled in labeled_traces(dataset, splits, WINDOWS, asked=JUDGE, why=why):
         yield f"{dataset}/{bases[labelled.id]}", labelled
 
 
@@ -230,7 +233,7 @@ def public_traces(corpus: Path, labels: RealLabels) -> Iterator[Grouped]:
         where = path, bounds_ns, int(table.ts_ns[table.complete].min())
         marks = labels.windows(*where)
         types = codes[labels.window_types(*where)]
-        labelled = Labelled(path, diagnosis, marks == 1, marks < 0, types, frozenset())
+        labelled = LabeledTrace(path, diagnosis, marks == 1, marks < 0, types, frozenset())
         yield groups.get(path, path), labelled
 
 
@@ -238,7 +241,7 @@ def measured(traces: Iterable[Grouped], kinds: Sequence[str]) -> dict[str, Any]:
     """Names given true windows, and the loop."""
     naming = Naming(kinds)
 
-    def seen() -> Iterator[Labelled]:
+    def seen() -> Iterator[LabeledTrace]:
         for group, labelled in traces:
             naming.add(labelled, group)
             yield labelled

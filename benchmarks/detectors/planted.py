@@ -29,13 +29,14 @@ from sklearn.metrics import roc_auc_score
 import torchtraceap as ttap
 from torchtraceap.core.results import Windows
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
-from torchtraceap.lab.evaluation.real_labels import ANY, Pass, read_real_labels
-from torchtraceap.lab.evaluation.test_access import log_look
+from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.generation.injected_forms import FAULTS
 from torchtraceap.lab.generation.injection import Recording, plant
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
+
+from public_labels import ANY, Pass, read_real_labels
 
 TRACES = (
     "hta/mi250_minitoy_training.json.gz",

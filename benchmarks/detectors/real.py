@@ -19,14 +19,14 @@ import numpy as np
 
 from torchtraceap.core.writing import write_text
 from torchtraceap.lab.evaluation.methods import METHODS, WANTED_SCORERS
-from torchtraceap.lab.evaluation.real import RealEvaluation, evaluate_real, read_recordings
-from torchtraceap.lab.evaluation.real_labels import read_real_labels
-from torchtraceap.lab.evaluation.real_tables import real_document, real_part
-from torchtraceap.lab.evaluation.report import filled
-from torchtraceap.lab.evaluation.test_access import log_look
+from torchtraceap.lab.evaluation.splits import log_look
+from torchtraceap.lab.evaluation.tables import fill_parts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
+
+from public_labels import read_real_labels, read_recordings
+from public_scores import RealEvaluation, evaluate_real, real_document, real_part
 
 LABELS = Path(__file__).with_name("real_labels")
 
@@ -62,7 +62,7 @@ def main() -> None:
     text = real_part(found)
     print(text)
     if options.page:
-        write_text(options.page, filled(options.page.read_text("utf-8"), {"scorers": text}))
+        write_text(options.page, fill_parts(options.page.read_text("utf-8"), {"scorers": text}))
     if options.output:
         write_results(options.output, **real_document(found))
     if options.scores:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.writing import write_text
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import labeled_runs
 from torchtraceap.trace.trace import Trace
 
 SCHEMA = "torchtraceap.scores/1"

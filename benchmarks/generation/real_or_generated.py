@@ -39,7 +39,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import QuantileTransformer
 
-from torchtraceap.datasets.types import TASKS
+from torchtraceap.datasets.labels import TASKS
 from torchtraceap.errors import TraceError
 from torchtraceap.lab.generation.generate import generate
 

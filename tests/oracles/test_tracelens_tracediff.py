@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
+from torchtraceap.compat.tracelens.compare import diff_stats
 from torchtraceap.compat.tracelens.sheets import csv_text
-from torchtraceap.compat.tracelens.tracediff import diff_stats
 
 from .conftest import CORPUS
 from .tracelens_reference import equal, read_rows

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.compat.tracelens.categories import category_of
+from torchtraceap.compat.tracelens.launchers import category_of
 from torchtraceap.compat.tracelens.perf_sheets import backward_of
 from torchtraceap.ops.models.tracelens.registry import MODELS, find_model, run_model, transpose_of
 from torchtraceap.ops.models.tracelens.work import ModelAbsentError, UnmodeledError, Work

@@ -18,7 +18,7 @@ settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces"))
-for shared in ("simulation", "scaling"):  # what only benchmarks and tests need
+for shared in ("simulation", "scaling", "detectors"):  # what only benchmarks and tests need
     sys.path.append(str(ROOT / "benchmarks" / shared))
 BUNDLED = ROOT / "examples" / "traces" / "resnet50_num_workers_0.json.gz"
 

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pyarrow")
 
+from bookkeeping import books_of
 from torchtraceap.cli import main
 from torchtraceap.datasets.reader import DataSet
 from torchtraceap.datasets.samples import load_samples
@@ -17,7 +18,6 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.building.add import add, add_labelled
 from torchtraceap.lab.collection.collect import collect
 from torchtraceap.lab.collection.manifest import read_manifest
-from torchtraceap.lab.evaluation.honesty import books_of
 
 MANIFEST = """
 [[workload]]

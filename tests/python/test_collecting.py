@@ -14,7 +14,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap._core import EventKind
 from torchtraceap.cli import main
-from torchtraceap.datasets.types import TASKS
+from torchtraceap.datasets.labels import TASKS
 from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.lab.collection import collect as collecting
 from torchtraceap.lab.collection import pairs

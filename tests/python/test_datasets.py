@@ -15,10 +15,9 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.cli import main
 from torchtraceap.datasets.labels import GRIDS
-from torchtraceap.datasets.reader import DataSet
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import DataSet, labeled_runs
 from torchtraceap.datasets.samples import TYPES, load_samples
-from torchtraceap.datasets.shards import write_shard
+from torchtraceap.datasets.writer import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building import build as building
 from torchtraceap.lab.building.add import add, add_labelled, export

@@ -15,24 +15,33 @@ from made_samples import made_sample, made_samples
 from torchtraceap.core.intervals import EMPTY
 from torchtraceap.datasets.samples import TYPES, Sample
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.lab.evaluation.baselines.given import Given, read_scores
-from torchtraceap.lab.evaluation.baselines.one_class import Forest, KMeans, Neighbours, Pca
-from torchtraceap.lab.evaluation.baselines.protocol import Method, Windows
-from torchtraceap.lab.evaluation.baselines.rtfm import Rtfm
-from torchtraceap.lab.evaluation.baselines.simple import Chance, Evidence, Rule, TraceConstant
-from torchtraceap.lab.evaluation.baselines.trees import (
+from torchtraceap.lab.evaluation.baselines import (
+    Chance,
+    Forest,
+    GpuEvents,
+    KMeans,
+    Method,
+    Neighbors,
+    Pca,
+    Rule,
+    TraceConstant,
+    Windows,
+    largest_in,
+)
+from torchtraceap.lab.evaluation.learned_baselines import (
     CopiedTrees,
+    Rtfm,
     SelfTrainedTrees,
     SupervisedTrees,
 )
-from torchtraceap.lab.evaluation.events import GpuEvents, largest_in
+from torchtraceap.lab.evaluation.methods import StoredScores, read_scores
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
 
 LEARNED = {
     "K-means": (KMeans, 0.6),
     "forest of all": (lambda: Forest(good_only=False), 0.8),
     "forest of good": (lambda: Forest(good_only=True), 0.8),
-    "kNN": (Neighbours, 0.8),
+    "kNN": (Neighbors, 0.8),
     "PCA": (Pca, 0.5),
     "copied": (CopiedTrees, 0.7),
     "self-trained": (SelfTrainedTrees, 0.8),
@@ -84,10 +93,12 @@ def test_supervised_trees_tell_types() -> None:
 
 
 def test_one_score_a_trace_is_the_mean_of_its_windows() -> None:
-    method = TraceConstant(Evidence())
+    method = TraceConstant(Chance())
     sample = made_sample(0, bad=True)
     method.fit([], 0)
-    assert np.allclose(method.score(sample), sample.evidence[:, -1].mean())
+    chance = Chance()
+    chance.fit([], 0)
+    assert np.allclose(method.score(sample), chance.score(sample).mean())
     assert method.types(sample) is None and "one score a trace" in method.name
 
 
@@ -137,7 +148,7 @@ def test_scores_of_a_document(tmp_path: Path) -> None:
     path = tmp_path / "scores.json"
     path.write_text(json.dumps(document))
     method = read_scores(path)
-    assert isinstance(method, Given) and (method.name, method.labels) == ("mine 3", "trace")
+    assert isinstance(method, StoredScores) and (method.name, method.labels) == ("mine 3", "trace")
     assert method.score(sample).tolist() == scores
     assert method.types(sample)[:, 1].tolist() == scores
     with pytest.raises(SchemaError, match="no scores of 000001"):

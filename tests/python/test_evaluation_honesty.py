@@ -15,17 +15,16 @@ pytest.importorskip("sklearn")
 
 from made_samples import made_samples
 
-from torchtraceap.errors import OptionError, ParseError, SchemaError
-from torchtraceap.lab.evaluation.bookkeeping import bookkeeping_of
-from torchtraceap.lab.evaluation.honesty import (
+from bookkeeping import (
     Books,
+    bookkeeping_of,
     books_of,
-    check_splits,
-    held_out_forms,
-    shuffled_training,
     sided_features,
     told_by_bookkeeping,
 )
+from honesty import held_out_forms, shuffled_training
+from torchtraceap.errors import OptionError, ParseError, SchemaError
+from torchtraceap.lab.evaluation.splits import check_splits
 from torchtraceap.lab.generation.generate import generate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ pytest.importorskip("pyarrow")
 
 from torchtraceap.cli import main
 from torchtraceap.datasets.samples import load_samples
-from torchtraceap.lab.evaluation.events import load_events
-from torchtraceap.lab.evaluation.honesty import check_splits
+from torchtraceap.lab.evaluation.baselines import load_events
+from torchtraceap.lab.evaluation.splits import check_splits
 
 MINI = Path(__file__).resolve().parents[2] / "examples/mini_dataset"
 

@@ -18,22 +18,15 @@ pytest.importorskip("sklearn")
 pytest.importorskip("lightgbm")
 pytest.importorskip("pyarrow")
 
+from public_labels import PASSES, RealLabels, Recordings, read_real_labels, read_recordings
+from public_scores import NUMBERS, RealEvaluation, evaluate_real, real_document, real_part
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import labeled_runs
 from torchtraceap.diagnosis.scoring import load_scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building.add import export
 from torchtraceap.lab.evaluation import run
-from torchtraceap.lab.evaluation.real import (
-    NUMBERS,
-    RealEvaluation,
-    Recordings,
-    evaluate_real,
-    read_recordings,
-)
-from torchtraceap.lab.evaluation.real_labels import PASSES, RealLabels, read_real_labels
-from torchtraceap.lab.evaluation.real_tables import real_document, real_part
 from torchtraceap.trace.load import load
 
 ROOT = Path(__file__).resolve().parents[2]

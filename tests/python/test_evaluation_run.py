@@ -20,11 +20,17 @@ from torchtraceap.datasets.samples import Sample
 from torchtraceap.diagnosis.scoring import Scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.evaluation import run as run_module
-from torchtraceap.lab.evaluation.events import GpuEvents
-from torchtraceap.lab.evaluation.report import write_report
+from torchtraceap.lab.evaluation.baselines import GpuEvents
 from torchtraceap.lab.evaluation.run import Evaluation, Options, evaluate
-from torchtraceap.lab.evaluation.tables import document, table_2, table_3, table_5, tables
-from torchtraceap.lab.evaluation.test_access import log_look
+from torchtraceap.lab.evaluation.splits import log_look
+from torchtraceap.lab.evaluation.tables import (
+    document,
+    table_2,
+    table_3,
+    table_5,
+    tables,
+    write_report,
+)
 
 SAMPLES = [
     *made_samples(64),

@@ -198,7 +198,7 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from sklearn.ensemble import IsolationForest
 
-    from torchtraceap.lab.training.tree_arrays import Seeing, boosted_trees, isolation_trees
+    from torchtraceap.lab.training.structural import BoosterView, boosted_trees, isolation_trees
 
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((600, 4)).astype(np.float32).astype(np.float64)
@@ -215,11 +215,11 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
         return _core.Trees(**arrays, columns=4, outputs=outputs).sums(rows)
 
     every = np.arange(4)
-    twice = sums(boosted_trees([Seeing(one, every)] * 2, 1), 1)[:, 0]
+    twice = sums(boosted_trees([BoosterView(one, every)] * 2, 1), 1)[:, 0]
     assert np.allclose(twice, one.predict(rows, raw_score=True), atol=1e-6)
-    three = sums(boosted_trees([Seeing(many, every)], 3), 3)
+    three = sums(boosted_trees([BoosterView(many, every)], 3), 3)
     assert np.allclose(three, many.predict(rows, raw_score=True), atol=1e-6)
-    turned = sums(boosted_trees([Seeing(one, every[::-1])], 1), 1)[:, 0]
+    turned = sums(boosted_trees([BoosterView(one, every[::-1])], 1), 1)[:, 0]
     assert np.allclose(turned, one.predict(rows[:, ::-1], raw_score=True), atol=1e-6)
     strange = np.exp2(-sums(isolation_trees(forest), 1)[:, 0])
     assert np.allclose(strange, -forest.score_samples(rows), atol=1e-6)

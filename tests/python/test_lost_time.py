@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtraceap.lab.training.lost_time import Kernels, LostTime, by_alignment
+from torchtraceap.lab.training.weak_labels import Kernels, LostTime, by_alignment
 
 MINI = Path(__file__).parents[2] / "examples/mini_dataset"
 
@@ -16,7 +16,7 @@ def kernels(names: str, lengths: list[int], waits: list[int], end: int = 50) -> 
     """Kernels one after another, each behind a wait."""
     begin = np.cumsum(waits) + np.cumsum([0, *lengths[:-1]])
     stop = begin + np.array(lengths)
-    return Kernels((0, int(stop[-1]) + end), begin, stop, tuple(names))
+    return Kernels((0, int(stop[-1]) + end), np.stack([begin, stop], axis=1), tuple(names))
 
 
 GOOD = kernels("abcabcab", [100] * 8, [50] * 8)
@@ -62,7 +62,7 @@ def test_a_slower_gpu_is_no_lost_time() -> None:
 
 def test_another_program_is_not_compared() -> None:
     assert by_alignment(kernels("xyzxyzxy", [100] * 8, [50] * 8), GOOD) is None
-    assert by_alignment(Kernels((0, 10), *2 * (np.zeros(0, dtype=np.int64),), ()), GOOD) is None
+    assert by_alignment(Kernels((0, 10), np.zeros((0, 2), dtype=np.int64), ()), GOOD) is None
 
 
 def test_the_same_trace_has_lost_nothing() -> None:
@@ -76,14 +76,14 @@ def test_twins_tell_what_labels_tell() -> None:
     pytest.importorskip("torch")
     from torchtraceap.datasets.samples import load_samples
     from torchtraceap.lab.training.figures import window_figures
-    from torchtraceap.lab.training.lost_time import load_labelled, load_lost
+    from torchtraceap.lab.training.weak_labels import load_labeled, load_lost
 
-    found, labelled = load_lost(MINI), load_labelled(MINI)
+    found, labelled = load_lost(MINI), load_labeled(MINI)
     samples = [s for s in load_samples(MINI, splits=["train"]) if s.label and s.id in found]
     assert len(samples) > 3
     spans = [(s.bounds_ns[:-1], s.bounds_ns[1:]) for s in samples]
     scores = [found[s.id].share(*span) for s, span in zip(samples, spans, strict=True)]
-    figures = window_figures(scores, [s.positive for s in samples], [s.ignore for s in samples])
+    figures = window_figures(scores, samples)
     assert figures["bad_only"] > 0.9
     for sample, span in zip(samples, spans, strict=True):
         np.testing.assert_allclose(

@@ -10,7 +10,7 @@ from torchtraceap.errors import OptionError
 
 torch = pytest.importorskip("torch")
 
-from torchtraceap.lab.training.paper_losses import PairWindows, PaperLosses  # noqa: E402
+from torchtraceap.lab.training.paper import PairWindows, PaperLosses  # noqa: E402
 
 
 def pair(seed: int = 0, windows: int = 20) -> tuple[PairWindows, PairWindows]:

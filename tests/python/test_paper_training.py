@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from torchtraceap.datasets.runs import labeled_runs
+from torchtraceap.datasets.reader import labeled_runs
 from torchtraceap.datasets.samples import load_samples
 from torchtraceap.diagnosis.scoring.paper import PaperConfig, paper_tokens, read_paper_weights
 from torchtraceap.errors import OptionError

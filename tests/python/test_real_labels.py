@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from public_labels import ANY, PASSES, cohen_kappa, read_real_labels
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.errors import MissingFileError, SchemaError
-from torchtraceap.lab.evaluation.real_labels import ANY, PASSES, cohen_kappa, read_real_labels
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = np.arange(0, 1_100, 100)

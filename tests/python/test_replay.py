@@ -18,7 +18,7 @@ import pytest
 import torchtraceap
 from torchtraceap.compat.replay import find_replayable, replay, replay_script
 from torchtraceap.compat.replay.call import NotReplayableError, call_from_texts
-from torchtraceap.compat.replay.dtypes import (
+from torchtraceap.compat.replay.fills import (
     DTYPE_NUMBERS,
     dtype_in_kernel_name,
     dtype_of_cpp_name,

@@ -25,9 +25,9 @@ with warnings.catch_warnings():
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torchtraceap.compat.replay.allowed import check_name, check_operator, check_text
-from torchtraceap.compat.replay.bounds import MAX_TENSORS
-from torchtraceap.compat.replay.run import time_call
+from torchtraceap.compat.replay.call import MAX_TENSORS
 from torchtraceap.compat.replay.schema import Operator, registered_overloads
+from torchtraceap.compat.replay.script import time_call
 
 
 def is_allowed(operator: Operator) -> bool:
@@ -541,7 +541,7 @@ def test_a_call_that_ends_its_process_does_not_end_this_one() -> None:
 INTERRUPTED = """
 import signal
 import sys
-from torchtraceap.compat.replay.run import time_call
+from torchtraceap.compat.replay.script import time_call
 from torchtraceap.compat.replay.schema import registered_overloads
 
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchtraceap.compat.replay.literals import parse_value
+from torchtraceap.compat.replay.call import parse_value
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,8 @@ from torchtraceap.compat.tracelens import (
     write_tracelens_csvs,
     write_tracelens_xlsx,
 )
-from torchtraceap.compat.tracelens.categories import category_of
 from torchtraceap.compat.tracelens.compare import compare_sheets, write_tracelens_comparison
-from torchtraceap.compat.tracelens.launchers import to_us, union_us
+from torchtraceap.compat.tracelens.launchers import category_of, to_us, union_us
 from torchtraceap.compat.tracelens.sheets import Sheet
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.ops.models.tracelens.registry import MODELS, transpose_of

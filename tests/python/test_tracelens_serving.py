@@ -9,7 +9,7 @@ import pytest
 from test_models_serving import i8, i32, u8
 from test_models_work import bf16, f32, fp8, i64
 
-from torchtraceap.compat.tracelens.categories import category_of
+from torchtraceap.compat.tracelens.launchers import category_of
 from torchtraceap.ops.models.tracelens.registry import MODELS, run_model
 from torchtraceap.ops.models.tracelens.work import Work
 

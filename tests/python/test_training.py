@@ -30,19 +30,23 @@ pytest.importorskip("safetensors")
 from torchtraceap.diagnosis.scoring.v2 import V2Scorer  # noqa: E402
 from torchtraceap.diagnosis.scoring.weight_files import read_weights  # noqa: E402
 from torchtraceap.lab.training import train  # noqa: E402
-from torchtraceap.lab.training.augment import Augmentation  # noqa: E402
-from torchtraceap.lab.training.event_file import masked_crc  # noqa: E402
-from torchtraceap.lab.training.figures import auc, platt, window_figures  # noqa: E402
+from torchtraceap.lab.training.figures import (  # noqa: E402
+    auc,
+    masked_crc,
+    platt,
+    window_figures,
+)
 from torchtraceap.lab.training.loop import CHECKPOINT, Fitted, fit, step_seed  # noqa: E402
-from torchtraceap.lab.training.lost_time import LostTime  # noqa: E402
 from torchtraceap.lab.training.processes import Processes  # noqa: E402
-from torchtraceap.lab.training.pseudo_labels import (  # noqa: E402
+from torchtraceap.lab.training.settings import LoopSettings, read_toml, take  # noqa: E402
+from torchtraceap.lab.training.v2 import V2Learner, V2Settings  # noqa: E402
+from torchtraceap.lab.training.v2_data import Augmentation  # noqa: E402
+from torchtraceap.lab.training.weak_labels import (  # noqa: E402
+    LostTime,
     pseudo_targets,
     ranks,
     twin_distances,
 )
-from torchtraceap.lab.training.settings import LoopSettings, read_toml, take  # noqa: E402
-from torchtraceap.lab.training.v2 import V2Learner, V2Settings  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MINI, DEMO = EXAMPLES / "mini_dataset", EXAMPLES / "traces/resnet50_num_workers_0.json.gz"
@@ -347,8 +351,8 @@ GROUP = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_training import *
-from torchtraceap.lab.training.processes import joined_processes
-with joined_processes() as group:
+from torchtraceap.lab.training.processes import join_processes
+with join_processes() as group:
     line = Line(group)
     line.module[1].p = 0.0
     fit(line, LoopSettings(epochs=3, learning_rate=0.05), sys.argv[2], processes=group)
@@ -464,8 +468,10 @@ def test_areas_under_the_curve() -> None:
     assert auc(positive, np.array([2.0, 0.0, 1.0, 0.0])) == 0.625
     found = window_figures(
         [np.array([1.0, 0.0]), np.array([2.0, 3.0])],
-        [np.array([True, False]), np.array([False, False])],
-        [np.array([False, False]), np.array([False, True])],
+        [
+            SimpleNamespace(positive=np.array([True, False]), ignore=np.array([False, False])),
+            SimpleNamespace(positive=np.array([False, False]), ignore=np.array([False, True])),
+        ],
     )
     assert found == {"bad_only": 1.0, "pooled": 0.5, "per_trace": 1.0}
 

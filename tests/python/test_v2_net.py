@@ -89,7 +89,7 @@ def given(tokens: TokenInputs | None) -> dict[str, Any]:
 
 def said_by_twin(net: V2Net, features: Any, tokens: TokenInputs | None) -> Mapping[str, Any]:
     with torch.no_grad():
-        scores = net(make_batch([features], [tokens], "cpu"))
+        scores = net(*make_batch([features], [tokens], "cpu"))
     return {
         "any": scores.any[0].numpy(),
         "types": scores.types[0].numpy(),
@@ -124,7 +124,7 @@ def test_logits_of_events_add_up_to_that_of_their_window() -> None:
     np.add.at(summed, tokens.window, np.exp(found["tokens"]))
     plain = found["any"] - np.log1p(summed)
     with torch.no_grad():
-        encoded = net.tokens(make_batch([features], [tokens], "cpu").tokens, 6)
+        encoded = net.tokens(make_batch([features], [tokens], "cpu")[1], 6)
     assert encoded.shape == (40, 12)
     assert np.isfinite(plain).all()
     assert (found["any"] >= plain).all()
@@ -209,7 +209,7 @@ def test_the_scorer_says_what_the_network_in_python_says() -> None:
     tokens = build_tokens(trace.ranks[0], windows=100, cap=scorer.cap)
     inputs = token_inputs(tokens, common_bounds(trace, 100), scorer.view)
     with torch.no_grad():
-        logit = net(make_batch([features], [inputs], "cpu")).any[0].double().numpy()
+        logit = net(*make_batch([features], [inputs], "cpu")).any[0].double().numpy()
     slope, intercept = weights.arrays["calibration"]
     expected = 1 / (1 + np.exp(-(slope * logit + intercept)))
     np.testing.assert_allclose(scorer.score(trace, 100).scores, expected, atol=1e-5)
@@ -287,11 +287,11 @@ def test_events_and_the_rest_make_up_the_logit(tmp_path: Path, view: TokenView) 
     given = token_inputs(build_tokens(rank, windows=20, cap=24), bounds_ns, view)
     batch = make_batch([squash(block.values_matrix, block.zscores)], [given], "cpu")
     with torch.no_grad():
-        whole = net(batch)
+        whole = net(*batch)
         assert net.tokens is not None
         net.tokens.logit.weight.zero_()
         net.tokens.logit.bias.fill_(-100.0)
-        without = net(batch)
+        without = net(*batch)
     np.testing.assert_allclose(found.of_windows, whole.any[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found.rest, without.any[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(found.logit, whole.tokens, rtol=1e-4, atol=1e-4)

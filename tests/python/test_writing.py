@@ -449,7 +449,7 @@ GIVEN = {
     ("compat/tracelens/report.py", "book.save(stream)"),
     ("lab/training/loop.py", "learner.save(weights, fitted)"),
     (
-        "compat/replay/run.py",
+        "compat/replay/script.py",
         "path.write_text(script, encoding='utf-8')",
     ),  # its own temporary folder
     # A program that is measured must not load the package; the file is there when it has ended.

@@ -1,6 +1,6 @@
 """Labeled traces as a data set, and what learns from it reads.
 
-`DataSet` (reader.py) reads the shards of a folder (encoding.py, shards.py, arrow.py);
+`DataSet` (reader.py, decoding.py) reads the shards of a folder (arrow.py, writer.py);
 `load_samples` (samples.py) makes windows with labels and features of them, and `load` and `loader`
 (batches.py) make batches for torch. `build` belongs to the lab and is found by name.
 """

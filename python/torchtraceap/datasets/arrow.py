@@ -21,7 +21,9 @@ from torchtraceap.datasets.labels import TYPES
 from torchtraceap.errors import MissingDependencyError, MissingFileError, SchemaError
 
 __all__ = [
+    "ARGUMENTS",
     "FORMAT",
+    "LABEL_COLUMNS",
     "TABLES",
     "file_of",
     "import_pyarrow",
@@ -38,6 +40,28 @@ _PLAIN = frozenset({"start_ns", "dur_ns", "launch_start_ns", "launch_dur_ns", "c
                     "external_id", "sequence_number", "record_function_id", "event_index",
                     "flow_id", "address", "bytes_allocated"})  # fmt: skip
 """Columns of values that seldom repeat: stored as differences of neighbors."""
+ARGUMENTS = {
+    "gpu_events": {
+        "correlation": "correlation", "External id": "external_id", "device": "device",
+        "stream": "stream", "bytes": "bytes", "graph id": "graph_id",
+        "graph node id": "graph_node_id", "memory bandwidth (GB/s)": "bandwidth_gb_per_s",
+        "grid": "grid", "block": "block",
+    },
+    "host_events": {
+        "correlation": "correlation", "External id": "external_id",
+        "Sequence number": "sequence_number", "Record function id": "record_function_id",
+        "Ev Idx": "event_index", "Fwd thread id": "forward_thread_id", "Python id": "frame_id",
+        "Python parent id": "parent_frame_id", "Addr": "address", "Bytes": "bytes",
+        "Total Allocated": "bytes_allocated", "Total Reserved": "bytes_reserved",
+    },
+}  # fmt: skip
+"""Arguments of events that have columns of their own, and the names of these, by table."""
+LABEL_COLUMNS = (
+    "id", "split", "task", "device", "strategy", "world_size", "rank", "run", "profiler", "type",
+    "form", "decoy", "looks_like", "late_rank", "role", "twin", "cost_ns", "severity", "already",
+    "seed", "licence",
+)  # fmt: skip
+"""Entries of a label that are columns of `traces`."""
 
 
 def import_pyarrow() -> tuple[Any, Any]:
@@ -149,11 +173,11 @@ def read_rows(path: Path, table: str, columns: Iterable[str] | None = None) -> A
         MissingFileError: There is no such file.
         SchemaError: It is no Parquet file, or not of this table and version.
     """
-    with opened(path, table) as file:
+    with open_table(path, table) as file:
         return file.read(columns=None if columns is None else list(columns))
 
 
-def opened(path: Path, table: str) -> Any:
+def open_table(path: Path, table: str) -> Any:
     """A file whose row groups can be read, of which the schema is known to be right.
 
     Raises:

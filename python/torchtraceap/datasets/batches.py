@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.aliases import PathLike
 from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.tables.windows import Tokens
@@ -148,23 +148,16 @@ def _stack(samples: Sequence[Sample], name: str) -> Tensor:
 def _events(found: Sequence[Tokens]) -> EventBatch:
     lengths = [np.diff(tokens.offsets.astype(np.int64)) for tokens in found]
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
-    columns = {name: _join([getattr(tokens, name) for tokens in found]) for name in _COLUMNS}
-    number: dict[str, int] = {}
-    for tokens in found:
-        for name in tokens.names:
-            number.setdefault(name, len(number))
-    for column in _NAMES:
-        columns[column] = _join(
-            [_numbers(tokens, number)[getattr(tokens, column)] for tokens in found]
-        )
-    return EventBatch(torch.from_numpy(offsets), columns, tuple(number))
-
-
-def _numbers(tokens: Tokens, number: Mapping[str, int]) -> Array:
-    """int64: of the batch, by that of the trace."""
-    return np.array([number[name] for name in tokens.names], dtype=np.int64)
-
-
-def _join(arrays: Sequence[Array]) -> Tensor:
-    joined = np.concatenate(arrays)
-    return torch.from_numpy(joined if joined.dtype.kind == "f" else joined.astype(np.int64))
+    names = dict.fromkeys(name for tokens in found for name in tokens.names)
+    places = {name: place for place, name in enumerate(names)}
+    # The number of each name of a trace in the batch.
+    renumbered = [np.array([places[name] for name in tokens.names], np.int64) for tokens in found]
+    columns: dict[str, Tensor] = {}
+    for name in (*_COLUMNS, *_NAMES):
+        parts = [getattr(tokens, name) for tokens in found]
+        if name in _NAMES:
+            parts = [own[part] for own, part in zip(renumbered, parts, strict=True)]
+        joined = np.concatenate(parts)
+        floats = joined.dtype.kind == "f"
+        columns[name] = torch.from_numpy(joined if floats else joined.astype(np.int64))
+    return EventBatch(torch.from_numpy(offsets), columns, tuple(places))

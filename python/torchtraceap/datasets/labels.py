@@ -1,4 +1,4 @@
-"""The labels of a trace, and how much of each window a fault costs.
+"""Words of labels, the costs in the label of a trace, and how much of each window a fault costs.
 
 Note [Positive]: a window is positive where the cost intervals of a type cover a tenth of it or
 more, and negative where they cover less than a fiftieth. In between it is neither: a strict metric
@@ -14,13 +14,16 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import EMPTY, covered_ns, union
-from torchtraceap.datasets.types import TYPES
 from torchtraceap.errors import SchemaError
 
 __all__ = [
+    "CPU_SPLIT",
     "GRIDS",
+    "LABELS",
     "NEGATIVE",
     "POSITIVE",
+    "SEEN_TASKS",
+    "TASKS",
     "TYPES",
     "costs_of",
     "covered_share",
@@ -28,6 +31,31 @@ __all__ = [
     "window_labels",
 ]
 
+CPU_SPLIT = "cpu"
+"""Split of the traces that were collected on a CPU: no other split has them, as they are no data of
+GPUs."""
+LABELS = "labels.jsonl"
+"""The file of a generated folder that says what each trace is."""
+TYPES = (
+    "allocator_thrash",
+    "cpu_bound",
+    "explicit_synchronize",
+    "graph_break",
+    "high_memcpy",
+    "host_silence",
+    "host_sync_in_loop",
+    "nccl_blocks_main_stream",
+    "nccl_compute_not_overlapped",
+    "no_memory_pin",
+    "pageable_readback",
+    "single_process_data_loading",
+    "small_nccl_kernels",
+    "straggler",
+)
+"""Types of faults that can be injected, by name."""
+SEEN_TASKS = ("classification", "detection", "segmentation")
+"""Tasks of workloads that may be trained on."""
+TASKS = (*SEEN_TASKS, "generation", "pose", "depth")
 GRIDS = (50, 100, 200)
 """Numbers of windows for which labels are stored."""
 POSITIVE, NEGATIVE = 0.1, 0.02

@@ -1,25 +1,46 @@
-"""Read a data set from its folder, a trace at a time."""
+"""Read a data set from its folder, a trace at a time, and the runs of labeled traces."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.datasets.arrow import FORMAT, file_of, import_pyarrow, opened, read_rows
-from torchtraceap.datasets.encoding import decode_trace, label_of
+from torchtraceap.datasets.arrow import FORMAT, file_of, import_pyarrow, open_table, read_rows
+from torchtraceap.datasets.decoding import decode_label, decode_trace
+from torchtraceap.datasets.labels import LABELS
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.trace import Trace
 
-__all__ = ["ABOUT", "DataSet", "is_dataset"]
+__all__ = ["ABOUT", "DataSet", "Run", "is_dataset", "labeled_ranks", "labeled_runs"]
+
+Label = dict[str, Any]
+"""A label as `generate` writes it (docs/generation.md)."""
 
 ABOUT = "dataset.json"
 """The file that makes a folder a data set."""
+_NEEDED = ("id", "task", "source", "device", "rank", "run", "twin", "type", "form", "intervals",
+           "already", "split")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """Ranks that were recorded together, often one."""
+
+    name: str
+    labels: tuple[Label, ...]
+    """Labels of the ranks that are there, by rank."""
+    size: int
+    """Size of the traces: bytes of files, or events of a data set."""
+    load: Callable[[], Trace]
+    """Reads all of them."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +78,15 @@ class DataSet:
             raise MissingFileError(f"{self.path}: no such folder")
         if not is_dataset(self.path):
             raise SchemaError(f"{self.path}: is no data set, there is no {ABOUT} in it")
-        self.about = self._about()
-        self._names = lru_cache(maxsize=4)(self._names_of)
-
-    def _about(self) -> dict[str, Any]:
         place = self.path / ABOUT
         try:
-            about = json.loads(place.read_text("utf-8"))
-            version = about["format"]
+            self.about: dict[str, Any] = json.loads(place.read_text("utf-8"))
+            version = self.about["format"]
         except (ValueError, TypeError, KeyError) as error:
             raise SchemaError(f"{place}: can't be read ({error})") from None
         if version != FORMAT:
             raise SchemaError(f"{self.path}: is a data set of version {version}, not {FORMAT}")
-        found: dict[str, Any] = about
-        return found
+        self._names = lru_cache(maxsize=4)(self._names_of)
 
     @property
     def shards(self) -> list[str]:
@@ -97,7 +113,7 @@ class DataSet:
 
     def labels(self) -> list[dict[str, Any]]:
         """Return the labels of each trace, in the form of `labels.jsonl` (docs/generation.md)."""
-        return [label_of(entry.row) for entry in self.entries.values()]
+        return [decode_label(entry.row) for entry in self.entries.values()]
 
     def entry(self, trace: str) -> Entry:
         """A trace by its id.
@@ -135,7 +151,7 @@ class DataSet:
     def _group(self, table: str, entry: Entry) -> Any:
         pa, _ = import_pyarrow()
         path = file_of(self.path, table, entry.shard)
-        with opened(path, table) as file:
+        with open_table(path, table) as file:
             if entry.place >= file.num_row_groups:
                 raise SchemaError(f"{path}: has {file.num_row_groups} traces, not as in `traces`")
             try:
@@ -148,3 +164,80 @@ class DataSet:
     def _names_of(self, shard: str) -> dict[int, str]:
         rows = read_rows(file_of(self.path, "names", shard), "names", ("hash", "name"))
         return dict(zip(*(rows.column(name).to_pylist() for name in ("hash", "name")), strict=True))
+
+
+# ------------------------------------------------------------------------------ runs
+
+
+def labeled_runs(dataset: PathLike) -> list[Run]:
+    """The runs of a data set, or of a folder that `generate` made.
+
+    Raises:
+        MissingFileError: There is no such folder, or one of the traces is not there.
+        SchemaError: It has no labels, or they can't be read.
+    """
+    folder = Path(dataset)
+    if not folder.is_dir():
+        raise MissingFileError(f"{folder}: no such folder")
+    source: DataSet | Path = folder
+    if is_dataset(folder):
+        stored = DataSet(folder)
+        source, labels = stored, stored.labels()
+    elif (folder / LABELS).exists():
+        labels = _generated_labels(folder / LABELS)
+    else:
+        raise SchemaError(f"{folder}: holds neither a data set nor generated traces")
+    labels.sort(key=lambda label: (label["run"], label["rank"] or 0))
+    return [
+        _run(source, name, tuple(group))
+        for name, group in groupby(labels, key=lambda label: str(label["run"]))
+    ]
+
+
+def labeled_ranks(
+    runs: Iterable[Run], is_wanted: Callable[[Label], bool]
+) -> Iterator[tuple[Label, RankTrace]]:
+    """Yield the ranks of runs whose labels are wanted, with these; a run that has none is not read.
+
+    Raises:
+        SchemaError: A trace can't be read.
+    """
+    for run in runs:
+        if any(map(is_wanted, run.labels)):
+            for label, part in zip(run.labels, run.load().ranks, strict=True):
+                if is_wanted(label):
+                    yield label, part
+
+
+def _run(source: DataSet | Path, name: str, labels: tuple[Label, ...]) -> Run:
+    if isinstance(source, DataSet):
+        rows = [source.entry(label["id"]).row for label in labels]
+        size = sum(row["gpu_event_count"] + row["host_event_count"] for row in rows)
+        ids = [label["id"] for label in labels]
+        return Run(name, labels, size, lambda: Trace([source.rank(trace) for trace in ids]))
+    paths = [source / f"{label['id']}.json.gz" for label in labels]
+    for path in paths:
+        if not path.exists():
+            raise MissingFileError(f"{path}: no such file, though {LABELS} has its label")
+    size = sum(path.stat().st_size for path in paths)
+    ranks = [label["rank"] for label in labels]
+    return Run(name, labels, size, partial(_read_files, paths, ranks))
+
+
+def _read_files(paths: list[Path], ranks: list[int]) -> Trace:
+    pairs = zip(paths, ranks, strict=True)
+    return Trace([RankTrace(_core.read_trace(path, threads=1), rank) for path, rank in pairs])
+
+
+def _generated_labels(path: Path) -> list[Label]:
+    labels = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            label = json.loads(line)
+            missing = [key for key in _NEEDED if key not in label]
+        except (ValueError, TypeError) as error:
+            raise SchemaError(f"{path}, line {number}: no label ({error})") from None
+        if missing:
+            raise SchemaError(f"{path}, line {number}: lacks {', '.join(missing)}")
+        labels.append(label)
+    return labels

@@ -1,9 +1,14 @@
 """Load labeled traces as windows with features, for training and evaluation.
 
-Note [Kept]: features and evidence of a trace are computed once and kept beside the data set, in
-`.cache/`, a file for each run and grid. Its name holds what they depend on: the labels and the
-sizes of the traces, the names of rules, and the version below, which has to change
-when any of these is computed in another way. A folder that can't be written is no error.
+Note [Stored samples]: features and evidence of a trace are computed once and stored beside the
+data set, in `.cache/`, a file for each run and grid. Its name holds what they depend on: the labels
+and the sizes of the traces, the names of rules, and the version below, which has to change when any
+of these is computed in another way. A folder that can't be written is no error.
+
+Note [Excerpts]: recordings may be as short as one kernel, and generated ones are steps long. What
+learns from those alone takes a short recording for a fault (docs/scorers.md). An excerpt holds 1 to
+1,000 launches of one of the ranks, tenfold more being as likely each time, and what the others do
+in that time. Of most runs with a fault it is taken where that costs time.
 """
 
 from __future__ import annotations
@@ -11,37 +16,57 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.intervals import EMPTY
+from torchtraceap.core.intervals import EMPTY, union
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.threads import map_on_threads
 from torchtraceap.core.writing import replacing_stream
-from torchtraceap.datasets.excerpts import cut_excerpts
-from torchtraceap.datasets.labels import costs_of, covered_share, window_costs, window_labels
-from torchtraceap.datasets.runs import Run, labeled_runs
-from torchtraceap.datasets.types import CPU_SPLIT, TYPES
+from torchtraceap.datasets.labels import (
+    CPU_SPLIT,
+    TYPES,
+    costs_of,
+    covered_share,
+    window_costs,
+    window_labels,
+)
+from torchtraceap.datasets.reader import Run, labeled_runs
 from torchtraceap.errors import OptionError, OutputError
 from torchtraceap.tables.catalog import check_count
 from torchtraceap.tables.detection import detect, judge
-from torchtraceap.tables.windows import MOST_TOKENS, Tokens, build_tokens, build_windows
+from torchtraceap.tables.windows import (
+    MOST_TOKENS,
+    Tokens,
+    build_tokens,
+    build_windows,
+    window_features,
+)
 from torchtraceap.trace.ranks import Ranks, RankTrace
+from torchtraceap.trace.trace import Trace
 
-__all__ = ["EVIDENCE", "TYPES", "Sample", "load_samples", "window_arrays"]
+__all__ = ["EVIDENCE", "TYPES", "Sample", "cut_excerpts", "load_samples", "window_arrays"]
 
 EVIDENCE = (*TYPES, "any")
 """Columns of `Sample.evidence`."""
 _VERSION = 1
-"""Version of the stored samples. See Note [Kept]."""
+"""Version of the stored samples. See Note [Stored samples]."""
 _CACHE = ".cache"
+_LAUNCHES = (0, 3)
+"""Exponents of ten."""
+_MARGIN = (3, 5)
+"""Exponents of ten: nanoseconds before the first launch and behind the last."""
+_AT_FAULT = 0.7
+"""Probability that an excerpt of a run with a fault is taken where that costs time."""
+_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -123,171 +148,176 @@ def load_samples(
     if not 0 <= tokens <= MOST_TOKENS:
         raise OptionError(f"{tokens} tokens of a window make no sense")
     wanted = None if splits is None else set(splits)
-    runs = [run for run in labeled_runs(dataset) if _is_wanted(run.labels[0]["split"], wanted)]
-    if excerpts:
-        runs = [cut_excerpts(run) for run in runs]
+    runs = []
+    for run in labeled_runs(dataset):
+        split = run.labels[0]["split"]
+        if split != CPU_SPLIT if wanted is None else split in wanted:
+            runs.append(cut_excerpts(run) if excerpts else run)
     place = Path(dataset) / _CACHE
-    grid = _Grid(windows, between)
     with progress_stage(f"windows of {len(runs)} runs"):
         by_run = map_on_threads(
-            lambda run: _samples(run, grid, tokens, gpu_only, place), runs, threads=jobs
+            lambda run: _run_samples(run, windows, between, tokens, gpu_only, place),
+            runs,
+            threads=jobs,
         )
     return sorted((sample for found in by_run for sample in found), key=lambda sample: sample.id)
 
 
-def _is_wanted(split: str | None, wanted: set[str] | None) -> bool:
-    return split != CPU_SPLIT if wanted is None else split in wanted
-
-
-@dataclass(frozen=True)
-class _Grid:
-    """Windows of a trace: `count` of equal time, or those between their middles."""
-
-    count: int
-    between: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.count}{'-between' * self.between}"
-
-    def of(self, part: RankTrace) -> _core.WindowSet:
-        if not self.between:
-            return build_windows(part, count=self.count)
-        start, end = part.tree.profiled
-        half = (end - start) // (2 * self.count)
-        return _core.build_windows(
-            part.table, part.tree, count=self.count - 1, bounds=(start + half, end - half)
-        )
-
-
-def _samples(run: Run, grid: _Grid, cap: int, gpu_only: bool, place: Path) -> list[Sample]:
-    ranks, name = len(run.labels), f"{_digest(run)}-{grid.name}"
-    windows = _once(place / f"{name}.npz", ranks, lambda: _on_grid(run.load(), grid))
+def _run_samples(
+    run: Run, count: int, between: bool, cap: int, gpu_only: bool, folder: Path
+) -> list[Sample]:
+    rules = [rule.type for rule in _core.rules()]
+    about = json.dumps([_VERSION, TYPES, rules, run.size, run.labels])
+    digest = hashlib.sha256(about.encode()).hexdigest()[:20]
+    name = f"{digest}-{count}{'-between' * between}"
+    cut = partial(_cut_windows, count=count, between=between)
+    ranks = len(run.labels)
+    windows = _stored(folder / f"{name}.npz", ranks, lambda: _rank_arrays(run.load(), cut))
     tokens: list[Tokens | None] = [None] * ranks
     if cap:
-        kept = place / f"{name}-{'gpu' if gpu_only else ''}{cap}.npz"
-        found = _once(kept, ranks, lambda: _tokens(run, grid, cap, gpu_only))
+        more = not gpu_only
+        found = _stored(
+            folder / f"{name}-{'gpu' if gpu_only else ''}{cap}.npz",
+            ranks,
+            lambda: [
+                build_tokens(
+                    part, windows=cut(part), cap=cap, gaps=more, host=more, continued=more
+                ).arrays()
+                for part in run.load().ranks
+            ],
+        )
         tokens = [Tokens.of_arrays(arrays) for arrays in found]
-    parts = zip(run.labels, windows, tokens, strict=True)
-    return [_sample(run, label, arrays, events) for label, arrays, events in parts]
+    samples = []
+    for label, arrays, events in zip(run.labels, windows, tokens, strict=True):
+        cost = window_costs(costs_of(label), arrays["bounds_ns"])
+        positive, ignore = window_labels(cost)
+        sample = Sample(
+            id=label["id"],
+            split=label["split"],
+            task=label["task"],
+            group=label["source"]["base"],
+            source=label["source"]["kind"],
+            device=label["device"],
+            label=label["type"] is not None,
+            type=label["type"],
+            form=label["form"],
+            twin=label["twin"],
+            already=tuple(label["already"]),
+            run=run.name,
+            cost=cost,
+            positive=positive,
+            ignore=ignore,
+            tokens=events,
+            **arrays,
+        )
+        samples.append(sample)
+    return samples
 
 
-def _sample(
-    run: Run, label: dict[str, Any], arrays: dict[str, Array], tokens: Tokens | None
-) -> Sample:
-    cost = window_costs(costs_of(label), arrays["bounds_ns"])
-    positive, ignore = window_labels(cost)
-    return Sample(
-        id=label["id"],
-        split=label["split"],
-        task=label["task"],
-        group=label["source"]["base"],
-        source=label["source"]["kind"],
-        device=label["device"],
-        label=label["type"] is not None,
-        type=label["type"],
-        form=label["form"],
-        twin=label["twin"],
-        already=tuple(label["already"]),
-        run=run.name,
-        cost=cost,
-        positive=positive,
-        ignore=ignore,
-        tokens=tokens,
-        **arrays,
-    )
+def _cut_windows(part: RankTrace, count: int, between: bool) -> _core.WindowSet:
+    """Return `count` windows of equal time, or those between their middles."""
+    if not between:
+        return build_windows(part, count=count)
+    start, end = part.tree.profiled
+    half = (end - start) // (2 * count)
+    return build_windows(part, count=count - 1, within_ns=(start + half, end - half))
 
 
 def window_arrays(trace: Ranks, count: int) -> list[dict[str, Array]]:
     """Bounds, values, z-scores and evidence of a `Sample` for each rank; what ranks of one run tell
     of each other counts."""
-    return _on_grid(trace, _Grid(count))
+    return _rank_arrays(trace, partial(_cut_windows, count=count, between=False))
 
 
-def _on_grid(trace: Ranks, grid: _Grid) -> list[dict[str, Array]]:
-    evidence = _evidence(trace)
-    return [
-        _rank_sample(part, grid, found) for part, found in zip(trace.ranks, evidence, strict=True)
-    ]
-
-
-def _tokens(run: Run, grid: _Grid, cap: int, gpu_only: bool) -> list[dict[str, Array]]:
-    """Return the tokens of each rank."""
-    more = not gpu_only
-    return [
-        build_tokens(
-            part, windows=grid.of(part), cap=cap, gaps=more, host=more, continued=more
-        ).arrays()
-        for part in run.load().ranks
-    ]
-
-
-def _rank_sample(part: RankTrace, grid: _Grid, found: dict[str, Array]) -> dict[str, Array]:
-    windows = grid.of(part)
-    bounds_ns = np.array(windows.bounds_ns, dtype=np.int64)
-    block = _core.build_features(part.table, part.tree, windows)
-    every = np.concatenate([EMPTY, *found.values()])
-    sets = [*(found.get(name, EMPTY) for name in TYPES), every]
-    return {
-        "bounds_ns": bounds_ns,
-        "values": block.values.astype(np.float32),
-        "zscores": block.zscores.astype(np.float32),
-        "evidence": np.stack([covered_share(each, bounds_ns) for each in sets], axis=1),
-    }
-
-
-def _evidence(trace: Ranks) -> list[dict[str, Array]]:
-    """Return for each rank the intervals of the types that are present in the trace, int64 `[n,
-    2]`."""
+def _rank_arrays(
+    trace: Ranks, cut: Callable[[RankTrace], _core.WindowSet]
+) -> list[dict[str, Array]]:
     present = {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
-    return [
-        {
+    arrays: list[dict[str, Array]] = []
+    for place, part in enumerate(trace.ranks):
+        intervals = {
             name: parts[place][1].intervals
             for name, parts in present.items()
             if parts[place][1].verdict != "unknown"
         }
-        for place in range(len(trace.ranks))
-    ]
+        every = np.concatenate([EMPTY, *intervals.values()])
+        features = window_features(part, cut(part))
+        bounds_ns = np.array(features.windows.bounds_ns, dtype=np.int64)
+        sets = [*(intervals.get(name, EMPTY) for name in TYPES), every]
+        arrays.append(
+            {
+                "bounds_ns": bounds_ns,
+                "values": features.values_matrix.astype(np.float32),
+                "zscores": features.zscores.astype(np.float32),
+                "evidence": np.stack([covered_share(each, bounds_ns) for each in sets], axis=1),
+            }
+        )
+    return arrays
 
 
-# ------------------------------------------------------------------------------ what is kept
-
-
-def _digest(run: Run) -> str:
-    """Return the digest that identifies a run's samples; see Note [Kept]."""
-    names = [rule.type for rule in _core.rules()]
-    about = [_VERSION, TYPES, names, run.size, run.labels]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:20]
-
-
-def _once(
+def _stored(
     path: Path, ranks: int, compute: Callable[[], list[dict[str, Array]]]
 ) -> list[dict[str, Array]]:
-    """Arrays of each rank, from a file that an earlier call wrote where there is one."""
-    kept = _load_stored(path, ranks)
-    if kept is None:
-        kept = compute()
-        _keep(path, kept)
-    return kept
-
-
-def _load_stored(path: Path, ranks: int) -> list[dict[str, Array]] | None:
-    """Return what an earlier call stored, None if it is absent or incomplete."""
+    """Return the arrays of each rank, from a file that an earlier call wrote where it is whole."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
+            flat = {key: file[key] for key in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        return None
+        arrays = compute()
+        flat = {
+            f"{rank}.{name}": array for rank, of in enumerate(arrays) for name, array in of.items()
+        }
+        with suppress(OSError, OutputError):
+            path.parent.mkdir(exist_ok=True)
+            with replacing_stream(path) as target:
+                np.savez_compressed(target, allow_pickle=False, **flat)
+        return arrays
     found: list[dict[str, Array]] = [{} for _ in range(ranks)]
-    for key, array in arrays.items():
+    for key, array in flat.items():
         rank, _, name = key.partition(".")
         found[int(rank)][name] = array
     return found
 
 
-def _keep(path: Path, arrays: Sequence[dict[str, Array]]) -> None:
-    flat = {f"{rank}.{name}": array for rank, of in enumerate(arrays) for name, array in of.items()}
-    with suppress(OSError, OutputError):
-        path.parent.mkdir(exist_ok=True)
-        with replacing_stream(path) as stream:
-            np.savez_compressed(stream, allow_pickle=False, **flat)
+# ------------------------------------------------------------------------------ excerpts
+
+
+def cut_excerpts(run: Run) -> Run:
+    """An excerpt of a run, always the same; its ids end in "/excerpt". See Note [Excerpts].
+
+    A run of which no part has GPU events on all ranks stays whole.
+    """
+    labels = tuple({**label, "id": f"{label['id']}/excerpt"} for label in run.labels)
+    return replace(run, labels=labels, load=lambda: _cut_excerpt(run))
+
+
+def _cut_excerpt(run: Run) -> Trace:
+    whole = run.load()
+    draw = np.random.default_rng(zlib.crc32(run.name.encode()))
+    place = int(draw.integers(len(whole.ranks)))
+    part = whole.ranks[place]
+    calls = part.tree.launch[part.tree.linked_gpu_rows]
+    launches_ns = np.unique(part.table.ts_ns[calls])
+    cost_ns = union(list(costs_of(run.labels[place]).values()))
+    for _ in range(_TRIES if len(launches_ns) > 1 else 0):
+        start_ns, end_ns = _draw_window(launches_ns, cost_ns, draw)
+        found = []
+        for each in whole.ranks:
+            table, tree = _core.excerpt(each.table, each.tree, start_ns, end_ns)
+            found.append(RankTrace(table, each.rank, tree))
+        spans = [each.tree.profiled for each in found if len(each.tree.gpu_rows)]
+        if len(spans) == len(found) and all(end > start for start, end in spans):
+            return Trace(found)
+    return whole
+
+
+def _draw_window(launches_ns: Array, cost_ns: Array, draw: np.random.Generator) -> tuple[int, int]:
+    count = min(round(10 ** draw.uniform(*_LAUNCHES)), len(launches_ns) - 1)
+    most = len(launches_ns) - count - 1
+    first = int(draw.integers(most + 1))
+    if len(cost_ns) and draw.random() < _AT_FAULT:
+        at_ns = draw.uniform(*cost_ns[draw.integers(len(cost_ns))])
+        behind = int(np.searchsorted(launches_ns, at_ns))
+        first = int(np.clip(behind - draw.integers(count + 1), 0, most))
+    before, after = (round(10 ** draw.uniform(*_MARGIN)) for _ in range(2))
+    return int(launches_ns[first]) - before, int(launches_ns[first + count]) + after

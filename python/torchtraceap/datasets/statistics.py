@@ -10,9 +10,8 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.arrow import TABLES, file_of, read_rows
-from torchtraceap.datasets.labels import GRIDS
+from torchtraceap.datasets.labels import CPU_SPLIT, GRIDS
 from torchtraceap.datasets.reader import DataSet
-from torchtraceap.datasets.types import CPU_SPLIT
 
 __all__ = ["statistics"]
 
@@ -20,6 +19,8 @@ Row = dict[str, Any]
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _GRID = 100
 """Windows of a trace whose labels are counted."""
+_STARTS = ("start_ns", "trace")
+_BOUNDS = ("trace", "n_w", "start_ns", "end_ns")
 
 
 def statistics(dataset: DataSet) -> dict[str, Any]:
@@ -30,12 +31,13 @@ def statistics(dataset: DataSet) -> dict[str, Any]:
     every = [entry.row for entry in dataset.entries.values()]
     rows = [row for row in every if row["split"] != CPU_SPLIT]
     faulty = [row for row in rows if row["type"] is not None]
+    paths = [file_of(dataset.path, table, shard) for table in TABLES for shard in dataset.shards]
     return {
         "traces": len(rows),
         "cpu_traces": len(every) - len(rows),
         "runs": len({row["run"] for row in rows}),
         "bases": len({row["base"] for row in rows}),
-        "bytes": _size(dataset),
+        "bytes": sum(path.stat().st_size for path in paths if path.exists()),
         "splits": {
             split: {
                 "traces": len(of),
@@ -57,7 +59,15 @@ def statistics(dataset: DataSet) -> dict[str, Any]:
                 "positive_windows": _positive(dataset, of),
                 "splits": _counts(of, "split"),
                 "forms": _counts(of, "form"),
-                "cost_share": _quantiles([_share(row) for row in of]),
+                "cost_share": _quantiles(
+                    [
+                        sum(cost["end_ns"] - cost["start_ns"] for cost in row["costs"])
+                        / row["length_ns"]
+                        if row["length_ns"]
+                        else 0.0
+                        for row in of
+                    ]
+                ),
             }
             for name, of in sorted(_group_by(faulty, "type").items())
         },
@@ -87,12 +97,6 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _share(row: Row) -> float:
-    """Return the share of the trace's length that its faults cost."""
-    cost_ns = sum(cost["end_ns"] - cost["start_ns"] for cost in row["costs"])
-    return float(cost_ns / row["length_ns"]) if row["length_ns"] else 0.0
-
-
 def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
     if not values:
         return None
@@ -103,14 +107,8 @@ def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _size(dataset: DataSet) -> int:
-    """Bytes of the tables."""
-    paths = (file_of(dataset.path, table, shard) for table in TABLES for shard in dataset.shards)
-    return sum(path.stat().st_size for path in paths if path.exists())
-
-
 def _positive(dataset: DataSet, rows: Sequence[Row]) -> dict[str, int]:
-    """Positive windows by task."""
+    """Return the number of positive windows by task."""
     found: Counter[str] = Counter()
     for row in rows:
         windows = dataset.windows(row["id"])
@@ -135,23 +133,18 @@ def _events_per_window(dataset: DataSet, wanted: set[str]) -> dict[str, dict[str
                 mine = (bounds[0] == trace) & (bounds[1] == grid)
                 edges = np.append(bounds[2][mine], bounds[3][mine][-1:])
                 counts[grid].append(np.histogram(begins, edges)[0])
-    return {str(grid): _spread(np.concatenate(of)) for grid, of in counts.items() if of}
-
-
-_STARTS = ("start_ns", "trace")
-_BOUNDS = ("trace", "n_w", "start_ns", "end_ns")
+    return {
+        str(grid): {
+            "mean": round(float(every.mean()), 2),
+            "median": float(np.median(every)),
+            "p95": float(np.quantile(every, 0.95)),
+            "empty_share": round(float((every == 0).mean()), 4),
+        }
+        for grid, every in ((grid, np.concatenate(of)) for grid, of in counts.items() if of)
+    }
 
 
 def _column(rows: Any, name: str) -> Array:
     column = rows.column(name)
     found: Array = np.array(column.to_pylist()) if name == "trace" else column.to_numpy()
     return found
-
-
-def _spread(counts: Array) -> dict[str, float]:
-    return {
-        "mean": round(float(counts.mean()), 2),
-        "median": float(np.median(counts)),
-        "p95": float(np.quantile(counts, 0.95)),
-        "empty_share": round(float((counts == 0).mean()), 4),
-    }

@@ -7,11 +7,10 @@ finding costs is that of all ranks, as in the diagnosis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from torchtraceap import _core
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import median, percentile_rank
 from torchtraceap.core.results import PAPER_TYPES, Finding
@@ -20,6 +19,7 @@ from torchtraceap.explanation.numbers import Metric
 from torchtraceap.explanation.pack import Pack, PackRow
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, idle_inside, rule_says
 from torchtraceap.ops.devices import find_device
+from torchtraceap.tables.windows import FeatureTable, window_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
@@ -88,7 +88,7 @@ def _tables(
     none."""
     from torchtraceap.explanation.pack_tables import build_tables
 
-    windows = window_features(trace, segment.grid, place)
+    windows = common_features(trace, segment.grid, place)
     return tuple(build_tables(trace.ranks[place], segment, windows, rows))
 
 
@@ -147,7 +147,7 @@ def _segment_metrics(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
 def _window_metrics(trace: Ranks, segment: Segment, place: int, *, whole: bool) -> Iterator[Metric]:
     """Features in the segment, their medians over the trace, and percentile ranks; not `whole`:
     those that offline texts speak of."""
-    columns = window_features(trace, segment.grid, place)
+    columns = common_features(trace, segment.grid, place)
     for name, make, values in _shown_features(columns):
         if not (whole or name in _OFFLINE_FEATURES):
             continue
@@ -161,7 +161,7 @@ def _window_metrics(trace: Ranks, segment: Segment, place: int, *, whole: bool) 
 
 
 def _shown_features(
-    columns: Mapping[str, Array],
+    columns: FeatureTable,
 ) -> Iterator[tuple[str, Callable[[str, float], Metric], Array]]:
     """Names, how each is written, and values of windows."""
 
@@ -174,19 +174,15 @@ def _shown_features(
             yield name.removesuffix("_us"), make, columns[name]
 
 
-def window_features(trace: Ranks, grid: int, place: int) -> Mapping[str, Array]:
-    """Features of the trace's common windows on one rank, by name; computed once for each grid."""
+def common_features(trace: Ranks, grid: int, place: int) -> FeatureTable:
+    """Features of the trace's common windows on one rank; computed once for each grid."""
 
-    def compute() -> dict[str, Array]:
+    def compute() -> FeatureTable:
         from torchtraceap.diagnosis.scoring import common_bounds
 
-        rank, bounds_ns = trace.ranks[place], common_bounds(trace, grid)
-        bounds = int(bounds_ns[0]), int(bounds_ns[-1])
-        windows = _core.build_windows(rank.table, rank.tree, count=grid, bounds=bounds)
-        block = _core.build_features(rank.table, rank.tree, windows)
-        return dict(zip(block.names, block.values.T, strict=True))
+        return window_features(trace.ranks[place], common_bounds(trace, grid))
 
-    found: dict[str, Array] = trace.cached(("features of windows", grid, place), compute)
+    found: FeatureTable = trace.cached(("features of windows", grid, place), compute)
     return found
 
 

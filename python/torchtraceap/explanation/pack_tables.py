@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +17,7 @@ from torchtraceap.tables.grouping import Groups
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
+    from torchtraceap.tables.windows import FeatureTable
     from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["MOST_GROUPS", "build_tables"]
@@ -25,7 +26,7 @@ MOST_GROUPS, MOST_GAPS = 24, 8
 
 
 def build_tables(
-    rank: RankTrace, segment: Segment, windows: Mapping[str, Array], rows: list[PackRow]
+    rank: RankTrace, segment: Segment, windows: FeatureTable, rows: list[PackRow]
 ) -> Iterator[PackTable]:
     """Yield the tables of one rank.
 
@@ -124,7 +125,7 @@ def _row_key(rank: RankTrace, row: int, rows: list[PackRow]) -> str:
     return rows[-1].key
 
 
-def _neighbors(segment: Segment, columns: Mapping[str, Array]) -> Iterator[PackLine]:
+def _neighbors(segment: Segment, columns: FeatureTable) -> Iterator[PackLine]:
     for key, window in (("before", segment.first - 1), ("after", segment.last + 1)):
         if 0 <= window < segment.grid:
             yield PackLine(

@@ -36,7 +36,7 @@ from torchtraceap.tables.compare.diff import build_diff
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.summary import build_summary
-from torchtraceap.tables.windows import build_features
+from torchtraceap.tables.windows import build_features, window_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Evidence, Finding, StepTime, Timeline
@@ -384,9 +384,8 @@ def window(box: ToolData, given: Json) -> Json:
     part = box.trace.rank(given["rank"])
     windows = build_features(part, count=given["count"])
     place, asked, bounds = _window_bounds(part, windows, given)
-    alone = _core.build_windows(part.table, part.tree, count=1, bounds=bounds)
-    features = _core.build_features(part.table, part.tree, alone)
-    values = dict(zip(features.names, features.values[0].tolist(), strict=True))
+    alone = window_features(part, np.array(bounds, dtype=np.int64))
+    values = dict(zip(alone.names, alone.values_matrix[0].tolist(), strict=True))
     start_ns = bounds[0] - part.tree.profiled[0]
     shown = {"start": time_quantity(start_ns)} if place is not None else {}
     return {
@@ -395,7 +394,7 @@ def window(box: ToolData, given: Json) -> Json:
         "length": time_quantity(bounds[1] - bounds[0]),
         "windows": given["count"],
         "features": _features(windows, values, comparable=place is not None),
-        "gpu_events": _events_in(part, alone, bounds, given["limit"]),
+        "gpu_events": _events_in(part, alone.windows, bounds, given["limit"]),
     }
 
 

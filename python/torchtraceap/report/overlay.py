@@ -13,9 +13,9 @@ from torchtraceap import _core
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.records import dataclass
 from torchtraceap.diagnosis.result import Diagnosis
-from torchtraceap.tables.host import build_idle
 from torchtraceap.tables.gpu.memory import build_memory
 from torchtraceap.tables.grouping import rows_by_key
+from torchtraceap.tables.host import build_idle
 from torchtraceap.tables.launches import build_launches
 from torchtraceap.tables.steps.critical_path import build_critical_path
 from torchtraceap.trace.ranks import RankTrace

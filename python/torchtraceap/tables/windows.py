@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ __all__ = [
     "build_tokens",
     "build_windows",
     "feature_names",
+    "window_features",
 ]
 
 
@@ -40,6 +40,7 @@ class FeatureTable(ColumnTable):
         bounds_ns = windows.bounds_ns
         columns: dict[str, Any] = {"start_ns": bounds_ns[:-1], "end_ns": bounds_ns[1:]}
         super().__init__(columns | dict(zip(block.names, block.values.T, strict=True)))
+        self.windows = windows
         self.names: list[str] = block.names
         self.values_matrix = block.values
         """float64 `[windows, features]`."""
@@ -47,8 +48,20 @@ class FeatureTable(ColumnTable):
         """float64 `[windows, features]`: (x - median) / (1.4826 MAD) within the trace."""
 
 
-def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _core.WindowSet:
-    """Build windows of equal time (or of `length_ns`) over the profiled time, with their rows.
+def build_windows(
+    part: RankTrace,
+    *,
+    count: int = 100,
+    length_ns: int = 0,
+    within_ns: tuple[int, int] | None = None,
+) -> _core.WindowSet:
+    """Build windows of equal time (or of `length_ns`) with their rows.
+
+    Args:
+        part: The rank.
+        count: The number of windows.
+        length_ns: The length of a window, instead of a number.
+        within_ns: Start and end of the time that is cut; None: the profiled time.
 
     Raises:
         OptionError: No sensible number of windows, or a negative length.
@@ -56,26 +69,32 @@ def build_windows(part: RankTrace, *, count: int = 100, length_ns: int = 0) -> _
     check_count("count", count)
     if length_ns < 0:
         raise OptionError("length_ns must not be negative")
-    return _core.build_windows(part.table, part.tree, count=count, length_ns=length_ns)
+    return _core.build_windows(
+        part.table, part.tree, count=count, length_ns=length_ns, bounds=within_ns
+    )
 
 
-def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
-    """Return one row of numbers per window, and their robust z-scores."""
-    windows = build_windows(part, count=count)
+def window_features(part: RankTrace, windows: _core.WindowSet | Array) -> FeatureTable:
+    """Return one row of numbers per window, and their robust z-scores.
+
+    Args:
+        part: The rank.
+        windows: Windows of the rank, or the bounds of windows of equal time, int64 `[W + 1]`.
+    """
+    if not isinstance(windows, _core.WindowSet):
+        within_ns = int(windows[0]), int(windows[-1])
+        windows = build_windows(part, count=len(windows) - 1, within_ns=within_ns)
     return FeatureTable(windows, _core.build_features(part.table, part.tree, windows))
 
 
-@cache
-def feature_names() -> tuple[str, ...]:
-    """Return the names of the features, in the order of the columns; the same for every trace."""
-    from torchtraceap.trace.event_table import event_table
+def build_features(part: RankTrace, *, count: int = 100) -> FeatureTable:
+    """Return the features of `count` windows of equal time over the profiled time."""
+    return window_features(part, build_windows(part, count=count))
 
-    table = event_table(
-        ts_ns=[0], dur_ns=[1], name=["event"], category=["cpu_op"], pid=[0], tid=[0]
-    )
-    tree = _core.build_tree(table)
-    windows = _core.build_windows(table, tree, count=1)
-    return tuple(_core.build_features(table, tree, windows).names)
+
+def feature_names() -> tuple[str, ...]:
+    """Return the names of the features in the order of the columns; equal for every trace."""
+    return tuple(_core.feature_names())
 
 
 MOST_TOKENS = 65536

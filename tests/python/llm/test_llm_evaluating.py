@@ -27,20 +27,20 @@ from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.explanation.explanation import Usage
 from torchtraceap.explanation.language_model import Message, ModelError, Reply
 from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.segments import Segment
+from torchtraceap.explanation.segments import Segment, find_segments
 from torchtraceap.explanation.verdict import Verdict
-from torchtraceap.lab.evaluation.baselines.given import read_scores
-from torchtraceap.lab.evaluation.judges import loop as loop_module
-from torchtraceap.lab.evaluation.judges.labelled import JudgeOf, Labelled, labelled_traces
-from torchtraceap.lab.evaluation.judges.loop import count_loop
-from torchtraceap.lab.evaluation.judges.naming import (
-    found_segments,
+from torchtraceap.lab.evaluation import judge_loop as loop_module
+from torchtraceap.lab.evaluation.judge_loop import count_loop
+from torchtraceap.lab.evaluation.judge_parts import PARTS, parts_document, parts_of
+from torchtraceap.lab.evaluation.judged_traces import (
+    JudgeOf,
+    LabeledTrace,
+    labeled_traces,
     scores_document,
     true_segments,
     window_names,
 )
-from torchtraceap.lab.evaluation.judges.parts import PARTS, parts_document, parts_of
-from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, NOT_HERE
+from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, NOT_HERE, read_scores
 from torchtraceap.lab.evaluation.run import Options, TypeCell, evaluate
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,8 +57,8 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def traces(mini: Path) -> list[Labelled]:
-    return list(labelled_traces(mini, ["validation"], WINDOWS, asked="a test"))
+def traces(mini: Path) -> list[LabeledTrace]:
+    return list(labeled_traces(mini, ["validation"], WINDOWS, asked="a test"))
 
 
 class Scripted:
@@ -90,7 +90,7 @@ def always(name: str) -> JudgeOf:
     return lambda diagnosis: Scripted(lambda segment, settled: name)
 
 
-def perfect(traces: Sequence[Labelled]) -> JudgeOf:
+def perfect(traces: Sequence[LabeledTrace]) -> JudgeOf:
     """Knows the labels."""
     known = {id(labelled.diagnosis): labelled for labelled in traces}
 
@@ -116,7 +116,7 @@ def types_of(document: Mapping[str, Any], mini: Path, folder: Path) -> TypeCell:
 # ----------------------------------------------------------------------------------- labels
 
 
-def test_labels_are_those_of_samples(mini: Path, traces: list[Labelled]) -> None:
+def test_labels_are_those_of_samples(mini: Path, traces: list[LabeledTrace]) -> None:
     samples = load_samples(mini, splits=["validation"], windows=WINDOWS)
     assert [each.id for each in traces] == [sample.id for sample in samples]
     for labelled, sample in zip(traces, samples, strict=True):
@@ -131,15 +131,15 @@ def test_labels_are_those_of_samples(mini: Path, traces: list[Labelled]) -> None
 
 def test_a_test_split_needs_a_reason(mini: Path) -> None:
     with pytest.raises(OptionError, match="--why"):
-        list(labelled_traces(mini, ["seen"], WINDOWS, asked="a test"))
+        list(labeled_traces(mini, ["seen"], WINDOWS, asked="a test"))
     with pytest.raises(OptionError, match="no traces of the split"):
-        list(labelled_traces(mini, ["nothing"], WINDOWS, asked="a test"))
+        list(labeled_traces(mini, ["nothing"], WINDOWS, asked="a test"))
 
 
 # ------------------------------------------------------------------------------------ names
 
 
-def test_true_segments_are_runs_of_one_type(traces: list[Labelled]) -> None:
+def test_true_segments_are_runs_of_one_type(traces: list[LabeledTrace]) -> None:
     for labelled in traces:
         segments = list(true_segments(labelled))
         inside = [i for s in segments for i in range(s.first, s.last + 1)]
@@ -151,7 +151,7 @@ def test_true_segments_are_runs_of_one_type(traces: list[Labelled]) -> None:
             assert apart or labelled.types[one.last] != labelled.types[other.first]
 
 
-def test_a_segment_does_not_tell_the_truth(traces: list[Labelled]) -> None:
+def test_a_segment_does_not_tell_the_truth(traces: list[LabeledTrace]) -> None:
     """Its type is the scorer's, whatever the label is."""
     for labelled in traces:
         other = replace(labelled, types=np.where(labelled.positive, 0, -1))
@@ -159,7 +159,7 @@ def test_a_segment_does_not_tell_the_truth(traces: list[Labelled]) -> None:
         assert list(true_segments(other)) == list(true_segments(wide))
 
 
-def test_a_perfect_judge_names_all(mini: Path, traces: list[Labelled], tmp_path: Path) -> None:
+def test_a_perfect_judge_names_all(mini: Path, traces: list[LabeledTrace], tmp_path: Path) -> None:
     document = scores_document(traces, perfect(traces), "perfect judge")
     assert document["judged"]["failed"] == 0
     given = types_of(document, mini, tmp_path).given
@@ -170,7 +170,7 @@ def test_a_perfect_judge_names_all(mini: Path, traces: list[Labelled], tmp_path:
 
 
 def test_one_name_for_all_is_right_where_it_is(
-    mini: Path, traces: list[Labelled], tmp_path: Path
+    mini: Path, traces: list[LabeledTrace], tmp_path: Path
 ) -> None:
     names = [name for each in traces for name in each.type_names if name]
     name, count = Counter(names).most_common(1)[0]
@@ -178,7 +178,7 @@ def test_one_name_for_all_is_right_where_it_is(
     assert types_of(document, mini, tmp_path).given["accuracy"] == pytest.approx(count / len(names))
 
 
-def test_no_name_is_never_right(mini: Path, traces: list[Labelled], tmp_path: Path) -> None:
+def test_no_name_is_never_right(mini: Path, traces: list[LabeledTrace], tmp_path: Path) -> None:
     """A window without a name does not count for the first type, which may be right by chance."""
     knowing = perfect(traces)
 
@@ -199,7 +199,7 @@ def test_no_name_is_never_right(mini: Path, traces: list[Labelled], tmp_path: Pa
     assert cell.confusion[:, 0].sum() == 0
 
 
-def test_answers_that_fail_are_counted(traces: list[Labelled]) -> None:
+def test_answers_that_fail_are_counted(traces: list[LabeledTrace]) -> None:
     asked = 0
 
     def judge_of(diagnosis: Diagnosis) -> Scripted:
@@ -234,12 +234,12 @@ def test_a_window_has_the_name_of_its_shortest_segment() -> None:
     assert named.inside.tolist() == [True] * 10 + [False] * 2
 
 
-def test_found_segments_are_told(traces: list[Labelled]) -> None:
+def test_found_segments_are_told(traces: list[LabeledTrace]) -> None:
     document = scores_document(traces, always("cpu_bound"), "a judge", found=True)
     assert document["name"] == "a judge, as found"
     for labelled, entry in zip(traces, document["traces"], strict=True):
         inside = [0.0] * WINDOWS
-        for segment in found_segments(labelled):
+        for segment in find_segments(labelled.diagnosis):
             inside[segment.first : segment.last + 1] = [1.0] * (segment.last - segment.first + 1)
         assert entry["scores"] == inside
         assert entry["types"] == ({"cpu_bound": inside} if any(inside) else {})
@@ -283,7 +283,7 @@ def test_parts_are_all_windows(count: int) -> None:
     assert len(parts) == min(PARTS, count)
 
 
-def test_answers_of_parts_are_scores(traces: list[Labelled]) -> None:
+def test_answers_of_parts_are_scores(traces: list[LabeledTrace]) -> None:
     broken = said((11, 0.5))  # of ten windows
     model = FakeModel(
         said((1, 0.75), (10, 1)),
@@ -303,7 +303,7 @@ def test_answers_of_parts_are_scores(traces: list[Labelled]) -> None:
     assert repair[2]["content"] == "no JSON" and "can't be used" in repair[3]["content"]
 
 
-def test_a_part_shows_numbers_alone(traces: list[Labelled]) -> None:
+def test_a_part_shows_numbers_alone(traces: list[LabeledTrace]) -> None:
     model = FakeModel(EMPTY)
     parts_document(traces, model)
     assert len(model.asked) == PARTS * len(traces)
@@ -343,13 +343,15 @@ def test_a_part_shows_numbers_alone(traces: list[Labelled]) -> None:
         Reply("", "refusal"),
     ],
 )
-def test_what_breaks_the_schema_is_no_window(traces: list[Labelled], answer: str | Reply) -> None:
+def test_what_breaks_the_schema_is_no_window(
+    traces: list[LabeledTrace], answer: str | Reply
+) -> None:
     document = parts_document(traces[:1], FakeModel(answer))
     assert document["judged"] == {"parts": 5, "repaired": 5, "invalid": 5}
     assert not any(document["traces"][0]["scores"])
 
 
-def test_a_model_that_can_not_be_asked_has_no_scores(traces: list[Labelled]) -> None:
+def test_a_model_that_can_not_be_asked_has_no_scores(traces: list[LabeledTrace]) -> None:
     class Gone(FakeModel):
         def answer(self, *asked: Any) -> Reply:
             raise ModelError("no such host")
@@ -358,7 +360,9 @@ def test_a_model_that_can_not_be_asked_has_no_scores(traces: list[Labelled]) -> 
         parts_document(traces, Gone(EMPTY))
 
 
-def test_scores_of_parts_fill_their_row(mini: Path, traces: list[Labelled], tmp_path: Path) -> None:
+def test_scores_of_parts_fill_their_row(
+    mini: Path, traces: list[LabeledTrace], tmp_path: Path
+) -> None:
     """A model that knows the labels has an area of 1."""
     answers = []
     for labelled in traces:
@@ -369,7 +373,7 @@ def test_scores_of_parts_fill_their_row(mini: Path, traces: list[Labelled], tmp_
     path = tmp_path / "parts.json"
     path.write_text(json.dumps(document))
     assert read_scores(path).name == LANGUAGE_MODEL
-    assert LANGUAGE_MODEL in {missing.name for missing in NOT_HERE}
+    assert LANGUAGE_MODEL in {name for name, _, _ in NOT_HERE}
     options = Options(windows=(WINDOWS,), methods=("chance",), scores=(str(path),), seeds=1)
     (row,) = [row for row in evaluate(mini, options).rows if row.name == LANGUAGE_MODEL]
     assert row.labels == "none"
@@ -380,9 +384,9 @@ def test_scores_of_parts_fill_their_row(mini: Path, traces: list[Labelled], tmp_
 # ------------------------------------------------------------------------------------- loop
 
 
-def test_a_judge_without_doubts_changes_nothing(traces: list[Labelled]) -> None:
+def test_a_judge_without_doubts_changes_nothing(traces: list[LabeledTrace]) -> None:
     counts = count_loop(traces, perfect(traces), "perfect judge")
-    assert counts.segments == sum(len(found_segments(each)) for each in traces) > 0
+    assert counts.segments == sum(len(find_segments(each.diagnosis)) for each in traces) > 0
     assert counts.doubted == counts.dropped == counts.renamed == 0 and counts.grids == ()
     scorer, *others = (told.to_dict() for told in counts.told)
     assert all({**told, "way": ""} == {**others[0], "way": ""} for told in others)
@@ -392,7 +396,7 @@ def test_a_judge_without_doubts_changes_nothing(traces: list[Labelled]) -> None:
     assert scorer["right"] == sum(right)
 
 
-def test_counts_of_doubts_add_up(traces: list[Labelled]) -> None:
+def test_counts_of_doubts_add_up(traces: list[LabeledTrace]) -> None:
     def doubts(segment: Segment, settled: bool) -> Verdict:
         return verdict("none") if settled else verdict(segment.type, "misclassified")
 
@@ -413,7 +417,7 @@ def test_counts_of_doubts_add_up(traces: list[Labelled]) -> None:
     json.dumps(counts.to_dict(), allow_nan=False)
 
 
-def made_trace() -> Labelled:
+def made_trace() -> LabeledTrace:
     """Ten windows: 0 to 3 positive of the first type, 4 neither, 9 flagged by the scorer."""
     windows = Windows(
         tuple(range(0, 110, 10)),
@@ -423,7 +427,7 @@ def made_trace() -> Labelled:
     place = np.arange(10)
     types = np.where(place < 4, 0, -1)
     diagnosis: Any = SimpleNamespace(windows=windows)
-    return Labelled("made", diagnosis, place < 4, place == 4, types, frozenset({"cpu_bound"}))
+    return LabeledTrace("made", diagnosis, place < 4, place == 4, types, frozenset({"cpu_bound"}))
 
 
 def test_counts_of_a_made_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@
     print(result.script, result.time_ns)
 
 The overload comes from torch's own registry, the inputs from the recorded shapes, strides, types
-and concrete values. Only operators that calculate are called, on bounded sizes (`allowed.py`,
-`bounds.py`); what cannot be rebuilt is said with the reason (docs/replay.md).
+and concrete values. Only operators that calculate are called (`allowed.py`), on bounded sizes;
+operators that cannot be rebuilt are named with the reason (docs/replay.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from itertools import islice
@@ -28,14 +27,12 @@ from torchtraceap.compat.replay.call import (
     VALUES_KEY,
     NotReplayableError,
     call_from_texts,
-    find_surroundings,
     text_of_args,
+    with_surroundings,
 )
 from torchtraceap.compat.replay.plan import CallPlan
-from torchtraceap.compat.replay.run import check_device, has_kernel, time_call
 from torchtraceap.compat.replay.schema import require_torch
-from torchtraceap.compat.replay.script import render_script
-from torchtraceap.core.aliases import Array
+from torchtraceap.compat.replay.script import check_device, has_kernel, render_script, time_call
 from torchtraceap.core.columns import Column, encode_texts
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
@@ -57,11 +54,11 @@ class ReplayResult(Renderable):
 
     op: str
     overload: str
-    """As torch spells it: `aten::add.Tensor`."""
+    """The overload as torch spells it: `aten::add.Tensor`."""
     row: int
     device: str
     script: str
-    """Reproduces the call with PyTorch only."""
+    """A script that reproduces the call with PyTorch only."""
     time_ns: float
     """Median time of a call here."""
     iqr_ns: float
@@ -70,9 +67,9 @@ class ReplayResult(Renderable):
     """Measurements behind the median."""
     measured_in_trace_ns: int
     measured: str
-    """What the time in the trace is: "gpu" (union of the GPU events launched) or "host"."""
+    """The kind of time in the trace: "gpu" (union of the GPU events launched) or "host"."""
     notes: tuple[str, ...]
-    """What was assumed, and why the two times may differ."""
+    """Assumptions, and why the two times may differ."""
 
     def to_dict(self) -> dict[str, Any]:
         """The document `torchtraceap.replay/1`."""
@@ -88,14 +85,14 @@ def replay(
     device: str = "cpu",
     min_run_time: float = 0.5,
 ) -> ReplayResult:
-    """Runs an operator of the trace again and times it.
+    """Run an operator of the trace again and time it.
 
     Args:
         trace: Recorded with `record_shapes=True`.
         row: The operator's row.
         op: Instead of a row a name, such as "aten::mm": its longest call.
-        rank: Which rank; by default the first.
-        device: Where to run, as torch names it.
+        rank: The rank; by default the first.
+        device: The device to run on, as torch names it.
         min_run_time: Seconds to measure at least.
 
     Raises:
@@ -111,18 +108,24 @@ def replay(
     script = _script(part, row, plan)
     timing = time_call(plan.operator, script, device, min_run_time=min_run_time)
     measured_ns, measured = _measured(part, row)
+    notes = list(plan.notes)
+    on_host = check_device(device).type == "cpu"
+    if measured == "gpu" and on_host:
+        notes.append("the trace has the time on its GPU, the replay that on this CPU")
+    if measured == "gpu" and not on_host:
+        notes.append("a replay counts the time between calls too, if the GPU waits for the host")
+    if any(argument.written for argument in plan.operator.arguments):
+        notes.append("the operator writes to its inputs: later calls meet the results of earlier")
     return ReplayResult(
         plan.operator.qualified,
         plan.operator.full_name,
         row,
         device,
         script,
-        timing.median_ns,
-        timing.iqr_ns,
-        timing.samples,
+        *timing,
         measured_ns,
         measured,
-        (*plan.notes, *_comparison_notes(part, plan, device, measured)),
+        tuple(notes),
     )
 
 
@@ -149,7 +152,7 @@ def find_replayable(
     Args:
         trace: One trace.
         limit: Only the first so many.
-        rank: Which rank; by default the first.
+        rank: The rank; by default the first.
         device: For the column `runs_here`: has the operator an implementation for it?
 
     Raises:
@@ -159,27 +162,36 @@ def find_replayable(
         raise OptionError(f"limit must be at least 1, not {limit}")
     check_device(device)
     part = trace.rank(rank)
-    rows, groups = _unique_calls(part)
+    table = part.table
+    rows = np.flatnonzero((table.kind == _core.EventKind.CPU_OP) & table.complete)
+    keys = (*DIMS_KEYS, TYPES_KEY, STRIDES_KEY, VALUES_KEY)
+    codes = [table.text_codes(key, rows)[0] for key in keys]
+    groups = Groups(table.name[rows].astype(np.int64), *codes)
     gpu_ns = groups.sum(part.costs.own_gpu_ns[rows])
     host_ns = groups.sum(part.table.dur_ns[rows])
     order = order_by(gpu_ns, host_ns, descending=(True, True))
     chosen = order[:limit]
     representatives = [int(rows[groups.first[group]]) for group in chosen]
-    verdicts = [_verdict(part, row, device) for row in representatives]
+    tried = [_try_plan(part, row) for row in representatives]
+    plans, why = [plan for plan, _ in tried], [text for _, text in tried]
     total_ns = total(part.costs.own_gpu_ns)
-    known = np.array([verdict.plan is not None for verdict in verdicts], dtype=bool)
-    names = part.table.strings
+    known = np.array([plan is not None for plan in plans], dtype=bool)
+    names = table.strings
     columns: dict[str, Column] = {
-        "op": encode_texts(names[part.table.name[row]] for row in representatives),
-        "overload": encode_texts(v.plan.operator.full_name if v.plan else None for v in verdicts),
+        "op": encode_texts(names[table.name[row]] for row in representatives),
+        "overload": encode_texts(plan.operator.full_name if plan else None for plan in plans),
         "calls": groups.count[chosen],
         "gpu_time_ns": gpu_ns[chosen],
         "gpu_time_share": gpu_ns[chosen] / total_ns if total_ns else np.full(len(chosen), np.nan),
         "host_time_ns": host_ns[chosen],
         "replayable": known,
-        "why": encode_texts(verdict.why or None for verdict in verdicts),
-        "runs_here": np.array([verdict.runs_here for verdict in verdicts], dtype=bool),
-        "input_bytes": _masked([v.plan.input_bytes if v.plan else None for v in verdicts]),
+        "why": encode_texts(why),
+        "runs_here": np.array(
+            [plan is not None and has_kernel(plan.operator, device) for plan in plans], dtype=bool
+        ),
+        "input_bytes": np.ma.array(
+            [plan.input_bytes if plan else 0 for plan in plans], mask=~known, dtype=np.int64
+        ),
         "row": np.asarray(representatives, dtype=np.int64),
     }
     facts = {
@@ -188,84 +200,55 @@ def find_replayable(
         "replayable": int(known.sum()),
         "replayable_gpu_share": float(gpu_ns[chosen][known].sum() / total_ns) if total_ns else None,
     }
-    return ColumnTable(
-        columns,
-        shown=("op", "calls", "gpu_time_ns", "gpu_time_share", "replayable", "why", "row"),
-        first=("op", "gpu_time_ns", "replayable", "row", "why"),
-        facts=facts,
-        notes=_table_notes(part, facts, verdicts),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    plan: CallPlan | None
-    why: str
-    """Why it cannot be rebuilt, or what is assumed."""
-    runs_here: bool
-
-
-def _verdict(part: RankTrace, row: int, device: str) -> _Verdict:
-    try:
-        plan = _plan(part, row)
-    except NotReplayableError as reason:
-        return _Verdict(None, str(reason), False)
-    return _Verdict(plan, "; ".join(plan.notes), has_kernel(plan.operator, device))
-
-
-def _table_notes(
-    part: RankTrace, facts: dict[str, Any], verdicts: Sequence[_Verdict]
-) -> tuple[str, ...]:
     notes = []
-    if not facts["unique_calls"]:
+    if not len(groups):
         notes.append("the trace has no operators")
     elif facts["replayable_gpu_share"] is not None:
         notes.append(
             f"{facts['replayable']} of {facts['examined']} calls with unique arguments can be "
             f"rebuilt; they own {facts['replayable_gpu_share']:.1%} of the GPU time that calls own"
         )
-    if facts["examined"] < facts["unique_calls"]:
-        notes.append(f"{facts['unique_calls'] - facts['examined']} more were not examined")
-    if any(verdict.plan and verdict.why for verdict in verdicts):
+    if len(chosen) < len(groups):
+        notes.append(f"{len(groups) - len(chosen)} more were not examined")
+    if any(plan and text for plan, text in tried):
         notes.append("for a call that can be rebuilt, `why` says what had to be assumed")
-    return tuple(notes)
-
-
-def _unique_calls(part: RankTrace) -> tuple[Array, Groups]:
-    """Rows of operators, and their groups by name and arguments."""
-    table = part.table
-    rows = np.flatnonzero((table.kind == _core.EventKind.CPU_OP) & table.complete)
-    keys = (*DIMS_KEYS, TYPES_KEY, STRIDES_KEY, VALUES_KEY)
-    codes = [table.text_codes(key, rows)[0] for key in keys]
-    return rows, Groups(table.name[rows].astype(np.int64), *codes)
+    return ColumnTable(
+        columns,
+        shown=("op", "calls", "gpu_time_ns", "gpu_time_share", "replayable", "why", "row"),
+        first=("op", "gpu_time_ns", "replayable", "row", "why"),
+        facts=facts,
+        notes=notes,
+    )
 
 
 def _chosen_row(part: RankTrace, row: int | None, op: str | None) -> int:
     if (row is None) == (op is None):
         raise OptionError("replay needs a row or the name of an operator")
-    if row is None:
-        return _longest_call(part, str(op))
-    if not 0 <= row < len(part.table):
-        raise OptionError(f"there is no row {row}: the trace has {len(part.table)} events")
-    return row
-
-
-def _similar(op: str, names: Sequence[str]) -> str:
-    """What else may have been meant, of the first names that are not too long to compare."""
-    short = islice((name for name in names if len(name) <= MAX_NAME), MAX_NAMES)
-    near = get_close_matches(op[:MAX_NAME], short, n=3, cutoff=0.5)
-    return f"; similar: {', '.join(ascii(name)[1:-1] for name in near)}" if near else ""
-
-
-def _longest_call(part: RankTrace, op: str) -> int:
-    names = part.table.strings
+    if row is not None:
+        if not 0 <= row < len(part.table):
+            raise OptionError(f"there is no row {row}: the trace has {len(part.table)} events")
+        return row
+    op, names = str(op), part.table.strings
     rows = np.flatnonzero(part.table.name == names.index(op)) if op in names else np.zeros(0, int)
     if not len(rows):
-        raise OptionError(f"no event of this rank is named {ascii(op)[:80]}{_similar(op, names)}")
+        # Names that may have been meant, of the first ones that are not too long to compare.
+        short = islice((name for name in names if len(name) <= MAX_NAME), MAX_NAMES)
+        near = get_close_matches(op[:MAX_NAME], short, n=3, cutoff=0.5)
+        similar = f"; similar: {', '.join(ascii(name)[1:-1] for name in near)}" if near else ""
+        raise OptionError(f"no event of this rank is named {ascii(op)[:80]}{similar}")
     order = order_by(
         part.costs.subtree_gpu_ns[rows], part.table.dur_ns[rows], descending=(True, True)
     )
     return int(rows[order[0]])
+
+
+def _try_plan(part: RankTrace, row: int) -> tuple[CallPlan | None, str | None]:
+    """Return the plan of a call and its assumptions; None and the reason if it can't be rebuilt."""
+    try:
+        plan = _plan(part, row)
+    except NotReplayableError as reason:
+        return None, str(reason)
+    return plan, "; ".join(plan.notes) or None
 
 
 def _plan_row(part: RankTrace, row: int) -> CallPlan:
@@ -278,10 +261,11 @@ def _plan_row(part: RankTrace, row: int) -> CallPlan:
 
 def _plan(part: RankTrace, row: int) -> CallPlan:
     name, texts = part.table.name_of(row), text_of_args(part, row)
-    looks_around = name in _COPIES or "TensorList" in (texts[1] or "")
-    around = find_surroundings(part, row) if looks_around else None
     check_name(name)  # rather than missing shapes, say that it is no operator
-    plan = plan_call(call_from_texts(name, texts, around))
+    call = call_from_texts(name, texts)
+    if name in _COPIES or "TensorList" in (texts[1] or ""):
+        call = with_surroundings(call, part, row)
+    plan = plan_call(call)
     from torchtraceap.compat.replay.extent import made_bytes
 
     return replace(plan, made_bytes=made_bytes(plan))
@@ -298,20 +282,3 @@ def _script(part: RankTrace, row: int, plan: CallPlan) -> str:
 def _measured(part: RankTrace, row: int) -> tuple[int, str]:
     gpu_ns = int(part.costs.subtree_gpu_ns[row])
     return (gpu_ns, "gpu") if gpu_ns else (int(part.table.dur_ns[row]), "host")
-
-
-def _comparison_notes(part: RankTrace, plan: CallPlan, device: str, measured: str) -> Sequence[str]:
-    notes = []
-    on_host = check_device(device).type == "cpu"
-    if measured == "gpu" and on_host:
-        notes.append("the trace has the time on its GPU, the replay that on this CPU")
-    if measured == "gpu" and not on_host:
-        notes.append("a replay counts the time between calls too, if the GPU waits for the host")
-    if any(argument.written for argument in plan.operator.arguments):
-        notes.append("the operator writes to its inputs: later calls meet the results of earlier")
-    return notes
-
-
-def _masked(values: Sequence[int | None]) -> Array:
-    mask = [value is None for value in values]
-    return np.ma.array([value or 0 for value in values], mask=mask, dtype=np.int64)

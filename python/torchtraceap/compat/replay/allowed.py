@@ -1,4 +1,4 @@
-"""Which operators may be called because a trace names them.
+"""The operators that may be called because a trace names them.
 
 A trace is not trusted, and calling an operator is doing what it says. So only operators are called
 that calculate tensors from tensors: nothing that reads or writes files, prints, communicates, or
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import re
 
-from torchtraceap.compat.replay.bounds import MAX_AXES, MAX_ROUNDS
-from torchtraceap.compat.replay.call import NotReplayableError, quoted
+from torchtraceap.compat.replay.call import MAX_AXES, MAX_ROUNDS, NotReplayableError, quote
 from torchtraceap.compat.replay.schema import Argument, Operator
 
 __all__ = ["check_name", "check_number", "check_operator", "check_text"]
@@ -124,7 +123,7 @@ _weight_int4pack_mm _weight_int8pack_mm
 _PRIVATE = frozenset(_PRIVATE_NAMES.split())
 
 _REDUCTIONS = ("add", "amax", "amin", "max", "mean", "min", "multiply", "prod", "sum")
-# What a text can be, by the name of the argument. All else is refused: it could be a path.
+# Texts that are allowed, by the name of the argument. All else is refused: it could be a path.
 _CHOICES: dict[str, frozenset[str]] = {
     name: frozenset(choices)
     for name, choices in {
@@ -156,10 +155,18 @@ _ROUNDS = {
     ("p", "int"): MAX_ROUNDS,
     ("r", "int"): MAX_AXES,
 }
+# Make tensors from numbers: worth nothing in a replay, but part of what a step does.
+_MAKERS = frozenset(
+    """
+    arange bartlett_window blackman_window empty empty_permuted empty_strided eye full
+    hamming_window hann_window kaiser_window linspace logspace ones rand randint randn randperm
+    range scalar_tensor tril_indices triu_indices zeros
+    """.split()  # noqa: SIM905
+)
 
 
 def check_name(name: str) -> None:
-    """Whether a name is that of an operator that may be called at all.
+    """Check that a name is that of an operator that may be called at all.
 
     Raises:
         NotReplayableError: With the reason.
@@ -171,28 +178,18 @@ def check_name(name: str) -> None:
         )
     if not separator or not namespace.isidentifier() or not rest.isidentifier():
         raise NotReplayableError(
-            f"{quoted(name)} is no registered operator: annotations, Python functions and "
+            f"{quote(name)} is no registered operator: annotations, Python functions and "
             "compiled kernels have no schema"
         )
     if namespace not in _NAMESPACES:
         raise NotReplayableError(
             f"only operators of {', '.join(sorted(_NAMESPACES))} are called again: those of "
-            f"{quoted(namespace)} may communicate, use files or change what later code meets"
+            f"{quote(namespace)} may communicate, use files or change what later code meets"
         )
 
 
-# Make tensors from numbers: worth nothing in a replay, but part of what a step does.
-_MAKERS = frozenset(
-    """
-    arange bartlett_window blackman_window empty empty_permuted empty_strided eye full
-    hamming_window hann_window kaiser_window linspace logspace ones rand randint randn randperm
-    range scalar_tensor tril_indices triu_indices zeros
-    """.split()  # noqa: SIM905
-)
-
-
 def check_operator(operator: Operator, *, without_values: bool = False) -> None:
-    """Whether an operator only calculates tensors from tensors, as far as its schema tells.
+    """Check that an operator only calculates tensors from tensors, as far as its schema tells.
 
     Args:
         operator: The one to be called.
@@ -203,7 +200,17 @@ def check_operator(operator: Operator, *, without_values: bool = False) -> None:
         NotReplayableError: With the reason.
     """
     for argument in operator.arguments:
-        _check_kind(argument)
+        if argument.kind == "str" and not (argument.name in _CHOICES or argument.name in _GRAMMARS):
+            raise NotReplayableError(
+                f"'{argument.name}' is a text without a known set of choices: it could be a name "
+                "or a path"
+            )
+        needed = argument.kind == "generator" and not argument.optional
+        if needed or argument.kind == "other":
+            raise NotReplayableError(
+                f"'{argument.name}' is of type {ascii(argument.type_name)[:80]}, which a trace "
+                "cannot hold"
+            )
     takes_tensors = any(a.takes_tensors and not a.is_output for a in operator.arguments)
     if not takes_tensors and not (without_values and operator.base_name in _MAKERS):
         raise NotReplayableError(
@@ -219,27 +226,13 @@ def check_operator(operator: Operator, *, without_values: bool = False) -> None:
         raise NotReplayableError(f"{operator.qualified} is not called again: {reason}")
 
 
-def _check_kind(argument: Argument) -> None:
-    if argument.kind == "str" and not (argument.name in _CHOICES or argument.name in _GRAMMARS):
-        raise NotReplayableError(
-            f"'{argument.name}' is a text without a known set of choices: it could be a name or "
-            "a path"
-        )
-    needed = argument.kind == "generator" and not argument.optional
-    if needed or argument.kind == "other":
-        raise NotReplayableError(
-            f"'{argument.name}' is of type {ascii(argument.type_name)[:80]}, which a trace "
-            "cannot hold"
-        )
-
-
 def check_text(argument: Argument, text: str) -> None:
-    """Whether a recorded text is one of those that the argument can be.
+    """Check that a recorded text is one of those that the argument can be.
 
     Raises:
         NotReplayableError: With the choices.
     """
-    shown = quoted(text)
+    shown = quote(text)
     grammar = _GRAMMARS.get(argument.name)
     if grammar is not None:
         if len(text) > _MAX_TEXT or not grammar.fullmatch(text):
@@ -252,7 +245,7 @@ def check_text(argument: Argument, text: str) -> None:
 
 
 def check_number(argument: Argument, number: float) -> None:
-    """Whether a number that counts rounds lets the call come to an end.
+    """Check that a number that counts rounds lets the call come to an end.
 
     Raises:
         NotReplayableError: It does not.

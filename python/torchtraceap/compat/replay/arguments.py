@@ -1,4 +1,4 @@
-"""The arguments of a call, rebuilt: how each tensor is made and which values go with it."""
+"""Rebuild the arguments of a call: how each tensor is made, and which values go with it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torchtraceap.compat.replay import dtypes
+from torchtraceap.compat.replay import fills
 from torchtraceap.compat.replay.allowed import check_name, check_number, check_operator, check_text
-from torchtraceap.compat.replay.bounds import MAX_BYTES, MAX_NUMBERS, MAX_TENSORS, TOO_LARGE
-from torchtraceap.compat.replay.call import NO_SCALARS, NotReplayableError, RecordedCall, copy_ends
-from torchtraceap.compat.replay.consistency import check_fits
-from torchtraceap.compat.replay.plan import DEVICE, HOST, CallPlan, Make, TorchName
-from torchtraceap.compat.replay.roles import fill_for
+from torchtraceap.compat.replay.call import (
+    MAX_BYTES,
+    MAX_NUMBERS,
+    MAX_TENSORS,
+    NO_SCALARS,
+    TOO_LARGE,
+    NotReplayableError,
+    RecordedCall,
+    copy_ends,
+)
+from torchtraceap.compat.replay.plan import DEVICE, HOST, CallPlan, Make, TorchName, check_fits
 from torchtraceap.compat.replay.schema import Argument, Operator, match_operator
 
 __all__ = ["plan_call"]
 
 
 def plan_call(call: RecordedCall, *, without_values: bool = False) -> CallPlan:
-    """Matches the overload and rebuilds the arguments.
+    """Match the overload and rebuild the arguments.
 
     Args:
-        call: What was recorded.
+        call: The recorded call.
         without_values: It will be called on tensors without values (`check_operator`).
 
     Raises:
@@ -80,9 +86,9 @@ _SCALAR_TYPES = {
 }
 _LIST_ELEMENTS = {"ints": "int", "floats": "float", "bools": "bool", "numbers": "number"}
 _NUMBERED = {
-    "dtype": dtypes.DTYPE_NUMBERS,
-    "layout": dtypes.LAYOUT_NUMBERS,
-    "memory_format": dtypes.MEMORY_FORMAT_NUMBERS,
+    "dtype": fills.DTYPE_NUMBERS,
+    "layout": fills.LAYOUT_NUMBERS,
+    "memory_format": fills.MEMORY_FORMAT_NUMBERS,
 }
 
 
@@ -94,9 +100,10 @@ class _Planner:
         self._notes: dict[str, None] = {}
         self._bytes = 0
         self._ends = copy_ends(call) if operator.name in _COPIES else None
+        recorded = zip(operator.arguments, call.types, call.dims, call.values, strict=False)
         self._known = {
-            argument.name: self._known_value(argument, place)
-            for place, argument in enumerate(operator.arguments[: len(call.types)])
+            argument.name: dims if argument.kind in ("tensor", "tensors") else value
+            for argument, _, dims, value in recorded
         }
 
     def plan(self) -> CallPlan:
@@ -119,109 +126,91 @@ class _Planner:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
-    def _known_value(self, argument: Argument, place: int) -> Any:
-        return (
-            self._call.dims[place]
-            if argument.kind in ("tensor", "tensors")
-            else self._call.values[place]
-        )
-
     def _node(self, argument: Argument, place: int) -> Any:
-        kind, text = argument.kind, self._call.types[place]
+        kind, recorded = argument.kind, bool(self._call.types[place])
         if kind == "tensor":
-            return self._tensor(argument, place) if text else self._absent_tensor(argument)
-        if kind in ("tensors", "optional_tensors"):
-            return self._tensors(argument, place) if text else self._absent_tensors(argument)
-        if kind == "device":
-            return self._device(argument)
-        if kind == "generator":
+            if recorded:
+                return self._tensor(argument, place)
+            if not argument.optional:
+                self._note(f"'{argument.name}' was an undefined tensor")
             return None
-        return self._plain(argument, place)
+        if kind in ("tensors", "optional_tensors"):
+            if recorded:
+                return self._tensors(argument, place)
+            if argument.optional:
+                return None
+            raise NotReplayableError(
+                f"the tensors in '{argument.name}' were not recorded: the profiler leaves lists of "
+                "optional tensors out, as the indices of x[i, j]"
+            )
+        if kind == "device":
+            if self._ends and self._operator.name != "copy_":
+                return DEVICE if self._ends[1] == "device" else HOST
+            takes_tensors = any(isinstance(value, tuple) for value in self._known.values())
+            return None if argument.optional and takes_tensors else DEVICE
+        return None if kind == "generator" else self._plain(argument, place)
 
     # -- tensors
 
-    def _absent_tensor(self, argument: Argument) -> None:
-        if not argument.optional:
-            self._note(f"'{argument.name}' was an undefined tensor")
-
-    def _absent_tensors(self, argument: Argument) -> None:
-        if argument.optional:
-            return
-        raise NotReplayableError(
-            f"the tensors in '{argument.name}' were not recorded: the profiler leaves lists of "
-            "optional tensors out, as the indices of x[i, j]"
-        )
-
     def _tensor(self, argument: Argument, place: int) -> Make:
-        call = self._call
+        call, operator = self._call, self._operator
         text, shape = call.types[place], call.dims[place]
-        dtype = dtypes.dtype_of_cpp_name(text)
+        dtype = fills.dtype_of_cpp_name(text)
         if dtype is None:
             raise NotReplayableError(f"'{argument.name}' has elements of type {ascii(text)[:60]}")
         strides = None if call.strides is None else call.strides[place]
-        return self._make(
-            argument.name, shape, strides, dtype, self._place_of(argument, shape, dtype)
-        )
-
-    def _place_of(self, argument: Argument, shape: Any, dtype: str) -> str:
-        """Where the tensor lives: "device", "cpu" or "pinned"."""
+        home = "device"
         if self._ends:
-            written = argument.written and self._operator.name == "copy_"
-            return self._ends[1 if written else 0]
-        first = argument is self._operator.arguments[0]
-        number = shape == () and dtype in _HOST_SCALARS and not first and not argument.written
-        return "cpu" if number and self._has_larger_tensor() else "device"
-
-    def _has_larger_tensor(self) -> bool:
-        return any(
-            argument.kind == "tensor" and self._known.get(argument.name)
-            for argument in self._operator.arguments
-        )
+            home = self._ends[1 if argument.written and operator.name == "copy_" else 0]
+        elif shape == () and dtype in _HOST_SCALARS and not argument.written:
+            # A number beside a larger tensor lives on the host.
+            beside = any(
+                other.kind == "tensor" and self._known.get(other.name)
+                for other in operator.arguments
+            )
+            home = "cpu" if beside and argument is not operator.arguments[0] else "device"
+        return self._make(argument.name, shape, strides, dtype, home)
 
     def _tensors(self, argument: Argument, place: int) -> list[Make]:
-        call = self._call
+        call, name = self._call, argument.name
         shapes = call.dims[place]
         if not shapes:
-            self._require_some_list(argument)
+            # An empty list is believed only beside one that is not: long ones are written empty.
+            kinds = ("tensors", "optional_tensors")
+            lists = [a.name for a in self._operator.arguments if a.kind in kinds]
+            if not any(self._known.get(each) for each in lists):
+                raise NotReplayableError(
+                    f"the tensors in '{name}' were not recorded: PyTorch writes no shapes of "
+                    "lists with more than 30 tensors, and older versions of none"
+                )
             return []
         if not all(isinstance(shape, tuple) for shape in shapes):
-            raise NotReplayableError(f"the shapes in '{argument.name}' are not those of a list")
+            raise NotReplayableError(f"the shapes in '{name}' are not those of a list")
         if len(shapes) > MAX_TENSORS:
             raise NotReplayableError(
-                f"'{argument.name}' has {len(shapes)} tensors, more than the {MAX_TENSORS} that "
-                "are made"
+                f"'{name}' has {len(shapes)} tensors, more than the {MAX_TENSORS} that are made"
             )
         strides: Sequence[Any] = [None] * len(shapes)
         if call.strides is not None and len(call.strides[place]) == len(shapes):
             strides = call.strides[place]
-        makes = []
-        for shape, stride in zip(shapes, strides, strict=True):
-            dtype = self._list_dtype(argument.name, shape)
-            makes.append(self._make(argument.name, shape, stride, dtype, "device"))
-        return makes
-
-    def _require_some_list(self, argument: Argument) -> None:
-        """An empty list is believed only beside one that is not: long ones are written empty."""
-        kinds = ("tensors", "optional_tensors")
-        names = [a.name for a in self._operator.arguments if a.kind in kinds]
-        if not any(self._known.get(name) for name in names):
-            raise NotReplayableError(
-                f"the tensors in '{argument.name}' were not recorded: PyTorch writes no shapes of "
-                "lists with more than 30 tensors, and older versions of none"
-            )
+        return [
+            self._make(name, shape, stride, self._list_dtype(name, shape), "device")
+            for shape, stride in zip(shapes, strides, strict=True)
+        ]
 
     def _list_dtype(self, name: str, shape: tuple[int, ...]) -> str:
-        """Lists carry no types: told from operators below, kernels or other arguments."""
+        """Return the type of a tensor of a list, which is not recorded, after operators below,
+        kernels or other arguments."""
         if name == "state_steps":
             return "float32"
-        for below, text in self._call.around.tensors:
-            if below == shape and (dtype := dtypes.dtype_of_cpp_name(text)):
+        for below, text in self._call.tensors_below:
+            if below == shape and (dtype := fills.dtype_of_cpp_name(text)):
                 return dtype
-        for kernel in self._call.around.gpu_names:
-            if dtype := dtypes.dtype_in_kernel_name(kernel):
+        for kernel in self._call.gpu_names:
+            if dtype := fills.dtype_in_kernel_name(kernel):
                 self._note(f"types in lists are not recorded: {dtype} after the kernel's name")
                 return dtype
-        known = (dtypes.dtype_of_cpp_name(text) for text in self._call.types)
+        known = (fills.dtype_of_cpp_name(text) for text in self._call.types)
         dtype = next((found for found in known if found), "float32")
         self._note(f"types in lists are not recorded: {dtype} is assumed")
         return dtype
@@ -229,55 +218,43 @@ class _Planner:
     def _make(self, name: str, shape: Any, strides: Any, dtype: str, place: str) -> Make:
         if not all(isinstance(size, int) for size in shape):
             raise NotReplayableError(f"'{name}' has a list of shapes where a tensor belongs")
-        if strides is None or len(strides) != len(shape):
-            strides = _contiguous(shape)
-        elements = (
-            0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        )
-        self._bytes += elements * dtypes.ELEMENT_BYTES[dtype]
-        repeated = math.prod(shape) * dtypes.ELEMENT_BYTES[dtype]  # strides of 0 take no storage
+        if strides is None or len(strides) != len(shape):  # contiguous
+            sizes = [max(size, 1) for size in shape]
+            strides = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(shape)))
+        elements = 0
+        if 0 not in shape:
+            elements = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        self._bytes += elements * fills.ELEMENT_BYTES[dtype]
+        repeated = math.prod(shape) * fills.ELEMENT_BYTES[dtype]  # strides of 0 take no storage
         if max(self._bytes, repeated) > MAX_BYTES:
             raise NotReplayableError(
                 f"'{name}' of shape {list(shape)} is too large to be real: {TOO_LARGE}"
             )
-        function, leading = self._fill(name, shape, dtype)
-        target = DEVICE if place == "device" else HOST
-        pinned = place == "pinned"
-        return Make(function, leading, tuple(shape), tuple(strides), dtype, target, pinned)
-
-    def _fill(self, name: str, shape: tuple[int, ...], dtype: str) -> tuple[str, tuple[Any, ...]]:
         operator = self._operator
-        fill = fill_for(operator.base_name, name, shape, dtype, self._known)
-        if fill is not None:
-            return fill
-        if dtype == "bool":
-            return "booleans", ()
-        if not dtype.startswith(("int", "uint")):
-            return "normal", ()
-        if operator.namespace == "aten":
-            return "integers", (1, 8)
-        self._note(f"the integers in '{name}' are unknown: zeros")
-        return "filled", (0,)
+        fill = fills.fill_for(operator.base_name, name, shape, dtype, self._known)
+        if fill is None:
+            if dtype == "bool":
+                fill = "booleans", ()
+            elif not dtype.startswith(("int", "uint")):
+                fill = "normal", ()
+            elif operator.namespace == "aten":
+                fill = "integers", (1, 8)
+            else:
+                self._note(f"the integers in '{name}' are unknown: zeros")
+                fill = "filled", (0,)
+        target = DEVICE if place == "device" else HOST
+        return Make(*fill, tuple(shape), tuple(strides), dtype, target, place == "pinned")
 
-    # -- all else
-
-    def _device(self, argument: Argument) -> Any:
-        if self._ends and self._operator.name != "copy_":
-            return DEVICE if self._ends[1] == "device" else HOST
-        takes_tensors = any(isinstance(value, tuple) for value in self._known.values())
-        return None if argument.optional and takes_tensors else DEVICE
+    # -- other values
 
     def _plain(self, argument: Argument, place: int) -> Any:
         call, value = self._call, self._call.values[place]
         if place < len(call.unread) and call.unread[place] is not None:
             text = ascii(call.unread[place])[:80]
             raise NotReplayableError(f"the value of '{argument.name}' is no literal: {text}")
-        if value is None:
-            return self._unknown(argument, place)
-        return self._checked(argument, value)
-
-    def _unknown(self, argument: Argument, place: int) -> Any:
-        was_none = not self._call.types[place]
+        if value is not None:
+            return self._checked(argument, value)
+        was_none = not call.types[place]
         if was_none and argument.optional:
             return None
         # An optional value that was given is not its default, None.
@@ -292,11 +269,11 @@ class _Planner:
             return self._checked(argument, value)
         if argument.optional:
             return None
-        why = "" if self._call.has_values else f": {NO_SCALARS}"
+        why = "" if call.has_values else f": {NO_SCALARS}"
         raise NotReplayableError(f"the value of '{argument.name}' was not recorded{why}")
 
     def _checked(self, argument: Argument, value: Any) -> Any:
-        """The value as the schema wants it."""
+        """Return the value as the schema wants it."""
         kind = argument.kind
         if value is None:
             return None
@@ -331,9 +308,3 @@ def _scalar(argument: Argument, kind: str, value: Any) -> Any:
     else:
         check_number(argument, value)
     return float(value) if kind == "float" else value
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(
-        math.prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape))
-    )

@@ -1,4 +1,4 @@
-"""How much a call makes, told before it runs: by a run on tensors that have sizes and no memory.
+"""Bound how much a call makes before it runs: by a run on tensors that have sizes and no memory.
 
 PyTorch's device "meta" runs the shape calculation of an operator and of all that it is composed
 of. Only where that tells nothing (results whose size depends on values) the numbers among the
@@ -15,8 +15,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchtraceap.compat.replay.bounds import MAX_BYTES, MAX_PIECES, MAX_STEPS, TOO_LARGE
-from torchtraceap.compat.replay.call import NotReplayableError
+from torchtraceap.compat.replay.call import (
+    MAX_BYTES,
+    MAX_PIECES,
+    MAX_STEPS,
+    TOO_LARGE,
+    NotReplayableError,
+)
 from torchtraceap.compat.replay.plan import CallPlan, DeviceName, Make, TorchName
 
 __all__ = ["made_bytes"]
@@ -39,8 +44,16 @@ def made_bytes(plan: CallPlan) -> int:
         NotReplayableError: More than is bounded, or more steps.
     """
     steps = _Steps()
+    operator = plan.operator
     try:
-        _run(plan, steps)
+        namespace = getattr(torch.ops, operator.namespace)
+        overload = getattr(getattr(namespace, operator.name), operator.overload or "default")
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            positional = [_without_memory(node) for _, node in plan.positional]
+            named = {name: _without_memory(node) for name, node in plan.keyword}
+            with torch.no_grad(), steps:
+                overload(*positional, **named)
     except Exception:
         # Torch's shape calculations raise all kinds of errors: for arguments that do not fit,
         # which the call itself will say, and for sizes that depend on values.
@@ -49,18 +62,6 @@ def made_bytes(plan: CallPlan) -> int:
     if steps.refusal is not None:
         raise NotReplayableError(steps.refusal)
     return steps.largest
-
-
-def _run(plan: CallPlan, steps: _Steps) -> None:
-    operator = plan.operator
-    namespace = getattr(torch.ops, operator.namespace)
-    overload = getattr(getattr(namespace, operator.name), operator.overload or "default")
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        positional = [_without_memory(node) for _, node in plan.positional]
-        named = {name: _without_memory(node) for name, node in plan.keyword}
-        with torch.no_grad(), steps:
-            overload(*positional, **named)
 
 
 def _without_memory(node: Any) -> Any:
@@ -75,7 +76,7 @@ def _without_memory(node: Any) -> Any:
 
 
 class _Steps(TorchDispatchMode):
-    """Counts the operators below a call and bounds what each makes."""
+    """A counter of the operators below a call, which bounds the memory that each makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +100,9 @@ class _Steps(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         after = _storages(results)
         size = sum(max(after[key] - before.get(key, 0), 0) for key in after)
-        seen = max((_extent(tensor) for tensor in _tensors(results)), default=0)
+        # Elements that strides of 0 repeat count as well.
+        elements = (tensor.numel() * tensor.element_size() for tensor in _tensors(results))
+        seen = int(max(elements, default=0))
         if max(size, seen) > MAX_BYTES:
             self._refuse(f"it makes {max(size, seen) / 2**30:.3g} GiB: {TOO_LARGE}")
         self.largest = max(self.largest, size)
@@ -122,18 +125,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _storages(value: Any) -> dict[int, int]:
-    """The storages of tensors and their bytes: an output may grow."""
+    """Return the storages of tensors and their bytes: an output may grow."""
     storages = (tensor.untyped_storage() for tensor in _tensors(value))
     return {storage._cdata: storage.nbytes() for storage in storages}
 
 
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes of all elements, repeated ones as well."""
-    return int(tensor.numel() * tensor.element_size())
-
-
 def _pieces(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """How many tensors a split makes; 1 for all else."""
+    """Return the number of tensors that a split makes; 1 for all else."""
     name = func.__name__
     if name not in _SPLITS:
         return 1
@@ -147,7 +145,7 @@ def _pieces(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 
 def _bound_by_numbers(plan: CallPlan) -> int:
-    """Bytes of a result whose sizes are numbers among the arguments.
+    """Return the bytes of a result whose sizes are numbers among the arguments.
 
     Raises:
         NotReplayableError: More than is bounded.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall, quoted
+from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall, quote
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import MissingDependencyError
 
@@ -54,7 +54,7 @@ class Argument:
     written: bool
     """The operator writes to it."""
     length: int | None = None
-    """Of a list that has a fixed one, such as 4 for `int[4] padding`."""
+    """Fixed length of a list, such as 4 for `int[4] padding`."""
 
     @property
     def takes_tensors(self) -> bool:
@@ -82,12 +82,12 @@ class Operator:
 
     @property
     def full_name(self) -> str:
-        """As torch spells it: `aten::add.Tensor`."""
+        """The name as torch spells it: `aten::add.Tensor`."""
         return f"{self.qualified}.{self.overload}" if self.overload else self.qualified
 
     @property
     def base_name(self) -> str:
-        """Without namespace and without the underscore of the in-place form."""
+        """The name without namespace and without the underscore of the in-place form."""
         in_place = self.name.endswith("_") and not self.name.endswith("__")
         return self.name[:-1] if in_place else self.name
 
@@ -118,16 +118,20 @@ def match_operator(call: RecordedCall) -> Operator:
     """
     overloads = registered_overloads(call.name)
     if not overloads:
-        raise NotReplayableError(f"{quoted(call.name)} is no operator of this version of torch")
+        raise NotReplayableError(f"{quote(call.name)} is no operator of this version of torch")
     count = len(call.types)
     same = [op for op in overloads if len(op.arguments) == count]
-    longer = [op for op in overloads if _has_grown(op, count)]
+    longer = [
+        op
+        for op in overloads
+        if len(op.arguments) > count and all(each.has_default for each in op.arguments[count:])
+    ]
     for candidates in (same, longer):
         scored = [(_fit(op, call), op) for op in candidates]
         fitting = [(fit, op) for fit, op in scored if fit is not None]
         if fitting:
             return max(fitting, key=lambda pair: pair[0])[1]
-    kinds = ", ".join(quoted(text, 40)[1:-1] or "None" for text in call.types[:12])
+    kinds = ", ".join(quote(text, 40)[1:-1] or "None" for text in call.types[:12])
     raise NotReplayableError(
         f"no overload of {call.name} in this version of torch takes the {count} recorded "
         f"arguments ({kinds})"
@@ -136,7 +140,7 @@ def match_operator(call: RecordedCall) -> Operator:
 
 @lru_cache(maxsize=4096)
 def registered_overloads(name: str) -> tuple[Operator, ...]:
-    """What torch's dispatcher knows by this name, in the order of registration.
+    """Return the operators of torch's dispatcher of this name, in the order of registration.
 
     Builtins of TorchScript (`aten::save`) are not among them: the profiler records none.
     """
@@ -153,29 +157,29 @@ def registered_overloads(name: str) -> tuple[Operator, ...]:
 
 def _operator(schema: Any) -> Operator:
     namespace, _, name = schema.name.partition("::")
-    arguments = tuple(_argument(argument) for argument in schema.arguments)
-    return Operator(namespace, name, schema.overload_name, arguments, str(schema))
-
-
-def _argument(argument: Any) -> Argument:
-    text = str(argument.real_type if hasattr(argument, "real_type") else argument.type)
-    kind, optional = _kind_of(text)
-    has_default = bool(argument.has_default_value())
-    return Argument(
-        argument.name,
-        kind,
-        text,
-        optional,
-        argument.kwarg_only,
-        has_default,
-        argument.default_value if has_default else None,
-        argument.alias_info is not None and argument.alias_info.is_write,
-        argument.N,
-    )
+    arguments = []
+    for argument in schema.arguments:
+        text = str(argument.real_type if hasattr(argument, "real_type") else argument.type)
+        kind, optional = _kind_of(text)
+        has_default = bool(argument.has_default_value())
+        arguments.append(
+            Argument(
+                argument.name,
+                kind,
+                text,
+                optional,
+                argument.kwarg_only,
+                has_default,
+                argument.default_value if has_default else None,
+                argument.alias_info is not None and argument.alias_info.is_write,
+                argument.N,
+            )
+        )
+    return Operator(namespace, name, schema.overload_name, tuple(arguments), str(schema))
 
 
 def _kind_of(text: str) -> tuple[str, bool]:
-    """The kind, and whether None is allowed."""
+    """Return the kind, and whether None is allowed."""
     inner = _inside(text, "Optional")
     optional, text = inner is not None, inner or text
     element = _inside(text, "List")
@@ -189,11 +193,6 @@ def _kind_of(text: str) -> tuple[str, bool]:
 def _inside(text: str, outer: str) -> str | None:
     found = text.startswith(outer + "[") and text.endswith("]")
     return text[len(outer) + 1 : -1] if found else None
-
-
-def _has_grown(operator: Operator, count: int) -> bool:
-    added = operator.arguments[count:]
-    return bool(added) and all(argument.has_default for argument in added)
 
 
 # How well a kind of argument fits what was recorded; a pair that is not listed does not fit.
@@ -230,40 +229,36 @@ _FIT_BY_TYPE = {
 
 
 def _fit(operator: Operator, call: RecordedCall) -> int | None:
+    """Return how well the arguments of an operator fit what was recorded; None if one does not."""
     total = 0
-    for argument, place in zip(operator.arguments, range(len(call.types)), strict=False):
-        fit = _argument_fit(argument, call.types[place], call.values[place], call.has_values)
+    recorded = zip(operator.arguments, call.types, call.values, strict=False)
+    for argument, type_text, value in recorded:
+        fit: int | None
+        if type_text:
+            fit = _fit_table(type_text, value).get(argument.kind)
+        elif value is not None:
+            fit = 3 if argument.kind in ("str", "device") else None
+        elif argument.optional:
+            fit = 3
+        else:
+            # Versions without values left the types of lists and strings out as well.
+            any_kind = argument.kind == "other" or not call.has_values
+            fit = _FIT_ABSENT.get(argument.kind, 1 if any_kind else None)
         if fit is None:
             return None
         total += fit
     return total
 
 
-def _argument_fit(argument: Argument, type_text: str, value: Any, has_values: bool) -> int | None:
-    if type_text == "":
-        if value is not None:
-            return 3 if argument.kind in ("str", "device") else None
-        # Versions without values left the types of lists and strings out as well.
-        any_kind = argument.kind == "other" or not has_values
-        return 3 if argument.optional else _FIT_ABSENT.get(argument.kind, 1 if any_kind else None)
-    return _fit_table(type_text, value).get(argument.kind)
-
-
 def _fit_table(type_text: str, value: Any) -> dict[str, int]:
     if type_text == "TensorList":
         return _FIT_TENSORS
     if type_text in ("ScalarList", "GenericList"):
-        return _fit_of_elements(value) if isinstance(value, Sequence) and value else _FIT_LIST
+        kinds = {type(each).__name__ for each in value} if isinstance(value, Sequence) else set()
+        widest = next((kind for kind in ("complex", "float", "int", "bool") if kind in kinds), "")
+        return _FIT_LIST_OF.get(widest, _FIT_LIST)
     by_type = _FIT_BY_TYPE.get(type_text)
     if by_type is None:
         return _FIT_TENSOR
     by_value = {"bool": "Bool", "int": "Int", "float": "Double", "complex": "ComplexDouble"}
     return _FIT_BY_TYPE.get(by_value.get(type(value).__name__, ""), by_type)
-
-
-def _fit_of_elements(values: Sequence[Any]) -> dict[str, int]:
-    kinds = {type(value).__name__ for value in values}
-    for kind in ("complex", "float", "int", "bool"):
-        if kind in kinds:
-            return _FIT_LIST_OF[kind]
-    return _FIT_LIST

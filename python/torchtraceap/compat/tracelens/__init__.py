@@ -6,13 +6,16 @@ What is different in our own tables, and why, stands in docs/compatibility.md.
 from __future__ import annotations
 
 from torchtraceap.compat.tracelens.collectives import collective_sheets
-from torchtraceap.compat.tracelens.compare import write_tracelens_comparison
+from torchtraceap.compat.tracelens.compare import (
+    diff_stats,
+    write_diff_stats,
+    write_tracelens_comparison,
+)
 from torchtraceap.compat.tracelens.report import (
     tracelens_sheets,
     write_tracelens_csvs,
     write_tracelens_xlsx,
 )
-from torchtraceap.compat.tracelens.tracediff import diff_stats, write_diff_stats
 from torchtraceap.ops.models.tracelens.registry import compat_work
 
 __all__ = [

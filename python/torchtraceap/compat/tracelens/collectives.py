@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.tracelens.categories import is_communication
-from torchtraceap.compat.tracelens.launchers import to_us
+from torchtraceap.compat.tracelens.launchers import is_communication, to_us
 from torchtraceap.compat.tracelens.sheets import Sheet, as_lists
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.trace.ranks import RankTrace
@@ -66,7 +65,7 @@ _SUMMARY = (
 )
 _WAIT = re.compile(r"rank_(\d+)_wait_time")
 _LONGEST_NUMBER = 18
-"""Digits of what is taken for a number: no more than fit in 64 bits."""
+"""Most digits of a number: no more than fit in 64 bits."""
 _ELEMENT_TYPES = (
     "Float",
     "Int",
@@ -83,7 +82,7 @@ _ELEMENT_TYPES = (
     "Float8_e5m2",
     "Float8_e5m2fnuz",
 )
-"""Those that their table of sizes has."""
+"""Element types that their table of sizes has."""
 _KINDS = {
     "allreduce": ("allreduce", "allreduce_coalesced"),
     "reducescatter": (
@@ -103,7 +102,7 @@ _KINDS = {
 }
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
 _VARIABLE = "alltoallv"
-"""Each rank sends what it likes: the others wait for each other and send as much."""
+"""The kind in which each rank sends another amount; in the others all wait and send as much."""
 _METRICS = ("mean", "median", "min", "max")
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "mean": np.mean,
@@ -118,7 +117,7 @@ _FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def collectives_of(parts: Sequence[RankTrace]) -> list[Row]:
-    """A row for each collective kernel of each rank, in order of rank and time.
+    """Return a row for each collective kernel of each rank, in order of rank and time.
 
     The rank is the place in `parts`. Kernels count whose name is that of a collective and that
     have a correlation or an external id.
@@ -158,7 +157,13 @@ def _of_rank(part: RankTrace, rank: int) -> Iterable[Row]:
     }
     for key in _METADATA:
         codes, words = table.text_codes(key, rows)
-        values = [*(_plain(word, key) for word in words), None]  # the last is that of code -1
+        # Numbers are numbers, but for names; lists are as Python prints them.
+        values: list[Any] = [as_lists(word) if word.startswith("[") else word for word in words]
+        for place, word in enumerate(words):
+            number = word.lstrip("-").isdecimal() and len(word) <= _LONGEST_NUMBER
+            if number and key != _GROUP:
+                values[place] = int(word)
+        values.append(None)  # that of code -1
         columns[key] = [values[code] for code in np.asarray(codes).tolist()]
     inferred = {i: "allreduce" for i in names if "cross_device_reduce" in table.strings[i].lower()}
     kernels = np.asarray(table.name)[rows].tolist()
@@ -166,22 +171,13 @@ def _of_rank(part: RankTrace, rank: int) -> Iterable[Row]:
         row: Row = {"rank": rank, **dict(zip(columns, values, strict=True))}
         if row["Collective name"] is None:
             row["Collective name"] = inferred.get(kernel)
+        known = parse_dtype(row["dtype"]) if row["dtype"] in _ELEMENT_TYPES else None
         counts = row["In msg nelems"], row["Out msg nelems"]
-        sizes = [_megabytes(count, row["dtype"]) for count in counts]
+        sizes = [
+            count * known.size / 2**20 if isinstance(count, int) and known else None
+            for count in counts
+        ]
         yield row | dict(zip(_SIZES, sizes if sizes[0] is not None else (None, None), strict=True))
-
-
-def _plain(text: str, key: str) -> Any:
-    """Numbers as numbers, but for names; lists as Python prints them, words as they are."""
-    number = text.lstrip("-").isdecimal() and len(text) <= _LONGEST_NUMBER
-    if number and key != _GROUP:
-        return int(text)
-    return as_lists(text) if text.startswith("[") else text
-
-
-def _megabytes(count: Any, dtype: Any) -> float | None:
-    known = parse_dtype(dtype) if dtype in _ELEMENT_TYPES else None
-    return count * known.size / 2**20 if isinstance(count, int) and known else None
 
 
 def _sheet(rows: Sequence[Row], columns: Iterable[str]) -> Sheet:
@@ -189,7 +185,7 @@ def _sheet(rows: Sequence[Row], columns: Iterable[str]) -> Sheet:
 
 
 def _grouped(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by their values of `keys`; rows without one of them are in no group."""
+    """Group rows by their values of `keys`; rows without one of them are in no group."""
     groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         group = tuple(row[key] for key in keys)
@@ -199,7 +195,7 @@ def _grouped(rows: Iterable[Row], keys: Sequence[str]) -> dict[tuple[Any, ...], 
 
 
 def _of(rows: Iterable[Row], column: str) -> list[float]:
-    """Numbers of a column, without those that are absent."""
+    """Return the numbers of a column, without those that are absent."""
     return [row[column] for row in rows if isinstance(row[column], int | float)]
 
 
@@ -208,7 +204,7 @@ def _first(rows: Iterable[Row], column: str) -> Any:
 
 
 def _metric(name: str, values: Sequence[float]) -> float | None:
-    """mean, median, std (of a sample), min, max or sum of what is known."""
+    """Return mean, median, std (of a sample), min, max or sum of known values."""
     if name == "std":
         return float(np.std(values, ddof=1)) if len(values) > 1 else None
     if not values:
@@ -239,18 +235,12 @@ def summary_long(rows: Sequence[Row]) -> Sheet:
 # ------------------------------------------------------------------------- matched collectives
 
 
-def _matched(rows: Sequence[Row]) -> list[tuple[str | None, list[Row]]]:
-    """(kind, its row of each rank) of every collective: the n-th of a group on each rank."""
-    groups = _grouped(rows, ("collective_id",))
-    return [(_KIND_OF.get(parts[0]["Collective name"]), parts) for parts in groups.values()]
-
-
 def _ends(parts: Sequence[Row]) -> list[float]:
     return [part["ts"] + part["dur"] for part in parts]
 
 
 def _implicit(kind: str | None, parts: Sequence[Row]) -> Row:
-    """A collective in which all ranks wait for the last: it takes what the last needs."""
+    """Return the row of a collective in which all ranks wait for the last, whose time counts."""
     row = {"collective_id": parts[0]["collective_id"]}
     row |= {key: parts[0][key] for key in _OF_COLLECTIVE}
     last = max(part["ts"] for part in parts)
@@ -279,7 +269,7 @@ def _implicit(kind: str | None, parts: Sequence[Row]) -> Row:
 
 
 def _variable(parts: Sequence[Row]) -> Row:
-    """An exchange of different amounts: what all sent from the first start to the last end."""
+    """Return the row of an exchange of different amounts, from the first start to the last end."""
     row = {"collective_id": parts[0]["collective_id"]}
     row |= {key: parts[0][key] for key in (*_METADATA[:5], "stream")}
     begin, end = min(part["ts"] for part in parts), max(_ends(parts))
@@ -313,7 +303,7 @@ def _variable(parts: Sequence[Row]) -> Row:
 
 
 def _with_ranks(rows: Sequence[Row]) -> Sheet:
-    """What is of the whole collective stands before what is of a rank."""
+    """Return a sheet with columns of the whole collective before those of a rank."""
     names = dict.fromkeys(name for row in rows for name in row)
     ordered = sorted(names, key=lambda name: name.startswith("rank_"))
     return _sheet(rows, ordered)
@@ -406,7 +396,9 @@ def collective_sheets(parts: Sequence[RankTrace]) -> dict[str, Sheet]:
     if not rows:
         return {}
     implicit, variable = [], []
-    for kind, members in _matched(rows):
+    # The n-th collective of a group on each rank is one collective.
+    for members in _grouped(rows, ("collective_id",)).values():
+        kind = _KIND_OF.get(members[0]["Collective name"])
         if kind == _VARIABLE:
             variable.append(_variable(members))
         elif kind is not None or members[0]["by_order"]:
@@ -422,24 +414,16 @@ def collective_sheets(parts: Sequence[RankTrace]) -> dict[str, Sheet]:
         "straggler_summary": _stragglers(implicit, rows),
     }
     optional = ("nccl_summary_all2allv", "nccl_all2allv", "straggler_summary")
+    sheets = {name: sheet for name, sheet in sheets.items() if sheet or name not in optional}
     per_node = len(parts[0].table.devices)
-    return {
-        name: _with_nodes(sheet, per_node) if per_node else sheet
-        for name, sheet in sheets.items()
-        if sheet or name not in optional
-    }
-
-
-def _with_nodes(sheet: Sheet, per_node: int) -> Sheet:
-    """The node of a rank, and whether a process group is of one node."""
-    found = dict(sheet)
-    if "rank" in sheet:
-        found["node_id"] = [rank // per_node for rank in sheet["rank"]]
-    if "Process Group Ranks" in sheet:
-        found["node_span"] = [_span(text, per_node) for text in sheet["Process Group Ranks"]]
-    return found
-
-
-def _span(ranks: str | None, per_node: int) -> str:
-    nodes = {int(rank) // per_node for rank in re.findall(r"\d+", ranks or "")}
-    return "unknown" if not nodes else "intra_node" if len(nodes) == 1 else "inter_node"
+    for sheet in sheets.values() if per_node else ():
+        if "rank" in sheet:
+            sheet["node_id"] = [rank // per_node for rank in sheet["rank"]]
+        if "Process Group Ranks" in sheet:
+            spans = []
+            for text in sheet["Process Group Ranks"]:
+                nodes = {int(rank) // per_node for rank in re.findall(r"\d+", text or "")}
+                several = "inter_node" if len(nodes) > 1 else "intra_node"
+                spans.append(several if nodes else "unknown")
+            sheet["node_span"] = spans
+    return sheets

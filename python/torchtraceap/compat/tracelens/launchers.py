@@ -1,26 +1,40 @@
-"""The tree that TraceLens builds and what it reads off it: launchers, subtrees, backward links.
+"""The tree that TraceLens builds: launchers, subtrees, backward links, categories of operators.
 
 Times are doubles of microseconds, an end is start plus duration in doubles: at 1e12 us one unit
 in the last place is 2**-12 us, at an epoch time 0.25 us, and their sums carry that.
 
-Source: TraceLens at 171dd747, Trace2Tree/trace_to_tree.py and TreePerf/tree_perf.py.
+Operators have TraceLens's categories: a table by exact name, prefixes, then the name of the
+operator's first kernel.
+
+Source: TraceLens at 171dd747, Trace2Tree/trace_to_tree.py, TreePerf/tree_perf.py and
+PerfModel/torch_op_mapping.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.tracelens.categories import is_communication
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import TraceError
+from torchtraceap.ops.models.tracelens.registry import MODELS
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MAX_LISTED_EVENTS", "CompatTree", "Slices", "to_us", "union_us"]
+__all__ = [
+    "MAX_LISTED_EVENTS",
+    "SYNTHETIC",
+    "CompatTree",
+    "Slices",
+    "category_of",
+    "is_communication",
+    "to_us",
+    "union_us",
+]
 
 MAX_LISTED_EVENTS = 1 << 25
 """GPU events of all operators of a sheet; one counts for every operator above it."""
@@ -29,6 +43,74 @@ _LISTED_AT_ONCE = 1 << 22
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "hipGraphLaunch")
 _ENGINE = "autograd::engine::evaluate_function:"
 _LEVELS_TO_WRAPPER = 5
+SYNTHETIC = " (Synthetic Op)"
+"""End of the name of a row that stands for a kernel which no operator of the table covers."""
+
+_WITHOUT_MODEL = {
+    "aten::miopen_convolution": "CONV_fwd",
+    "aten::cudnn_convolution": "CONV_fwd",
+    "ConvBias_Backward": "CONV_bwd",
+    "ConvBiasReLU_Backward": "CONV_bwd",
+    "FlashAttnFuncBackward": "SDPA_bwd",
+    "FusedAttnFuncBackward": "SDPA_bwd",
+    "aten::_scaled_dot_product_cudnn_attention_backward": "SDPA_bwd",
+    "aten::_scaled_dot_product_efficient_attention_backward": "SDPA_bwd",
+    "aten::_scaled_dot_product_flash_attention_backward": "SDPA_bwd",
+    "aten::_efficient_attention_forward": "SDPA_fwd",
+    "aten::_efficient_attention_backward": "SDPA_bwd",
+    "MambaSplitConv1dScanCombinedFnBackward": "SSM_bwd",
+    "DaoAILab::_causal_conv1d_bwd_cpp": "SSM_bwd",
+    "TokenPermuteMaskMap": "MoE_comm_fwd",
+    "TokenPermuteMaskMapBackward": "MoE_comm_bwd",
+    "_OperationFuserAutogradFunction": "MoE_comm_fwd",
+    "_OperationFuserAutogradFunctionBackward": "MoE_comm_bwd",
+    "MoEDispatchBackward": "MoE_comm_bwd",
+    "MoECombineBackward": "MoE_comm_bwd",
+    "FusedRoPEFuncBackward": "RoPE_bwd",
+    "CrossEntropyFunctionBackward": "CrossEntropy_bwd",
+    "aiter::moe_sorting_fwd": "MoE_aux",
+    "aiter::moe_sorting_opus_fwd": "MoE_aux",
+    "aiter::moe_align_block_size": "MoE_aux",
+    "_moe_C::moe_align_block_size": "MoE_aux",
+    "aiter::moe_sum": "MoE_aux",
+    "aiter::topk_softmax": "MoE_aux",
+    "aiter::topk_softmax_asm": "MoE_aux",
+    "aiter::topk_sigmoid": "MoE_aux",
+    "aiter::grouped_topk": "MoE_aux",
+    "aiter::moe_fused_gate": "MoE_aux",
+    "_C_cache_ops::reshape_and_cache_flash": "InferenceAttention",
+}
+_PREFIXES = ("triton", "record_param_comms")
+_NATIVE_KERNEL = "void at::native"
+_NATIVE_WORDS = ("elementwise", "reduce", "multi_tensor_apply")
+_COMMUNICATION_WORDS = ("rccl", "nccl", "cross_device_reduce")
+
+
+@lru_cache(maxsize=1 << 16)
+def category_of(name: str, first_kernel: str | None) -> str:
+    """Return the category of an operator.
+
+    Args:
+        name: The operator, or the call where no operator launched the kernel, or the row of a
+            kernel that no operator covers.
+        first_kernel: Name of the first kernel that it launched itself, if it did.
+    """
+    if name in MODELS:
+        return MODELS[name].category
+    if name in _WITHOUT_MODEL:
+        return _WITHOUT_MODEL[name]
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return prefix
+    if first_kernel and first_kernel.startswith(_NATIVE_KERNEL):
+        return next((word for word in _NATIVE_WORDS if word in first_kernel), "other")
+    return "other"
+
+
+def is_communication(kernel: str) -> bool:
+    """Return True for a collective by the name of its kernel."""
+    lower = kernel.lower()
+    return any(word in lower for word in _COMMUNICATION_WORDS)
 
 
 def to_us(ns: Array) -> Array:
@@ -134,7 +216,16 @@ class CompatTree:
         nesting = _core.compat_nesting(table, python_frames=detect_recompute)
         self.parent = np.asarray(nesting.parent).astype(np.int64)
         self.parent[self.parent == _core.NO_ROW] = -1
-        self._nest(np.asarray(nesting.rows).astype(np.int64), np.asarray(nesting.subtree_end))
+        self.host = np.asarray(nesting.rows).astype(np.int64)
+        """int64: kept host rows, a pre-order per thread."""
+        self.host_end = np.asarray(nesting.subtree_end).astype(np.int64)
+        self.position = np.full(len(table), -1, dtype=np.int64)
+        self.position[self.host] = np.arange(len(self.host))
+        ops = np.flatnonzero((self.kind == _core.EventKind.CPU_OP) & table.complete)
+        numbers, known = table.int_column("Ev Idx")
+        # The profiler numbers operators in the order in which it writes them, thread by thread.
+        self.op_rows = ops[np.argsort(np.where(known[ops], numbers[ops], 0), kind="stable")]
+        """int64: all operators in the order of the file, those that their tree drops too."""
         self._link()
         self._launch()
         self._join_backward()
@@ -142,20 +233,8 @@ class CompatTree:
 
     # ------------------------------------------------------------------------------ building
 
-    def _nest(self, rows: Array, subtree_end: Array) -> None:
-        self.host = rows
-        """int64: kept host rows, a pre-order per thread."""
-        self.host_end = subtree_end.astype(np.int64)
-        self.position = np.full(len(self.table), -1, dtype=np.int64)
-        self.position[rows] = np.arange(len(rows))
-        ops = np.flatnonzero((self.kind == _core.EventKind.CPU_OP) & self.table.complete)
-        numbers, known = self.table.int_column("Ev Idx")
-        # The profiler numbers operators in the order in which it writes them, thread by thread.
-        self.op_rows = ops[np.argsort(np.where(known[ops], numbers[ops], 0), kind="stable")]
-        """int64: all operators in the order of the file, those that their tree drops too."""
-
     def _link(self) -> None:
-        """GPU events that an arrow joins to their call; a graph launch needs no arrow."""
+        """Find the GPU events that an arrow joins to their call; a graph launch needs no arrow."""
         tree = self.part.tree
         self.gpu_rows = np.asarray(tree.gpu_rows).astype(np.int64)
         launch = np.asarray(tree.launch)[self.gpu_rows].astype(np.int64)
@@ -224,13 +303,13 @@ class CompatTree:
             current[climbs] = self.parent[current[climbs]]
 
     def _join_backward(self) -> None:
-        """Of each sequence number, the engine's frame and the last operator of another thread."""
+        """Join the engine's frame and the last operator of another thread by sequence number."""
         numbers, known = self.table.int_column("Sequence number")
         rows = np.flatnonzero(known)
         self.forward = np.full(len(self.table), -1, dtype=np.int64)
-        """int64 `[n]`: of the engine's frame, the forward operator; else -1."""
+        """int64 `[n]`: the forward operator of the engine's frame; else -1."""
         self.backward = np.full(len(self.table), -1, dtype=np.int64)
-        """int64 `[n]`: of a forward operator, the engine's last frame; else -1."""
+        """int64 `[n]`: the engine's last frame of a forward operator; else -1."""
         self._joined_places: Array = np.zeros(0, dtype=np.int64)
         engine = np.isin(self.name[rows], self.ids_where(lambda name: name.startswith(_ENGINE)))
         frames, first = np.unique(numbers[rows[engine]], return_index=True)
@@ -320,7 +399,7 @@ class CompatTree:
         return inside
 
     def topmost(self, rows: Array) -> Array:
-        """Those of the rows that lie below none of the others, by position."""
+        """Return the rows that lie below none of the others, by position."""
         place = np.sort(self.position[rows])
         place = place[place >= 0]
         reach = np.maximum.accumulate(np.r_[0, self.host_end[place]])[:-1]

@@ -1,26 +1,30 @@
 """Sheets about work: one per family of operators, and the unified one.
 
 Source: TraceLens at 171dd747, TreePerf/tree_perf.py: `build_df_perf_metrics`,
-`collect_unified_perf_events` and what summarises them.
+`collect_unified_perf_events` and what summarizes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from torchtraceap.compat.tracelens.categories import SYNTHETIC, category_of
-from torchtraceap.compat.tracelens.kernel_details import kernel_columns
-from torchtraceap.compat.tracelens.launchers import CompatTree, union_us
-from torchtraceap.compat.tracelens.op_table import ARGUMENTS, Coded, call_table, coded, stacked
+from torchtraceap.compat.tracelens.launchers import SYNTHETIC, CompatTree, category_of, union_us
 from torchtraceap.compat.tracelens.sheets import (
+    ARGUMENTS,
     METRICS,
+    CallTable,
     Sheet,
     as_lists,
+    call_table,
+    encode,
+    kernel_columns,
     order_of_sums,
     shares,
+    stack,
     statistics,
     take,
 )
@@ -45,7 +49,7 @@ _LISTED_AS_BACKWARD = (
 _NOT_BACKWARD = ("aten::convolution", "ConvBias_", "ConvBiasReLU_")
 
 
-class ModelledOps:
+class ModeledOps:
     """Operators with a model, their work, and the GPU time below them.
 
     Models run once for each distinct set of arguments.
@@ -54,9 +58,9 @@ class ModelledOps:
     def __init__(self, tree: CompatTree) -> None:
         self.tree = tree
         names = np.unique(tree.name[tree.op_rows]).tolist()
-        modelled = np.zeros(len(tree.strings), dtype=bool)
-        modelled[[i for i in names if find_model(tree.strings[i])]] = True
-        self.rows = tree.op_rows[modelled[tree.name[tree.op_rows]]]
+        modeled = np.zeros(len(tree.strings), dtype=bool)
+        modeled[[i for i in names if find_model(tree.strings[i])]] = True
+        self.rows = tree.op_rows[modeled[tree.name[tree.op_rows]]]
         self.place = np.full(len(tree.table), -1, dtype=np.int64)
         self.place[self.rows] = np.arange(len(self.rows))
         self.below = tree.below(self.rows)
@@ -65,11 +69,18 @@ class ModelledOps:
         transpose, transposes = self._transposes()
         keys = Groups(tree.name[self.rows], *(codes for codes, _ in self.texts), transpose)
         self.key = keys.index
-        """int64: which distinct call each row is."""
-        self.works = [
-            self._run(row, transposes[transpose[row]] if transpose[row] >= 0 else None)
-            for row in keys.first.tolist()
-        ]
+        """int64: the number of the distinct call of each row."""
+        self.works: list[Any] = []
+        for row in keys.first.tolist():
+            name = tree.strings[tree.name[self.rows[row]]]
+            texts = [words[codes[row]] if codes[row] >= 0 else None for codes, words in self.texts]
+            told = transposes[transpose[row]] if transpose[row] >= 0 else None
+            try:
+                self.works.append(run_model(name, (texts[0], texts[1], texts[2], texts[3]), told))
+            except ModelAbsentError:
+                self.works.append("absent")
+            except UnmodeledError:
+                self.works.append("dropped")
         """Work of each distinct call: a `Work`, None if it failed, else "dropped" or "absent"."""
         absent = np.asarray([work == "absent" for work in self.works], dtype=bool)
         self.has_model = np.zeros(len(tree.table), dtype=bool)
@@ -77,7 +88,7 @@ class ModelledOps:
         self.has_model[self.rows] = ~absent[self.key] if len(absent) else True
 
     def _transposes(self) -> tuple[Array, list[tuple[bool | None, bool | None]]]:
-        """Of matrix products: what the name of the first kernel that says so says."""
+        """Return transposes of matrix products by the name of the first kernel that tells them."""
         tree = self.tree
         gemm = [i for i, t in enumerate(tree.strings) if t in MODELS and MODELS[t].sheet == "GEMM"]
         places = np.flatnonzero(np.isin(tree.name[self.rows], gemm))
@@ -95,24 +106,6 @@ class ModelledOps:
         result[places[first_owner]] = codes[kernel[says]][first]
         return result, list(found)
 
-    def _run(self, place: int, transpose: tuple[bool | None, bool | None] | None) -> Any:
-        name = self.tree.strings[self.tree.name[self.rows[place]]]
-        texts = [words[codes[place]] if codes[place] >= 0 else None for codes, words in self.texts]
-        try:
-            return run_model(name, (texts[0], texts[1], texts[2], texts[3]), transpose)
-        except ModelAbsentError:
-            return "absent"
-        except UnmodeledError:
-            return "dropped"
-
-    def work(self, place: int) -> Any:
-        return self.works[self.key[place]]
-
-    def is_work(self) -> Array:
-        """bool: does the model of each row give numbers?"""
-        good = np.asarray([isinstance(work, Work) for work in self.works], dtype=bool)
-        return good[self.key] if len(good) else np.zeros(len(self.rows), dtype=bool)
-
 
 def backward_of(work: Any) -> Work | None:
     """The work of the backward pass, with the forward parameters; None without a model."""
@@ -129,10 +122,11 @@ def backward_of(work: Any) -> Work | None:
 # ----------------------------------------------------------------------------- family sheets
 
 
-def family_sheets(ops: ModelledOps) -> Iterator[tuple[str, Sheet]]:
+def family_sheets(ops: ModeledOps) -> Iterator[tuple[str, Sheet]]:
     """(name, sheet) of every family with at least one row."""
     tree = ops.tree
-    good = ops.is_work()
+    good = np.asarray([isinstance(work, Work) for work in ops.works] or [False])
+    good = good[ops.key]
     sheets = dict.fromkeys(entry.sheet for entry in MODELS.values())
     for sheet in sheets:
         ids = [i for i, t in enumerate(tree.strings) if t in MODELS and MODELS[t].sheet == sheet]
@@ -144,9 +138,13 @@ def family_sheets(ops: ModelledOps) -> Iterator[tuple[str, Sheet]]:
             tree.name[ops.rows[places]], tree.ids_where(_LISTED_AS_BACKWARD.__contains__)
         )
         yield from _named(f"{sheet}_fwd", _forward_sheet(ops, places[~moved]))
-        backward = _backward_sheet(ops, places)
-        late = _forward_sheet(ops, places[moved])
-        yield from _named(f"{sheet}_bwd", _stacked(backward, late))
+        parts = [_backward_sheet(ops, places), _forward_sheet(ops, places[moved])]
+        parts = [part for part in parts if part]
+        # Rows of both; a column that one lacks is empty there.
+        joined: Sheet = {column: [] for part in parts for column in part}
+        for part, column in product(parts, joined):
+            joined[column] += part.get(column, [None] * len(part["name"]))
+        yield from _named(f"{sheet}_bwd", joined)
 
 
 def _named(name: str, sheet: Sheet) -> Iterator[tuple[str, Sheet]]:
@@ -154,16 +152,7 @@ def _named(name: str, sheet: Sheet) -> Iterator[tuple[str, Sheet]]:
         yield name, sheet
 
 
-def _stacked(a: Sheet, b: Sheet) -> Sheet:
-    """Rows of both; a column that one lacks is empty there."""
-    if not a or not b:
-        return a or b
-    rows_a, rows_b = len(a["name"]), len(b["name"])
-    names = dict.fromkeys([*a, *b])
-    return {n: a.get(n, [None] * rows_a) + b.get(n, [None] * rows_b) for n in names}
-
-
-def _forward_sheet(ops: ModelledOps, places: Array) -> Sheet:
+def _forward_sheet(ops: ModeledOps, places: Array) -> Sheet:
     owner, events = ops.below.take(places).expand()
     return _family_sheet(
         ops,
@@ -175,7 +164,7 @@ def _forward_sheet(ops: ModelledOps, places: Array) -> Sheet:
     )
 
 
-def _backward_sheet(ops: ModelledOps, places: Array) -> Sheet:
+def _backward_sheet(ops: ModeledOps, places: Array) -> Sheet:
     """Forward calls whose backward pass is known, with its time and work."""
     tree = ops.tree
     works = [backward_of(work) for work in ops.works]
@@ -190,7 +179,7 @@ def _backward_sheet(ops: ModelledOps, places: Array) -> Sheet:
 
 
 def _family_sheet(
-    ops: ModelledOps, places: Array, works: list[Any], busy: Array, owner: Array, kernels: Array
+    ops: ModeledOps, places: Array, works: list[Any], busy: Array, owner: Array, kernels: Array
 ) -> Sheet:
     """Calls by name and parameters."""
     if not len(places):
@@ -211,11 +200,16 @@ def _family_sheet(
     of_first = [works[ops.key[place]] for place in places[groups.first]]
     sheet: Sheet = {"name": [tree.strings[i] for i in tree.name[rows[groups.first]]]}
     for name in columns:
-        sheet[f"param: {name}"] = [_text(work.params.get(name)) for work in of_first]
+        sheet[f"param: {name}"] = [
+            None if (value := work.params.get(name)) is None else str(value) for work in of_first
+        ]
     if tree.detect_recompute:
         sheet["is_recompute"] = tree.recompute[rows[groups.first]].tolist()
     sheet |= _work_columns(of_first, "_first")
-    kernel_time = _rates(sheet, works, ops.key[places], busy, groups, METRICS)
+    for title, rate in rates(works, ops.key[places], busy).items():
+        found = statistics(groups, rate)
+        sheet |= {f"{title}_{metric}": found[metric].tolist() for metric in METRICS}
+    kernel_time = statistics(groups, busy)
     threads = tree.thread_names()
     tracks = np.asarray(tree.table.track)[rows[groups.first]].tolist()
     for place, column in enumerate(("process_name", "process_label", "thread_name")):
@@ -235,10 +229,6 @@ def _family_sheet(
     return take(sheet, order_of_sums(kernel_time["sum"], rows[groups.first]))
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
 def _work_columns(works: list[Work | None], suffix: str) -> Sheet:
     gflops = [None if work is None else work.flops / 1e9 for work in works]
     moved = [None if work is None or work.bytes is None else work.bytes for work in works]
@@ -250,22 +240,6 @@ def _work_columns(works: list[Work | None], suffix: str) -> Sheet:
         f"Data Moved (MB){suffix}": [None if m is None else m / 2**20 for m in moved],
         f"FLOPS/Byte{suffix}": intensity,
     }
-
-
-def _rates(
-    sheet: Sheet,
-    works: list[Any],
-    key: Array,
-    busy: Array,
-    groups: Groups,
-    metrics: tuple[str, ...],
-) -> dict[str, Array]:
-    """Adds TB/s and TFLOPS/s to a sheet, gives the statistics of the kernel time."""
-    for title, values in rates(works, key, busy).items():
-        found = statistics(groups, values)
-        for metric in metrics:
-            sheet[f"{title}_{metric}"] = found[metric].tolist()
-    return statistics(groups, busy)
 
 
 def rates(works: list[Any], key: Array, busy: Array) -> dict[str, Array]:
@@ -289,7 +263,7 @@ def _number(work: Any, field: str) -> float:
 class Collected:
     """The calls that the unified sheet counts, each GPU event once or, nested, not at all."""
 
-    def __init__(self, ops: ModelledOps) -> None:
+    def __init__(self, ops: ModeledOps) -> None:
         self.ops, self.tree = ops, ops.tree
         tree = self.tree
         below = tree.below(tree.op_rows)
@@ -302,7 +276,10 @@ class Collected:
         ends &= ~tree.ops_inside(own, active)
         chosen = np.sort(tree.topmost(active[own[active] | ends]))
         covered = np.zeros(len(tree.linked) + 1, dtype=np.int64)
-        kept = own[chosen] | (self.fallback[chosen] >= 0) | ~self._has_collective(chosen)
+        counts = np.r_[0, np.cumsum(tree.communication[tree.linked])]
+        lists = tree.below(chosen)
+        has_collective = counts[lists.end] > counts[lists.begin]
+        kept = own[chosen] | (self.fallback[chosen] >= 0) | ~has_collective
         self.rows = chosen[kept]
         lists = tree.below(self.rows)
         np.add.at(covered, lists.begin, 1)
@@ -312,14 +289,8 @@ class Collected:
         """int64: linked GPU events that belong to none of the calls."""
         self.own = own
 
-    def _has_collective(self, rows: Array) -> Array:
-        counts = np.r_[0, np.cumsum(self.tree.communication[self.tree.linked])]
-        lists = self.tree.below(rows)
-        has: Array = counts[lists.end] > counts[lists.begin]
-        return has
-
     def _sole_backward(self, active: Array) -> Array:
-        """int64 `[n]`: of the only backward operator of a modelled forward, that; else -1.
+        """Return int64 `[n]`: the modeled forward of its only backward operator; else -1.
 
         The family of the forward must have a category for its backward pass: reductions, of
         which theirs knows the backward work too, have none.
@@ -353,14 +324,14 @@ def _backward_category(name: str) -> str | None:
     return MODELS[name].backward_category if name in MODELS else None
 
 
-def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
-    """Calls by name and arguments: the modelled ones, leaves without a model, loose kernels.
+def unified_perf_summary(ops: ModeledOps, launchers: Launchers) -> Sheet:
+    """Calls by name and arguments: the modeled ones, leaves without a model, loose kernels.
 
     A call whose model fails keeps the time of its kernels.
 
     Args:
-        ops: Of the rank.
-        launchers: Of the rank.
+        ops: Operators with a model of the rank.
+        launchers: Launchers of the rank.
     """
     tree = ops.tree
     collected = Collected(ops)
@@ -369,9 +340,9 @@ def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
     place = np.where(own, ops.place[rows], np.where(forward >= 0, ops.place[forward], -1))
     works = [*ops.works, *(backward_of(work) for work in ops.works), None]
     key = np.full(len(rows), len(works) - 1, dtype=np.int64)
-    modelled = place >= 0
-    key[modelled] = ops.key[place[modelled]] if modelled.any() else 0
-    key[modelled & ~own] += len(ops.works)
+    modeled = place >= 0
+    key[modeled] = ops.key[place[modeled]] if modeled.any() else 0
+    key[modeled & ~own] += len(ops.works)
     dropped = np.asarray([work == "dropped" for work in works], dtype=bool)[key]
     rows, key, own, forward = rows[~dropped], key[~dropped], own[~dropped], forward[~dropped]
     lists = tree.below(rows)
@@ -382,73 +353,62 @@ def unified_perf_summary(ops: ModelledOps, launchers: Launchers) -> Sheet:
         len(by_forward), owner, tree.start_us[kernels], tree.end_us[kernels]
     )
     owner, events = lists.expand()
-    categories = _categories(launchers, rows, np.where(own, -1, forward))
-    kernels = tree.linked[events]
+    strings = tree.strings
+    codes, texts = launchers.categories_of(rows)
+
+    def category_of_call(code: int, forward: int) -> str:
+        # A backward pass that is worked out from its forward has the latter's category.
+        return (_backward_category(strings[forward]) if forward >= 0 else None) or texts[code]
+
+    def synthetic_name(kernel: int, parent: int) -> str:
+        return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
+
+    def category_of_kernel(kernel: int, parent: int, first: int) -> str:
+        # By what the parent launched first, whichever of its kernels the row stands for.
+        return category_of(synthetic_name(kernel, parent), strings[first] if first >= 0 else None)
+
+    # Kernels that belong to no call stand below the calls.
+    loose, above = tree.linked[collected.loose], tree.op_above[collected.loose]
+    parents = np.where(above >= 0, above, tree.call[collected.loose])
+    ids = tree.name[loose], tree.name[parents]
+    names = stack(encode(strings.__getitem__, tree.name[rows]), encode(synthetic_name, *ids))
+    of_forward = np.where(~own & (forward >= 0), tree.name[forward], -1)
+    categories = stack(
+        encode(category_of_call, codes, of_forward),
+        encode(category_of_kernel, *ids, launchers.first_kernels_of(parents)),
+    )
+    examples = np.r_[rows, loose]
+    if not len(examples):
+        return {}
     return _unified_sheet(
-        collected, launchers, rows, categories, works, key, busy, owner, kernels, own
+        call_table(tree, np.r_[rows, parents], names, categories, tree.recompute[examples]),
+        examples,
+        works,
+        np.r_[key, np.full(len(loose), len(works) - 1, dtype=np.int64)],
+        np.r_[busy, tree.end_us[loose] - tree.start_us[loose]],
+        np.r_[owner, len(rows) + np.arange(len(loose))],
+        np.r_[tree.linked[events], loose],
+        np.r_[own | (forward >= 0), np.zeros(len(loose), dtype=bool)],
     )
 
 
-def _categories(launchers: Launchers, rows: Array, forward: Array) -> Coded:
-    """Of operators; of a backward pass that is worked out from its forward, the latter's."""
-    strings, name = launchers.calls.tree.strings, launchers.calls.tree.name
-    codes, texts = launchers.categories_of(rows)
-    of_forward = np.where(forward >= 0, name[forward], -1)
-
-    def category(code: int, forward: int) -> str:
-        return (_backward_category(strings[forward]) if forward >= 0 else None) or texts[code]
-
-    return coded(category, codes, of_forward)
-
-
 def _unified_sheet(
-    collected: Collected,
-    launchers: Launchers,
-    rows: Array,
-    categories: Coded,
+    calls: CallTable,
+    examples: Array,
     works: list[Any],
     key: Array,
     busy: Array,
     owner: Array,
     kernels: Array,
-    own: Array,
+    has_model: Array,
 ) -> Sheet:
-    tree = collected.tree
-    loose = tree.linked[collected.loose]
-    parents = np.where(
-        tree.op_above[collected.loose] >= 0,
-        tree.op_above[collected.loose],
-        tree.call[collected.loose],
-    )
-    strings = tree.strings
-
-    def synthetic(kernel: int, parent: int) -> str:
-        return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
-
-    def category(kernel: int, parent: int, first: int) -> str:
-        # By what the parent launched first, whichever of its kernels the row stands for.
-        return category_of(synthetic(kernel, parent), strings[first] if first >= 0 else None)
-
-    ids = tree.name[loose], tree.name[parents]
-    names = stacked(coded(strings.__getitem__, tree.name[rows]), coded(synthetic, *ids))
-    categories = stacked(categories, coded(category, *ids, launchers.first_kernels_of(parents)))
-    owner = np.r_[owner, len(rows) + np.arange(len(loose))]
-    kernels = np.r_[kernels, loose]
-    arguments = np.r_[rows, parents]
-    examples = np.r_[rows, loose]
-    no_work = len(works) - 1
-    key = np.r_[key, np.full(len(loose), no_work, dtype=np.int64)]
-    busy = np.r_[busy, tree.end_us[loose] - tree.start_us[loose]]
-    has_model = np.r_[own | (collected.fallback[rows] >= 0), np.zeros(len(loose), dtype=bool)]
-    calls = call_table(tree, arguments, names, categories, tree.recompute[examples])
-    if not len(examples):
-        return {}
+    tree = calls.tree
     groups = calls.groups()
     firsts = groups.first
     sheet = calls.key_columns(groups)
     sheet["ex_UID"] = examples[firsts].tolist()
     sheet["operation_count"] = groups.count.tolist()
-    host = statistics(groups, tree.dur_us[arguments])
+    host = statistics(groups, tree.dur_us[calls.rows])
     for metric, title in (("sum", "total"), ("mean", "mean"), ("std", "std")):
         sheet[f"{title}_duration_us"] = host[metric].tolist()
     of_first = [

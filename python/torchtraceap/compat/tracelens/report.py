@@ -17,7 +17,7 @@ from torchtraceap.compat.tracelens.collectives import (
 )
 from torchtraceap.compat.tracelens.launchers import CompatTree
 from torchtraceap.compat.tracelens.perf_sheets import (
-    ModelledOps,
+    ModeledOps,
     family_sheets,
     unified_perf_summary,
 )
@@ -43,9 +43,12 @@ if TYPE_CHECKING:
 
 __all__ = ["tracelens_sheets", "write_tracelens_csvs", "write_tracelens_xlsx"]
 
+_LONGEST_CELL = 32_767
+_LONGEST_TITLE = 31
+
 
 def tracelens_sheets(part: RankTrace, *, detect_recompute: bool = False) -> dict[str, Sheet]:
-    """Every sheet of TraceLens's report of one rank, columns in their order.
+    """Return every sheet of TraceLens's report of one rank, columns in their order.
 
     `ex_UID` and `UID_first` are row numbers here: `trace.event(row)` gives the event.
 
@@ -60,7 +63,7 @@ def tracelens_sheets(part: RankTrace, *, detect_recompute: bool = False) -> dict
     total = total_us(timeline)
     sheets: dict[str, Sheet] = {"gpu_timeline": timeline}
     if len(tree.op_rows):
-        ops = ModelledOps(tree)
+        ops = ModeledOps(tree)
         sheets["ops_summary_by_category"] = ops_summary_by_category(launchers)
         sheets["ops_summary"] = ops_summary(launchers)
         sheets["ops_unique_args"] = ops_unique_args(launchers)
@@ -80,7 +83,7 @@ def write_tracelens_csvs(
     detect_recompute: bool = False,
     spreadsheet: bool = False,
 ) -> list[Path]:
-    """Writes one CSV per sheet; of several ranks each gets a folder `rank<N>` of its own.
+    """Write one CSV per sheet; of several ranks each gets a folder `rank<N>` of its own.
 
     The report of the collectives of several ranks stands beside these folders.
 
@@ -131,13 +134,13 @@ def _parts(trace: Ranks | RankTrace) -> list[tuple[RankTrace, str]]:
 def write_tracelens_xlsx(
     trace: Ranks | RankTrace, path: PathLike, *, detect_recompute: bool = False
 ) -> Path:
-    """Writes the sheets as a workbook; of several ranks `<name>_rank<N>.xlsx` each.
+    """Write the sheets as a workbook; of several ranks `<name>_rank<N>.xlsx` each.
 
     The collectives of several ranks are in `<name>_nccl.xlsx`.
 
     Args:
         trace: A trace, or one rank of it.
-        path: Of the workbook.
+        path: The path of the workbook.
         detect_recompute: See `tracelens_sheets`.
 
     Returns:
@@ -175,8 +178,12 @@ def write_tracelens_xlsx(
 
 
 def _write_book(workbook: Any, sheets: dict[str, Sheet], stream: BinaryIO) -> None:
-    """Raises `OSError` and nothing else: what openpyxl had open would complain once more, on
-    standard error, whenever it is collected."""
+    """Write a workbook.
+
+    Raises:
+        OSError: It can't be written. Files that openpyxl had open would complain once more, on
+            standard error, whenever they are collected.
+    """
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         error = _try_book(workbook, sheets, stream)
@@ -189,29 +196,23 @@ def _write_book(workbook: Any, sheets: dict[str, Sheet], stream: BinaryIO) -> No
 
 
 def _try_book(workbook: Any, sheets: dict[str, Sheet], stream: BinaryIO) -> OSError | None:
+    """Write a workbook of which nothing is left at the end, and return its error."""
     try:
         book = workbook(write_only=True)
         for name, sheet in sheets.items():
-            _add_sheet(book, name, sheet)
+            page = book.create_sheet(name[:_LONGEST_TITLE])
+            page.append([_cell(page, title) for title in sheet])
+            for row in zip(*sheet.values(), strict=True):
+                page.append([_cell(page, value) for value in row])
         book.save(stream)
     except OSError as error:
         return OSError(error.errno, error.strerror)
     return None
 
 
-_LONGEST_CELL = 32_767
-_LONGEST_TITLE = 31
-
-
-def _add_sheet(book: Any, name: str, sheet: Sheet) -> None:
-    page = book.create_sheet(name[:_LONGEST_TITLE])
-    page.append([_cell(page, title) for title in sheet])
-    for row in zip(*sheet.values(), strict=True):
-        page.append([_cell(page, value) for value in row])
-
-
 def _cell(page: Any, value: Any) -> Any:
-    """What a workbook takes: no NaN, no control characters, no text beyond its limit."""
+    """Return a value that a workbook takes: no NaN, no control characters, no text beyond its
+    limit."""
     if not isinstance(value, str):
         return None if value is None or value != value else value
     text = "".join(c if c >= " " or c in "\t\n" else "\ufffd" for c in value)[:_LONGEST_CELL]

@@ -9,25 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.tracelens.categories import category_of
-from torchtraceap.compat.tracelens.kernel_details import kernel_columns
-from torchtraceap.compat.tracelens.launchers import CompatTree, union_us
-from torchtraceap.compat.tracelens.op_table import (
-    CallTable,
-    Coded,
-    call_table,
-    coded,
-    stacked,
-    texts_at,
-)
+from torchtraceap.compat.tracelens.launchers import CompatTree, category_of, union_us
 from torchtraceap.compat.tracelens.sheets import (
     METRICS,
+    CallTable,
+    Coded,
     Sheet,
     as_tuples,
+    call_table,
+    encode,
+    kernel_columns,
     order_of_sums,
     shares,
+    stack,
     statistics,
     take,
+    texts_at,
 )
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
@@ -45,6 +42,8 @@ __all__ = [
     "short_kernels_summary",
 ]
 
+_SHORT_US, _BINS = 10, 100
+"""Longest duration of a short kernel, and the bins of their histogram."""
 _TIMELINE = (
     "computation_time",
     "exposed_comm_time",
@@ -102,7 +101,7 @@ def _timeline(tree: CompatTree, rows: Array) -> Sheet:
 
 
 def total_us(timeline: Sheet) -> float:
-    """Their base of "percent of total time"."""
+    """Return their base of "percent of total time"."""
     total: float = timeline["time ms"][_TIMELINE.index("total_time")] * 1e3
     return total
 
@@ -138,13 +137,13 @@ class Launchers:
 
 
 def _categories(tree: CompatTree, names: Array, first_kernels: Array) -> Coded:
-    """By name ids of operators and of their first kernels, -1 without one."""
+    """Return categories by name ids of operators and of their first kernels, -1 without one."""
     strings = tree.strings
 
     def category(name: int, kernel: int) -> str:
         return category_of(strings[name], strings[kernel] if kernel >= 0 else None)
 
-    return coded(category, names, first_kernels)
+    return encode(category, names, first_kernels)
 
 
 def launchers_of(tree: CompatTree) -> Launchers:
@@ -155,7 +154,7 @@ def launchers_of(tree: CompatTree) -> Launchers:
     order = np.lexsort((kernels, owner))
     owner, kernels = owner[order], kernels[order]
     first = tree.name[kernels[np.searchsorted(owner, np.arange(len(rows)))]]
-    names = coded(tree.strings.__getitem__, tree.name[rows])
+    names = encode(tree.strings.__getitem__, tree.name[rows])
     categories = _categories(tree, tree.name[rows], first)
     return Launchers(
         call_table(tree, rows, names, categories, tree.recompute[rows]),
@@ -168,7 +167,7 @@ def launchers_of(tree: CompatTree) -> Launchers:
 
 
 def _grouped(launchers: Launchers, key: Array) -> Groups:
-    """By one column and, if it is looked for, recomputation."""
+    """Group by one column and, if it is looked for, recomputation."""
     calls = launchers.calls
     return Groups(key, calls.recompute) if calls.tree.detect_recompute else Groups(key)
 
@@ -262,24 +261,25 @@ class Kernels:
         self._launchers = launchers
 
     def names(self, rows: Array) -> list[str | None]:
-        """Of some rows; None for -1."""
+        """Return the names of some rows; None for -1."""
         strings = self.tree.strings
         ids = np.where(rows >= 0, self.tree.name[rows], -1).tolist()
         return [strings[i] if i >= 0 else None for i in ids]
 
     def categories(self) -> Coded:
-        """Of the operator above each kernel, else "graph" or "runtime"; absent for orphans."""
+        """Return the category of the operator above each kernel, else "graph" or "runtime"; absent
+        for orphans."""
         strings = self.tree.strings
+
+        def category(name: int) -> str:
+            lower = strings[name].lower()
+            return "graph" if "cudagraph" in lower or "graphlaunch" in lower else "runtime"
+
         of_op = self._launchers.categories_of(self.op)
-        of_call = coded(lambda name: _category_of_call(strings[name]), self.tree.name[self.call])
-        codes, texts = stacked(of_op, of_call)
+        of_call = encode(category, self.tree.name[self.call])
+        codes, texts = stack(of_op, of_call)
         found = np.where(self.op >= 0, codes[: len(self.rows)], codes[len(self.rows) :])
         return np.where((self.op >= 0) | (self.call >= 0), found, -1), texts
-
-
-def _category_of_call(name: str) -> str:
-    lower = name.lower()
-    return "graph" if "cudagraph" in lower or "graphlaunch" in lower else "runtime"
 
 
 def kernel_summary(kernels: Kernels, total: float) -> Sheet:
@@ -315,10 +315,10 @@ def _percent(values: Array, base: float) -> list[float]:
     return percent
 
 
-def short_kernel_histogram(kernels: Kernels, below_us: float = 10, bins: int = 100) -> Sheet:
+def short_kernel_histogram(kernels: Kernels) -> Sheet:
     """Durations of short kernels in bins of equal width; no bin where there are none."""
-    short = kernels.dur_us[kernels.dur_us < below_us]
-    counts, edges = np.histogram(short, bins=bins) if len(short) else (np.zeros(0), np.zeros(1))
+    short = kernels.dur_us[kernels.dur_us < _SHORT_US]
+    counts, edges = np.histogram(short, bins=_BINS) if len(short) else (np.zeros(0), np.zeros(1))
     return {
         "bin_start": edges[:-1].tolist(),
         "bin_end": edges[1:].tolist(),
@@ -326,11 +326,11 @@ def short_kernel_histogram(kernels: Kernels, below_us: float = 10, bins: int = 1
     }
 
 
-def short_kernels_summary(kernels: Kernels, total: float, below_us: float = 10) -> Sheet:
+def short_kernels_summary(kernels: Kernels, total: float) -> Sheet:
     """Short kernels by operator, arguments and name; those without an operator are left out."""
     tree = kernels.tree
     keys = () if kernels.gpu_only else ("Input Dims", "Input Strides", "Concrete Inputs")
-    wanted = kernels.dur_us < below_us
+    wanted = kernels.dur_us < _SHORT_US
     if not kernels.gpu_only:
         wanted &= kernels.op >= 0
     op, rows, dur = kernels.op[wanted], kernels.rows[wanted], kernels.dur_us[wanted]

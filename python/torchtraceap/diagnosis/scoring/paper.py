@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.results import PAPER_TYPES, Int64Array
 from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
@@ -29,7 +28,7 @@ from torchtraceap.errors import (
     SchemaError,
 )
 from torchtraceap.ops.devices import find_device
-from torchtraceap.tables.windows import Tokens, build_tokens
+from torchtraceap.tables.windows import Tokens, build_tokens, build_windows
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
@@ -376,12 +375,8 @@ def load(path: PathLike = WEIGHTS, **options: Any) -> PaperScorer:
 
 def paper_tokens(part: RankTrace, bounds_ns: Int64Array, config: PaperConfig) -> TraceTokens:
     """Return the GPU events of one rank in windows of equal time, bounds int64 `[W + 1]`."""
-    windows = _core.build_windows(
-        part.table,
-        part.tree,
-        count=len(bounds_ns) - 1,
-        bounds=(int(bounds_ns[0]), int(bounds_ns[-1])),
-    )
+    within_ns = int(bounds_ns[0]), int(bounds_ns[-1])
+    windows = build_windows(part, count=len(bounds_ns) - 1, within_ns=within_ns)
     tokens = build_tokens(
         part, windows=windows, cap=config.cap, gaps=False, host=False, continued=False
     )

@@ -24,6 +24,7 @@ from torchtraceap.core.results import PAPER_TYPES, Int64Array
 from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import SchemaError
+from torchtraceap.tables.windows import window_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
@@ -100,12 +101,8 @@ class StructuralScorer:
 
     def evaluate_rank(self, rank: RankTrace, bounds_ns: Int64Array) -> WindowFigures:
         """Evaluate the trees on windows of one rank."""
-        bounds = int(bounds_ns[0]), int(bounds_ns[-1])
-        windows = _core.build_windows(
-            rank.table, rank.tree, count=len(bounds_ns) - 1, bounds=bounds
-        )
-        block = _core.build_features(rank.table, rank.tree, windows)
-        return self.figures(block.names, block.values, block.zscores)
+        features = window_features(rank, bounds_ns)
+        return self.figures(features.names, features.values_matrix, features.zscores)
 
     def likelihood(self, figures: WindowFigures) -> _FloatArray:
         """Return the probability of a fault in each window, `[W]`."""

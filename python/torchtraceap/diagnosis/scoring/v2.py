@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.order import distinct, median
 from torchtraceap.core.results import Int64Array
@@ -28,7 +27,7 @@ from torchtraceap.diagnosis.scoring.structural import (
 )
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import OptionError, SchemaError
-from torchtraceap.tables.windows import Tokens, build_tokens
+from torchtraceap.tables.windows import Tokens, build_tokens, window_features
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
@@ -303,13 +302,13 @@ class V2Scorer:
 
     def _inputs(self, rank: RankTrace, bounds_ns: Int64Array) -> tuple[Array, Tokens | None]:
         """Return features of windows, and their events if the network has any."""
-        count, bounds = len(bounds_ns) - 1, (int(bounds_ns[0]), int(bounds_ns[-1]))
-        windows = _core.build_windows(rank.table, rank.tree, count=count, bounds=bounds)
-        block = _core.build_features(rank.table, rank.tree, windows)
-        if tuple(block.names) != self.features:
+        found = window_features(rank, bounds_ns)
+        if tuple(found.names) != self.features:
             raise SchemaError("v2: the weights are of other features than this version computes")
-        tokens = build_tokens(rank, windows=windows, cap=self.cap) if self.has_events else None
-        return squash(block.values, block.zscores), tokens
+        tokens = None
+        if self.has_events:
+            tokens = build_tokens(rank, windows=found.windows, cap=self.cap)
+        return squash(found.values_matrix, found.zscores), tokens
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
         """Score windows by the worst rank in each; windows with nothing to judge get 0."""

@@ -25,11 +25,9 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.intervals import union
 from torchtraceap.core.writing import naming, replacing, write_text
 from torchtraceap.datasets.arrow import FORMAT
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.reader import ABOUT, DataSet, is_dataset
-from torchtraceap.datasets.runs import Run, labeled_runs
-from torchtraceap.datasets.shards import write_shard
-from torchtraceap.datasets.types import CPU_SPLIT
+from torchtraceap.datasets.labels import CPU_SPLIT, TYPES
+from torchtraceap.datasets.reader import ABOUT, DataSet, Run, is_dataset, labeled_runs
+from torchtraceap.datasets.writer import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building.describe import describe
 from torchtraceap.tables.gpu.recorded_device import recorded_device

@@ -17,7 +17,7 @@ from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder
 from torchtraceap.datasets.arrow import FORMAT, import_pyarrow
 from torchtraceap.datasets.reader import ABOUT
-from torchtraceap.datasets.shards import is_written, write_shard
+from torchtraceap.datasets.writer import is_written, write_shard
 from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.lab.building.describe import describe
 from torchtraceap.lab.building.generated import group_traces

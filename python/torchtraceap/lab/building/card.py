@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchtraceap.datasets.arrow import TABLES
-from torchtraceap.datasets.types import CPU_SPLIT
+from torchtraceap.datasets.labels import CPU_SPLIT
 from torchtraceap.lab.building.plan import FORMS_FOR_TESTS, NETWORKS_FOR_TESTS
 
 __all__ = ["card_text"]

@@ -78,10 +78,9 @@ def _evaluate(options: Options) -> int:
     import json
 
     from torchtraceap.core.writing import check_target
-    from torchtraceap.lab.evaluation.report import write_report
     from torchtraceap.lab.evaluation.run import Options as What
     from torchtraceap.lab.evaluation.run import evaluate
-    from torchtraceap.lab.evaluation.tables import document, tables, texts
+    from torchtraceap.lab.evaluation.tables import document, tables, texts, write_report
 
     if options.report:
         check_target(options.report)

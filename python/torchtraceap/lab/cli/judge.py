@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.explanation.client import Client
     from torchtraceap.explanation.explain import Judge
-    from torchtraceap.lab.evaluation.judges.labelled import Labelled
-    from torchtraceap.lab.evaluation.judges.loop import LoopCounts
+    from torchtraceap.lab.evaluation.judge_loop import LoopCounts
+    from torchtraceap.lab.evaluation.judged_traces import LabeledTrace
     from torchtraceap.report.tables import TextTable
 
 WAYS = ("types", "found", "parts", "loop")
@@ -113,24 +113,24 @@ def _check_options(options: Options) -> None:
         check_target(options.out)
 
 
-def _traces(options: Options, asked: str) -> Iterator[Labelled]:
-    from torchtraceap.lab.evaluation.judges.labelled import labelled_traces
+def _traces(options: Options, asked: str) -> Iterator[LabeledTrace]:
+    from torchtraceap.lab.evaluation.judged_traces import labeled_traces
 
     splits = tuple(dict.fromkeys(options.split)) or ("validation",)
-    return labelled_traces(options.dataset, splits, options.windows, asked=asked, why=options.why)
+    return labeled_traces(options.dataset, splits, options.windows, asked=asked, why=options.why)
 
 
 def _scores(options: Options) -> dict[str, Any]:
     """The document of a way that makes one."""
     if options.way == "parts":
-        from torchtraceap.lab.evaluation.judges.parts import parts_document
+        from torchtraceap.lab.evaluation.judge_parts import parts_document
         from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL
 
         model = _Judges(options).model
         if model is None:
             raise UsageError("--way parts asks a language model: name one by --llm-base-url")
         return parts_document(_traces(options, LANGUAGE_MODEL), model)
-    from torchtraceap.lab.evaluation.judges.naming import scores_document
+    from torchtraceap.lab.evaluation.judged_traces import scores_document
 
     judges = _Judges(options)
     traces = _traces(options, judges.name)
@@ -143,7 +143,7 @@ def _counted(judged: dict[str, Any]) -> str:
 
 
 def _loop(options: Options) -> LoopCounts:
-    from torchtraceap.lab.evaluation.judges.loop import count_loop
+    from torchtraceap.lab.evaluation.judge_loop import count_loop
 
     judges = _Judges(options)
     return count_loop(_traces(options, judges.name), judges.of, judges.name)

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder, write_files, write_text
-from torchtraceap.datasets.types import LABELS
+from torchtraceap.datasets.labels import LABELS
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.collection.manifest import PlannedPair
 from torchtraceap.lab.collection.pairs import RecordingOptions, UnfitError, record_pair

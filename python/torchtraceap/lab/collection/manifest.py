@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.datasets.types import SEEN_TASKS, TASKS
+from torchtraceap.datasets.labels import SEEN_TASKS, TASKS
 from torchtraceap.errors import MissingFileError, OptionError
 
 __all__ = [

@@ -28,7 +28,7 @@ from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.types import CPU_SPLIT
+from torchtraceap.datasets.labels import CPU_SPLIT
 from torchtraceap.errors import TraceError
 from torchtraceap.lab.collection.manifest import PlannedPair
 from torchtraceap.lab.collection.marker_removal import (

@@ -1,4 +1,4 @@
-"""How well scorers find windows with faults: metrics, baselines, intervals, tables, honesty checks.
+"""Evaluation of scorers of windows with faults: metrics, baselines, intervals, tables.
 
 Nothing else reads labels of test splits (docs/benchmark.md).
 """

@@ -1,14 +1,15 @@
-"""`evaluate`: methods fitted, windows scored, and every metric with its interval.
+"""Evaluate methods: fit them, score windows, and give every metric with its interval.
 
 Note [Splits]: methods learn from the training split. The threshold from which a window is flagged
-is that of the largest F1 on validation. Test splits are read with a reason only (`looks`).
+is that of the largest F1 on validation. Test splits are read with a reason only (`log_look`).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -16,34 +17,38 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.diagnosis.scoring import SCORERS, Scorer, load_scorer
-from torchtraceap.errors import MissingFileError, OptionError, TraceError
-from torchtraceap.lab.evaluation.baselines.given import Given, read_scores, scorer_methods
-from torchtraceap.lab.evaluation.baselines.protocol import Method
-from torchtraceap.lab.evaluation.bootstrap import Interval, draws, interval, replicates
-from torchtraceap.lab.evaluation.events import GpuEvents, largest_in, load_events
-from torchtraceap.lab.evaluation.honesty import check_splits
+from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, TraceError
+from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, largest_in, load_events
 from torchtraceap.lab.evaluation.methods import (
     METHODS,
     NOT_HERE,
     WANTED_SCORERS,
+    StoredScores,
     check_names,
     make_methods,
+    read_scores,
+    scorer_methods,
 )
 from torchtraceap.lab.evaluation.metrics import (
+    Interval,
     Scored,
-    Typed,
     average_precision,
     calibration,
     confusion,
+    draws,
     event_hits,
     false_positive_rate,
+    interval,
+    mean,
     per_trace_auc,
+    replicates,
     said_types,
     type_metrics,
     typed_given_window,
+    weighted_means,
     window_auc,
 )
-from torchtraceap.lab.evaluation.test_access import TEST_SPLITS, log_look
+from torchtraceap.lab.evaluation.splits import TEST_SPLITS, check_splits, log_look
 
 __all__ = [
     "METRICS",
@@ -70,7 +75,7 @@ _SPLITS = ("train", "validation", *TEST_SPLITS)
 
 @dataclass(frozen=True)
 class Options:
-    """What is evaluated.
+    """Options of an evaluation.
 
     Args:
         splits: Those whose windows are scored; test splits need `why`.
@@ -78,7 +83,7 @@ class Options:
         methods: Names; empty: all.
         scores: Documents of `score --json`, each a method more.
         seeds: Trainings of a method that is random.
-        why: What a look at test labels is for.
+        why: The reason of a look at test labels.
         jobs: Traces that are read at the same time.
     """
 
@@ -99,12 +104,12 @@ class Cell:
     spread: float
     """Standard deviation of the pooled AUC over seeds."""
     resampled: dict[str, Array] = field(repr=False)
-    """Of "auc", "bad_only" and "per_trace", for paired differences."""
+    """Resamples of the metrics, for paired differences."""
 
 
 @dataclass(frozen=True)
 class TypeCell:
-    """Of one method and number of windows, on the traces of one column, its types."""
+    """Types of one method and number of windows, on the traces of one column."""
 
     given: dict[str, float]
     """accuracy, macro_f1 and windows, given a true window."""
@@ -121,18 +126,18 @@ class Row:
     labels: str
     seeds: int = 0
     missing: str | None = None
-    """Why it has no numbers."""
+    """The reason why it has no numbers."""
     cells: dict[tuple[int, str], Cell] = field(default_factory=dict)
-    """By number of windows and column."""
+    """Metrics by number of windows and column."""
     types: dict[tuple[int, str], TypeCell] = field(default_factory=dict)
     forms: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By type: traces, and their mean AUC by trace, over all splits in 100 windows."""
+    """Traces by type, and their mean AUC by trace, over all splits in 100 windows."""
     calibration: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All of it."""
+    """Result of an evaluation."""
 
     dataset: str
     splits: tuple[str, ...]
@@ -140,14 +145,14 @@ class Evaluation:
     columns: tuple[str, ...]
     """Tasks by split, and their averages: "seen: pose", "seen: average", "seen: pooled"."""
     counts: dict[tuple[int, str], dict[str, int]]
-    """By number of windows and column: traces, bad, groups, windows, positive."""
+    """Counts by number of windows and column: traces, bad, groups, windows, positive."""
     rows: tuple[Row, ...]
     samples: dict[int, list[Sample]] = field(repr=False)
-    """Those that were scored."""
+    """The traces that were scored."""
 
 
 def evaluate(dataset: PathLike, options: Options) -> Evaluation:
-    """Scores the windows of a data set's splits by all methods.
+    """Score the windows of a data set's splits by all methods.
 
     Raises:
         OptionError: An unknown split or method, a split without traces, or one that is for tests
@@ -156,7 +161,14 @@ def evaluate(dataset: PathLike, options: Options) -> Evaluation:
         SchemaError: It is no data set, a group is in two splits, or scores are no document.
         MissingDependencyError: scikit-learn or LightGBM is not installed.
     """
-    names = _checked(options)
+    check_packages()
+    names = options.methods or (*METHODS, *WANTED_SCORERS)
+    check_names(names)
+    for split in options.splits:
+        if split not in _SPLITS:
+            raise OptionError(f"there is no split {split!r}: {', '.join(_SPLITS)}")
+    if not options.windows or options.seeds < 1:
+        raise OptionError("a number of windows and a seed are needed")
     log_look(dataset, options.splits, names, options.why)
     learned_from = ("train",) if any(name in METHODS for name in names) else ()
     wanted = dict.fromkeys((*learned_from, "validation", *options.splits))
@@ -174,7 +186,15 @@ def evaluate(dataset: PathLike, options: Options) -> Evaluation:
     read = [sample.id for sample in next(iter(samples.values())) if sample.split in scored_too]
     with progress_stage(f"events of {len(read)} traces"):
         events = load_events(dataset, read)
-    given, missing = _scorers(dataset, read, options, names)
+    scorers, missing = usable_scorers(names)
+    with progress_stage(f"scores of {len(scorers)} scorers"):
+        given = scorer_methods(dataset, read, scorers, options.windows)
+    given += [read_scores(path) for path in options.scores]
+    if not options.methods:
+        known = {method.name for method in given}
+        missing += [
+            Row(name, labels, missing=why) for name, labels, why in NOT_HERE if name not in known
+        ]
     columns = _columns(first)
     bench = Bench(options, samples, scored, events, columns)
     rows = [bench.row(name) for name in names if name in METHODS]
@@ -185,24 +205,8 @@ def evaluate(dataset: PathLike, options: Options) -> Evaluation:
     )  # fmt: skip
 
 
-def _checked(options: Options) -> tuple[str, ...]:
-    check_packages()
-    names = options.methods or (*METHODS, *WANTED_SCORERS)
-    check_names(names)
-    for split in options.splits:
-        if split not in _SPLITS:
-            raise OptionError(f"there is no split {split!r}: {', '.join(_SPLITS)}")
-    if not options.windows or options.seeds < 1:
-        raise OptionError("a number of windows and a seed are needed")
-    return names
-
-
 def check_packages() -> None:
-    """Raises MissingDependencyError where one that evaluates is not installed."""
-    from importlib.util import find_spec
-
-    from torchtraceap.errors import MissingDependencyError
-
+    """Raise MissingDependencyError where a package that evaluates is not installed."""
     for package in ("sklearn", "lightgbm"):
         if find_spec(package) is None:
             raise MissingDependencyError(
@@ -210,26 +214,8 @@ def check_packages() -> None:
             )
 
 
-def _scorers(
-    dataset: PathLike, ids: Sequence[str], options: Options, names: Sequence[str]
-) -> tuple[list[Given], list[Row]]:
-    """Methods whose scores there are, and rows of those without."""
-    found, missing = usable_scorers(names)
-    with progress_stage(f"scores of {len(found)} scorers"):
-        given = scorer_methods(dataset, ids, found, options.windows)
-    given += [read_scores(path) for path in options.scores]
-    known = {method.name for method in given}
-    if not options.methods:
-        missing += [
-            Row(each.name, each.labels, missing=each.why)
-            for each in NOT_HERE
-            if each.name not in known
-        ]
-    return given, missing
-
-
 def usable_scorers(names: Sequence[str]) -> tuple[list[Scorer], list[Row]]:
-    """The package's scorers among these names, and rows of those that can't be had."""
+    """Return the package's scorers among these names, and rows of those that can't be had."""
     found, missing = [], []
     for name in names:
         if name not in WANTED_SCORERS:
@@ -250,7 +236,8 @@ def usable_scorers(names: Sequence[str]) -> tuple[list[Scorer], list[Row]]:
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, list[str]]:
-    """Ids of the traces of each column; an average has none of its own but those of its tasks."""
+    """Return the ids of the traces of each column; an average has none of its own but those of its
+    tasks."""
     found: dict[str, list[str]] = {}
     for split in dict.fromkeys(sample.split for sample in samples):
         of_split = [sample for sample in samples if sample.split == split]
@@ -259,16 +246,6 @@ def _columns(samples: Sequence[Sample]) -> dict[str, list[str]]:
         found[f"{split}: average"] = [sample.id for sample in of_split]
         found[f"{split}: pooled"] = [sample.id for sample in of_split]
     return found
-
-
-def tasks_of(column: str, columns: Iterable[str]) -> list[str]:
-    """The columns that an average is of."""
-    split = column.partition(":")[0]
-    return [c for c in columns if c.startswith(f"{split}: ") and not _is_sum(c)]
-
-
-def _is_sum(column: str) -> bool:
-    return column.endswith((": average", ": pooled"))
 
 
 def _counts(
@@ -293,11 +270,19 @@ def _counts(
 
 
 Scores = dict[str, tuple[Array, "Array | None"]]
-"""By id: scores `[W]` and types `[W, T]`."""
+"""Scores `[W]` and types `[W, T]` by id."""
 
 
 class Bench:
-    """What all methods are measured on."""
+    """Traces on which all methods are measured.
+
+    Args:
+        options: Options of the evaluation.
+        samples: All traces by number of windows.
+        scored: Those of the splits that are scored.
+        events: GPU events of the traces that are scored, and of validation.
+        columns: Ids of the traces of each column of the tables.
+    """
 
     def __init__(
         self,
@@ -311,7 +296,7 @@ class Bench:
         self._events, self._columns = events, columns
 
     def row(self, name: str) -> Row:
-        """Of a method that is fitted here."""
+        """Return the row of a method that is fitted here."""
         method = make_methods([name], self._events)[0]
         seeds = self._options.seeds if method.is_random else 1
         with progress_stage(f"{method.name}, {seeds} seeds"):
@@ -321,8 +306,8 @@ class Bench:
             }
         return self._measured(method, by_count, seeds)
 
-    def given(self, method: Given) -> Row:
-        """Of a method whose scores there are already."""
+    def given(self, method: StoredScores) -> Row:
+        """Return the row of a method whose scores there are already."""
         try:
             by_count = {c: [self.scores(method, c)] for c in self._options.windows}
         except TraceError as error:
@@ -330,13 +315,13 @@ class Bench:
         return self._measured(method, by_count, 1)
 
     def fitted(self, name: str, count: int, seed: int) -> Scores:
-        """What a method of `METHODS` says once it has learned from the training split."""
+        """Return the scores of a method of `METHODS` that has learned from the training split."""
         method = make_methods([name], self._events)[0]
         method.fit([s for s in self._samples[count] if s.split == "train"], seed)
         return self.scores(method, count)
 
     def scores(self, method: Method, count: int) -> Scores:
-        """Of the scored splits, and of validation for thresholds."""
+        """Return a method's scores of the scored splits, and of validation for thresholds."""
         wanted = (*self._options.splits, "validation")
         own = [s for s in self._samples[count] if s.split in wanted]
         return {sample.id: (method.score(sample), method.types(sample)) for sample in own}
@@ -345,22 +330,39 @@ class Bench:
         row = Row(method.name, method.labels, seeds)
         for count, runs in by_count.items():
             own = {sample.id: sample for sample in self._scored[count]}
+            threshold = None
+            if all(types is not None for _, types in runs[0].values()):
+                checked = [s for s in self._samples[count] if s.split == "validation"]
+                threshold = best_threshold(scored_windows(checked, runs[0]))
+            averages = [column for column in self._columns if column.endswith(": average")]
             for column, ids in self._columns.items():
-                if not column.endswith(": average"):
-                    row.cells[count, column] = self.cell([own[i] for i in ids], runs)
-            for column in self._columns:
-                if column.endswith(": average"):
-                    parts = tasks_of(column, self._columns)
-                    row.cells[count, column] = _average([row.cells[count, p] for p in parts])
-            self._add_types(row, count, runs[0], own)
+                if column not in averages:
+                    traces = [own[i] for i in ids]
+                    row.cells[count, column] = self.cell(traces, runs)
+                    if threshold is not None:
+                        row.types[count, column] = _types(traces, runs[0], threshold)
+            for column in averages:
+                split = column.partition(":")[0]
+                tasks = [
+                    row.cells[count, each]
+                    for each in self._columns
+                    if each.startswith(f"{split}: ")
+                    and not each.endswith((": average", ": pooled"))
+                ]
+                row.cells[count, column] = _average(tasks)
             if method.is_probability:
                 marks = scored_windows(list(own.values()), runs[0])
                 row.calibration[count] = calibration(marks.score, marks.positive)
-        row.forms.update(self._by_type(by_count))
+        count = 100 if 100 in by_count else next(iter(by_count))
+        for kind in TYPES:
+            traces = [s for s in self._scored[count] if s.type == kind]
+            if traces:
+                aucs = [per_trace_auc(scored_windows(traces, run))[0] for run in by_count[count]]
+                row.forms[kind] = len(traces), mean(np.concatenate(aucs))
         return row
 
     def cell(self, samples: Sequence[Sample], runs: Sequence[Scores]) -> Cell:
-        """Every metric on these traces, the mean over runs."""
+        """Return every metric on these traces, the mean over runs."""
         weights = group_draws(samples)
         found: dict[str, list[tuple[float, Array]]] = {}
         for scores in runs:
@@ -368,10 +370,9 @@ class Bench:
                 found.setdefault(name, []).append(value)
         values, resampled = {}, {}
         for name, each in found.items():
-            mean = float(np.mean([value for value, _ in each]))
             alone = np.nan if weights.shape[1] < 2 else 1.0  # one group says nothing of others
             resampled[name] = np.mean([own for _, own in each], axis=0) * alone
-            values[name] = interval(mean, resampled[name])
+            values[name] = interval(mean(np.array([value for value, _ in each])), resampled[name])
         spread = float(np.std([value for value, _ in found["auc"]]))
         return Cell(values, spread, resampled)
 
@@ -379,68 +380,30 @@ class Bench:
         self, samples: Sequence[Sample], scores: Scores, weights: Array
     ) -> dict[str, tuple[float, Array]]:
         marks = scored_windows(samples, scores)
-        bad = marks.bad_only()
+        bad = marks.part(marks.bad)
         traces, _ = per_trace_auc(marks)
-        hits, hit_groups = self._hits(samples, scores)
+        # Of each trace with a fault: whether the event pointed at lies in its cost.
+        groups, hits, of_groups = group_codes(samples), [], []
+        for sample in samples:
+            if sample.label:
+                top = int(scores[sample.id][0].argmax())
+                events = self._events[sample.id]
+                begin, end = sample.bounds_ns[top : top + 2].tolist()
+                hits.append(event_hits([largest_in(events, begin, end)], [events.cost_ns]))
+                of_groups.append(groups[sample.group])
+        hit = np.array(hits), np.array(of_groups, dtype=np.int64)
         return {
             "auc": (window_auc(marks), replicates(marks, "auc", weights)),
             "bad_only": (window_auc(bad), replicates(bad, "auc", weights)),
-            "per_trace": (_mean(traces), replicates(marks, "per_trace", weights)),
+            "per_trace": (mean(traces), replicates(marks, "per_trace", weights)),
             "ap": (average_precision(marks), replicates(marks, "ap", weights)),
             "fpr": (false_positive_rate(marks), replicates(marks, "fpr", weights)),
-            "hit": (_mean(hits), _weighted(hits, hit_groups, weights)),
+            "hit": (mean(hit[0]), weighted_means(*hit, weights)),
         }
-
-    def _hits(self, samples: Sequence[Sample], scores: Scores) -> tuple[Array, Array]:
-        """Of each trace with a fault whether the event pointed at lies in its cost, and groups."""
-        groups = group_codes(samples)
-        hits, of_groups = [], []
-        for sample in samples:
-            if not sample.label:
-                continue
-            top = int(scores[sample.id][0].argmax())
-            events = self._events[sample.id]
-            begin, end = sample.bounds_ns[top : top + 2].tolist()
-            hits.append(event_hits([largest_in(events, begin, end)], [events.cost_ns]))
-            of_groups.append(groups[sample.group])
-        return np.array(hits), np.array(of_groups, dtype=np.int64)
-
-    def _add_types(self, row: Row, count: int, scores: Scores, own: Mapping[str, Sample]) -> None:
-        if any(types is None for _, types in scores.values()):
-            return
-        checked = [s for s in self._samples[count] if s.split == "validation"]
-        threshold = best_threshold(scored_windows(checked, scores))
-        for column, ids in self._columns.items():
-            if not column.endswith(": average"):
-                row.types[count, column] = _types([own[i] for i in ids], scores, threshold)
-
-    def _by_type(self, by_count: Mapping[int, list[Scores]]) -> dict[str, tuple[int, float]]:
-        count = 100 if 100 in by_count else next(iter(by_count))
-        found = {}
-        for kind in TYPES:
-            own = [s for s in self._scored[count] if s.type == kind]
-            if own:
-                runs = [per_trace_auc(scored_windows(own, scores))[0] for scores in by_count[count]]
-                found[kind] = len(own), _mean(np.concatenate(runs))
-        return found
-
-
-def _mean(values: Array) -> float:
-    """NaN of nothing."""
-    return float(np.mean(values)) if len(values) else float("nan")
-
-
-def _weighted(values: Array, groups: Array, weights: Array) -> Array:
-    if not len(values):
-        return np.full(len(weights), np.nan)
-    own = weights[:, groups].astype(np.float64)
-    total = own.sum(axis=1)
-    found: Array = np.divide(own @ values, total, out=np.full(len(total), np.nan), where=total > 0)
-    return found
 
 
 def scored_windows(samples: Sequence[Sample], scores: Scores) -> Scored:
-    """Their windows, those to be ignored left out; groups by name."""
+    """Return the windows of traces without those to be ignored; groups by name."""
     groups = group_codes(samples)
     lengths = [len(sample.positive) for sample in samples]
     kept = ~np.concatenate([sample.ignore for sample in samples])
@@ -460,22 +423,22 @@ def group_draws(samples: Sequence[Sample]) -> Array:
 
 
 def group_codes(samples: Sequence[Sample]) -> dict[str, int]:
-    """Of the groups, by name: their columns in `group_draws`."""
+    """Return the columns of groups in `group_draws`, by name."""
     return {name: code for code, name in enumerate(sorted({s.group for s in samples}))}
 
 
 def _average(cells: Sequence[Cell]) -> Cell:
-    """Of tasks that are drawn apart: as the paper averages."""
+    """Return the average of tasks that are drawn apart, as the paper averages."""
     values, resampled = {}, {}
     for name in METRICS:
         resampled[name] = np.mean([cell.resampled[name] for cell in cells], axis=0)
-        mean = float(np.mean([cell.values[name].value for cell in cells]))
-        values[name] = interval(mean, resampled[name])
+        average = mean(np.array([cell.values[name].value for cell in cells]))
+        values[name] = interval(average, resampled[name])
     return Cell(values, float(np.mean([cell.spread for cell in cells])), resampled)
 
 
 def best_threshold(marks: Scored) -> float:
-    """That of the largest F1; infinity without a positive window."""
+    """Return the threshold of the largest F1; infinity without a positive window."""
     from sklearn.metrics import precision_recall_curve
 
     if not marks.positive.any():
@@ -491,11 +454,8 @@ def _types(samples: Sequence[Sample], scores: Scores, threshold: float) -> TypeC
     said = np.concatenate([np.asarray(scores[sample.id][1]) for sample in samples])[kept]
     score = np.concatenate([scores[sample.id][0] for sample in samples])[kept]
     positive = np.concatenate([sample.positive for sample in samples])[kept]
-    given = type_metrics(typed_given_window(cost, said, positive, TYPES))
+    given = type_metrics(*typed_given_window(cost, said, positive))
     flagged = score >= threshold
-    both = Typed(
-        np.where(positive, cost.argmax(axis=1), -1),
-        np.where(flagged, said_types(said), -1),
-        TYPES,
-    )
-    return TypeCell(given, type_metrics(both), confusion(both))
+    truth = np.where(positive, cost.argmax(axis=1), -1)
+    named = np.where(flagged, said_types(said), -1)
+    return TypeCell(given, type_metrics(truth, named), confusion(truth, named, len(TYPES)))

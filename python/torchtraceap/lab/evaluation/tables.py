@@ -1,38 +1,53 @@
-"""Tables of an evaluation: those of the paper in its layout, and what it does not report."""
+"""Tables of an evaluation, as text, JSON, and parts of a page with figures.
+
+They are those of the paper in its layout, and what it does not report. A part of a page between
+`<!-- begin NAME -->` and `<!-- end NAME -->` is replaced; all else stays as it is. A page that is
+not there is made, with every part.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.writing import naming, write_text
 from torchtraceap.datasets.samples import TYPES
-from torchtraceap.lab.evaluation.bootstrap import Interval, paired
+from torchtraceap.lab.building.figures import bars
 from torchtraceap.lab.evaluation.methods import ABLATIONS
+from torchtraceap.lab.evaluation.metrics import Interval, paired_difference
 from torchtraceap.lab.evaluation.run import METRICS, Evaluation, Row
 
 __all__ = [
     "HEADLINES",
     "METRIC_TITLES",
-    "TABLES",
     "Table",
     "all_numbers",
     "document",
+    "figures",
+    "fill_parts",
     "finite",
     "headline_rows",
     "markdown",
     "metric_table",
     "numbers",
+    "parts",
     "percent",
     "table_2",
     "table_3",
     "table_4",
     "table_5",
+    "tables",
+    "texts",
     "type_table",
     "with_interval",
+    "write_report",
 ]
 
 Table = list[list[str]]
@@ -53,10 +68,11 @@ HEADLINES = (
 """Fixed before any look at test labels: first method, second method, metric; on the average of the
 tasks of each test split in 100 windows."""
 _MISSING = "–"
+_PART = "<!-- begin {name} -->\n{text}\n<!-- end {name} -->"
 
 
 def markdown(table: Table) -> str:
-    """As a table of Markdown."""
+    """Return a table in Markdown."""
     head, *rows = table
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -80,7 +96,7 @@ def table_2(evaluation: Evaluation) -> Table:
     return [head, *rows]
 
 
-def table_3(evaluation: Evaluation, count: int, metric: str = "auc") -> Table:
+def table_3(evaluation: Evaluation, count: int) -> Table:
     """Methods by tasks; a mean of seeds, and a 95 % interval where tasks are averaged."""
     head = ["method", "labels", "seeds", *map(_short, evaluation.columns)]
     rows = []
@@ -89,7 +105,7 @@ def table_3(evaluation: Evaluation, count: int, metric: str = "auc") -> Table:
             cells = [_MISSING] * len(evaluation.columns)
             rows.append([f"{row.name} ({row.missing})", row.labels, _MISSING, *cells])
             continue
-        found = [row.cells[count, column].values[metric] for column in evaluation.columns]
+        found = [row.cells[count, column].values["auc"] for column in evaluation.columns]
         cells = [
             with_interval(value) if column.endswith(("average", "pooled")) else percent(value.value)
             for value, column in zip(found, evaluation.columns, strict=True)
@@ -136,37 +152,32 @@ def table_5(evaluation: Evaluation) -> Table:
     count = _main_count(evaluation)
     averages = [column for column in evaluation.columns if column.endswith("average")]
     known = {row.name: row for row in _measured(evaluation)}
+    head = ("adapter", "transformer", "relation")
     rows = []
     for marks in ABLATIONS:
-        row = known.get(ablation_name(marks))
+        words = [word for word, mark in zip(head, marks, strict=True) if mark]
+        row = known.get(f"paper: {', '.join(words) or 'none'}")
         line = [
             _MISSING if row is None else percent(row.cells[count, column].values["auc"].value)
             for column in averages
         ]
         rows.append([*("x" if mark else "" for mark in marks), *line])
-    return [["adapter", "transformer", "relation", *averages], *rows]
-
-
-def ablation_name(marks: Sequence[bool]) -> str:
-    """Of a cell of Table 5, as a document of scores names it: "paper: adapter, relation"."""
-    words = [w for w, m in zip(("adapter", "transformer", "relation"), marks, strict=True) if m]
-    return f"paper: {', '.join(words) or 'none'}"
+    return [[*head, *averages], *rows]
 
 
 def type_table(evaluation: Evaluation) -> Table:
     """Mean AUC by trace of each type, for every method."""
     rows = _measured(evaluation)
     kinds = [kind for kind in TYPES if any(kind in row.forms for row in rows)]
-    head = ["method", *(f"`{kind}` ({_traces(rows, kind)})" for kind in kinds)]
+    head = ["method"]
+    for kind in kinds:
+        traces = max(row.forms[kind][0] for row in rows if kind in row.forms)
+        head.append(f"`{kind}` ({traces})")
     body = [
         [row.name, *(percent(row.forms[k][1]) if k in row.forms else _MISSING for k in kinds)]
         for row in rows
     ]
     return [head, *body]
-
-
-def _traces(rows: Sequence[Row], kind: str) -> int:
-    return max((row.forms[kind][0] for row in rows if kind in row.forms), default=0)
 
 
 def count_table(evaluation: Evaluation) -> Table:
@@ -196,18 +207,17 @@ def headline_rows(evaluation: Evaluation) -> Table:
             cells = [known[name].cells[count, column] for name in (first, second)]
             values = cells[0].values[metric].value, cells[1].values[metric].value
             resampled = cells[0].resampled[metric], cells[1].resampled[metric]
-            rows.append([title, _short(column), with_interval(paired(values, resampled))])
+            rows.append(
+                [title, _short(column), with_interval(paired_difference(values, resampled))]
+            )
     return [["comparison", "tasks", "difference in points"], *rows]
 
 
 # ------------------------------------------------------------------------- texts and JSON
 
 
-TABLES = (2, 3, 4, 5)
-
-
 def tables(evaluation: Evaluation, number: int | None = None) -> dict[str, Table]:
-    """By title, those of the paper's number; None: all, and what it does not report."""
+    """Return the tables of the paper's number by title; None: all, and what it does not report."""
     found: dict[str, Table] = {}
     if number in (None, 2):
         found["Table 2: traces with a fault / positive windows, by type and task"] = table_2(
@@ -233,7 +243,7 @@ def tables(evaluation: Evaluation, number: int | None = None) -> dict[str, Table
 
 
 def document(evaluation: Evaluation, number: int | None = None) -> dict[str, Any]:
-    """All of it as JSON: numbers as shares, null where there is none."""
+    """Return the evaluation as JSON: numbers as shares, null where there is none."""
     return {
         "schema": "torchtraceap.evaluation/1",
         "dataset": evaluation.dataset,
@@ -286,27 +296,27 @@ def _method(row: Row) -> dict[str, Any]:
 
 
 def numbers(value: Interval) -> dict[str, float | None]:
-    """As JSON takes them."""
-    return {name: finite(each) for name, each in asdict(value).items()}
+    """Return the numbers of an interval as JSON takes them."""
+    return all_numbers(asdict(value))
 
 
 def all_numbers(values: Mapping[str, float]) -> dict[str, float | None]:
-    """As JSON takes them."""
+    """Return numbers as JSON takes them."""
     return {name: finite(value) for name, value in values.items()}
 
 
 def finite(value: float) -> float | None:
-    """As JSON takes it: null for what is not finite."""
+    """Return a number as JSON takes it: null for what is not finite."""
     return round(float(value), 6) if math.isfinite(value) else None
 
 
 def percent(value: float) -> str:
-    """Of a share, with one digit; a dash where there is none."""
+    """Return a share in percent with one digit; a dash where there is none."""
     return f"{100 * value:.1f}" if np.isfinite(value) else _MISSING
 
 
 def with_interval(value: Interval) -> str:
-    """In percent, "70.1 (65.0 to 75.2)"."""
+    """Return an interval in percent, "70.1 (65.0 to 75.2)"."""
     if not np.isfinite(value.low):
         return percent(value.value)
     return f"{percent(value.value)} ({percent(value.low)} to {percent(value.high)})"
@@ -325,9 +335,79 @@ def _main_count(evaluation: Evaluation) -> int:
 
 
 def texts(found: Mapping[str, Table]) -> Iterable[str]:
-    """Each table as text with its title above."""
+    """Yield each table as text with its title above."""
     for title, table in found.items():
         widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip()
                  for r in table]  # fmt: skip
         yield "\n".join([title, "", *lines, ""])
+
+
+# ------------------------------------------------------------------------- pages
+
+
+def write_report(evaluation: Evaluation, page: PathLike) -> list[Path]:
+    """Write the page, and its figures as SVG into `benchmark_figures/` beside it.
+
+    Raises:
+        OutputError: One of them can't be written.
+    """
+    place = Path(page)
+    old = place.read_text("utf-8") if place.exists() else "# Benchmark\n"
+    written = [place]
+    folder = place.parent / "benchmark_figures"
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text in figures(evaluation).items():
+        written.append(folder / f"{name}.svg")
+        write_text(written[-1], text)
+    write_text(place, fill_parts(old, parts(evaluation)))
+    return written
+
+
+def fill_parts(page: str, texts: Mapping[str, str]) -> str:
+    """Return the page with these parts; those that it has no place for come last."""
+    for name, text in texts.items():
+        part = _PART.format(name=name, text=text)
+        place = re.compile(
+            rf"<!-- begin {re.escape(name)} -->.*?<!-- end {re.escape(name)} -->", re.DOTALL
+        )
+        if place.search(page):
+            page = place.sub(lambda _, part=part: part, page)  # type: ignore[misc]
+        else:
+            page = f"{page.rstrip()}\n\n{part}\n"
+    return page
+
+
+def parts(evaluation: Evaluation) -> dict[str, str]:
+    """Return the texts of parts by name: tables by the splits that they are of, so that those of
+    other splits stay."""
+    of = "-".join(evaluation.splits)
+    found = {}
+    for title, table in tables(evaluation).items():
+        name = re.sub(r"[^a-z0-9]+", " ", title.lower()).strip()
+        found[f"{of} {name}"] = f"**{title}**\n\n{markdown(table)}"
+    shown = "\n".join(f"![{name}](benchmark_figures/{name}.svg)" for name in figures(evaluation))
+    return {**found, f"{of} figures": shown}
+
+
+def figures(evaluation: Evaluation) -> dict[str, str]:
+    """Return SVG by name: the paper's Figure 6 (the shares of types in the data) and Figure 7 (AUC
+    by task)."""
+    count = _main_count(evaluation)
+    positive: dict[str, float] = {}
+    for sample in evaluation.samples[count]:
+        if sample.type is not None:
+            positive[sample.type] = positive.get(sample.type, 0) + int(sample.positive.sum())
+    title = f"Positive windows by type, {count} windows a trace"
+    found = {f"figure6-{'-'.join(evaluation.splits)}": bars(title, dict(sorted(positive.items())))}
+    for column in evaluation.columns:
+        if column.endswith("average"):
+            values = {
+                row.name: round(100 * row.cells[count, column].values["auc"].value, 1)
+                for row in evaluation.rows
+                if row.missing is None and np.isfinite(row.cells[count, column].values["auc"].value)
+            }
+            title = f"Pooled window AUC, {column} of tasks, {count} windows"
+            found[f"figure7-{column.partition(':')[0]}"] = bars(title, values, "%")
+    return found

@@ -21,7 +21,7 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.datasets.types import SEEN_TASKS
+from torchtraceap.datasets.labels import SEEN_TASKS
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.simulation.edited_trace import event_text

@@ -28,7 +28,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.writing import claim_folder, write_paths, write_text
-from torchtraceap.datasets.types import LABELS, TASKS, TYPES
+from torchtraceap.datasets.labels import LABELS, TASKS, TYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base, Bases, RecordedBases
 from torchtraceap.lab.generation.decoys import DECOYS

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.types import TASKS
+from torchtraceap.datasets.labels import TASKS
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.prediction.lowering.step import LoweredStep

@@ -1,5 +1,5 @@
-"""Trains scorers: docs/training.md. Each module of `TRAINERS` has a `train`, and is imported when
-it is asked for: not all need torch."""
+"""Train scorers: docs/training.md. Each module of `TRAINERS` has a `train`, and is imported when it
+is needed: not all need torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import cast
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.writing import naming
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.lab.training.result import Trained
-from torchtraceap.lab.training.settings import read_toml
+from torchtraceap.lab.training.settings import Trained, read_toml
 
 __all__ = ["TRAINERS", "Trained", "train"]
 
@@ -30,16 +29,16 @@ def train(
     resume: bool = False,
     minutes: float | None = None,
 ) -> Trained:
-    """Trains a scorer on the split "train" of a data set; "validation" decides, no other is read.
+    """Train a scorer on the split "train" of a data set; "validation" decides, no other is read.
 
     Args:
         name: One of `TRAINERS`.
         dataset: A folder that `dataset build` or `generate` made.
         out: A folder for the weights, figures, logs and the checkpoint; it is made.
         config: A TOML file of settings; what it lacks has its default.
-        seed: Of everything that is drawn: the same one gives the same weights on one machine.
+        seed: Seed of everything that is drawn: the same one gives the same weights on one machine.
         resume: Go on from the checkpoint that `out` holds, if any.
-        minutes: How long this call may take; what is left is done by a call that resumes.
+        minutes: The longest time for this call; what is left is done by a call that resumes.
 
     Raises:
         OptionError: An unknown scorer, settings that make no sense, or a folder in use.

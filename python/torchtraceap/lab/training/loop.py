@@ -1,7 +1,7 @@
 """The loop that trains networks: epochs, checkpoints, validation, early end, logs.
 
 Note [Exact resumption]: what a step draws depends on the seed, the epoch and the step alone (torch
-is seeded anew at each), and a checkpoint holds parameters, moments of the optimiser and the place.
+is seeded anew at each), and a checkpoint holds parameters, moments of the optimizer and the place.
 So training that was broken off anywhere ends with the same bits as one that was not.
 """
 
@@ -10,45 +10,53 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.writing import replacing, replacing_stream, write_text
+from torchtraceap.core.writing import replacing
+from torchtraceap.datasets.samples import Sample
 from torchtraceap.errors import OptionError, SchemaError
-from torchtraceap.lab.training.event_file import event_file
-from torchtraceap.lab.training.processes import Processes
-from torchtraceap.lab.training.result import Trained
-from torchtraceap.lab.training.settings import LoopSettings
+from torchtraceap.lab.training.figures import window_figures, write_logs
+from torchtraceap.lab.training.processes import Processes, join_processes
+from torchtraceap.lab.training.settings import LoopSettings, Trained
 
-__all__ = ["CHECKPOINT", "WEIGHTS", "Fitted", "Learner", "fit", "fit_and_save", "step_seed"]
+__all__ = [
+    "CHECKPOINT",
+    "WEIGHTS",
+    "Fitted",
+    "Learner",
+    "PairLearner",
+    "fit",
+    "fit_and_save",
+    "step_seed",
+]
 
 CHECKPOINT = "checkpoint.safetensors"
 WEIGHTS = "weights.safetensors"
-_LOG, _EVENTS = "log.jsonl", "events.out.tfevents.0"
 _VERSION = 1
 
 
 class Learner(Protocol):
-    """What the loop trains."""
+    """A network with its data, as the loop trains it."""
 
-    @property
-    def module(self) -> nn.Module:
-        """The parameters, and buffers that belong to them."""
+    module: nn.Module
+    """The parameters, and buffers that belong to them."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """Settings and data in JSON: a checkpoint is of these and goes on with no others."""
 
     def begin(self, epoch: int) -> None:
-        """Before an epoch's first step, and before its next one after a break: draws the order of
-        the data, makes new pseudo-labels. Depends on the module and `epoch` alone."""
+        """Prepare an epoch before its first step, and before its next one after a break: draw the
+        order of the data, make new pseudo-labels. Depends on the module and `epoch` alone."""
 
     def steps(self, epoch: int) -> int:
         """Batches in an epoch, the same in all processes."""
@@ -60,24 +68,77 @@ class Learner(Protocol):
         """Figures of the validation split; the first is the criterion, higher is better."""
 
     def state(self) -> dict[str, Tensor]:
-        """What else a checkpoint has to hold, such as pseudo-labels."""
+        """Further tensors of a checkpoint, such as pseudo-labels."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The reverse of `state`."""
+        """Take over the result of `state`."""
 
     def save(self, path: Path, fitted: Fitted) -> None:
-        """Writes the weights, with what is needed to use them."""
+        """Write the weights, with what is needed to use them."""
+
+
+class PairLearner(Learner):
+    """The part of a learner that batches of pairs of traces, and windows with labels, have in
+    common.
+
+    Args:
+        pairs: Places of traces that belong together.
+        validation: The traces of the validation split.
+        batch: Pairs in a step.
+        seed: Seed of everything that is drawn.
+        processes: The group of processes, and which one this is.
+        drawn: Pairs that are drawn for an epoch; None: all.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[int, ...]],
+        validation: Sequence[Sample],
+        *,
+        batch: int,
+        seed: int,
+        processes: Processes | None,
+        drawn: int | None = None,
+    ) -> None:
+        self.pairs, self.validation, self.batch, self.seed = pairs, validation, batch, seed
+        self.processes = processes or Processes()
+        self.drawn = min(drawn or len(pairs), len(pairs))
+        self.order: list[tuple[int, ...]] = []
+
+    def begin(self, epoch: int) -> None:
+        rng = np.random.default_rng(step_seed(self.seed, epoch, 1))
+        self.order = [self.pairs[i] for i in rng.permutation(len(self.pairs))[: self.drawn]]
+
+    def steps(self, epoch: int) -> int:
+        return -(-self.drawn // self.batch)
+
+    def share(self, step: int) -> Sequence[tuple[int, ...]]:
+        """Return the pairs of a batch that this process takes."""
+        return self.processes.share(self.order[step * self.batch : (step + 1) * self.batch])
+
+    def validation_logits(self) -> list[Array]:
+        """Return the logits of the windows of the validation traces, float32 `[W]` each."""
+        raise NotImplementedError
+
+    def validate(self) -> dict[str, float]:
+        return window_figures(self.validation_logits(), self.validation)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over nothing."""
 
 
 @dataclass
 class Fitted:
-    """How training went."""
+    """The place that training has reached, and its figures."""
 
     finished: bool = False
     """False where the time was up: it can be resumed."""
     epoch: int = 0
     step: int = 0
-    """Of the epoch: the next one."""
+    """The next step of the epoch."""
     best_epoch: int = -1
     best: float = -math.inf
     loss_sum: float = 0.0
@@ -94,7 +155,7 @@ class Fitted:
 def step_seed(seed: int, *place: int) -> int:
     """A seed of 63 bits for an epoch, a step or an item of it."""
     mixed = seed & 0xFFFFFFFFFFFFFFFF
-    for part in place:  # splitmix64: neighbouring places have unrelated seeds
+    for part in place:  # splitmix64: neighboring places have unrelated seeds
         mixed = (mixed + 0x9E3779B97F4A7C15 * (part + 1)) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -112,19 +173,19 @@ def fit(
     minutes: float | None = None,
     processes: Processes | None = None,
 ) -> Fitted:
-    """Trains until the last epoch, until validation stops getting better, or until time is up.
+    """Train until the last epoch, until validation stops getting better, or until time is up.
 
     The learner's module ends with the parameters of the best epoch; where time was up, with those
     of the best epoch until then.
 
     Args:
-        learner: What is trained.
+        learner: The network and its data.
         settings: How long and how fast.
         out: A folder that is there, for the checkpoint and the logs.
-        seed: Of everything that is drawn.
+        seed: Seed of everything that is drawn.
         resume: Go on from the folder's checkpoint, where it has one.
         minutes: How long this call may take.
-        processes: Of a group, which this is.
+        processes: The group of processes, and which one this is.
 
     Raises:
         OptionError: The folder has a checkpoint and `resume` is not set, or `minutes` is not above
@@ -136,24 +197,30 @@ def fit(
 
 
 def fit_and_save(
-    learner: Learner,
+    make: Callable[[Processes], Learner],
     settings: LoopSettings,
     out: PathLike,
     *,
     seed: int,
     resume: bool,
     minutes: float | None,
-    processes: Processes,
 ) -> Trained:
-    """`fit`, and what the first process of the group wrote then; the others have no weights."""
-    fitted = fit(
-        learner, settings, out, seed=seed, resume=resume, minutes=minutes, processes=processes
-    )
-    if fitted.best_epoch < 0 or not processes.is_first:
-        return Trained(None, {}, fitted.finished)
-    weights = Path(out) / WEIGHTS
-    learner.save(weights, fitted)
-    return Trained(weights, fitted.best_figures(), fitted.finished)
+    """Train as `fit` does in the group that torchrun started, and write the weights.
+
+    Args:
+        make: Makes the learner of a process. The first process alone writes weights.
+        settings, out, seed, resume, minutes: As `fit` takes them, with its errors.
+    """
+    with join_processes() as group:
+        learner = make(group)
+        fitted = fit(
+            learner, settings, out, seed=seed, resume=resume, minutes=minutes, processes=group
+        )
+        if fitted.best_epoch < 0 or not group.is_first:
+            return Trained(None, {}, fitted.finished)
+        weights = Path(out) / WEIGHTS
+        learner.save(weights, fitted)
+        return Trained(weights, fitted.best_figures(), fitted.finished)
 
 
 class _Run:
@@ -176,7 +243,12 @@ class _Run:
         if minutes is not None and not minutes > 0:
             raise OptionError(f"{minutes} minutes make no sense")
         until = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self._take_over(resume)
+        if (self.out / CHECKPOINT).exists():
+            if not resume:
+                raise OptionError(
+                    f"{self.out}: holds a checkpoint; resume it, or give a new folder"
+                )
+            self._restore(self.out / CHECKPOINT)
         while not self.fitted.finished:
             with progress_stage(f"epoch {self.fitted.epoch + 1} of up to {self.settings.epochs}"):
                 if not self._epoch(until):
@@ -185,16 +257,8 @@ class _Run:
             self.learner.module.load_state_dict(self.best)
         return self.fitted
 
-    def _take_over(self, resume: bool) -> None:
-        place = self.out / CHECKPOINT
-        if not place.exists():
-            return
-        if not resume:
-            raise OptionError(f"{self.out}: holds a checkpoint; resume it, or give a new folder")
-        self._restore(place)
-
     def _epoch(self, until: float) -> bool:
-        """Whether there was time for all of its steps."""
+        """Return True if there was time for all steps of the epoch."""
         fitted, began = self.fitted, time.monotonic()
         self.learner.begin(fitted.epoch)
         steps = self.learner.steps(fitted.epoch)
@@ -212,7 +276,13 @@ class _Run:
     def _step(self, steps: int) -> None:
         fitted, settings = self.fitted, self.settings
         torch.manual_seed(step_seed(self.seed, fitted.epoch, fitted.step, self.processes.rank))
-        self._set_rate((fitted.epoch + fitted.step / steps) / settings.epochs)
+        done, warmup = (fitted.epoch + fitted.step / steps) / settings.epochs, settings.warmup
+        if done < warmup:
+            share = (done + 1e-3) / (warmup + 1e-3)
+        else:
+            share = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = settings.learning_rate * share
         self.learner.module.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss, weight = self.learner.loss(fitted.epoch, fitted.step)
@@ -225,15 +295,6 @@ class _Run:
         fitted.loss_sum += loss_sum
         fitted.weight_sum += weight_sum
         fitted.step += 1
-
-    def _set_rate(self, done: float) -> None:
-        warmup = self.settings.warmup
-        if done < warmup:
-            share = (done + 1e-3) / (warmup + 1e-3)
-        else:
-            share = 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * share
 
     def _end_epoch(self, seconds: float) -> None:
         fitted = self.fitted
@@ -259,25 +320,8 @@ class _Run:
         waited = fitted.epoch - 1 - fitted.best_epoch
         fitted.finished = fitted.epoch >= self.settings.epochs or waited >= self.settings.patience
         self._save()
-        self._log()
-
-    # --------------------------------------------------------------------------- files
-
-    def _log(self) -> None:
-        if not self.processes.is_first:
-            return
-        records = self.fitted.records
-        write_text(self.out / _LOG, "".join(json.dumps(each) + "\n" for each in records))
-        rows = [
-            (
-                each["wall_time_s"],
-                int(each["epoch"]),
-                {k: v for k, v in each.items() if k not in ("epoch", "wall_time_s")},
-            )
-            for each in records
-        ]
-        with replacing_stream(self.out / _EVENTS) as stream:
-            stream.write(event_file(rows))
+        if self.processes.is_first:
+            write_logs(self.out, fitted.records)
 
     def _save(self) -> None:
         from safetensors.torch import save_file

@@ -1,21 +1,28 @@
-"""Trains `paper`: pairs of a trace with a fault and its twin, by the losses of the paper."""
+"""Train `paper`: pairs of a trace with a fault and its twin, by the losses of the paper.
+
+Several of its equations (10 to 15) are wrong as printed: docs/detectors.md has them one by one.
+`PaperLosses` is corrected by default, and each field takes the printed reading back, so that its
+effect shows.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.writing import replacing
-from torchtraceap.datasets.samples import load_samples
+from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.diagnosis.scoring.paper import (
     CELLS,
     UNKNOWN_PLATFORM,
@@ -26,17 +33,17 @@ from torchtraceap.diagnosis.scoring.paper import (
 from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder, text_encoder
 from torchtraceap.diagnosis.scoring.v2 import squash
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.training.figures import window_figures
-from torchtraceap.lab.training.loop import Fitted, fit_and_save, step_seed
-from torchtraceap.lab.training.paper_losses import PairWindows, PaperLosses
+from torchtraceap.lab.training.loop import Fitted, PairLearner, fit_and_save, step_seed
 from torchtraceap.lab.training.paper_net import PaperNet, batch_of
-from torchtraceap.lab.training.processes import Processes, joined_processes
-from torchtraceap.lab.training.pseudo_labels import pseudo_targets, ranks, twin_distances
-from torchtraceap.lab.training.result import Trained
-from torchtraceap.lab.training.settings import LoopSettings, take
+from torchtraceap.lab.training.processes import Processes
+from torchtraceap.lab.training.settings import LoopSettings, Trained, take
 from torchtraceap.lab.training.v2_data import pairs_of
+from torchtraceap.lab.training.weak_labels import pseudo_targets, ranks, twin_distances
 
-__all__ = ["PaperLearner", "PaperSettings", "train"]
+__all__ = ["OBJECTIVES", "PairWindows", "PaperLearner", "PaperLosses", "PaperSettings", "train"]
+
+OBJECTIVES = ("average", "topk", "noisy-or", "twin")
+_SMALL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class PaperSettings:
     """`[paper]` in a file: the network's parts and sizes; `PaperConfig` says what they mean."""
 
     cell: str = "adapter+transformer+relation"
-    """Of Table 5; one of `CELLS`."""
+    """A cell of Table 5; one of `CELLS`."""
     text_encoder: str = "hash"
     width: int = 128
     layers: int = 6
@@ -80,43 +87,195 @@ class PaperSettings:
         )
 
 
-class PaperLearner:
-    """What the loop trains; see `loop.Learner`."""
+class PairWindows(NamedTuple):
+    """The output of the network for one trace of a pair; W windows."""
+
+    scores: Tensor
+    """`[W]` in [0, 1]: P_w."""
+    features: Tensor
+    """`[W, 2d]`."""
+    labels: Tensor | None = None
+    """`[W]` in [0, 1], of the bad trace: pseudo-labels from its twin, for the objective `twin`;
+    NaN where a window is left out."""
+
+
+@dataclass(frozen=True)
+class PaperLosses:
+    """Weights and readings. Calling it gives Eq. 15 for one pair."""
+
+    objective: str = "average"
+    """The trace's probability from those of its windows (Eq. 10): their average; the mean of the
+    highest tenth (`topk`); 1 minus the geometric mean of 1 - P (`noisy-or`); or pseudo-labels of
+    windows (`twin`)."""
+    svm_sign: str = "corrected"
+    """Eq. 11: max(0, cos + margin), or `literal`, max(0, margin - cos), which rewards alike
+    windows of good and bad traces."""
+    selection: str = "corrected"
+    """Eq. 12 and 13: the lowest windows of the good trace against the highest of the bad one, or
+    `literal`, the highest of both."""
+    cluster_target: str = "corrected"
+    """Third term of Eq. 14: windows of equal labels are alike, 1 - 2 |p_i - p_j|, or `literal`,
+    |p_i - p_j|, which is the reverse."""
+    margin: float = 0.5
+    cluster_margin: float = 0.5
+    share: float = 0.1
+    """S+ and S-: the part of the windows that Eq. 11 compares."""
+    weights: tuple[float, float, float, float] = (1.0, 1.0, 0.5, 0.1)
+    """Weights of Eq. 10, 11, 14 and of smoothness."""
+    feature_smoothness: float = 0.1
+    """Weight of the change of features beside that of scores."""
+
+    def __post_init__(self) -> None:
+        readings = (self.svm_sign, self.selection, self.cluster_target)
+        if self.objective not in OBJECTIVES or not {*readings} <= {"corrected", "literal"}:
+            raise OptionError(
+                f"the objective is one of {', '.join(OBJECTIVES)}; readings corrected or literal"
+            )
+        if not 0 < self.share <= 0.5 or len(self.weights) != 4 or min(self.weights) < 0:
+            raise OptionError("share is in (0, 0.5], and there are four weights, none negative")
+
+    def __call__(self, good: PairWindows, bad: PairWindows) -> Tensor:
+        """Eq. 15: a scalar."""
+        return sum(self.parts(good, bad).values(), torch.zeros(()))
+
+    def parts(self, good: PairWindows, bad: PairWindows) -> dict[str, Tensor]:
+        """Its terms, weighted: for logs."""
+        chosen_good, rest_good = self._choose(good.scores, highest=self.selection == "literal")
+        chosen_bad, rest_bad = self._choose(bad.scores, highest=True)
+        features = torch.cat([good.features[rest_good], bad.features[rest_bad]])
+        scores = torch.cat([good.scores[rest_good], bad.scores[rest_bad]])
+        terms = {
+            "trace": self.trace(good, bad),
+            "svm": self.separation(good.features[chosen_good], bad.features[chosen_bad]),
+            "cluster": self.clustering(features, scores),
+            "smooth": self.smoothness(good) + self.smoothness(bad),
+        }
+        return {
+            name: weight * term
+            for weight, (name, term) in zip(self.weights, terms.items(), strict=True)
+        }
+
+    def trace(self, good: PairWindows, bad: PairWindows) -> Tensor:
+        """Eq. 10: cross entropy; 0 is good, 1 is bad."""
+        if self.objective == "twin":
+            if bad.labels is None:
+                raise OptionError("the objective `twin` needs labels of the bad trace's windows")
+            told = ~bad.labels.isnan()
+            scores = torch.cat([good.scores, bad.scores[told]])
+            labels = torch.cat([torch.zeros_like(good.scores), bad.labels[told]])
+            return F.binary_cross_entropy(scores.clamp(_SMALL, 1 - _SMALL), labels)
+        both = torch.stack([self._probability(good.scores), self._probability(bad.scores)])
+        labels = torch.tensor([0.0, 1.0]).to(both)
+        return F.binary_cross_entropy(both.clamp(_SMALL, 1 - _SMALL), labels)
+
+    def _probability(self, scores: Tensor) -> Tensor:
+        if self.objective == "topk":
+            return scores.topk(self._count(len(scores))).values.mean()
+        if self.objective == "noisy-or":
+            # The mean of logarithms: 200 windows of 0.02 would make 0.98 otherwise.
+            return 1 - torch.exp(torch.log1p(-scores.clamp(max=1 - _SMALL)).mean())
+        return scores.mean()
+
+    def _count(self, windows: int) -> int:
+        return max(1, round(self.share * windows))
+
+    def _choose(self, scores: Tensor, *, highest: bool) -> tuple[Tensor, Tensor]:
+        """Places of the windows that Eq. 11 compares, and of the others."""
+        order = scores.detach().argsort(descending=highest)
+        count = self._count(len(scores))
+        return order[:count], order[count:]
+
+    def separation(self, good: Tensor, bad: Tensor) -> Tensor:
+        """Eq. 11 over all pairs of `[n, 2d]` and `[m, 2d]`."""
+        alike = _cosines(good, bad)
+        if self.svm_sign == "literal":
+            return F.relu(self.margin - alike).mean()
+        return F.relu(alike + self.margin).mean()
+
+    def clustering(self, features: Tensor, scores: Tensor) -> Tensor:
+        """Eq. 14: windows of one pseudo-label are alike, of two are not.
+
+        A window's pseudo-label is whether it scores above the median of the pair; no gradient
+        passes it.
+        """
+        if len(scores) < 2:
+            return features.sum() * 0
+        alike = _cosines(features, features)
+        told = scores.detach()
+        label = told > told.median()
+        same = label.unsqueeze(0) == label.unsqueeze(1)
+        distance = (told.unsqueeze(0) - told.unsqueeze(1)).abs()
+        target = distance if self.cluster_target == "literal" else 1 - 2 * distance
+        others = ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        return (
+            _mean((1 - alike)[same & others])
+            + _mean(F.relu(alike - self.cluster_margin)[~same])
+            + _mean((alike - target).abs()[others])
+        )
+
+    def smoothness(self, windows: PairWindows) -> Tensor:
+        """Squared change of scores, and of features of length 1, from each window to the next."""
+        features = F.normalize(windows.features, dim=1)
+        change = features.diff(dim=0).square().sum(1)
+        return _mean(windows.scores.diff().square()) + self.feature_smoothness * _mean(change)
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    return F.normalize(a, dim=1) @ F.normalize(b, dim=1).t()
+
+
+def _mean(values: Tensor) -> Tensor:
+    """0 of nothing, with a gradient of 0."""
+    return values.mean() if values.numel() else values.sum()
+
+
+class PaperLearner(PairLearner):
+    """The network of the paper with its data, a `loop.Learner`.
+
+    Args:
+        samples: Traces of the splits train and validation on one grid, with tokens of the GPU
+            alone.
+        settings: Settings of the network.
+        losses: The losses of a pair.
+        seed: Seed of everything that is drawn.
+        processes: The group of processes, and which one this is.
+
+    Raises:
+        OptionError: A split has no trace, or no trace in "train" has its twin there.
+    """
+
+    module: PaperNet
 
     def __init__(
         self,
-        samples: Sequence[Any],
+        samples: Sequence[Sample],
         settings: PaperSettings,
         losses: PaperLosses,
         seed: int = 0,
         processes: Processes | None = None,
     ) -> None:
-        """
-        Args:
-            samples: `Sample` of the splits train and validation on one grid, with tokens of the GPU
-                alone.
-            settings: Of the network.
-            losses: Of a pair.
-            seed: Of everything that is drawn.
-            processes: Of a group, which this is.
-
-        Raises:
-            OptionError: A split has no trace, or no trace in "train" has its twin there.
-        """
-        self.settings, self.losses, self.seed = settings, losses, seed
-        self.processes = processes or Processes()
+        self.settings, self.losses = settings, losses
         self.train = [sample for sample in samples if sample.split == "train"]
-        self.validation = [sample for sample in samples if sample.split == "validation"]
-        self.pairs = [pair for pair in pairs_of(self.train) if len(pair) == 2]
-        if not self.pairs or not self.validation:
+        validation = [sample for sample in samples if sample.split == "validation"]
+        pairs = [pair for pair in pairs_of(self.train) if len(pair) == 2]
+        if not pairs or not validation:
             raise OptionError('`paper` learns from pairs in "train", and needs a "validation"')
-        self.events = {s.id: TraceTokens(s.tokens, s.device) for s in samples}
+        super().__init__(
+            pairs,
+            validation,
+            batch=settings.batch,
+            seed=seed,
+            processes=processes,
+            drawn=settings.pairs,
+        )
+        self.events = {
+            s.id: TraceTokens(s.tokens, s.device) for s in samples if s.tokens is not None
+        }
         self.encoder = text_encoder(settings.text_encoder)
         devices = sorted({sample.device for sample in self.train if sample.device})
         self.config = settings.config((UNKNOWN_PLATFORM, *devices), self.encoder)
         torch.manual_seed(step_seed(seed, 0))
         self.module = PaperNet(self.config).to(self.processes.device)
-        self.order: list[tuple[int, ...]] = []
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -144,64 +303,37 @@ class PaperLearner:
             for place, one, counts in zip(far, target, weight, strict=True)
         }
 
-    def begin(self, epoch: int) -> None:
-        rng = np.random.default_rng(step_seed(self.seed, epoch, 1))
-        self.order = [self.pairs[i] for i in rng.permutation(len(self.pairs))[: self._drawn]]
-
-    @property
-    def _drawn(self) -> int:
-        return min(self.settings.pairs or len(self.pairs), len(self.pairs))
-
-    def steps(self, epoch: int) -> int:
-        return -(-self._drawn // self.settings.batch)
-
     def loss(self, epoch: int, step: int) -> tuple[Tensor, float]:
-        size = self.settings.batch
-        pairs = self.processes.share(self.order[step * size : (step + 1) * size])
+        pairs = self.share(step)
         total = torch.zeros((), device=self.processes.device)
         if not pairs:
             return total, 0.0
         found = self._windows([self.train[place] for pair in pairs for place in pair])
         for i, (bad, _) in enumerate(pairs):
-            told = self._labels.get(bad)
-            marked = found[2 * i]._replace(labels=None if told is None else told.to(total.device))
+            marked, labels = found[2 * i], self._labels.get(bad)
+            if labels is not None:
+                marked = marked._replace(labels=labels.to(total.device))
             total = total + self.losses(found[2 * i + 1], marked)
         return total, float(len(pairs))
 
-    def _windows(self, samples: Sequence[Any]) -> list[PairWindows]:
+    def _windows(self, samples: Sequence[Sample]) -> list[PairWindows]:
         inputs = join_traces([self.events[s.id] for s in samples], self.config, self.encoder)
         found = self.module(batch_of(inputs, str(self.processes.device)))
         lengths = np.diff(inputs.trace_offsets).tolist()
         parts = zip(found.scores.split(lengths), found.features.split(lengths), strict=True)
         return [PairWindows(scores, features) for scores, features in parts]
 
-    def validate(self) -> dict[str, float]:
-        return window_figures(
-            self.logits(self.validation),
-            [sample.positive for sample in self.validation],
-            [sample.ignore for sample in self.validation],
-        )
-
-    def logits(self, samples: Sequence[Any], size: int = 8) -> list[Array]:
-        """Of the windows of each trace, float32 `[W]`."""
+    def validation_logits(self) -> list[Array]:
         self.module.eval()
         found: list[Array] = []
         with torch.no_grad():
-            for first in range(0, len(samples), size):
-                parts = self._windows(samples[first : first + size])
+            for first in range(0, len(self.validation), 8):
+                parts = self._windows(self.validation[first : first + 8])
                 found += [torch.logit(part.scores, 1e-6).cpu().numpy() for part in parts]
         return found
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        pass
-
     def save(self, path: Path, fitted: Fitted) -> None:
-        """The weights, as `scoring.paper.load` reads them."""
-        import json
-
+        """Write the weights as `scoring.paper.load` reads them."""
         from safetensors.numpy import save_file
 
         about = {
@@ -222,7 +354,7 @@ def train(
     resume: bool = False,
     minutes: float | None = None,
 ) -> Trained:
-    """Trains `paper`; see `training.train`. `tables` has `[paper]`, `[losses]` and `[loop]`."""
+    """Train `paper`; see `training.train`. `tables` has `[paper]`, `[losses]` and `[loop]`."""
     settings = take(PaperSettings, tables, "paper")
     losses = take(PaperLosses, tables, "losses")
     loop = take(LoopSettings, tables, "loop")
@@ -233,8 +365,11 @@ def train(
         tokens=settings.cap,
         gpu_only=True,
     )
-    with joined_processes() as group:
-        learner = PaperLearner(samples, settings, losses, seed, group)
-        return fit_and_save(
-            learner, loop, out, seed=seed, resume=resume, minutes=minutes, processes=group
-        )
+    return fit_and_save(
+        lambda group: PaperLearner(samples, settings, losses, seed, group),
+        loop,
+        out,
+        seed=seed,
+        resume=resume,
+        minutes=minutes,
+    )

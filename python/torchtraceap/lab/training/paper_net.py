@@ -22,7 +22,8 @@ __all__ = ["PaperBatch", "PaperNet", "PaperOutput", "batch_of"]
 _DELAY_CODES, _DURATION_CODES = 257, 256
 _DROPOUT = 0.1
 _PLATFORM_DROPOUT = 0.1
-"""How often a trace in training is of an unknown platform, so that unseen ones mean something."""
+"""Probability that a trace in training is of an unknown platform, so that unseen ones mean
+something."""
 
 
 class PaperBatch(NamedTuple):
@@ -163,17 +164,11 @@ class PaperNet(nn.Module):
         return self.relation(x) if self.config.relation else x
 
     def arrays(self) -> Weights:
-        """float32 by name: what a file of weights holds."""
+        """Return the float32 arrays of a file of weights, by name."""
         return {
             name: value.detach().float().cpu().contiguous().numpy()
             for name, value in self.state_dict().items()
         }
-
-    def load_arrays(self, arrays: Weights) -> None:
-        """The reverse of `arrays`; RuntimeError for other names or shapes."""
-        self.load_state_dict(
-            {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        )
 
 
 class _Encoder(nn.Module):

@@ -16,18 +16,18 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from torchtraceap.errors import OptionError
 
-__all__ = ["Processes", "joined_processes"]
+__all__ = ["Processes", "join_processes"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which process this is, and of how many."""
+    """The rank of this process in its group."""
 
     rank: int = 0
     size: int = 1
@@ -35,19 +35,20 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """The one that writes files and speaks."""
+        """True for the process that writes files and prints."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """What this process takes of a batch."""
+        """Return the part of a batch that this process takes."""
         return items[self.rank :: self.size]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], weight: float) -> float:
-        """See Note [Equal to one process]. A batch without weight has gradients of 0.
+        """Make gradients those of the whole batch, see Note [Equal to one process]. A batch without
+        weight has gradients of 0.
 
         Args:
             parameters: With the gradients of a sum of losses over this process's share.
-            weight: Of this share.
+            weight: The weight of this share.
 
         Returns:
             The weight of the whole batch.
@@ -77,20 +78,13 @@ class Processes:
         return list(summed.tolist())
 
     def agree(self, decision: bool) -> bool:
-        """What the first process decided: clocks differ, and nobody may wait for who has left."""
+        """Return the decision of the first process: clocks differ, and nobody may wait for who has
+        left."""
         return bool(self.sum([float(decision and self.is_first)])[0])
-
-    def gather(self, part: Tensor) -> list[Tensor]:
-        """The tensor of each process, in order; all have one shape."""
-        if self.size == 1:
-            return [part]
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous())
-        return parts
 
 
 @contextmanager
-def joined_processes() -> Iterator[Processes]:
+def join_processes() -> Iterator[Processes]:
     """The group that torchrun's environment variables describe, left at the end of the block.
 
     Raises:

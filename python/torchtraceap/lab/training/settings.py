@@ -1,4 +1,4 @@
-"""Settings of training, from TOML files and defaults."""
+"""Settings of training, from TOML files and defaults, and its result."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeVar, get_type_hints
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.errors import MissingFileError, OptionError
 
-__all__ = ["LoopSettings", "read_toml", "take"]
+__all__ = ["LoopSettings", "Trained", "read_toml", "take"]
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long and how fast the loop learns; `[loop]` in a file."""
+    """Settings of the loop: how long and how fast it learns; `[loop]` in a file."""
 
     epochs: int = 12
     learning_rate: float = 2e-3
@@ -36,6 +36,19 @@ class LoopSettings:
         positive = (self.epochs, self.learning_rate, self.clip, self.patience, self.checkpoint_s)
         if min(positive) <= 0 or self.weight_decay < 0 or not 0 <= self.warmup < 1:
             raise OptionError(f"[loop]: these settings make no sense: {self}")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of a call of `train`."""
+
+    weights: Path | None
+    """The best until now; None where the time did not suffice for a single epoch, and in all
+    processes of a group but the first, which writes them."""
+    figures: dict[str, float]
+    """Figures of the validation split."""
+    finished: bool
+    """False: time was up, and it can be resumed."""
 
 
 def read_toml(path: PathLike | None) -> dict[str, Any]:
@@ -66,26 +79,23 @@ def take(kind: type[S], tables: Mapping[str, Any], name: str) -> S:
         raise OptionError(f"{name}: a table [{name}] is needed")
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             raise OptionError(f"[{name}]: no setting {key!r}; there are {', '.join(sorted(known))}")
-        if not _fits(value, hints[key]):
-            raise OptionError(f"[{name}]: {key} = {value!r} is no {hints[key]}")
-    found = {key: _converted(value, hints[key]) for key, value in table.items()}
+        hint = hints[key]
+        if isinstance(value, bool) or hint is bool:
+            fits = isinstance(value, bool) and hint is bool
+        elif hint is float:
+            fits = isinstance(value, (int, float))
+        elif hint in (int, str):
+            fits = isinstance(value, hint)
+        else:
+            fits = isinstance(value, list) and all(type(each) is type(value[0]) for each in value)
+        if not fits:
+            raise OptionError(f"[{name}]: {key} = {value!r} is no {hint}")
+        if isinstance(value, list):
+            found[key] = tuple(value)
+        else:
+            found[key] = float(value) if hint is float else value
     return kind(**found)
-
-
-def _fits(value: object, hint: object) -> bool:
-    if isinstance(value, bool) or hint is bool:
-        return isinstance(value, bool) and hint is bool
-    if hint is float:
-        return isinstance(value, (int, float))
-    if hint is int or hint is str:
-        return isinstance(value, hint)
-    return isinstance(value, list) and all(type(each) is type(value[0]) for each in value)
-
-
-def _converted(value: Any, hint: object) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    return float(value) if hint is float else value

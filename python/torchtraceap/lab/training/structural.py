@@ -1,6 +1,6 @@
-"""Trains `structural`: boosted trees and an isolation forest on window features.
+"""Train `structural`: boosted trees and an isolation forest on window features.
 
-Note [What the trees learn from]: in track S a window's label is what its generator or curator says
+Note [Labels of the tracks]: in track S a window's label is what its generator or curator says
 of it, and windows whose fault is small (`Sample.ignore`) are left out. In track W only the trace's
 label counts: the windows of traces with a fault that an isolation forest, fitted on good traces,
 finds strangest are taken as faults, and further rounds learn from the trees before. Types are
@@ -11,7 +11,8 @@ Validation data calibrate the score, and choose nothing else here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,32 +22,32 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.ensemble import IsolationForest
 
-from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples
 from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures, Z, columns_of
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, write_weights
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.training.figures import platt, window_figures
-from torchtraceap.lab.training.result import Trained
-from torchtraceap.lab.training.settings import take
-from torchtraceap.lab.training.tree_arrays import Seeing, boosted_trees, isolation_trees
+from torchtraceap.lab.training.figures import clear_windows, platt, window_figures
+from torchtraceap.lab.training.settings import Trained, take
+from torchtraceap.tables.windows import feature_names
 
-__all__ = ["TreeSettings", "train"]
+__all__ = ["BoosterView", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
 
 VERSION = "1"
+_SUREST, _UNSURE = 0.15, 0.25
+"""Parts of the windows of traces with a fault, in track W: faults, and those left out."""
 
 
 @dataclass(frozen=True)
 class TreeSettings:
-    """What is learned, and how; `[trees]` in a file."""
+    """Settings of the trees; `[trees]` in a file."""
 
     track: str = "S"
-    """S: from labels of windows; W: from labels of traces. See Note [What the trees learn from]."""
+    """S: from labels of windows; W: from labels of traces. See Note [Labels of the tracks]."""
     view: str = "both"
-    """What the trees of *any* see: "absolute", features; "relative", shares and z-scores; "both",
-    boosters of the one kind and of the other. See `views_of`."""
+    """Columns that the trees of *any* see: "absolute", features; "relative", shares and z-scores;
+    "both", boosters of the one kind and of the other. See `views_of`."""
     grids: int = 3
     """1: windows of the grid of 100; 3: of those of 50, 100 and 200."""
     excerpts: bool = True
@@ -57,7 +58,7 @@ class TreeSettings:
     least: int = 50
     """Windows in a leaf."""
     type_trees: int = 60
-    """Of each type."""
+    """Trees of each type."""
     seeds: int = 1
     """Boosters of each view. The mean of all is taken."""
     time_scale: float = 0.7
@@ -100,8 +101,12 @@ def train(
     resume: bool = False,
     minutes: float | None = None,
 ) -> Trained:
-    """Trains on the split "train", calibrates on "validation"; see `training.train`. A call takes
-    some minutes and is never cut off, so there is nothing to resume."""
+    """Train on the split "train", calibrate on "validation"; see `training.train`. A call takes
+    some minutes and is never cut off, so there is nothing to resume.
+
+    Raises:
+        OptionError: There is nothing to learn from.
+    """
     settings = take(TreeSettings, tables, "trees")
     grids = (50, 100, 200) if settings.grids == 3 else (100,)
     learned = [
@@ -112,55 +117,37 @@ def train(
     if settings.excerpts and settings.track == "S":
         learned += load_samples(dataset, splits=["train"], excerpts=True)
     held_out = load_samples(dataset, splits=["validation"])
-    path = Path(out) / f"{StructuralScorer.name}.safetensors"
-    figures = train_trees(learned, held_out, settings, path, seed=seed)
-    return Trained(path, figures, finished=True)
-
-
-def train_trees(
-    learned: Sequence[Sample],
-    held_out: Sequence[Sample],
-    settings: TreeSettings,
-    path: PathLike,
-    *,
-    seed: int = 0,
-) -> dict[str, float]:
-    """Writes the weights, and gives the figures of the traces that were held out.
-
-    Raises:
-        OptionError: There is nothing to learn from.
-    """
     if not any(sample.positive.any() for sample in learned) or not held_out:
         raise OptionError("traces with a fault, and some to validate with, are needed to train")
     names = column_names()
     table = table_of(learned, names, settings.time_scale, seed)
     with progress_stage("fitting trees"):
         forest = isolation_forest(table, settings, seed)
-        arrays = {
-            **_prefixed("forest", isolation_trees(forest)),
-            **_prefixed("any", boosted_trees(any_boosters(table, forest, settings, seed), 1)),
-            **_prefixed("type", boosted_trees(type_boosters(table, settings, seed), len(TYPES))),
-            "calibration": np.array([1.0, 0.0]),
+        trees = {
+            "forest": isolation_trees(forest),
+            "any": boosted_trees(any_boosters(table, forest, settings, seed), 1),
+            "type": boosted_trees(type_boosters(table, settings, seed), len(TYPES)),
         }
+    arrays = {f"{kind}.{name}": each for kind, of in trees.items() for name, each in of.items()}
+    arrays["calibration"] = np.array([1.0, 0.0])
     about = {
         "scorer": StructuralScorer.name, "version": VERSION, "types": list(TYPES),
         "columns": list(names), "settings": asdict(settings), "seed": seed,
         "traces": len({sample.id for sample in learned}),
     }  # fmt: skip
+    path = Path(out) / f"{StructuralScorer.name}.safetensors"
     write_weights(path, arrays, about)
     scorer = StructuralScorer(read_weights(path))
     logits = [figures_of(scorer, sample).logit for sample in held_out]
-    arrays["calibration"] = np.array(platt(*used(logits, held_out)))
-    figures = window_figures(
-        logits, [sample.positive for sample in held_out], [sample.ignore for sample in held_out]
-    )
+    arrays["calibration"] = np.array(platt(*clear_windows(logits, held_out)))
+    figures = window_figures(logits, held_out)
     write_weights(path, arrays, about | {"validation": figures})
-    return figures
+    return Trained(path, figures, finished=True)
 
 
 def column_names() -> tuple[str, ...]:
-    """Of features, and of their z-scores."""
-    names = _core.feature_names()
+    """Return the names of features, and of their z-scores."""
+    names = feature_names()
     return (*names, *(name + Z for name in names))
 
 
@@ -179,23 +166,28 @@ def views_of(view: str) -> list[npt.NDArray[np.intp]]:
 
 
 def figures_of(scorer: StructuralScorer, sample: Sample) -> WindowFigures:
-    """What the trees say of a sample's windows."""
-    return scorer.figures(_core.feature_names(), sample.values, sample.zscores)
+    """Return the output of the trees for a sample's windows."""
+    return scorer.figures(list(feature_names()), sample.values, sample.zscores)
 
 
 def table_of(
     samples: Sequence[Sample], columns: Sequence[str], time_scale: float = 0.0, seed: int = 0
 ) -> Table:
-    """Windows of traces, and of stretched copies of them."""
-    names = _core.feature_names()
+    """Return the windows of traces, and of stretched copies of them."""
+    names = feature_names()
     copies = [(sample, sample.values) for sample in samples]
     if time_scale:
         draw = np.random.default_rng(seed)
         factors = np.exp(time_scale * draw.standard_normal(len(samples)))
-        copies += [
-            (sample, _stretched(sample.values, names, factor))
-            for sample, factor in zip(samples, factors, strict=True)
-        ]
+        for sample, factor in zip(samples, factors, strict=True):
+            # The same trace, had all of it taken `factor` times as long. z-scores stay.
+            stretched = sample.values.copy()
+            for place, name in enumerate(names):
+                if name.endswith("_log10_us"):
+                    stretched[:, place] += np.log10(factor)
+                elif name.endswith("_us"):
+                    stretched[:, place] *= factor
+            copies.append((sample, stretched))
     return Table(
         columns=np.concatenate(
             [columns_of(columns, names, values, sample.zscores) for sample, values in copies]
@@ -207,60 +199,45 @@ def table_of(
     )
 
 
-def _stretched(values: Array, names: Sequence[str], factor: float) -> Array:
-    """Features of the same trace, had all of it taken `factor` times as long. z-scores stay."""
-    stretched = values.copy()
-    for place, name in enumerate(names):
-        if name.endswith("_log10_us"):
-            stretched[:, place] += np.log10(factor)
-        elif name.endswith("_us"):
-            stretched[:, place] *= factor
-    return stretched
-
-
 def isolation_forest(table: Table, settings: TreeSettings, seed: int) -> IsolationForest:
-    """Fitted on windows of traces without a fault."""
+    """Fit a forest to windows of traces without a fault."""
     forest = IsolationForest(n_estimators=settings.isolation_trees, random_state=seed)
-    return forest.fit(seen_by_forest(table.columns[~table.bad]))
+    return forest.fit(forest_columns(table.columns[~table.bad]))
 
 
-def seen_by_forest(columns: Array) -> Array:
-    """The features; z-scores of the others are 0, on which no tree splits."""
+def forest_columns(columns: Array) -> Array:
+    """Return the columns with z-scores of 0, on which no tree splits."""
     return columns * [not name.endswith(Z) for name in column_names()]
 
 
 def any_boosters(
     table: Table, forest: IsolationForest, settings: TreeSettings, seed: int
-) -> list[Seeing]:
-    """One for each view and seed."""
-    positive, used = _labels(table, forest, settings, seed)
+) -> list[BoosterView]:
+    """Fit a booster for each view and seed."""
+    positive, used = table.positive, ~table.ignore
+    if settings.track == "W":
+        strange = -forest.score_samples(forest_columns(table.columns))
+        for _ in range(2):
+            positive, used = pseudo_labels(strange, table.bad)
+            booster = _boosted(table.columns[used], positive[used], settings, seed)
+            strange = np.asarray(booster.predict(table.columns, raw_score=True))
+        positive, used = pseudo_labels(strange, table.bad)
     columns, labels = table.columns[used], positive[used]
     return [
-        Seeing(_boosted(columns[:, view], labels, settings, seed * settings.seeds + place), view)
+        BoosterView(
+            _boosted(columns[:, view], labels, settings, seed * settings.seeds + place), view
+        )
         for view in views_of(settings.view)
         for place in range(settings.seeds)
     ]
 
 
-def _labels(
-    table: Table, forest: IsolationForest, settings: TreeSettings, seed: int
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which windows are taken to have a fault, and which are learned from."""
-    if settings.track == "S":
-        return table.positive, ~table.ignore
-    strange = -forest.score_samples(seen_by_forest(table.columns))
-    for _ in range(2):
-        positive, used = pseudo_labels(strange, table.bad)
-        booster = _boosted(table.columns[used], positive[used], settings, seed)
-        strange = np.asarray(booster.predict(table.columns, raw_score=True))
-    return pseudo_labels(strange, table.bad)
-
-
 def pseudo_labels(
-    strange: Array, bad: npt.NDArray[np.bool_], surest: float = 0.15, unsure: float = 0.25
+    strange: Array, bad: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Of windows of bad traces, the strangest are faults and the next are left out."""
-    high, low = np.quantile(strange[bad], [1.0 - surest, 1.0 - surest - unsure])
+    """Return which windows are taken for faults, and which are learned from: of bad traces the
+    strangest are faults, and the next are left out."""
+    high, low = np.quantile(strange[bad], [1.0 - _SUREST, 1.0 - _SUREST - _UNSURE])
     positive = bad & (strange >= high)
     return positive, ~bad | positive | (strange < low)
 
@@ -272,15 +249,15 @@ def _boosted(
     return lightgbm.train(_options(settings, seed) | {"objective": "binary"}, data, settings.trees)
 
 
-def type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[Seeing]:
-    """Of the windows with a fault."""
+def type_boosters(table: Table, settings: TreeSettings, seed: int) -> list[BoosterView]:
+    """Fit a booster of types to the windows with a fault."""
     chosen = table.positive
     (view,) = views_of("absolute")
     data = lightgbm.Dataset(table.columns[chosen][:, view], table.type[chosen])
     options = _options(settings, seed) | {
         "objective": "multiclass", "num_class": len(TYPES), "learning_rate": 0.1,
     }  # fmt: skip
-    return [Seeing(lightgbm.train(options, data, settings.type_trees), view)]
+    return [BoosterView(lightgbm.train(options, data, settings.type_trees), view)]
 
 
 def _options(settings: TreeSettings, seed: int) -> dict[str, Any]:
@@ -302,18 +279,118 @@ def _options(settings: TreeSettings, seed: int) -> dict[str, Any]:
     }
 
 
-def used(scores: Sequence[Array], samples: Sequence[Sample]) -> tuple[Array, Array]:
-    """What is said of the windows that have a clear label, `[n]` or `[n, ...]`, and the labels.
+# ------------------------------------------------------------------------------ trees as arrays
+
+
+class _TreeWriter:
+    """A collector of splits and leaves; every child is written behind its parent."""
+
+    def __init__(self) -> None:
+        self._splits: list[list[float]] = []
+        self._leaves: list[float] = []
+        self._roots: list[tuple[int, int]] = []
+
+    def add_leaf(self, value: float) -> int:
+        self._leaves.append(value)
+        return ~(len(self._leaves) - 1)
+
+    def add_split(self, feature: int, threshold: float) -> int:
+        self._splits.append([feature, threshold, 0, 0])
+        return len(self._splits) - 1
+
+    def join(self, split: int, left: int, right: int) -> None:
+        self._splits[split][2:] = left, right
+
+    def add_tree(self, root: int, output: int) -> None:
+        self._roots.append((root, output))
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays that `scoring.trees` reads."""
+        splits = np.array(self._splits, dtype=np.float64).reshape(-1, 4)
+        roots = np.array(self._roots, dtype=np.int32).reshape(-1, 2)
+        return {
+            "feature": splits[:, 0].astype(np.int32),
+            "threshold": splits[:, 1].copy(),
+            "left": splits[:, 2].astype(np.int32),
+            "right": splits[:, 3].astype(np.int32),
+            "leaf": np.array(self._leaves, dtype=np.float64),
+            "root": roots[:, 0].copy(),
+            "output": roots[:, 1].copy(),
+        }
+
+
+@dataclass(frozen=True)
+class BoosterView:
+    """A booster of LightGBM with the columns that it sees."""
+
+    booster: Any
+    columns: Array
+    """int `[n]`."""
+
+    def predict(self, columns: Array) -> Array:
+        """float64 `[rows]` or `[rows, classes]`: raw scores."""
+        return np.asarray(self.booster.predict(columns[:, self.columns], raw_score=True))
+
+
+def boosted_trees(boosters: Iterable[BoosterView], outputs: int) -> dict[str, Array]:
+    """Return the trees of boosters as flat arrays; several are averaged.
 
     Args:
-        scores: Of each trace, `[W]` or `[W, ...]`.
-        samples: The traces.
+        boosters: Trained without missing values and without categories.
+        outputs: Trees of one round, which take turns.
     """
-    kept = [~sample.ignore for sample in samples]
-    positive = [sample.positive[keep] for sample, keep in zip(samples, kept, strict=True)]
-    chosen = [score[keep] for score, keep in zip(scores, kept, strict=True)]
-    return np.concatenate(chosen), np.concatenate(positive)
+    chosen = list(boosters)
+    writer = _TreeWriter()
+    for seeing in chosen:
+        for place, tree in enumerate(seeing.booster.dump_model()["tree_info"]):
+            weight = 1.0 / len(chosen)
+            root = _add_boosted(writer, tree["tree_structure"], seeing.columns, weight)
+            writer.add_tree(root, place % outputs)
+    return writer.arrays()
 
 
-def _prefixed(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+def _add_boosted(writer: _TreeWriter, node: dict[str, Any], columns: Array, weight: float) -> int:
+    if "leaf_value" in node:
+        return writer.add_leaf(node["leaf_value"] * weight)
+    if node["decision_type"] != "<=" or node["missing_type"] not in ("None", "NaN"):
+        raise ValueError(f"a split of another kind: {node['decision_type']}")
+    split = writer.add_split(int(columns[node["split_feature"]]), node["threshold"])
+    left, right = (
+        _add_boosted(writer, node[side], columns, weight) for side in ("left_child", "right_child")
+    )
+    writer.join(split, left, right)
+    return split
+
+
+def isolation_trees(forest: Any) -> dict[str, Array]:
+    """Return the trees of an isolation forest of scikit-learn. 2 to the power of minus their sum is
+    how strange a row is, as Liu, Ting and Zhou define it (2008)."""
+    writer = _TreeWriter()
+    scale = 1.0 / (len(forest.estimators_) * mean_depth(int(forest.max_samples_)))
+    for estimator, columns in zip(forest.estimators_, forest.estimators_features_, strict=True):
+        root = _add_isolation(writer, estimator.tree_, columns, scale, node=0, depth=0)
+        writer.add_tree(root, 0)
+    return writer.arrays()
+
+
+def _add_isolation(
+    writer: _TreeWriter, tree: Any, columns: Array, scale: float, node: int, depth: int
+) -> int:
+    left, right = int(tree.children_left[node]), int(tree.children_right[node])
+    if left < 0:
+        return writer.add_leaf(scale * (depth + mean_depth(int(tree.n_node_samples[node]))))
+    split = writer.add_split(int(columns[tree.feature[node]]), float(tree.threshold[node]))
+    below = (
+        _add_isolation(writer, tree, columns, scale, child, depth + 1) for child in (left, right)
+    )
+    writer.join(split, *below)
+    return split
+
+
+def mean_depth(rows: int) -> float:
+    """Return the depth of an unsuccessful search in a binary tree of so many rows."""
+    if rows <= 1:
+        return 0.0
+    if rows == 2:
+        return 1.0
+    return 2.0 * (math.log(rows - 1.0) + np.euler_gamma) - 2.0 * (rows - 1.0) / rows

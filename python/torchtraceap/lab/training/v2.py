@@ -1,4 +1,4 @@
-"""Trains `v2`: losses, pseudo-labels, validation, and the file of weights."""
+"""Train `v2`: losses, pseudo-labels, validation, and the file of weights."""
 
 from __future__ import annotations
 
@@ -15,44 +15,42 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.datasets.samples import TYPES, load_samples
-from torchtraceap.diagnosis.scoring.v2 import (
-    TOKEN_CODES,
-    TOKEN_NUMBERS,
-    TokenInputs,
-    TokenView,
-)
+from torchtraceap.datasets.samples import TYPES, Sample, load_samples
+from torchtraceap.diagnosis.scoring.v2 import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, TokenView
 from torchtraceap.diagnosis.scoring.weight_files import write_weights
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.training.augment import Augmentation, changed_features, changed_tokens
-from torchtraceap.lab.training.figures import platt, window_figures
-from torchtraceap.lab.training.loop import Fitted, fit_and_save, step_seed
-from torchtraceap.lab.training.lost_time import LostTime, load_labelled, load_lost
-from torchtraceap.lab.training.processes import Processes, joined_processes
-from torchtraceap.lab.training.pseudo_labels import (
-    forest_scores,
-    pseudo_targets,
-    ranks,
-    self_trained,
-    twin_distances,
-)
-from torchtraceap.lab.training.result import Trained
-from torchtraceap.lab.training.settings import LoopSettings, take
+from torchtraceap.lab.training.figures import clear_windows, platt
+from torchtraceap.lab.training.loop import Fitted, PairLearner, fit_and_save, step_seed
+from torchtraceap.lab.training.processes import Processes
+from torchtraceap.lab.training.settings import LoopSettings, Trained, take
 from torchtraceap.lab.training.v2_data import (
+    Augmentation,
     Targets,
     Traces,
-    aligned,
+    aligned_targets,
+    augment_features,
+    augment_tokens,
     event_targets,
     make_batch,
     pairs_of,
-    supervised,
+    supervised_targets,
 )
-from torchtraceap.lab.training.v2_net import Scores, V2Net, V2Shape, WindowBatch
+from torchtraceap.lab.training.v2_net import Scores, TokenBatch, V2Net, V2Shape
+from torchtraceap.lab.training.weak_labels import (
+    LostTime,
+    forest_scores,
+    load_labeled,
+    load_lost,
+    pseudo_targets,
+    ranks,
+    twin_distances,
+)
 from torchtraceap.tables.windows import feature_names
 
 __all__ = ["V2Learner", "V2Settings", "train"]
 
 TRACKS = ("S", "W", "Z")
+_TRACES_AT_ONCE = 16  # without gradients
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class V2Settings:
     batch: int = 4
     """Pairs of a trace and its twin in a step."""
     focus: float = 0.0
-    """Exponent of the focal loss: how much less windows count that are clear already."""
+    """Exponent of the focal loss: windows that are clear already count less by it."""
     rank: float = 1.0
     """Weight of the loss that orders the windows of a pair."""
     types: float = 1.0
@@ -97,9 +95,9 @@ class V2Settings:
     aligned: bool = True
     """Track W: lost time by the events of trace and twin; otherwise windows unlike the twin's."""
     positive: float = 0.15
-    """Tracks W and Z: which part of the suspected windows is taken as positive."""
+    """Tracks W and Z: the part of the suspected windows that is taken as positive."""
     dropped: float = 0.3
-    """Up to which part of them is left out."""
+    """The part of them up to which windows are left out."""
     forest: float = 0.0
     """Weight of the isolation forest beside the distance to the twin."""
     rounds: tuple[int, ...] = (4, 8)
@@ -110,11 +108,8 @@ class V2Settings:
             raise OptionError(f"[v2]: track {self.track!r} is none of {', '.join(TRACKS)}")
         if self.validated not in self.grids or min(self.grids) < 2:
             raise OptionError("[v2]: `validated` has to be one of `grids`, of 2 windows or more")
-        if (
-            self.width % self.heads
-            or self.tokens < 0
-            or min(self.batch, self.layers, self.heads) < 1
-        ):
+        smallest = min(self.batch, self.layers, self.heads)
+        if self.width % self.heads or self.tokens < 0 or smallest < 1:
             raise OptionError(f"[v2]: these sizes make no sense: {self}")
         if not 0 < self.positive <= self.dropped < 1 or not 0 <= self.forest <= 1:
             raise OptionError("[v2]: 0 < positive <= dropped < 1 and 0 <= forest <= 1 have to hold")
@@ -126,12 +121,29 @@ class V2Settings:
         return TokenView(self.names, self.relative)
 
 
-class V2Learner:
-    """What `fit` trains for `v2`; a `loop.Learner`."""
+class V2Learner(PairLearner):
+    """The network `v2` with its data, a `loop.Learner`.
+
+    Args:
+        samples: By number of windows, traces of the splits train and validation; the grid
+            `validated` is among them.
+        names: Names of the F window features.
+        settings: Settings of the network and its losses.
+        augmentation: The spread of changes of traces.
+        seed: Seed of everything that is drawn.
+        processes: The group of processes, and which one this is.
+        lost: Times that traces with a fault lose: by labels on track S (for events), by alignment
+            on W.
+
+    Raises:
+        OptionError: A split has no trace.
+    """
+
+    module: V2Net
 
     def __init__(
         self,
-        samples: Mapping[int, Sequence[Any]],
+        samples: Mapping[int, Sequence[Sample]],
         names: Sequence[str],
         settings: V2Settings,
         augmentation: Augmentation,
@@ -139,32 +151,22 @@ class V2Learner:
         processes: Processes | None = None,
         lost: Mapping[str, LostTime] | None = None,
     ) -> None:
-        """
-        Args:
-            samples: Of each number of windows, `Sample` of the splits train and validation; the
-                grid `validated` is among them.
-            names: Of the F window features.
-            settings: Of the network and its losses.
-            augmentation: What is changed in traces.
-            seed: Of everything that is drawn.
-            processes: Of a group, which this is.
-            lost: Of traces with a fault where they lose time: by labels on track S (for events), by
-                alignment on W.
-
-        Raises:
-            OptionError: A split has no trace.
-        """
-        self.settings, self.augmentation, self.seed = settings, augmentation, seed
+        self.settings, self.augmentation = settings, augmentation
         self.names = list(names)
-        self.processes = processes or Processes()
         self.lost = dict(lost or {})
         self.grids = sorted(samples)
         self.train = {grid: _split(samples[grid], "train", settings) for grid in self.grids}
-        self.validation = _split(samples[settings.validated], "validation", settings)
+        self.held_out = _split(samples[settings.validated], "validation", settings)
+        super().__init__(
+            pairs_of(self.train[settings.validated].samples),
+            self.held_out.samples,
+            batch=settings.batch,
+            seed=seed,
+            processes=processes,
+        )
         self.module = self._make_module().to(self.processes.device)
         self.pseudo: dict[int, list[Array]] = {}
         self.round = -1
-        self.order: list[tuple[int, ...]] = []
 
     def _make_module(self) -> V2Net:
         settings = self.settings
@@ -213,13 +215,13 @@ class V2Learner:
 
     @cached_property
     def _known(self) -> dict[int, list[Targets]]:
-        def target(sample: Any) -> Targets:
-            if self.settings.track == "S":
-                return supervised(sample)
-            return aligned(sample, self.lost.get(sample.id))
-
         return {
-            grid: [target(sample) for sample in traces.samples]
+            grid: [
+                supervised_targets(sample)
+                if self.settings.track == "S"
+                else aligned_targets(sample, self.lost.get(sample.id))
+                for sample in traces.samples
+            ]
             for grid, traces in self.train.items()
         }
 
@@ -236,7 +238,8 @@ class V2Learner:
         return [i for i in every if self.settings.track == "Z" or traces.samples[i].label]
 
     def _first_scores(self, traces: Traces) -> list[Array]:
-        """Of the suspected traces, from distances to twins and from an isolation forest."""
+        """Return scores of the suspected traces, from distances to twins and an isolation
+        forest."""
         suspected = self._suspected(traces)
         half = traces.features[0].shape[1] // 2
         values = [each[:, :half] for each in traces.features]
@@ -256,86 +259,85 @@ class V2Learner:
             for i, odd in zip(suspected, by_forest, strict=True)
         ]
 
-    def _make_pseudo(self, current: int) -> None:
-        """The scores of a round, and with them the targets; see `Learner.begin`."""
-        if current == self.round:
-            return
-        for grid, traces in self.train.items():
-            if current == 0:
-                self.pseudo[grid] = self._first_scores(traces)
-            else:
-                every = self.logits(traces)
-                said = [every[i] for i in self._suspected(traces)]
-                self.pseudo[grid] = self_trained(self.pseudo[grid], said)
-        self.round = current
-        self._pseudo_targets = {grid: self._targets(grid) for grid in self.train}
-
     def _targets(self, grid: int) -> list[Targets]:
+        """Return targets from pseudo-labels; the type of a trace is that of its windows."""
         traces, settings = self.train[grid], self.settings
-        suspected = self._suspected(traces)
-        found = pseudo_targets(self.pseudo[grid], settings.positive, settings.dropped)
-        by_place = dict(zip(suspected, zip(*found, strict=True), strict=True))
-        return [
-            self._weak(sample, *by_place.get(i, (np.zeros(grid), np.ones(grid))))
-            for i, sample in enumerate(traces.samples)
-        ]
-
-    def _weak(self, sample: Any, target: Array, weight: Array) -> Targets:
-        """Targets of a trace whose windows nobody labelled; its type is that of the trace."""
-        types = np.zeros((len(target), len(TYPES)), dtype=np.float32)
-        if self.settings.track == "W" and sample.type in TYPES:
-            types[:, TYPES.index(sample.type)] = target
-        types_weight = weight[:, None] * np.ones_like(types) * (self.settings.track == "W")
-        one = np.float32
-        return Targets(
-            target.astype(one), weight.astype(one), types, types_weight.astype(one), None
-        )
+        labels = pseudo_targets(self.pseudo[grid], settings.positive, settings.dropped)
+        by_place = dict(zip(self._suspected(traces), zip(*labels, strict=True), strict=True))
+        has_types = settings.track == "W"
+        found = []
+        for i, sample in enumerate(traces.samples):
+            target, weight = by_place.get(i, (np.zeros(grid), np.ones(grid)))
+            types = np.zeros((len(target), len(TYPES)), dtype=np.float32)
+            if has_types and sample.type in TYPES:
+                types[:, TYPES.index(sample.type)] = target
+            types_weight = (weight[:, None] * np.ones_like(types) * has_types).astype(np.float32)
+            found.append(
+                Targets(
+                    any=target.astype(np.float32),
+                    weight=weight.astype(np.float32),
+                    types=types,
+                    types_weight=types_weight,
+                    severity=None,
+                )
+            )
+        return found
 
     # --------------------------------------------------------------------------- loop.Learner
 
     def begin(self, epoch: int) -> None:
-        if not self._is_known:
-            self._make_pseudo(sum(epoch >= first for first in self.settings.rounds))
-        rng = np.random.default_rng(step_seed(self.seed, epoch, 1))
-        pairs = pairs_of(self.train[self.settings.validated].samples)
-        self.order = [pairs[i] for i in rng.permutation(len(pairs))]
-
-    def steps(self, epoch: int) -> int:
-        pairs = len(pairs_of(self.train[self.settings.validated].samples))
-        return -(-pairs // self.settings.batch)
+        """Draw the pairs of an epoch, and make pseudo-labels where a new round begins."""
+        current = sum(epoch >= first for first in self.settings.rounds)
+        if not self._is_known and current != self.round:
+            for grid, traces in self.train.items():
+                if current == 0:
+                    self.pseudo[grid] = self._first_scores(traces)
+                    continue
+                every = self.logits(traces)
+                said = ranks([every[i] for i in self._suspected(traces)])
+                before = ranks(self.pseudo[grid])
+                self.pseudo[grid] = [(a + b) / 2 for a, b in zip(before, said, strict=True)]
+            self.round = current
+            self._pseudo_targets = {grid: self._targets(grid) for grid in self.train}
+        super().begin(epoch)
 
     def loss(self, epoch: int, step: int) -> tuple[Tensor, float]:
         rng = np.random.default_rng(step_seed(self.seed, epoch, step, 2))
         grid = int(rng.choice(self.grids))
-        size = self.settings.batch
-        pairs = self.processes.share(self.order[step * size : (step + 1) * size])
+        pairs = self.share(step)
         if not pairs:
             return torch.zeros((), device=self.processes.device), 0.0
         places = [place for pair in pairs for place in pair]
-        batch, events = self._batch(grid, places, epoch)
+        features, tokens, events = self._batch(grid, places, epoch)
         if epoch < self.settings.pretrain:
-            hidden = rng.random(batch.features.shape[:2]) < self.settings.hidden
+            hidden = rng.random(features.shape[:2]) < self.settings.hidden
             place = torch.from_numpy(hidden).to(self.processes.device)
-            error = self.module.reconstruction_error(batch.features, place)
+            error = self.module.reconstruction_error(features, place)
             return error.sum(), float(len(places))
-        scores = self.module(batch)
+        scores = self.module(features, tokens)
         targets = self._known if self._is_known else self._pseudo_targets
         labels = [float(self.train[grid].samples[place].label) for place in places]
         loss = self._losses(scores, [targets[grid][place] for place in places], labels)
         loss = loss + self.settings.rank * self._ranking(scores, targets[grid], pairs)
-        if self.settings.events and scores.tokens is not None:
-            loss = loss + self.settings.events * self._of_events(scores.tokens, events, batch)
+        if self.settings.events and tokens is not None and scores.tokens is not None:
+            # The mean over the events of each trace, summed over traces.
+            trace = tokens.window // features.shape[1]
+            count = torch.bincount(trace, minlength=len(features)).clamp(min=1)
+            losses = F.binary_cross_entropy_with_logits(scores.tokens, events, reduction="none")
+            loss = loss + self.settings.events * (losses / count[trace]).sum()
         return loss, float(len(places))
 
-    def _batch(self, grid: int, places: Sequence[int], epoch: int) -> tuple[WindowBatch, Tensor]:
-        """And float32 `[N]` of their events: which are in lost time."""
+    def _batch(
+        self, grid: int, places: Sequence[int], epoch: int
+    ) -> tuple[Tensor, TokenBatch | None, Tensor]:
+        """Return features and tokens, and float32 `[N]`: 1 for the events that are in lost time."""
         traces, features = self.train[grid], []
         tokens: list[TokenInputs | None] = []
         events = [np.zeros(0, dtype=np.float32)]
         for place in places:
             rng = np.random.default_rng(step_seed(self.seed, epoch, grid, place, 3))
             features.append(
-                changed_features(
+                augment_features(
                     traces.features[place], self.names, self.scale, self.augmentation, rng
                 )
             )
@@ -343,17 +345,17 @@ class V2Learner:
             if found is None:
                 tokens.append(None)
                 continue
-            changed, kept = changed_tokens(found, self.augmentation, rng)
+            changed, kept = augment_tokens(found, self.augmentation, rng)
             tokens.append(changed)
             events.append(self._events[grid][place][kept])
         device = self.processes.device
         batch = make_batch(features, tokens, device)
-        return batch, torch.from_numpy(np.concatenate(events)).to(device)
+        return *batch, torch.from_numpy(np.concatenate(events)).to(device)
 
     def _losses(
         self, scores: Scores, targets: Sequence[Targets], labels: Sequence[float]
     ) -> Tensor:
-        """Summed over traces, each the mean over its windows."""
+        """Return losses summed over traces, each the mean over its windows."""
         settings, device = self.settings, self.processes.device
 
         def stacked(name: str) -> Tensor:
@@ -381,7 +383,8 @@ class V2Learner:
     def _ranking(
         self, scores: Scores, targets: Sequence[Targets], pairs: Sequence[tuple[int, ...]]
     ) -> Tensor:
-        """Lost windows of a trace belong above its others, and above those of its twin."""
+        """Return the loss of order: lost windows of a trace belong above its others, and above
+        those of its twin."""
         device, first = self.processes.device, 0
         loss = torch.zeros((), device=device)
         for pair in pairs:
@@ -398,35 +401,21 @@ class V2Learner:
             first += len(pair)
         return loss
 
-    def _of_events(self, logits: Tensor, targets: Tensor, batch: WindowBatch) -> Tensor:
-        """Summed over traces, each the mean over its events."""
-        assert batch.tokens is not None
-        traces, windows = batch.features.shape[:2]
-        trace = batch.tokens.window // windows
-        count = torch.bincount(trace, minlength=traces).clamp(min=1)
-        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-        return (losses / count[trace]).sum()
-
-    def logits(self, traces: Traces, size: int = 16) -> list[Array]:
-        """Of the windows of each trace, float32 `[W]`, as they are: nothing is changed."""
+    def logits(self, traces: Traces) -> list[Array]:
+        """Return the logits of windows without any change, float32 `[W]` of each trace."""
         self.module.eval()
         found: list[Array] = []
         with torch.no_grad():
-            for first in range(0, len(traces.samples), size):
-                part = slice(first, first + size)
+            for first in range(0, len(traces.samples), _TRACES_AT_ONCE):
+                part = slice(first, first + _TRACES_AT_ONCE)
                 batch = make_batch(
                     traces.features[part], traces.tokens[part], self.processes.device
                 )
-                found += list(self.module(batch).any.cpu().numpy())
+                found += list(self.module(*batch).any.cpu().numpy())
         return found
 
-    def validate(self) -> dict[str, float]:
-        samples = self.validation.samples
-        return window_figures(
-            self.logits(self.validation),
-            [sample.positive for sample in samples],
-            [sample.ignore for sample in samples],
-        )
+    def validation_logits(self) -> list[Array]:
+        return self.logits(self.held_out)
 
     def state(self) -> dict[str, Tensor]:
         found = {"round": torch.tensor(self.round)}
@@ -447,15 +436,11 @@ class V2Learner:
     # --------------------------------------------------------------------------- weights
 
     def save(self, path: Path, fitted: Fitted) -> None:
-        """The weights, with what is needed to use them."""
-        logits = np.concatenate(self.logits(self.validation))
-        clear = ~np.concatenate([sample.ignore for sample in self.validation.samples])
-        positive = np.concatenate([sample.positive for sample in self.validation.samples])
-        calibration = np.asarray(platt(logits[clear], positive[clear]))
-        state = self.module.state_dict()
+        """Write the weights, with what is needed to use them."""
+        clear = clear_windows(self.validation_logits(), self.validation)
         arrays = {
             name: value.detach().cpu().numpy()
-            for name, value in state.items()
+            for name, value in self.module.state_dict().items()
             if not name.startswith("pretraining.")
         }
         about = {
@@ -469,21 +454,14 @@ class V2Learner:
             "settings": {**self.identity, "seed": self.seed},
             "validation": fitted.best_figures() if fitted.records else {},
         }
-        write_weights(path, {**arrays, "calibration": calibration}, about)
+        write_weights(path, {**arrays, "calibration": np.asarray(platt(*clear))}, about)
 
 
-def _split(samples: Sequence[Any], split: str, settings: V2Settings) -> Traces:
+def _split(samples: Sequence[Sample], split: str, settings: V2Settings) -> Traces:
     found = [sample for sample in samples if sample.split == split]
     if not found:
         raise OptionError(f"the data set has no trace in the split {split!r}")
     return Traces.of(found, settings.view)
-
-
-def _lost(dataset: PathLike, settings: V2Settings) -> dict[str, LostTime]:
-    """As far as the track knows it, and needs it."""
-    if settings.track == "W" and settings.aligned:
-        return load_lost(dataset)
-    return load_labelled(dataset) if settings.track == "S" and settings.events else {}
 
 
 def train(
@@ -495,7 +473,7 @@ def train(
     resume: bool = False,
     minutes: float | None = None,
 ) -> Trained:
-    """Trains `v2`; see `training.train`. `tables` has `[v2]`, `[augmentation]` and `[loop]`."""
+    """Train `v2`; see `training.train`. `tables` has `[v2]`, `[augmentation]` and `[loop]`."""
     settings = take(V2Settings, tables, "v2")
     augmentation = take(Augmentation, tables, "augmentation")
     loop = take(LoopSettings, tables, "loop")
@@ -505,9 +483,18 @@ def train(
     samples = {grid: learned_from(windows=grid) for grid in settings.grids}
     if settings.between:
         samples |= {g - 1: learned_from(windows=g, between=True) for g in settings.grids}
-    lost = _lost(dataset, settings)
-    with joined_processes() as group:
-        learner = V2Learner(samples, feature_names(), settings, augmentation, seed, group, lost)
-        return fit_and_save(
-            learner, loop, out, seed=seed, resume=resume, minutes=minutes, processes=group
-        )
+    lost: dict[str, LostTime] = {}
+    if settings.track == "W" and settings.aligned:
+        lost = load_lost(dataset)
+    elif settings.track == "S" and settings.events:
+        lost = load_labeled(dataset)
+    return fit_and_save(
+        lambda group: V2Learner(
+            samples, feature_names(), settings, augmentation, seed, group, lost
+        ),
+        loop,
+        out,
+        seed=seed,
+        resume=resume,
+        minutes=minutes,
+    )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["GRIDS", "Scores", "TokenBatch", "V2Net", "V2Shape", "WindowBatch"]
+__all__ = ["GRIDS", "Scores", "TokenBatch", "V2Net", "V2Shape"]
 
 GRIDS = (50, 100, 200)
 """Numbers of windows that have a scale embedding; another number takes the nearest."""
@@ -35,7 +35,7 @@ class V2Shape:
     """Columns of the window features, raw values and z-scores together."""
     types: int
     token_codes: tuple[int, ...] = ()
-    """How many values each code of a token has; empty: a network without tokens."""
+    """The number of values of each code of a token; empty: a network without tokens."""
     token_numbers: int = 0
     name_width: int = 0
     token_width: int = 48
@@ -69,15 +69,6 @@ class TokenBatch:
 
 
 @dataclass
-class WindowBatch:
-    """Windows of traces that all have the same number of them."""
-
-    features: Tensor
-    """float32 `[B, W, features]`: of `squash`."""
-    tokens: TokenBatch | None = None
-
-
-@dataclass
 class Scores:
     """Logits of a batch."""
 
@@ -94,7 +85,7 @@ class Scores:
 
 
 class V2Net(nn.Module):
-    """See the module."""
+    """The network; see the module."""
 
     def __init__(self, shape: V2Shape, dropout: float = 0.1, pretrained: bool = False) -> None:
         super().__init__()
@@ -125,11 +116,11 @@ class V2Net(nn.Module):
         self.feature_mean.copy_(mean)
         self.feature_scale.copy_(scale.clamp(min=1e-3))
 
-    def normed(self, features: Tensor) -> Tensor:
+    def normalize(self, features: Tensor) -> Tensor:
         features = (features - self.feature_mean) / self.feature_scale
         return features.clamp(-_CLIP, _CLIP)
 
-    def embedded(self, features: Tensor) -> Tensor:
+    def embed(self, features: Tensor) -> Tensor:
         windows = features.shape[1]
         grid = min(range(len(GRIDS)), key=lambda i: abs(GRIDS[i] - windows))
         return self.stem(features) + self.scale.weight[grid]
@@ -143,7 +134,7 @@ class V2Net(nn.Module):
         return normed
 
     def reconstruction_error(self, features: Tensor, hidden: Tensor) -> Tensor:
-        """Pretraining: how badly windows that are hidden are told from the others.
+        """Return the error of pretraining: of windows that are hidden, as told from the others.
 
         Args:
             features: float32 `[B, W, features]`: of `squash`.
@@ -153,27 +144,33 @@ class V2Net(nn.Module):
             float32 `[B]`: the mean over a trace's hidden windows.
         """
         assert self.pretraining is not None
-        normed = self.normed(features)
+        normed = self.normalize(features)
         seen = normed * ~hidden[:, :, None]
-        told = self.pretraining(self.contexts(self.embedded(seen))[:, 1:])
+        told = self.pretraining(self.contexts(self.embed(seen))[:, 1:])
         errors = F.smooth_l1_loss(told, normed, reduction="none").mean(2) * hidden
         return errors.sum(1) / hidden.sum(1).clamp(min=1)
 
-    def forward(self, batch: WindowBatch) -> Scores:
-        features = self.normed(batch.features)
+    def forward(self, features: Tensor, tokens: TokenBatch | None = None) -> Scores:
+        """Return the logits of traces that all have the same number of windows.
+
+        Args:
+            features: float32 `[B, W, features]`: of `squash`.
+            tokens: The events of the windows.
+        """
+        features = self.normalize(features)
         traces, windows = features.shape[:2]
-        x = self.embedded(features)
+        x = self.embed(features)
         encoded = None
-        if self.tokens is not None and batch.tokens is not None:
-            encoded = self.tokens(batch.tokens, windows)
-            pooled = self.tokens.pool(encoded, batch.tokens.window, traces * windows)
+        if self.tokens is not None and tokens is not None:
+            encoded = self.tokens(tokens, windows)
+            pooled = self.tokens.pool(encoded, tokens.window, traces * windows)
             x = x + pooled.view(traces, windows, -1)
         x = self.contexts(x)
         context = x[:, 1:]
         any_logit = self.any(context).squeeze(-1) + self.any_features(features).squeeze(-1)
         token_logits = None
-        if self.tokens is not None and batch.tokens is not None:
-            window = batch.tokens.window
+        if self.tokens is not None and tokens is not None:
+            window = tokens.window
             token_logits = self.tokens.logits(encoded, context.flatten(0, 1), window)
             summed = torch.zeros(traces * windows, dtype=token_logits.dtype, device=x.device)
             summed = summed.index_add(0, window, token_logits.exp())
@@ -297,12 +294,12 @@ class TokenLayer(nn.Module):
 
     def forward(self, x: Tensor, trace: Tensor) -> Tensor:
         normed = self.norm(x)
-        before, after = (shifted(normed, trace, by) for by in (self.dilation, -self.dilation))
+        before, after = (shift(normed, trace, by) for by in (self.dilation, -self.dilation))
         x = x + self.dropout(F.gelu(self.mix(torch.cat([before, normed, after], dim=-1))))
         return x + self.dropout(self.down(F.gelu(self.up(self.mlp_norm(x)))))
 
 
-def shifted(x: Tensor, trace: Tensor, by: int) -> Tensor:
+def shift(x: Tensor, trace: Tensor, by: int) -> Tensor:
     """The row `by` places before each, zero where that is of another trace or none."""
     moved = torch.zeros_like(x)
     if abs(by) >= len(x):

@@ -1,4 +1,4 @@
-"""`evaluate_real`: scorers and baselines on the public traces that were labelled by looking.
+"""Scorers and baselines on the public traces that were labeled by looking, as tables and JSON.
 
 Note [Number of a trace]: a trace is told from others by one number made of the scores of its
 windows. `CANONICAL` was fixed before any trace was scored (docs/real_labels.md says why); the
@@ -9,33 +9,45 @@ of the data set. Without one, scores that claim to be chances flag from one half
 window that findings cover from where a label is positive.
 
 Note [Resampled recordings]: what is recorded of one program, such as twins and the ranks of a run,
-is one group, as in `bootstrap`.
+is one group, as in Note [Resamples] of `metrics`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from public_labels import RealLabels, Recordings
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import POSITIVE
 from torchtraceap.datasets.samples import TYPES, Sample, load_samples, window_arrays
 from torchtraceap.diagnosis.scoring import Scorer
-from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.lab.evaluation.baselines.given import Given, scored_ranks, scorer_methods
-from torchtraceap.lab.evaluation.baselines.protocol import Method
-from torchtraceap.lab.evaluation.bootstrap import Interval, interval, paired, replicates
-from torchtraceap.lab.evaluation.events import GpuEvents, gpu_events, load_events
-from torchtraceap.lab.evaluation.honesty import check_splits
-from torchtraceap.lab.evaluation.methods import METHODS, WANTED_SCORERS, check_names, make_methods
-from torchtraceap.lab.evaluation.metrics import Scored, Typed, type_metrics, window_auc
-from torchtraceap.lab.evaluation.real_labels import RealLabels
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, gpu_events, load_events
+from torchtraceap.lab.evaluation.methods import (
+    METHODS,
+    WANTED_SCORERS,
+    StoredScores,
+    check_names,
+    make_methods,
+    scored_ranks,
+    scorer_methods,
+)
+from torchtraceap.lab.evaluation.metrics import (
+    Interval,
+    Scored,
+    interval,
+    paired_difference,
+    replicates,
+    type_metrics,
+    window_auc,
+)
 from torchtraceap.lab.evaluation.run import (
     Bench,
     Cell,
@@ -48,6 +60,17 @@ from torchtraceap.lab.evaluation.run import (
     scored_windows,
     usable_scorers,
 )
+from torchtraceap.lab.evaluation.splits import check_splits
+from torchtraceap.lab.evaluation.tables import (
+    METRIC_TITLES,
+    Table,
+    all_numbers,
+    finite,
+    markdown,
+    numbers,
+    percent,
+    with_interval,
+)
 from torchtraceap.trace.load import load
 
 __all__ = [
@@ -57,37 +80,24 @@ __all__ = [
     "Flagged",
     "RealEvaluation",
     "RealRow",
-    "Recordings",
     "evaluate_real",
-    "read_recordings",
+    "real_document",
+    "real_part",
+    "real_tables",
 ]
-
-
-def _top_tenth(scores: Array) -> float:
-    return float(np.sort(scores)[-max(1, len(scores) // 10) :].mean())
 
 
 NUMBERS: dict[str, Callable[[Array], float]] = {
     "highest": lambda scores: float(scores.max()),
-    "top tenth": _top_tenth,
+    "top tenth": lambda scores: float(np.sort(scores)[-max(1, len(scores) // 10) :].mean()),
     "mean": lambda scores: float(scores.mean()),
 }
-"""Of a trace, from the scores `[W]` of its windows."""
+"""The number of a trace, from the scores `[W]` of its windows."""
 CANONICAL = "top tenth"
 """See Note [Number of a trace]."""
 REFERENCE = "evidence"
-"""What all others are compared with."""
+"""The method that all others are compared with."""
 _PAPER_PLACES = [TYPES.index(name) for name in PAPER_TYPES]
-
-
-@dataclass(frozen=True)
-class Recordings:
-    """What is known of the traces beside their labels."""
-
-    group: Mapping[str, str]
-    """By path, of traces that share a group; every other trace is one of its own."""
-    healthy: tuple[str, ...]
-    """Paths: the good trace of each pair of before and after, and what its author calls healthy."""
 
 
 @dataclass(frozen=True)
@@ -95,33 +105,34 @@ class Flagged:
     """Windows of a healthy trace from the threshold on."""
 
     share: float
-    """Of all its windows."""
+    """Share of all its windows."""
     false: float
-    """Of those in which neither pass sees a fault; NaN where there are none."""
+    """Share of the windows in which neither pass sees a fault; NaN without one."""
 
 
 @dataclass(frozen=True)
 class RealRow:
-    """What one method says; of a random one the mean over its seeds."""
+    """Figures of one method; of a random one the mean over its seeds."""
 
     name: str
     labels: str
     seeds: int = 0
     missing: str | None = None
-    """Why it has no numbers."""
+    """The reason why it has no numbers."""
     cell: Cell | None = None
     """Metrics of windows."""
     separation: dict[str, Interval] = field(default_factory=dict)
-    """By number of a trace: area under the curve, traces with a fault against those without."""
+    """Separation by number of a trace: area under the curve, traces with a fault against those
+    without."""
     resampled: dict[str, Array] = field(default_factory=dict, repr=False)
-    """Of `separation`, for paired differences."""
+    """Resamples of `separation`, for paired differences."""
     threshold: float = float("nan")
     healthy: dict[str, Flagged] = field(default_factory=dict)
-    """By path; of a random method, of its first seed."""
+    """Healthy traces by path; of a random method, of its first seed."""
     types: dict[str, float] = field(default_factory=dict)
     """accuracy, macro_f1 and windows, of windows whose type is certain; empty without types."""
     traces: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By path: `NUMBERS`, and "auc" within the trace; of the first seed."""
+    """Figures by path: `NUMBERS`, and "auc" within the trace; of the first seed."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,7 @@ class RealEvaluation:
     rows: tuple[RealRow, ...]
     samples: tuple[Sample, ...] = field(repr=False)
     scores: dict[str, Scores] = field(repr=False)
-    """Of each method, of its first seed."""
+    """Scores of each method, of its first seed."""
 
     def difference(self, row: RealRow, metric: str) -> Interval | None:
         """A row less the reference: a metric of windows, or a number of a trace; None where one of
@@ -146,27 +157,9 @@ class RealEvaluation:
             return None
         if metric in NUMBERS:
             values = row.separation[metric].value, other.separation[metric].value
-            return paired(values, (row.resampled[metric], other.resampled[metric]))
+            return paired_difference(values, (row.resampled[metric], other.resampled[metric]))
         values = row.cell.values[metric].value, other.cell.values[metric].value
-        return paired(values, (row.cell.resampled[metric], other.cell.resampled[metric]))
-
-
-def read_recordings(path: PathLike) -> Recordings:
-    """Groups and healthy traces, from `benchmarks/detectors/real_labels/recordings.json`.
-
-    Raises:
-        MissingFileError: There is no such file.
-        SchemaError: It holds something else.
-    """
-    place = Path(path)
-    if not place.is_file():
-        raise MissingFileError(f"{path}: there is no such file")
-    try:
-        found = json.loads(place.read_text("utf-8"))
-        group = {str(trace): str(name) for name, of in found["groups"].items() for trace in of}
-        return Recordings(group, tuple(map(str, found["healthy"])))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SchemaError(f"{path}: groups and healthy traces were expected: {error!r}") from None
+        return paired_difference(values, (row.cell.resampled[metric], other.cell.resampled[metric]))
 
 
 def evaluate_real(
@@ -179,7 +172,7 @@ def evaluate_real(
     windows: int = 100,
     seeds: int = 5,
 ) -> RealEvaluation:
-    """Scores every labelled trace by every method. Who calls it logs the look (`looks`).
+    """Score every labelled trace by every method. Who calls it logs the look (`log_look`).
 
     Args:
         corpus: The folder in which the paths of the labels are.
@@ -242,7 +235,7 @@ class _Traces:
         self.types: dict[str, Array] = {}
         """By path, int64 `[W]`; see `RealLabels.window_types`."""
         self.fault: dict[str, bool | None] = {path: labels.fault(path) for path in labels.traces}
-        self.given: list[Given] = scored_ranks((), scorers, ())
+        self.given: list[StoredScores] = scored_ranks((), scorers, ())
         with progress_stage(f"scores of {len(labels.traces)} traces"):
             for path in labels.traces:
                 trace = load(Path(corpus) / path)
@@ -256,11 +249,11 @@ class _Traces:
                 self._merge(scored_ranks([(path, part)], scorers, (windows,)))
 
     def add_scores(self, dataset: PathLike, ids: Sequence[str], scorers: Sequence[Scorer]) -> None:
-        """Of traces of a data set, for thresholds."""
+        """Add the scores of traces of a data set, for thresholds."""
         with progress_stage(f"scores of {len(ids)} traces for thresholds"):
             self._merge(scorer_methods(dataset, ids, scorers, (self._windows,)))
 
-    def _merge(self, methods: Sequence[Given]) -> None:
+    def _merge(self, methods: Sequence[StoredScores]) -> None:
         for own, more in zip(self.given, methods, strict=True):
             own.found.update(more.found)
 
@@ -279,7 +272,7 @@ class _Traces:
 
 
 def _sample(path: str, group: str, marks: Array, arrays: Mapping[str, Array]) -> Sample:
-    """Of a trace, with its labels; what only generated traces have is empty."""
+    """Return a trace with its labels; columns of generated traces alone are empty."""
     none = np.zeros((len(marks), len(TYPES)), dtype=np.float32)
     return Sample(
         id=path, split="real", task=None, group=group, source="recorded", device=None,
@@ -290,7 +283,7 @@ def _sample(path: str, group: str, marks: Array, arrays: Mapping[str, Array]) ->
 
 
 class _Exam:
-    """What all methods are asked."""
+    """The examination of all methods."""
 
     def __init__(self, traces: _Traces, learned: Sequence[Sample], options: Options) -> None:
         self._traces, self._options = traces, options
@@ -301,15 +294,15 @@ class _Exam:
         self.said: dict[str, Scores] = {}
 
     def fitted(self, name: str) -> RealRow:
-        """Of a method that learns from the data set."""
+        """Return the row of a method that learns from the data set."""
         method = make_methods([name], self._traces.events)[0]
         seeds = self._options.seeds if method.is_random else 1
         with progress_stage(f"{method.name}, {seeds} seeds"):
             runs = [self._bench.fitted(name, self._count, seed) for seed in range(seeds)]
         return self._row(method, runs)
 
-    def given(self, method: Given) -> RealRow:
-        """Of a scorer of the package."""
+    def given(self, method: StoredScores) -> RealRow:
+        """Return the row of a scorer of the package."""
         return self._row(method, [self._bench.scores(method, self._count)])
 
     def _row(self, method: Method, runs: Sequence[Scores]) -> RealRow:
@@ -367,7 +360,7 @@ class _Exam:
             said.append(np.where(own.any(axis=1), own.argmax(axis=1), -1))
         known = np.concatenate(truth) >= 0
         pairs = np.concatenate(truth)[known], np.concatenate(said)[known].astype(np.int64)
-        return type_metrics(Typed(*pairs, PAPER_TYPES))
+        return type_metrics(*pairs)
 
     def _by_trace(self, scores: Scores) -> dict[str, dict[str, float]]:
         found = {}
@@ -376,3 +369,137 @@ class _Exam:
             within = window_auc(scored_windows([sample], scores))
             found[sample.id] = {name: of(own) for name, of in NUMBERS.items()} | {"auc": within}
         return found
+
+
+# ------------------------------------------------------------------------- tables and JSON
+
+_WINDOW_METRICS = ("auc", "per_trace", "ap", "hit")
+_COMPARED = ("auc", "per_trace")
+_LESS = f"less `{REFERENCE}`"
+
+
+def real_tables(evaluation: RealEvaluation) -> dict[str, Table]:
+    """Return the tables by title."""
+    return {
+        "Windows": _windows(evaluation),
+        "Traces with a certain fault against those without any": _traces(evaluation),
+        "Healthy traces: windows flagged, in percent": _healthy(evaluation),
+        "Types, where that of a window is certain": _types(evaluation),
+    }
+
+
+def real_part(evaluation: RealEvaluation) -> str:
+    """Return the part of the page: the traces that were scored, and every table."""
+    count = evaluation.counts
+    about = (
+        f"{count['traces']} traces in {count['groups']} groups, {count['windows']:,} windows, "
+        f"{count['positive']:,} of them positive.\n"
+        f"{count['with_both']} traces have windows of both kinds, "
+        f"{count['faulty']} a certain fault, "
+        f"and {count['free']} none."
+    )
+    shown = [
+        f"**{title}**\n\n{markdown(table)}" for title, table in real_tables(evaluation).items()
+    ]
+    return "\n\n".join([about, *shown])
+
+
+def _measured(evaluation: RealEvaluation) -> list[tuple[RealRow, Any]]:
+    return [(row, row.cell) for row in evaluation.rows if row.cell is not None]
+
+
+def _windows(evaluation: RealEvaluation) -> Table:
+    head = ["method", "labels", "seeds"]
+    for metric in _WINDOW_METRICS:
+        head += [METRIC_TITLES[metric], *([_LESS] if metric in _COMPARED else [])]
+    body = []
+    for row, cell in _measured(evaluation):
+        line = [row.name, row.labels, str(row.seeds)]
+        for metric in _WINDOW_METRICS:
+            line.append(with_interval(cell.values[metric]))
+            if metric in _COMPARED:
+                line.append(_difference(evaluation.difference(row, metric)))
+        body.append(line)
+    absent = [
+        [f"{row.name} ({row.missing})", row.labels, *["–"] * (len(head) - 2)]
+        for row in evaluation.rows
+        if row.cell is None
+    ]
+    return [head, *body, *absent]
+
+
+def _traces(evaluation: RealEvaluation) -> Table:
+    others = [name for name in NUMBERS if name != CANONICAL]
+    head = ["method", f"by the {CANONICAL}", _LESS, *(f"by the {name}" for name in others)]
+    body = [
+        [
+            row.name,
+            with_interval(row.separation[CANONICAL]),
+            _difference(evaluation.difference(row, CANONICAL)),
+            *(with_interval(row.separation[name]) for name in others),
+        ]
+        for row, _ in _measured(evaluation)
+    ]
+    return [head, *body]
+
+
+def _healthy(evaluation: RealEvaluation) -> Table:
+    """Return flagged shares of windows in which neither pass sees a fault, and of all in
+    brackets."""
+    rows = [row for row, _ in _measured(evaluation) if row.types]
+    paths = list(rows[0].healthy) if rows else []
+    head = ["trace", *(f"{row.name} from {row.threshold:.2f} on" for row in rows)]
+    body = []
+    for path in paths:
+        flagged = [row.healthy[path] for row in rows]
+        cells = [f"{percent(each.false)} ({percent(each.share)})" for each in flagged]
+        body.append([f"`{path}`", *cells])
+    return [head, *body]
+
+
+def _types(evaluation: RealEvaluation) -> Table:
+    body = [
+        [
+            row.name,
+            str(int(row.types["windows"])),
+            percent(row.types["accuracy"]),
+            percent(row.types["macro_f1"]),
+        ]
+        for row, _ in _measured(evaluation)
+        if row.types
+    ]
+    return [["method", "windows", "accuracy", "macro-F1"], *body]
+
+
+def _difference(value: Interval | None) -> str:
+    return "" if value is None else with_interval(value)
+
+
+def real_document(evaluation: RealEvaluation) -> dict[str, Any]:
+    """All of it as JSON: numbers as shares, null where there is none."""
+    return {
+        "labels_sha256": evaluation.labels,
+        "dataset": evaluation.dataset,
+        "number_of_a_trace": CANONICAL,
+        "counts": evaluation.counts,
+        "methods": [_method(evaluation, row) for row in evaluation.rows],
+    }
+
+
+def _method(evaluation: RealEvaluation, row: RealRow) -> dict[str, Any]:
+    about = {"name": row.name, "labels": row.labels, "seeds": row.seeds, "missing": row.missing}
+    if row.cell is None:
+        return about
+    compared = {name: evaluation.difference(row, name) for name in (*_COMPARED, *NUMBERS)}
+    return {
+        **about,
+        "windows": {name: numbers(row.cell.values[name]) for name in _WINDOW_METRICS},
+        "separation": {name: numbers(value) for name, value in row.separation.items()},
+        f"less_{REFERENCE}": {
+            name: numbers(value) for name, value in compared.items() if value is not None
+        },
+        "threshold": finite(row.threshold),
+        "healthy": {path: all_numbers(asdict(of)) for path, of in row.healthy.items()},
+        "types": all_numbers(row.types),
+        "traces": {path: all_numbers(of) for path, of in row.traces.items()},
+    }

@@ -1,12 +1,49 @@
-"""Which values a tensor needs: indices in range, offsets that ascend, probabilities."""
+"""Values and element types of rebuilt tensors: indices in range, ascending offsets,
+probabilities."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["fill_for"]
+from torchtraceap.core.dtypes import DTYPES, parse_dtype
+
+__all__ = [
+    "DTYPE_NUMBERS",
+    "ELEMENT_BYTES",
+    "LAYOUT_NUMBERS",
+    "MEMORY_FORMAT_NUMBERS",
+    "dtype_in_kernel_name",
+    "dtype_of_cpp_name",
+    "fill_for",
+]
+
+# torch.tensor fills these; quantized ones need scales that no trace records.
+_FILLED = tuple(d for d in DTYPES if not d.is_quantized and d.label != "fp4")
+ELEMENT_BYTES = {d.name: d.size for d in _FILLED}
+DTYPE_NUMBERS = {d.number: d.name for d in _FILLED if d.number is not None}
+LAYOUT_NUMBERS = {0: "strided", 1: "sparse_coo", 2: "sparse_csr", 7: "jagged"}
+MEMORY_FORMAT_NUMBERS = {
+    0: "contiguous_format",
+    1: "preserve_format",
+    2: "channels_last",
+    3: "channels_last_3d",
+}
+
+# In this order: kernels of half types name float as well, the type that they compute in.
+_KERNEL_TYPES = (
+    (r"BFloat16|bfloat16|\bbf16", "bfloat16"),
+    (r"\bHalf\b|__half\b|\bhalf\b|\bfp16", "float16"),
+    (r"\bdouble\b", "float64"),
+    (r"\bfloat\b", "float32"),
+    (r"\blong\b", "int64"),
+    (r"OpaqueType<8", "int64"),
+    (r"OpaqueType<4", "float32"),
+    (r"OpaqueType<2", "bfloat16"),
+    (r"OpaqueType<1", "uint8"),
+)
 
 Fill = tuple[str, tuple[int | float, ...]]
 """A function of `inputs.py` and its first arguments."""
@@ -14,34 +51,44 @@ Known = Mapping[str, Any]
 """Other arguments by name: shapes of tensors (tuples), values of all else."""
 Rule = Callable[[Known, tuple[int, ...]], Fill | None]
 Rules = dict[str, Rule]
-"""By the name of an argument."""
+"""Rules by the name of an argument."""
+
+
+def dtype_of_cpp_name(text: str) -> str | None:
+    """The name in torch of a C++ type as traces write it; None if no tensor of it can be filled."""
+    dtype = parse_dtype(text)
+    return dtype.name if dtype in _FILLED else None
+
+
+def dtype_in_kernel_name(name: str) -> str | None:
+    """The element type that a kernel's template arguments name, if any."""
+    return next((dtype for regex, dtype in _KERNEL_TYPES if re.search(regex, name)), None)
+
+
+# ------------------------------------------------------------------------------ values
 
 
 def _below(high: Any) -> Fill | None:
     return ("integers", (0, high)) if isinstance(high, int) and high > 0 else None
 
 
-def _size_of(name: str, axis: int = 0) -> Rule:
-    """Indices along an axis of another tensor."""
+def _size_of(name: str) -> Rule:
+    """Return a rule for indices along the first axis of another tensor."""
+    return lambda known, shape: _below(_extent(known.get(name), 0))
+
+
+def _size_along(name: str) -> Rule:
+    """Return a rule for indices along the axis `dim` of another tensor."""
 
     def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        return _below(_extent(known.get(name), axis))
-
-    return rule
-
-
-def _size_along(name: str, axis_name: str = "dim") -> Rule:
-    """Indices along the axis that another argument names."""
-
-    def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        sizes, axis = _sizes(known.get(name)), known.get(axis_name)
+        sizes, axis = _sizes(known.get(name)), known.get("dim")
         return _below(1 if sizes == () else _extent(sizes, axis))
 
     return rule
 
 
 def _elements_of(name: str, axes: int = 64) -> Rule:
-    """Indices of the elements of the last axes of another tensor."""
+    """Return a rule for indices of the elements of the last axes of another tensor."""
 
     def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
         sizes = _sizes(known.get(name))
@@ -60,8 +107,8 @@ def _classes(known: Known, shape: tuple[int, ...]) -> Fill | None:
     return _below(sizes[min(1, len(sizes) - 1)]) if sizes else None
 
 
-def _offsets_into(name: str, axis: int | None = None) -> Rule:
-    """From 0 to the size of an axis (to all elements without one)."""
+def _offsets_into(name: str, axis: int) -> Rule:
+    """Return a rule for offsets from 0 to the size of an axis of another tensor."""
 
     def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
         total = _extent(known.get(name), axis)
@@ -71,7 +118,7 @@ def _offsets_into(name: str, axis: int | None = None) -> Rule:
 
 
 def _bag_starts(known: Known, shape: tuple[int, ...]) -> Fill | None:
-    """Where each bag begins; with `include_last_offset` the end stands behind them."""
+    """Return the starts of bags; with `include_last_offset` the end stands behind them."""
     total = _extent(known.get("indices"), None)
     if total is None:
         return None
@@ -80,20 +127,14 @@ def _bag_starts(known: Known, shape: tuple[int, ...]) -> Fill | None:
     return "ascending", (0, last)
 
 
-def _lengths_of(name: str, axis: int) -> Rule:
-    def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        total = _extent(known.get(name), axis)
-        return None if total is None else ("shares", (total,))
-
-    return rule
+def _segment_lengths(known: Known, shape: tuple[int, ...]) -> Fill | None:
+    total = _extent(known.get("data"), 0)
+    return None if total is None else ("shares", (total,))
 
 
-def _total(name: str) -> Rule:
-    def rule(known: Known, shape: tuple[int, ...]) -> Fill | None:
-        total = known.get(name)
-        return ("shares", (total,)) if isinstance(total, int) else ("filled", (1,))
-
-    return rule
+def _repeats(known: Known, shape: tuple[int, ...]) -> Fill | None:
+    total = known.get("output_size")
+    return ("shares", (total,)) if isinstance(total, int) else ("filled", (1,))
 
 
 def _group_ends(known: Known, shape: tuple[int, ...]) -> Fill | None:
@@ -180,12 +221,12 @@ _RULES: dict[str, Rules] = {
     "one_hot": {"self": _value_of("num_classes")},
     "max_unpool2d": {"indices": _elements_of("output_size", 2)},
     "max_unpool3d": {"indices": _elements_of("output_size", 3)},
-    "repeat_interleave": {"repeats": _total("output_size")},
+    "repeat_interleave": {"repeats": _repeats},
     "searchsorted": {"sorted_sequence": _always("ascending", -2, 2)},
     "bucketize": {"boundaries": _always("ascending", -2, 2)},
     "bincount": {"self": _always("integers", 0, 256)},
     "_pack_padded_sequence": {"lengths": _padded_lengths},
-    "segment_reduce": {"lengths": _lengths_of("data", 0)},
+    "segment_reduce": {"lengths": _segment_lengths},
     "_jagged_to_padded_dense_forward": {"offsets": _offsets_into("values", 0)},
     "bernoulli": {"self": _UNIFORM, "p": _UNIFORM},
     "multinomial": {"self": _UNIFORM},
@@ -251,9 +292,9 @@ def fill_for(
     """The function of `inputs.py` that gives a tensor valid values; None for no special role.
 
     Args:
-        base_name: Of the operator, without namespace and trailing underscore.
+        base_name: Name of the operator, without namespace and trailing underscore.
         argument: Its name in the schema.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
         dtype: Its name in torch.
         known: The other arguments.
     """

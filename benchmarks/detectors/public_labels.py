@@ -25,7 +25,16 @@ from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
 from torchtraceap.errors import MissingFileError, SchemaError
 
-__all__ = ["ANY", "PASSES", "Pass", "RealLabels", "cohen_kappa", "read_real_labels"]
+__all__ = [
+    "ANY",
+    "PASSES",
+    "Pass",
+    "RealLabels",
+    "Recordings",
+    "cohen_kappa",
+    "read_real_labels",
+    "read_recordings",
+]
 
 PASSES = ("first", "second")
 ANY = "any"
@@ -34,7 +43,7 @@ ANY = "any"
 
 @dataclass(frozen=True)
 class Pass:
-    """What one of them says of a trace."""
+    """The labels of a trace by one pass."""
 
     present: Mapping[str, bool]
     certainty: Mapping[str, str]
@@ -53,11 +62,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class RealLabels:
-    """Of all traces, by their paths below the folder of traces."""
+    """The labels of all traces, by their paths below the folder of traces."""
 
     traces: Mapping[str, tuple[Pass, Pass]]
     sha256: str
-    """Of the files of both passes: what was known before anything was trained."""
+    """Digest of the files of both passes, from before anything was trained."""
 
     def windows(self, path: str, bounds_ns: Array, first_ns: int, type: str = ANY) -> Array:
         """int8 `[W]`: 1 positive, 0 negative, -1 left out; see Note [Two passes].
@@ -80,7 +89,8 @@ class RealLabels:
         return labels.astype(np.int8)
 
     def verdict(self, path: str, type: str) -> bool | None:
-        """Whether a trace has the type; None where the passes disagree or one is not certain."""
+        """Return True if a trace has the type; None where the passes disagree or one is not
+        certain."""
         both = self.traces[path]
         if any(of.certainty[type] != "certain" for of in both):
             return None
@@ -111,8 +121,8 @@ class RealLabels:
         )
 
     def fault(self, path: str) -> bool | None:
-        """Whether a trace has a fault: both passes are certain of a type, or neither has found any.
-        None otherwise."""
+        """Return True if a trace has a fault: both passes are certain of a type, or neither has
+        found any. None otherwise."""
         if any(self.verdict(path, name) for name in PAPER_TYPES):
             return True
         return None if any(any(of.present.values()) for of in self.traces[path]) else False
@@ -170,6 +180,34 @@ def _pass(labels: Mapping[str, Any]) -> Pass:
         spans,
         np.concatenate([each.reshape(-1, 2) for each in doubtful]),
     )
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Groups of the traces, and those that are healthy."""
+
+    group: Mapping[str, str]
+    """Groups of traces that share one, by path; every other trace is one of its own."""
+    healthy: tuple[str, ...]
+    """Paths: the good trace of each pair of before and after, and what its author calls healthy."""
+
+
+def read_recordings(path: PathLike) -> Recordings:
+    """Groups and healthy traces, from `benchmarks/detectors/real_labels/recordings.json`.
+
+    Raises:
+        MissingFileError: There is no such file.
+        SchemaError: It holds something else.
+    """
+    place = Path(path)
+    if not place.is_file():
+        raise MissingFileError(f"{path}: there is no such file")
+    try:
+        found = json.loads(place.read_text("utf-8"))
+        group = {str(trace): str(name) for name, of in found["groups"].items() for trace in of}
+        return Recordings(group, tuple(map(str, found["healthy"])))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SchemaError(f"{path}: groups and healthy traces were expected: {error!r}") from None
 
 
 def cohen_kappa(one: Sequence[bool] | Array, other: Sequence[bool] | Array) -> float | None:

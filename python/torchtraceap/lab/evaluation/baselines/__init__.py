@@ -1,1 +1,0 @@
-"""Methods that learned scorers have to beat, all by one protocol (`protocol.Method`)."""
