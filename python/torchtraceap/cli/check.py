@@ -21,8 +21,8 @@ from torchtraceap.cli.parser import (
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.contract import Contract
     from torchtraceap.contracts.file import ContractFile
+    from torchtraceap.contracts.limits import Contract
     from torchtraceap.contracts.result import CheckResult
 
 
@@ -88,14 +88,12 @@ def _check_options(options: Options) -> None:
 
 
 def _write(result: CheckResult, options: Options) -> None:
-    from torchtraceap.contracts.output.junit import junit_text
-    from torchtraceap.contracts.output.markdown import markdown_text
-    from torchtraceap.contracts.output.sarif import sarif_text
+    from torchtraceap.contracts.output import junit_text, markdown_text, sarif_of
     from torchtraceap.core.writing import write_text
 
     for path, made in (
         (options.junit, junit_text),
-        (options.sarif, sarif_text),
+        (options.sarif, sarif_of),
         (options.markdown, markdown_text),
     ):
         if path:
@@ -104,11 +102,11 @@ def _write(result: CheckResult, options: Options) -> None:
 
 
 def _print(result: CheckResult, options: Options) -> None:
-    from torchtraceap.contracts.output.text import check_text
+    from torchtraceap.contracts.output import check_text
 
     print_text(check_text(result, terminal_width(100)))
     if options.github:
-        from torchtraceap.contracts.output.annotations import annotation_lines
+        from torchtraceap.contracts.output import annotation_lines
 
         lines = annotation_lines(result)
         if lines:

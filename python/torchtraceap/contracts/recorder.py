@@ -81,7 +81,18 @@ class Recorder:
         self._torch = import_torch()
         claim_profiler(self._torch, _OWNER)
         try:
-            self._profiler = self._make_profiler(with_stack, with_memory)
+            actions = self._torch.profiler.ProfilerAction
+
+            def action(step: int) -> Any:
+                return actions.WARMUP if step < self._warmup else actions.RECORD
+
+            self._profiler = self._torch.profiler.profile(
+                activities=default_activities(self._torch),
+                schedule=action,
+                record_shapes=True,
+                with_stack=with_stack,
+                profile_memory=with_memory,
+            )
             with _quiet():
                 self._profiler.start()
         except BaseException:
@@ -160,20 +171,6 @@ class Recorder:
         if written is None:
             raise RecordingError("nothing was recorded: no operation of torch ran in the block")
         return written
-
-    def _make_profiler(self, with_stack: bool, with_memory: bool) -> Any:
-        actions = self._torch.profiler.ProfilerAction
-
-        def action(step: int) -> Any:
-            return actions.WARMUP if step < self._warmup else actions.RECORD
-
-        return self._torch.profiler.profile(
-            activities=default_activities(self._torch),
-            schedule=action,
-            record_shapes=True,
-            with_stack=with_stack,
-            profile_memory=with_memory,
-        )
 
     def _check_owner(self, what: str) -> None:
         if self._owner != (os.getpid(), threading.get_ident()):
