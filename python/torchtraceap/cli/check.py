@@ -91,26 +91,22 @@ def _write(result: CheckResult, options: Options) -> None:
     from torchtraceap.contracts.output import junit_text, markdown_text, sarif_of
     from torchtraceap.core.writing import write_text
 
-    for path, made in (
-        (options.junit, junit_text),
-        (options.sarif, sarif_of),
-        (options.markdown, markdown_text),
+    for path, text in (
+        (options.junit, junit_text(result)),
+        (options.sarif, sarif_of([result])),
+        (options.markdown, markdown_text(result)),
     ):
         if path:
-            write_text(path, made(result))
+            write_text(path, text)
             note(f"wrote {path}")
 
 
 def _print(result: CheckResult, options: Options) -> None:
-    from torchtraceap.contracts.output import check_text
+    from torchtraceap.contracts.output import annotation_lines, check_text
 
     print_text(check_text(result, terminal_width(100)))
-    if options.github:
-        from torchtraceap.contracts.output import annotation_lines
-
-        lines = annotation_lines(result)
-        if lines:
-            print_text("\n".join(lines))
+    if options.github and (lines := annotation_lines(result)):
+        print_text("\n".join(lines))
 
 
 def _update(file: ContractFile, contract: Contract, result: CheckResult, options: Options) -> None:

@@ -110,20 +110,20 @@ def _explain(options: Options) -> int:
         raise UsageError("--dry-run is of a model: give --llm-base-url and --llm-model")
     if options.question is not None and not options.question.strip():
         raise UsageError("--question needs a text")
-    from torchtraceap.explanation import second_stage
+    from torchtraceap.explanation.explain import dry_run, explain
 
     trace = load(options.paths, options.threads)
     diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
     redacted = options.llm_names == "redacted"
     if options.dry_run and settings is not None:
-        dry = second_stage.dry_run(diagnosis, settings, redacted=redacted)
+        dry = dry_run(diagnosis, settings, redacted=redacted)
         if options.json:
-            offline = second_stage.explain(diagnosis, question=options.question)
+            offline = explain(diagnosis, question=options.question)
             print_text(json.dumps({**offline.to_dict(), "dry_run": dry.to_dict()}))
         else:
             _print_dry_run(dry)
         return FINE
-    found = second_stage.explain(
+    found = explain(
         diagnosis,
         question=options.question,
         settings=settings,

@@ -28,7 +28,7 @@ __all__ = [
 
 _MODULES = {
     "CheckResult": "result",
-    "Contract": "contract",
+    "Contract": "limits",
     "ContractFile": "file",
     "KeyResult": "result",
     "Limit": "limits",

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.explanation.parameters import MOST_CHARACTERS
 from torchtraceap.explanation.tool_results import (
     MOST_BYTES,
     MOST_ROWS,
@@ -24,7 +23,7 @@ from torchtraceap.explanation.tool_results import (
     step_numbers,
     to_compact_json,
 )
-from torchtraceap.explanation.tools import TOOLS, Toolbox, available_tools
+from torchtraceap.explanation.tools import MOST_CHARACTERS, TOOLS, Toolbox, available_tools
 
 Json = dict[str, Any]
 
