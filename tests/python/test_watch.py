@@ -16,12 +16,17 @@ from trainings import library, names, slow_optimizer_step, torch_on_one_thread, 
 
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.record import RecordingError, RecordingWarning, profile
+from torchtraceap.record.costs import Costs, parse_interval
+from torchtraceap.record.history import (
+    Changes,
+    Kept,
+    append_line,
+    metrics_of,
+    read_lines,
+    series_table,
+)
 from torchtraceap.record.integrations.logging import Sinks, active_runs, sink_of
 from torchtraceap.record.watch import Watch, watch
-from torchtraceap.record.watching.changes import Changes
-from torchtraceap.record.watching.costs import Costs, parse_interval
-from torchtraceap.record.watching.history import append_line, metrics_of, read_lines, series_table
-from torchtraceap.record.watching.retention import Kept
 
 
 @pytest.fixture
@@ -381,9 +386,7 @@ def test_what_goes_wrong_ends_the_watch_and_not_the_training(
 def test_a_recording_that_cannot_be_examined_is_told(
     tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "torchtraceap.record.watching.examiner.PROGRAM", "raise SystemExit('out of memory')"
-    )
+    monkeypatch.setattr("torchtraceap.record.examiner.PROGRAM", "raise SystemExit('out of memory')")
     step = slow_optimizer_step(torch)
     end = time.monotonic() + 60
     with warnings.catch_warnings(record=True) as told:

@@ -17,13 +17,14 @@ from typing import Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.record import RecordingError
-from torchtraceap.record.active import claim_profiler, release_profiler
 from torchtraceap.record.export import TraceNames, export_trace
 from torchtraceap.record.torch_access import (
+    claim_profiler,
     current_rank,
     default_activities,
     import_torch,
     profiler_is_running,
+    release_profiler,
 )
 
 __all__ = ["Recorder"]
