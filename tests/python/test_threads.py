@@ -10,8 +10,7 @@ from time import sleep
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.core.memo_cache import MemoCache
-from torchtraceap.core.threads import core_count, map_on_threads
+from torchtraceap.core.threads import MemoCache, core_count, map_on_threads
 from torchtraceap.tables import spec
 from torchtraceap.trace import load as loading
 
