@@ -19,7 +19,7 @@ from typing import Any
 
 from torchtraceap.contracts.limits import OTHER, Contract, Limit, format_value
 from torchtraceap.contracts.measures.events import is_without_gpu
-from torchtraceap.contracts.measures.measurement import RankMeasurement, measure_rank
+from torchtraceap.contracts.measures.measurement import Measurement, measure_rank
 from torchtraceap.contracts.measures.predicted import launching_row
 from torchtraceap.contracts.measures.vocabulary import MEASURES, is_per_step
 from torchtraceap.contracts.places import frame_of
@@ -116,7 +116,7 @@ def _check_key(
         return _make_result(max(failed, key=lambda each: each.beyond), result_of, limit, several)
     unknown = next((each for each in judged if each.status == INCONCLUSIVE), None)
     if unknown is not None:
-        of_rank = f"rank {unknown.of.part.rank}: " if several else ""
+        of_rank = f"rank {unknown.of.rank}: " if several else ""
         return result_of(None, INCONCLUSIVE, f"{of_rank}{unknown.of.reason}")
     return _make_result(max(judged, key=lambda each: each.used), result_of, limit, several)
 
@@ -169,7 +169,7 @@ class _RankVerdict:
     """A limit against what one rank holds."""
 
     status: str
-    of: RankMeasurement
+    of: Measurement
     value: float = 0
     """The number that decides: the worst step's, or of one kind of collective."""
     limit: Limit | None = None
@@ -204,7 +204,7 @@ def beyond_share(limit: Limit, value: float) -> float:
     return 0.0
 
 
-def _judge_rank(of: RankMeasurement, limit: Limit) -> _RankVerdict:
+def _judge_rank(of: Measurement, limit: Limit) -> _RankVerdict:
     if not of.known:
         return _RankVerdict(INCONCLUSIVE, of)
     if not isinstance(of.value, dict):
@@ -230,7 +230,7 @@ def _number_of(numbers: dict[str, int], name: str, limit: Limit) -> int:
 
 
 def _judge_number(
-    of: RankMeasurement, limit: Limit, by_step: list[Any], total: float, name: str
+    of: Measurement, limit: Limit, by_step: list[Any], total: float, name: str
 ) -> _RankVerdict:
     if not is_per_step(of.key):
         status = PASSED if limit.holds(total) else FAILED
@@ -252,6 +252,7 @@ def _make_result(
 ) -> KeyResult:
     of, limit = judged.of, judged.limit or whole
     part, places = of.part, of.step_places
+    assert part is not None
     measured = of.value if isinstance(of.value, dict) else judged.value
     step_name = None
     if judged.step is not None and places:
@@ -292,12 +293,13 @@ def _make_result(
 def _first_row(judged: _RankVerdict, limit: Limit, whole: Limit) -> int | None:
     """The event with which the rank (the step) goes beyond a limit; None where too little is
     there."""
-    of = judged.of
+    of, part = judged.of, judged.of.part
+    assert part is not None
     if of.first_row is not None:
         return of.first_row()
     found = of.found
     if of.predicted is not None and limit.high < math.inf:
-        return launching_row(of.part, of.predicted, int(limit.high))
+        return launching_row(part, of.predicted, int(limit.high))
     if found is None:
         return None
     if judged.step is not None and of.step_places:

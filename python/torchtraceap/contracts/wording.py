@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchtraceap.contracts.limits import Limit, format_value
-from torchtraceap.contracts.measures.measurement import RankMeasurement
+from torchtraceap.contracts.measures.measurement import Measurement
 from torchtraceap.contracts.measures.vocabulary import MEASURES, base_of, is_per_step
 from torchtraceap.contracts.places import Place
 from torchtraceap.contracts.result import CheckResult, KeyResult
@@ -61,9 +61,10 @@ def describe_count(key: str, value: float, name: str = "") -> str:
     return f"{format_count(int(value))} {_NOUNS[base][value != 1]}"
 
 
-def describe_scope(of: RankMeasurement, step: int | None, step_name: str | None) -> str:
+def describe_scope(of: Measurement, step: int | None, step_name: str | None) -> str:
     """Say which time the value is of."""
     kind, part = MEASURES[of.key].kind, of.part
+    assert part is not None
     if kind == "time":
         return f"in the median of {len(of.by_step)} counted steps"
     if of.predicted is not None:

@@ -1,13 +1,12 @@
 """Measure one key of the vocabulary on a trace, or all exact counts that it knows.
 
-`RankMeasurement` holds the values of one rank; a trace has those of its worst rank (Note [Keys] in
-vocabulary.py). Everything is computed once and cached with the rank.
+A trace has the values of its worst rank (Note [Keys] in vocabulary.py). Everything is computed once
+and cached with the rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,6 @@ from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
     "Measurement",
-    "RankMeasurement",
     "counts",
     "measure",
     "measure_rank",
@@ -68,47 +66,20 @@ _COUNTERS: dict[str, Callable[[RankTrace], CountedEvents]] = {
     "allocator_calls": allocator_calls,
     "peak_allocated_bytes": peak_allocated_bytes,
 }
-_NO_EVENTS: Callable[[], list[tuple[int | None, int]]] = list
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Measurement:
-    """The measurement of one key over a trace."""
+    """The measurement of one key: on one rank, or over a trace, as the worst rank has it."""
 
     key: str
-    value: Any
+    part: RankTrace | None = None
+    """The rank of the value; None for findings, which are those of the whole trace."""
+    value: Any = None
     """int, float (shares, and times in ns), dict (collectives by kind) or list (findings); None
     where the trace doesn't say."""
     by_step: tuple[Any, ...] = ()
-    """Values of the counted steps of its rank; empty without steps."""
-    events: Callable[[], list[tuple[int | None, int]]] = field(
-        default=_NO_EVENTS, repr=False, compare=False
-    )
-    """(rank, row) of the events counted, in order of time, of that rank."""
-    note: str = ""
-    """Note on what the value rests on."""
-    known: bool = True
-    reason: str = ""
-    """Reason why the value is unknown."""
-    rank: int | None = None
-    """The rank of the value: the worst."""
-
-    def to_dict(self) -> Json:
-        """Return the fields but for the events, for JSON."""
-        names = ("key", "value", "by_step", "note", "known", "reason", "rank")
-        found = {name: getattr(self, name) for name in names}
-        return {**found, "by_step": list(self.by_step)}
-
-
-@dataclass(frozen=True)
-class RankMeasurement:
-    """The measurement of one key on one rank."""
-
-    key: str
-    part: RankTrace
-    value: Any = None
-    by_step: tuple[Any, ...] = ()
-    """Values of the counted steps, in their order."""
+    """Values of the counted steps of the rank, in their order; empty without steps."""
     step_places: tuple[int, ...] = ()
     """Places of the counted steps among all."""
     found: CountedEvents | None = None
@@ -118,6 +89,7 @@ class RankMeasurement:
     predicted: tuple[str, ...] | None = None
     """The operator that would launch each kernel of a step, for launches without a GPU."""
     note: str = ""
+    """Note on what the value rests on."""
     reason: str = ""
     """Reason why the value is unknown; empty if it is known."""
 
@@ -125,12 +97,23 @@ class RankMeasurement:
     def known(self) -> bool:
         return not self.reason
 
+    @property
+    def rank(self) -> int | None:
+        """Number of the rank; None for a lone one without a number."""
+        return None if self.part is None else self.part.rank
+
     def events(self) -> list[tuple[int | None, int]]:
         """Return (rank, row) of the events counted, in order of time."""
         if self.found is not None:
-            return [(self.part.rank, row) for row in self.found.rows.tolist()]
+            return [(self.rank, row) for row in self.found.rows.tolist()]
         row = self.first_row() if self.first_row is not None else None
-        return [] if row is None else [(self.part.rank, row)]
+        return [] if row is None else [(self.rank, row)]
+
+    def to_dict(self) -> Json:
+        """Return the figures, for JSON."""
+        names = ("key", "value", "by_step", "note", "known", "reason", "rank")
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "by_step": list(self.by_step)}
 
 
 def measure(trace: Ranks, key: str, *, one_step: bool = False) -> Measurement:
@@ -152,22 +135,18 @@ def measure(trace: Ranks, key: str, *, one_step: bool = False) -> Measurement:
         present = sorted(name for name, verdict in verdicts.items() if verdict == "present")
         untold = sorted(name for name, verdict in verdicts.items() if verdict == "unknown")
         note = f"not told by this trace: {', '.join(untold)}" if untold else ""
-        return Measurement("findings", present, note=note)
+        return Measurement("findings", value=present, note=note)
     by_rank = [measure_rank(part, key, one_step=one_step) for part in trace.ranks]
     unknown = next((each for each in by_rank if not each.known), None)
     if unknown is not None:
-        return Measurement(key, None, known=False, reason=unknown.reason, rank=unknown.part.rank)
+        return unknown
     if isinstance(by_rank[0].value, dict):
-        worst = max(by_rank, key=lambda each: sum(each.value.values()))
-    else:
-        choose = min if key == "gpu_busy" else max
-        worst = choose(by_rank, key=lambda each: each.value)
-    return Measurement(
-        key, worst.value, worst.by_step, worst.events, worst.note, rank=worst.part.rank
-    )
+        return max(by_rank, key=lambda each: sum(each.value.values()))
+    choose = min if key == "gpu_busy" else max
+    return choose(by_rank, key=lambda each: each.value)
 
 
-def measure_rank(part: RankTrace, key: str, *, one_step: bool = False) -> RankMeasurement:
+def measure_rank(part: RankTrace, key: str, *, one_step: bool = False) -> Measurement:
     """Measure one key on one rank; `findings` are of the whole trace and no key of a rank."""
     try:
         if MEASURES[key].kind in ("share", "time"):
@@ -176,10 +155,10 @@ def measure_rank(part: RankTrace, key: str, *, one_step: bool = False) -> RankMe
             return _predict_launches(part, key, one_step)
         return _measure_count(part, key, one_step)
     except UnknownMeasureError as error:
-        return RankMeasurement(key, part, reason=str(error))
+        return Measurement(key, part, reason=str(error))
 
 
-def _measure_time(part: RankTrace, key: str) -> RankMeasurement:
+def _measure_time(part: RankTrace, key: str) -> Measurement:
     """Measure a share of the profiled time, or the median time of the counted steps."""
     is_share = MEASURES[key].kind == "share"
     if not is_share and not part.tree.steps:
@@ -200,14 +179,14 @@ def _measure_time(part: RankTrace, key: str) -> RankMeasurement:
     first_row = partial(_telling_row, part, key)
     if not is_share:
         by_step = tuple(times.tolist())
-        return RankMeasurement(key, part, round(median(times)), by_step, first_row=first_row)
+        return Measurement(key, part, round(median(times)), by_step, first_row=first_row)
     time_ns = {
         "gpu_idle": timeline.idle_ns,
         "gpu_busy": timeline.busy_ns,
         "exposed_communication": timeline.exposed_communication_ns,
         "exposed_memcpy": timeline.exposed_memcpy_ns,
     }
-    return RankMeasurement(key, part, timeline.share(time_ns[key]), first_row=first_row)
+    return Measurement(key, part, timeline.share(time_ns[key]), first_row=first_row)
 
 
 def _telling_row(part: RankTrace, key: str) -> int | None:
@@ -239,11 +218,11 @@ def _telling_row(part: RankTrace, key: str) -> int | None:
     return int(gpu_rows[int(np.argmax(most_ns[gpu_rows]))]) if len(gpu_rows) else None
 
 
-def _measure_count(part: RankTrace, key: str, one_step: bool) -> RankMeasurement:
+def _measure_count(part: RankTrace, key: str, one_step: bool) -> Measurement:
     """Measure a count or a size: in the profiled time, or in the worst step; of kinds each."""
     found = _COUNTERS[base_of(key)](part).inside()
     places = tuple(counted_places(part)) if part.tree.steps else ()
-    of_all = partial(RankMeasurement, key, part, found=found, note=found.note)
+    of_all = partial(Measurement, key, part, found=found, note=found.note)
     total: Any
     by_step: tuple[Any, ...]
     if found.kinds is not None or base_of(key) == "collectives":
@@ -275,7 +254,7 @@ def _check_one_step(one_step: bool) -> None:
         raise UnknownMeasureError(_NO_STEPS)
 
 
-def _predict_launches(part: RankTrace, key: str, one_step: bool) -> RankMeasurement:
+def _predict_launches(part: RankTrace, key: str, one_step: bool) -> Measurement:
     from torchtraceap.contracts.measures.predicted import predicted_launches
 
     operators, note = predicted_launches(part)
@@ -291,7 +270,7 @@ def _predict_launches(part: RankTrace, key: str, one_step: bool) -> RankMeasurem
                 f"a step is launched; limit {key}{PER_STEP}"
             )
         value, by_step = len(operators) * max(1, steps), ()
-    return RankMeasurement(key, part, value, by_step, predicted=operators, note=note)
+    return Measurement(key, part, value, by_step, predicted=operators, note=note)
 
 
 def counts(trace: Ranks, *, per_step: bool = False) -> dict[str, int]:
