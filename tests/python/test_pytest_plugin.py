@@ -44,7 +44,6 @@ def warm() -> None:
         torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.set_num_threads(1)
     import torchtraceap.contracts.output
-    import torchtraceap.contracts.output
     import torchtraceap.contracts.pytest_contracts
     import torchtraceap.contracts.update  # noqa: F401
     from torchtraceap.contracts.limits import Contract

@@ -111,16 +111,6 @@ def _run(given: list[str], is_process: bool) -> int:
     return command.run(options)
 
 
-def _sentence(error: BaseException) -> str:
-    """Return an error as one line."""
-    if isinstance(error, MemoryError):
-        return "not enough memory for this trace"
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(text.split()) or type(error).__name__
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     # Nobody reads what goes to a stream that was closed before the start, as by `>&-`. Its number
@@ -170,6 +160,11 @@ def _answer(arguments: Sequence[str] | None) -> int:
 
         # The input's or the options' fault, not a defect of ours.
         expected = (UsageError, TraceError, OSError, MemoryError, ImportError)
-        ours = "" if isinstance(error, expected) else f"internal error, {type(error).__name__}: "
-        note(ours + _sentence(error))
+        kind, text = type(error).__name__, str(error)
+        if isinstance(error, MemoryError):
+            text = "not enough memory for this trace"
+        elif isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        ours = "" if isinstance(error, expected) else f"internal error, {kind}: "
+        note(ours + (" ".join(text.split()) or kind))
         return UNUSABLE

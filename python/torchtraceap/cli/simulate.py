@@ -32,7 +32,6 @@ from torchtraceap.core.progress import progress_stage
 
 if TYPE_CHECKING:
     from torchtraceap.simulation.simulate import Simulation
-    from torchtraceap.trace.trace import Trace
 
 
 def _simulate(options: Options) -> int:
@@ -103,30 +102,20 @@ def _explain_idle(options: Options) -> int:
         raise UsageError("explain-idle takes --at or --window, not both")
     check_table_output(options, options.paths)
     trace = load(options.paths, options.threads)
-    start_ns, end_ns = _range(trace, options)
-    return give_table(trace.explain_idle(start_ns, end_ns, rank=options.rank), options)
-
-
-def _range(trace: Trace, options: Options) -> tuple[int, int]:
-    """Return the range of an instant or a window, or the whole profiled time."""
     start_ns, end_ns = trace.rank(options.rank).tree.profiled
+    length_ns = end_ns - start_ns
     if options.at is not None:
-        length_ns = end_ns - start_ns
         if not 0 <= options.at * 1e6 <= length_ns:
-            raise UsageError(
-                f"--at {options.at:g}: the profiled time is {length_ns / 1e6:.3f} ms long"
-            )
-        at_ns = start_ns + round(options.at * 1e6)
-        return at_ns, at_ns
-    if options.window is None:
-        return start_ns, end_ns
-    if options.window >= options.windows:
-        raise UsageError(f"--window {options.window}: there are windows 0 to {options.windows - 1}")
-    bounds = [
-        start_ns + (end_ns - start_ns) * place // options.windows
-        for place in (options.window, options.window + 1)
-    ]
-    return bounds[0], bounds[1]
+            length = f"the profiled time is {length_ns / 1e6:.3f} ms long"
+            raise UsageError(f"--at {options.at:g}: {length}")
+        start_ns = end_ns = start_ns + round(options.at * 1e6)
+    elif options.window is not None:
+        window, windows = options.window, options.windows
+        if window >= windows:
+            raise UsageError(f"--window {window}: there are windows 0 to {windows - 1}")
+        end_ns = start_ns + length_ns * (window + 1) // windows
+        start_ns += length_ns * window // windows
+    return give_table(trace.explain_idle(start_ns, end_ns, rank=options.rank), options)
 
 
 COMMANDS = {

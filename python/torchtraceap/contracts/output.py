@@ -1,6 +1,6 @@
 """Results of checks for other programs: text, Markdown, GitHub's annotations, JUnit, SARIF.
 
-Names in them come from traces and files of others: `plain_line` makes them harmless first, and each
+Names in them come from traces and files of others: `_clean_line` makes them harmless, and each
 format escapes what it has to. Markdown, JUnit and SARIF take one result, or several, such as those
 of a run of tests. Of SARIF only limits that fail are results, as a reader such as GitHub's takes
 every result for an alert; limits of which the trace says nothing are notifications of the run.
@@ -54,7 +54,7 @@ _SPECIAL = re.compile(r"[\\`*_\[\]#|~<>&@]|:(?=//)|(?<=www)\.")
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def plain_line(text: str, limit: int = _LONGEST) -> str:
+def _clean_line(text: str, limit: int = _LONGEST) -> str:
     """Return a text as one line without control characters that can be written as UTF-8."""
     return one_line(text.encode("utf-8", "replace").decode("utf-8"), limit)
 
@@ -83,23 +83,23 @@ def details(result: KeyResult) -> Iterator[tuple[str, str]]:
         of_rank = "" if result.rank is None else f" of rank {result.rank}"
         event = result.first_event
         word = _SHOWS.get(result.kind, "first beyond it")
-        yield word, f"{plain_line(event.name, _NAME)} (row {event.row}{of_rank})"
+        yield word, f"{_clean_line(event.name, _NAME)} (row {event.row}{of_rank})"
     if result.frame is not None:
-        yield "in", plain_line(str(result.frame), _NAME)
+        yield "in", _clean_line(str(result.frame), _NAME)
     if result.price_ns is not None:
         per = " per step" if result.price_per_step else ""
         saving = f"{format_ns(result.price_ns)}{per}" if result.price_ns else "nothing"
-        yield "a fix saves", f"{saving} ({plain_line(result.price_note)})"
+        yield "a fix saves", f"{saving} ({_clean_line(result.price_note)})"
     elif result.price_note:
-        yield "a fix saves", f"not known ({plain_line(result.price_note)})"
+        yield "a fix saves", f"not known ({_clean_line(result.price_note)})"
     if result.won:
-        yield "won", plain_line(result.won)
+        yield "won", _clean_line(result.won)
 
 
 def uri_path(path: str) -> str:
     """Return a path as annotations and artifacts name it: below the working folder relative to it,
     with slashes."""
-    text = plain_line(path, 4 * _NAME)
+    text = _clean_line(path, 4 * _NAME)
     try:
         found = Path(os.path.abspath(text)).relative_to(Path.cwd())
     except (ValueError, OSError):
@@ -121,7 +121,7 @@ def check_text(result: CheckResult, width: int = 100) -> str:
     words = {"failed": "FAILED", "inconclusive": "inconclusive", "passed": "passed"}
     lines: list[str] = []
     for each in sorted(result.results, key=lambda each: list(words).index(each.status)):
-        said = f"{words[each.status]} {each.key}: {plain_line(each.reason)}"
+        said = f"{words[each.status]} {each.key}: {_clean_line(each.reason)}"
         below = [("    ", f"  {word}: {text}") for word, text in details(each)]
         for indent, text in [("  ", said), *below]:
             lines += textwrap.wrap(
@@ -131,8 +131,8 @@ def check_text(result: CheckResult, width: int = 100) -> str:
                 break_on_hyphens=False,
                 break_long_words=False,
             )
-    name = f" of {plain_line(result.name, 200)}" if result.name else ""
-    device = f" on {plain_line(result.device, 100)}" if result.device else ""
+    name = f" of {_clean_line(result.name, 200)}" if result.name else ""
+    device = f" on {_clean_line(result.device, 100)}" if result.device else ""
     return "\n".join([*lines, f"contract{name}{device}: {headline(result)}"])
 
 
@@ -145,7 +145,7 @@ def annotation_lines(result: CheckResult) -> list[str]:
         if each.status not in _LEVELS and not each.won:
             continue
         level = _LEVELS.get(each.status, "notice")
-        lines = [plain_line(each.won if level == "notice" else each.reason)]
+        lines = [_clean_line(each.won if level == "notice" else each.reason)]
         if level == "error":
             lines += [f"{word}: {text}" for word, text in details(each)]
         properties = {"title": f"contract: {each.key}"}
@@ -170,7 +170,7 @@ def _annotation(text: str) -> str:
 def markdown_text(result: CheckResult) -> str:
     """Write a comment for a pull request: a heading, a table of all limits, and what stands behind
     each that failed. Its first line is a mark by which a bot finds its own comment again."""
-    mark = re.sub(r"[^A-Za-z0-9_.:/\[\]]", "_", plain_line(result.name, _NAME)).replace("--", "__")
+    mark = re.sub(r"[^A-Za-z0-9_.:/\[\]]", "_", _clean_line(result.name, _NAME)).replace("--", "__")
     name = f" `{_markdown_code(result.name)}`" if result.name else ""
     device = f" on {_markdown(result.device)}" if result.device else ""
     lines = [
@@ -188,8 +188,8 @@ def markdown_text(result: CheckResult) -> str:
             limit = ", ".join(f"{name} {number}" for name, number in each.limit.items())
         elif isinstance(each.limit, list):
             limit = "without " + ", ".join(map(str, each.limit))
-        measured = plain_line(format_value(each.measured, each.kind), _NAME)
-        limit = _markdown_code(plain_line(limit, _NAME))
+        measured = _clean_line(format_value(each.measured, each.kind), _NAME)
+        limit = _markdown_code(_clean_line(limit, _NAME))
         cells = f"`{_markdown_code(each.key)}` | `{limit}` | {_markdown(measured)}"
         lines.append(f"| {_SIGNS[each.status]} | {cells} |")
     lines.append("")
@@ -222,12 +222,12 @@ def markdown_of(results: Sequence[CheckResult]) -> str:
 
 def _markdown(text: str) -> str:
     """Return a text in which nothing formats, links or mentions."""
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", plain_line(text))
+    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", _clean_line(text))
 
 
 def _markdown_code(text: str) -> str:
     """Return a text for the inside of backticks in a table."""
-    return plain_line(text, _NAME).replace("`", "'").replace("|", "¦") or " "
+    return _clean_line(text, _NAME).replace("`", "'").replace("|", "¦") or " "
 
 
 # -------------------------------------------------------------------------------------- JUnit
@@ -280,7 +280,7 @@ def _junit_suite(result: CheckResult) -> ElementTree.Element:
             attributes |= {"line": str(each.line)} if each.line else {}
         case = ElementTree.SubElement(suite, "testcase", attributes)
         below = [f"{word}: {text}" for word, text in details(each)]
-        whole = _NOT_XML.sub("\ufffd", "\n".join([plain_line(each.reason), *below]))
+        whole = _NOT_XML.sub("\ufffd", "\n".join([_clean_line(each.reason), *below]))
         reason = _xml(each.reason)
         if each.status == FAILED:
             failure = ElementTree.SubElement(case, "failure", {"message": reason, "type": each.key})
@@ -293,7 +293,7 @@ def _junit_suite(result: CheckResult) -> ElementTree.Element:
 
 
 def _xml(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", plain_line(text))
+    return _NOT_XML.sub("\ufffd", _clean_line(text))
 
 
 # -------------------------------------------------------------------------------------- SARIF
@@ -319,7 +319,7 @@ def sarif_of(results: Sequence[CheckResult]) -> str:
     notes = [
         {
             "level": "note",
-            "message": {"text": f"{each.key} is inconclusive: {plain_line(each.reason)}"},
+            "message": {"text": f"{each.key} is inconclusive: {_clean_line(each.reason)}"},
             "associatedRule": {"id": each.key, "index": keys.index(each.key)},
             "locations": _sarif_locations(each, result),
         }
@@ -339,7 +339,7 @@ def sarif_of(results: Sequence[CheckResult]) -> str:
 
 
 def _sarif_result(each: KeyResult, keys: list[str], result: CheckResult) -> _Json:
-    lines = [f"{each.key}: {plain_line(each.reason)}"]
+    lines = [f"{each.key}: {_clean_line(each.reason)}"]
     lines += [f"{word}: {text}" for word, text in details(each)]
     found: _Json = {
         "ruleId": each.key,
@@ -347,12 +347,12 @@ def _sarif_result(each: KeyResult, keys: list[str], result: CheckResult) -> _Jso
         "level": "error",
         "message": {"text": "\n".join(lines)},
         "locations": _sarif_locations(each, result),
-        "partialFingerprints": {"torchtraceap/v1": plain_line(f"{result.name}:{each.key}")},
+        "partialFingerprints": {"torchtraceap/v1": _clean_line(f"{result.name}:{each.key}")},
     }
     frame = each.frame
     if frame is not None and frame.kind == "python" and frame.file:
         place = _sarif_place(frame.file, frame.line)
-        text = plain_line(str(frame), _NAME)
+        text = _clean_line(str(frame), _NAME)
         place["message"] = {"text": f"the first event beyond the limit: {text}"}
         found["relatedLocations"] = [{"id": 1, **place}]
     return found

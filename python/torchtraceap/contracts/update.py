@@ -81,6 +81,8 @@ def update_contract(
     Raises:
         OptionError: There is no reason.
     """
+    import yaml
+
     if not reason.strip():
         raise OptionError("a contract is changed for a reason; say it")
     checked = limits or (file.base if name is None else file.find(name)) or file.base
@@ -104,7 +106,14 @@ def update_contract(
         }
         for each in changes
     ]
-    text = _written_anew(file.text, name, values, history)
+    whole = _load_node(file.text) or {}
+    if name is None:
+        whole |= values
+    else:
+        whole["contracts"] = whole.get("contracts") or {}
+        whole["contracts"][name] = (whole["contracts"].get(name) or {}) | values
+    whole["history"] = (whole.get("history") or []) + history
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=10**6)
     in_place = _replace_in_place(file.text, name, values, history)
     if in_place is not None and _load_node(in_place) == _load_node(text):
         text = in_place
@@ -142,21 +151,6 @@ def _load_node(text: str) -> Any:
         return yaml.load(text, Loader=safe_loader())
     except yaml.YAMLError:
         return None
-
-
-def _written_anew(
-    text: str, name: str | None, values: dict[str, Any], history: list[dict[str, Any]]
-) -> str:
-    import yaml
-
-    whole = _load_node(text) or {}
-    if name is None:
-        whole |= values
-    else:
-        whole["contracts"] = whole.get("contracts") or {}
-        whole["contracts"][name] = (whole["contracts"].get(name) or {}) | values
-    whole["history"] = (whole.get("history") or []) + history
-    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 def _replace_in_place(

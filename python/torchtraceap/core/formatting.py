@@ -212,7 +212,7 @@ def plain_text(text: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def plain_line(text: str, most: int) -> str:
+def plain_line(text: str, most: int = 120) -> str:
     """Return text as one plain line of at most `most` characters; longer text ends in an
     ellipsis."""
     line = plain_text(text[: 4 * most].encode("utf-8", "replace").decode("utf-8"))

@@ -271,33 +271,28 @@ def _gaps(rank: RankTrace, segment: Segment, rows: list[PackRow]) -> Iterator[Pa
     end_ns = np.minimum(idle.end_ns, segment.end_ns)
     length_ns = end_ns - start_ns
     longest = np.argsort(-length_ns, kind="stable")[:MOST_GAPS]
-    causes = _core.idle_cause_names()
+    causes, table = _core.idle_cause_names(), rank.table
     for number, gap in enumerate(longest.tolist()):
         if length_ns[gap] <= 0:
             return
         key = f"gap{number + 1}"
         behind, following = int(idle.explained_by[gap]), int(idle.next_gpu_row[gap])
+        row = ""  # key of the host event, which joins the rows if it is new
+        if behind != _core.NO_ROW:
+            event = (rank.rank, behind)
+            row = next((each.key for each in rows if (each.rank, each.row) == event), "")
+            if not row:
+                row = f"r{len(rows) + 1}"
+                begin_ns, dur_ns = int(table.ts_ns[behind]), int(table.dur_ns[behind])
+                rows.append(PackRow(row, *event, table.name_of(behind), begin_ns, dur_ns))
         yield PackLine(
             key=key,
             names=(causes[idle.cause[gap]], _row_name(rank, behind), _row_name(rank, following)),
             metrics=(Metric.of_ns(f"{key}.length", int(length_ns[gap])),),
             cost_ns=int(length_ns[gap]),
-            row=_row_key(rank, behind, rows),
+            row=row,
         )
 
 
 def _row_name(rank: RankTrace, row: int) -> str:
     return "-" if row == _core.NO_ROW else rank.table.name_of(row)
-
-
-def _row_key(rank: RankTrace, row: int, rows: list[PackRow]) -> str:
-    """Return the key of an event, which joins the rows if it is new; empty for none."""
-    if row == _core.NO_ROW:
-        return ""
-    known = next((each.key for each in rows if (each.rank, each.row) == (rank.rank, row)), None)
-    if known:
-        return known
-    table = rank.table
-    start_ns, dur_ns = int(table.ts_ns[row]), int(table.dur_ns[row])
-    rows.append(PackRow(f"r{len(rows) + 1}", rank.rank, row, table.name_of(row), start_ns, dur_ns))
-    return rows[-1].key

@@ -111,7 +111,14 @@ class Dialect:
             asked = {"name": name, "strict": True, "schema": schema}
             body["response_format"] = {"type": "json_schema", "json_schema": asked}
             return body
-        body["messages"] = _with_schema(question.messages, schema)
+        # The schema joins the first system message, which stays the same from call to call.
+        demand = _BY_PROMPT + json.dumps(schema, separators=(",", ":"))
+        first, *others = question.messages or ({},)
+        if first.get("role") == "system" and isinstance(first.get("content"), str):
+            joined = {**first, "content": f"{first['content']}\n\n{demand}"}
+            body["messages"] = [joined, *others]
+        else:
+            body["messages"] = [{"role": "system", "content": demand}, *question.messages]
         if self.rung == "json_object_schema":
             body["response_format"] = {"type": "json_object", "schema": schema}
         elif self.rung == "json_object":
@@ -150,16 +157,6 @@ class Dialect:
             return None
         fits = rung in RUNGS and all(name in _OPTIONAL for name in without)
         return Dialect(rung, without) if fits else None
-
-
-def _with_schema(messages: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
-    """Add the schema to the first system message, which stays the same from call to call."""
-    asked = _BY_PROMPT + json.dumps(schema, separators=(",", ":"))
-    first = messages[0] if messages else {}
-    if first.get("role") == "system" and isinstance(first.get("content"), str):
-        joined = {**first, "content": f"{first['content']}\n\n{asked}"}
-        return [joined, *messages[1:]]
-    return [{"role": "system", "content": asked}, *messages]
 
 
 class CompletionError(ValueError):

@@ -24,10 +24,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.formatting import format_count, format_ns, format_share
+from torchtraceap.core.formatting import format_count, format_ns, format_share, plain_line
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.explanation.segments import finding_of, rule_says
-from torchtraceap.explanation.tool_results import clean_name
 from torchtraceap.explanation.tools import Toolbox
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def _names_in(box: Toolbox, question: str) -> tuple[list[str], str]:
                 continue
             answer = box.call(tool, {"by": key, "contains": name[:200], "limit": 50})
             rows = answer.value.get("table", {}).get("rows", ())
-            row = next((row for row in rows if row[key] == clean_name(name)), None)
+            row = next((row for row in rows if row[key] == plain_line(name)), None)
             if row is not None:
                 found += 1
                 lines.append(f"- {tool}: {_spoken(row)}")

@@ -1,6 +1,6 @@
 """Results of tools: tables and results of a trace as small JSON objects.
 
-The numbers are those of the tables, as quantities (`quantities`). Whatever names things in a trace
+The numbers are those of the tables, as quantities (`numbers`). Whatever names things in a trace
 may hold anything, also words meant for the model that reads them: names are cleaned and cut, and
 stand in results as data.
 """
@@ -44,15 +44,12 @@ from torchtraceap.trace.ranks import Ranks
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Finding
-    from torchtraceap.core.table import ColumnTable
-    from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "MOST_BYTES",
     "MOST_ROWS",
     "ToolData",
-    "clean_name",
     "diagnosis",
     "diff",
     "fit_result",
@@ -70,8 +67,6 @@ Json = dict[str, Any]
 MOST_BYTES = 8_000
 """Most bytes of a result as JSON."""
 MOST_ROWS = 50
-MOST_NAME = 120
-"""Characters of a name out of the trace."""
 MOST_NOTES, MOST_NOTE = 3, 300
 MOST_CODE = 1_200
 _IDLE = "idle_"
@@ -113,11 +108,6 @@ class ToolData:
 
 
 # ------------------------------------------------------------------------- texts and sizes
-
-
-def clean_name(text: str, most: int = MOST_NAME) -> str:
-    """Return text from the trace as one plain line of at most `most` characters."""
-    return plain_line(text, most)
 
 
 def to_compact_json(value: object) -> str:
@@ -177,7 +167,7 @@ def _row(record: Mapping[str, Any]) -> Json:
     """Return a record as quantities, with names cleaned."""
     shown = to_quantities(record)
     return {
-        key: (Own(value) if key in _OWN_COLUMNS else clean_name(value))
+        key: (Own(value) if key in _OWN_COLUMNS else plain_line(value))
         if isinstance(value, str)
         else value
         for key, value in shown.items()
@@ -185,7 +175,7 @@ def _row(record: Mapping[str, Any]) -> Json:
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
-    return [clean_name(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
+    return [plain_line(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
 
 
 # ------------------------------------------------------------------------- the whole trace
@@ -227,7 +217,7 @@ def summary(box: ToolData, given: Json) -> Json:
         "steps": len(found.steps),
         "steps_inferred": found.steps_inferred,
         "diagnostics": _row_list(
-            {"notes": clean_name(entry.message, MOST_NOTE), "count": entry.count}
+            {"notes": plain_line(entry.message, MOST_NOTE), "count": entry.count}
             for entry in found.diagnostics
         ),
     }
@@ -268,7 +258,7 @@ def _finding(finding: Finding) -> Json:
     for name, fact in finding.facts.items():
         value = fact.value
         if isinstance(value, str):
-            facts[Own(name)] = clean_name(value)
+            facts[Own(name)] = plain_line(value)
         else:
             facts[Own(name)] = makers[fact.kind](value) if fact.kind in makers else value
     shown: Json = {
@@ -301,7 +291,7 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
     if finding is None:
         missing = found.abstained.get(name, ())
         verdict = _verdicts(found).get(name, "unknown")
-        lacks = [clean_name(signal) for signal in missing]
+        lacks = [plain_line(signal) for signal in missing]
         return {**about, "verdict": Own(verdict), "missing_signals": lacks}
     events = []
     for event in finding.evidence[:limit]:
@@ -375,8 +365,8 @@ def simulate(box: ToolData, given: Json) -> Json:
     found = simulated(box.trace, list(given["edits"]))
     edits = []
     for outcome in found.edits:
-        edit = Own(clean_name(outcome.edit))
-        shown: Json = {"edit": edit, "note": clean_name(outcome.note, MOST_NOTE), "applies": False}
+        edit = Own(plain_line(outcome.edit))
+        shown: Json = {"edit": edit, "note": plain_line(outcome.note, MOST_NOTE), "applies": False}
         if outcome.predicted_ns is not None:
             ends = {
                 "predicted": outcome.predicted_ns,
@@ -491,7 +481,7 @@ def _events_in(
     order = np.argsort(-times, kind="stable")
     shown = [
         {
-            "name": clean_name(names.texts[names.codes[groups.first[group]]]),
+            "name": plain_line(names.texts[names.codes[groups.first[group]]]),
             "count": int(groups.count[group]),
             "time": time_quantity(int(times[group])),
             "longest": time_quantity(int(longest[group])),
@@ -538,7 +528,7 @@ def _one_step(table: ColumnTable, place: int) -> Json:
              "exposed_communication_ns", "exposed_memcpy_ns")  # fmt: skip
     median_ns = table.facts["jitter"].get("median_ns")
     return {
-        "name": clean_name(record["name"] or ""),
+        "name": plain_line(record["name"] or ""),
         **to_quantities({name: record[name] for name in times}),
         **to_quantities({"median_step_ns": median_ns}),
         "whole": record["whole"],
@@ -548,7 +538,7 @@ def _one_step(table: ColumnTable, place: int) -> Json:
             for name, ns in sorted(causes.items(), key=lambda cause: -cause[1])
         ),
         "longer_than_usual": _row_list(
-            {"name": clean_name(more["name"]), "by": time_quantity(more["delta_ns"])}
+            {"name": plain_line(more["name"]), "by": time_quantity(more["delta_ns"])}
             for more in record["differs"] or ()
         ),
         "notes": _notes(table.notes),

@@ -55,6 +55,7 @@ class _Breaks:
         position, track = self._tree.host_position, self._table.track
         chosen = np.flatnonzero(wanted[self._names] & (position != _core.NO_ROW))
         chosen = chosen[np.argsort(position[chosen], kind="stable")]
+        ts_ns, dur_ns, step = self._table.ts_ns, self._table.dur_ns, self._tree.step
         found: list[int] = []
         of_track = last_into = previous = _NONE
         for row in chosen.tolist():
@@ -67,7 +68,11 @@ class _Breaks:
                     found.append(row)
                     last_into = row
                 elif not in_operator:
-                    if previous != _NONE and self._is_same_step(previous, row):
+                    if (
+                        previous != _NONE
+                        and step[previous] == step[row]
+                        and int(ts_ns[previous]) + int(dur_ns[previous]) <= int(ts_ns[row])
+                    ):
                         before = self._around(previous)[1]
                         if _NONE != entry == before:
                             found.append(row)
@@ -97,11 +102,6 @@ class _Breaks:
                 entry = above if entry == _NONE else entry
             above = int(self._parent[above])
         return _NONE, entry, False
-
-    def _is_same_step(self, previous: int, row: int) -> bool:
-        table, step = self._table, self._tree.step
-        end_ns = int(table.ts_ns[previous]) + int(table.dur_ns[previous])
-        return end_ns <= int(table.ts_ns[row]) and bool(step[previous] == step[row])
 
     def _may_be_one_call(self, previous: int, row: int) -> bool:
         """Return True if two rows may be one call. Without frames that can't be told: regions of
