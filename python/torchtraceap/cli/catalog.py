@@ -106,13 +106,13 @@ _PRODUCT = {**_TRACE, **_COMPARE, **_NEXT_TO_TRAINING}
 
 
 def _lab() -> Mapping[str, Entry]:
-    """Commands of the lab. It is found by name, since the product does not import it."""
+    """Return the commands of the lab. It is found by name, since the product does not import it."""
     entries: Mapping[str, Entry] = import_module("torchtraceap.lab.cli").ENTRIES
     return entries
 
 
 def command_groups() -> dict[str, Mapping[str, Entry]]:
-    """The entries of all commands by the heading under which `--help` lists them."""
+    """Return the entries of all commands by the heading under which `--help` lists them."""
     return {
         "look at a trace": _TRACE,
         "compare": _COMPARE,

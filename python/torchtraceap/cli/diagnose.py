@@ -173,12 +173,14 @@ def _answers(
 
     if not isinstance(scorer, BatchScorer):
         for path in paths:
-            yield _answer(path, _tried(lambda at: scorer.score(load([at], threads), count), path))
+            yield _answer(
+                path, _result_or_error(lambda at: scorer.score(load([at], threads), count), path)
+            )
         return
     batch: list[tuple[str, Any]] = []
     rows = 0
     for path in paths:
-        read = _tried(lambda at: scorer.inputs(load([at], threads), count), path)
+        read = _result_or_error(lambda at: scorer.inputs(load([at], threads), count), path)
         batch.append((path, read))
         rows += 0 if isinstance(read, Exception) else len(read)
         if rows >= scorer.rows_at_once:
@@ -189,22 +191,22 @@ def _answers(
 
 def _batch_answers(scorer: BatchScorer, batch: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
     read = [inputs for _, inputs in batch if not isinstance(inputs, Exception)]
-    scored = iter(_together(scorer, read))
+    scored = iter(_score_together(scorer, read))
     for path, inputs in batch:
         yield _answer(path, inputs if isinstance(inputs, Exception) else next(scored))
 
 
-def _together(scorer: BatchScorer, inputs: list[Any]) -> list[Windows | Exception]:
+def _score_together(scorer: BatchScorer, inputs: list[Any]) -> list[Windows | Exception]:
     """Score a batch; where its traces fail together, score each by itself."""
-    found = _tried(scorer.score_inputs, inputs)
+    found = _result_or_error(scorer.score_inputs, inputs)
     if not isinstance(found, Exception):
         return list(found)
     if len(inputs) == 1:
         return [found]
-    return [one for alone in inputs for one in _together(scorer, [alone])]
+    return [one for alone in inputs for one in _score_together(scorer, [alone])]
 
 
-def _tried(work: Callable[[S], T], argument: S) -> T | Exception:
+def _result_or_error(work: Callable[[S], T], argument: S) -> T | Exception:
     """Return the result of the work, or the error that kept it from being done."""
     from torchtraceap.errors import TraceError
 

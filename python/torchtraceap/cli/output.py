@@ -82,7 +82,7 @@ def note(text: str) -> None:
         sys.stderr.write(f"torchtraceap: {replace_controls(text)}\n")
 
 
-def _color_wanted(no_color: bool) -> bool:
+def _wants_color(no_color: bool) -> bool:
     if no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty()
@@ -91,7 +91,7 @@ def _color_wanted(no_color: bool) -> bool:
 def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
     from torchtraceap.report import terminal
 
-    if not _color_wanted(no_color):
+    if not _wants_color(no_color):
         given = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = terminal_width(100) if given else terminal.DEFAULT_WIDTH
         return print_text(terminal.render_text(diagnosis, width=width))
@@ -104,7 +104,7 @@ def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
 def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
     from torchtraceap.report.tables import render_table
 
-    color = _color_wanted(no_color)
+    color = _wants_color(no_color)
     width = terminal_width(100) if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
     _write_plain("\n\n".join(render_table(table, bold=color, width=width) for table in tables))
 

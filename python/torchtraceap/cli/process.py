@@ -65,18 +65,19 @@ def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def was_interrupted() -> bool:
-    """Ctrl-C has come: an error may be what a library made of the KeyboardInterrupt."""
+    """Return True if Ctrl-C has come: an error may be what a library made of the
+    KeyboardInterrupt."""
     return _interrupted
 
 
 def ignore_interrupts() -> None:
-    """The answer is out: what is left is the interpreter's own end, in which a signal would only
-    replace the exit code."""
+    """Ignore Ctrl-C from now on. The answer is out: what is left is the interpreter's own end, in
+    which a signal would only replace the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def say_interrupted() -> None:
-    """Once, whoever is first: the main thread or what watches it."""
+    """Say it once, whoever is first: the main thread or what watches it."""
     if not _watched:
         sys.stderr.write(_MESSAGE)
         return

@@ -118,7 +118,7 @@ def _check_key(
     if unknown is not None:
         of_rank = f"rank {unknown.of.rank}: " if several else ""
         return result_of(None, INCONCLUSIVE, f"{of_rank}{unknown.of.reason}")
-    return _make_result(max(judged, key=lambda each: each.used), result_of, limit, several)
+    return _make_result(max(judged, key=lambda each: each.nearness), result_of, limit, several)
 
 
 def trace_device(trace: Ranks) -> str | None:
@@ -189,7 +189,7 @@ class _RankVerdict:
         return beyond_share(self.limit, self.value)
 
     @property
-    def used(self) -> float:
+    def nearness(self) -> float:
         """Return the key by which the rank nearest to its limit is found."""
         assert self.limit is not None
         return self.value if self.limit.high < math.inf else -self.value
@@ -291,7 +291,7 @@ def _make_result(
 
 
 def _first_row(judged: _RankVerdict, limit: Limit, whole: Limit) -> int | None:
-    """The event with which the rank (the step) goes beyond a limit; None where too little is
+    """Return the event with which the rank (the step) goes beyond a limit; None where too little is
     there."""
     of, part = judged.of, judged.of.part
     assert part is not None

@@ -75,7 +75,7 @@ class TestContracts:
         path: PathLike | None = None,
         **limits: Any,
     ) -> Any:
-        """A contract on a part of the test, as `ttap.contract`."""
+        """Return a contract on a part of the test, as `ttap.contract`."""
         if self._item.config.option.contracts_off:
             return contextlib.nullcontext(self)
         self._blocks += 1
@@ -98,7 +98,7 @@ class TestContracts:
 
     @contextlib.contextmanager
     def around_call(self, marks: Sequence[pytest.Mark]) -> Iterator[None]:
-        """The contract of the test itself; nothing where it has none."""
+        """Return the contract of the test itself; nothing where it has none."""
         __tracebackhide__ = True
         self._own, self._blocks = None, 0
         try:
@@ -397,8 +397,8 @@ def _won_lines(_: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
 
 
 def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
-    """Limits that a file has, those that tests have themselves and that don't hold, and those of
-    tests without any."""
+    """Move limits that a file has, those that tests have themselves and that don't hold, and those
+    of tests without any."""
     from torchtraceap.contracts.update import update_contract
     from torchtraceap.core.writing import write_text
 

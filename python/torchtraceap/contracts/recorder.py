@@ -69,7 +69,7 @@ class Recorder:
         return len(default_activities(import_torch())) > 1
 
     def start(self, *, with_stack: bool, with_memory: bool = False) -> None:
-        """Begins.
+        """Begin recording.
 
         Args:
             with_stack: Record Python frames.

@@ -103,5 +103,5 @@ class CheckResult(Result):
         return tuple(each for each in self.results if each.status == INCONCLUSIVE)
 
     def to_dict(self) -> Json:
-        """The document of `torchtraceap check --json`."""
+        """Return the document of `torchtraceap check --json`."""
         return {"schema": SCHEMA, **Result.to_dict(self)}

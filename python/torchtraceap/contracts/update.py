@@ -275,7 +275,7 @@ def _is_flow(node: yaml.Node) -> bool:
 
 
 def _flow(value: Any) -> str:
-    """A value in one line, as it may stand behind a key."""
+    """Return a value in one line, as it may stand behind a key."""
     import yaml
 
     dumped: str = yaml.safe_dump(

@@ -74,8 +74,8 @@ class JsonCodes(TextCodes):
 
 
 def _parse_json(text: str) -> Any:
-    """The value; a trace may hold anything, so text that is no JSON stays text, and so does what
-    is nested too deep for a value of a row of a document."""
+    """Return the value; a trace may hold anything, so text that is no JSON stays text, and so does
+    what is nested too deep for a value of a row of a document."""
     try:
         value = json.loads(text, strict=False)
         json.dumps([[[[value]]]], allow_nan=False)

@@ -271,11 +271,11 @@ def read_completion(chunks: Iterable[bytes], answer: Completion) -> None:
     first = next((line for line in lines if line.strip()), b"").removeprefix(b"\xef\xbb\xbf")
     ended = first.lstrip().startswith(b"{")
     if ended:
-        answer.take(_parsed(b"\n".join([first, *lines])))
+        answer.take(_parse_json(b"\n".join([first, *lines])))
     else:
         for data in _events(itertools.chain([first], lines)):
             if data.strip() != _DONE:
-                answer.take(_parsed(data))
+                answer.take(_parse_json(data))
             ended = data.strip() == _DONE or answer.error is not None
             if ended:
                 break
@@ -318,7 +318,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _parsed(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):

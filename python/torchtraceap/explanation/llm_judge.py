@@ -131,13 +131,16 @@ class ModelJudge:
             again = repair_messages(asked, repeated, str(error))
             verdict = _verdict(self._model.answer(again, schema, _TITLE), shown)
 
-        def restored(said: str) -> str:
+        def restore_names(said: str) -> str:
             text = self._redaction.restore(said, short_name) if self._redaction else said
             return plain_text(text)
 
-        evidence = tuple(replace(each, why=restored(each.why)) for each in verdict.evidence)
+        evidence = tuple(replace(each, why=restore_names(each.why)) for each in verdict.evidence)
         return replace(
-            verdict, what=restored(verdict.what), why=restored(verdict.why), evidence=evidence
+            verdict,
+            what=restore_names(verdict.what),
+            why=restore_names(verdict.why),
+            evidence=evidence,
         )
 
 

@@ -84,7 +84,8 @@ class _Loaded:
 
 
 def _server(loaded: _Loaded) -> Server[Any]:
-    """Lists the tools and calls them, each call on a thread so that the protocol goes on."""
+    """Return a server that lists the tools and calls them, each call on a thread so that the
+    protocol goes on."""
     import anyio.to_thread
     import mcp_types as types
     from mcp.server.lowlevel import Server

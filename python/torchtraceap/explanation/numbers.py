@@ -75,7 +75,7 @@ class Metric(Result):
 
     @staticmethod
     def of_share(name: str, share: float) -> Metric:
-        """Written as a percentage with three significant digits."""
+        """Return the metric as a percentage with three significant digits."""
         return _metric(name, float(share), f"{_digits(100 * share)} %")
 
     @staticmethod

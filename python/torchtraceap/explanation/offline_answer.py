@@ -188,7 +188,7 @@ def _names_in(box: Toolbox, question: str) -> tuple[list[str], str]:
     for tool, key in (("ops", "name"), ("kernels", "canonical")):
         found = 0
         for name in dict.fromkeys(filter(None, box.table(tool, by=key, rank=None).to_list(key))):
-            meant = {word for word, plain in words.items() if _means(plain, name)}
+            meant = {word for word, plain in words.items() if _may_mean(plain, name)}
             said |= meant
             if not meant or found >= _MOST_FOUND:
                 continue
@@ -197,11 +197,11 @@ def _names_in(box: Toolbox, question: str) -> tuple[list[str], str]:
             row = next((row for row in rows if row[key] == plain_line(name)), None)
             if row is not None:
                 found += 1
-                lines.append(f"- {tool}: {_spoken(row)}")
+                lines.append(f"- {tool}: {_describe_row(row)}")
     return lines, " ".join(word for word in words if word not in said)
 
 
-def _means(word: str, name: str) -> bool:
+def _may_mean(word: str, name: str) -> bool:
     """Return True if a word is the name or a part of it between colons, or if it looks technical
     (a colon, an underscore, digits or inner capitals) and is in the name."""
     wanted, whole = word.casefold(), name.casefold()
@@ -216,7 +216,7 @@ def _means(word: str, name: str) -> bool:
 
 def _lines(value: Mapping[str, Any]) -> Iterator[str]:
     """Yield the quantities of an object in one line, then the first rows of its lists."""
-    line = _spoken(value)
+    line = _describe_row(value)
     if line:
         yield line
     for key, inner in value.items():
@@ -224,12 +224,12 @@ def _lines(value: Mapping[str, Any]) -> Iterator[str]:
             continue
         head = "" if key == "table" else f"{key.replace('_', ' ')}: "
         if "rows" in inner:
-            yield from (f"{head}{_spoken(row)}" for row in inner["rows"][:_MOST_FOUND])
+            yield from (f"{head}{_describe_row(row)}" for row in inner["rows"][:_MOST_FOUND])
         else:
             yield from (f"{head}{line}" for line in _lines(inner))
 
 
-def _spoken(row: Mapping[str, Any]) -> str:
+def _describe_row(row: Mapping[str, Any]) -> str:
     """Return the first name of a row, then what each of its quantities and counts is."""
     names = [str(row[key]) for key in ("name", "canonical", "title", "cause") if key in row]
     said = []

@@ -164,12 +164,12 @@ def pack_text(pack: Pack) -> str:
         for line in table.lines:
             row = [f"row {line.row}"] if line.row else []
             metrics = "; ".join(map(_metric, line.metrics))
-            lines.append(" | ".join([line.key, *map(_quoted, line.names), metrics, *row]))
+            lines.append(" | ".join([line.key, *map(_quote_name, line.names), metrics, *row]))
     if pack.rows:
         lines.append("events (row | name):")
     for event in pack.rows:
         rank = "" if event.rank is None else f" | rank {event.rank}"
-        lines.append(f"{event.key} | {_quoted(event.name)}{rank}")
+        lines.append(f"{event.key} | {_quote_name(event.name)}{rank}")
     if pack.dropped:
         lines.append(f"left out, as they cost least: {pack.dropped} lines")
     plain = "\n".join(plain_text(line).replace("`", "'") for line in lines)
@@ -181,7 +181,7 @@ def _metric(metric: Metric) -> str:
     return f"{metric.name} = {metric.value!r} {unit}".rstrip()
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Return a name as a JSON string of at most three times the longest name."""
     text = short_name(name)
     while len(quoted := json.dumps(text)) > 3 * _LONGEST_NAME:
@@ -208,8 +208,10 @@ def fit_to_budget(pack: Pack) -> Pack:
         for _, (_, key) in sorted(enumerate(costs), key=lambda each: (each[1][0], -each[0]))
     ]
     numbers = range(1, len(order) + len(pack.metrics) + 1)
-    place = bisect_left(numbers, True, key=lambda number: _fits(_without(pack, order, number)))
-    return _without(pack, order, numbers[min(place, len(numbers) - 1)]) if numbers else pack
+    place = bisect_left(
+        numbers, True, key=lambda number: _fits(_drop_cheapest(pack, order, number))
+    )
+    return _drop_cheapest(pack, order, numbers[min(place, len(numbers) - 1)]) if numbers else pack
 
 
 def _fits(pack: Pack) -> bool:
@@ -220,7 +222,7 @@ def _shown_rows(tables: tuple[PackTable, ...]) -> frozenset[str]:
     return frozenset(line.row for table in tables for line in table.lines)
 
 
-def _without(pack: Pack, order: list[str], number: int) -> Pack:
+def _drop_cheapest(pack: Pack, order: list[str], number: int) -> Pack:
     """Return the pack without that many lines, events and metrics."""
     gone = set(order[:number])
     metrics = len(pack.metrics) - max(0, number - len(order))

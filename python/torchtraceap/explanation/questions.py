@@ -91,7 +91,7 @@ def ask(
         redaction: Hides names of results from the model; None sends them as they are.
     """
     box = trace if isinstance(trace, Toolbox) else Toolbox(trace)
-    return _Conversation(box, question[:MOST_QUESTION], model, redaction).answered()
+    return _Conversation(box, question[:MOST_QUESTION], model, redaction).answer_question()
 
 
 class _Conversation:
@@ -122,7 +122,7 @@ class _Conversation:
         self._problems: list[str] = []
         self._size = 0
 
-    def answered(self) -> QuestionAnswer:
+    def answer_question(self) -> QuestionAnswer:
         try:
             answer = self._check_answer(self._talk())
         except ModelError as error:

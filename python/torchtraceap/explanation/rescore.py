@@ -126,15 +126,15 @@ def resolve_doubts(
         open_doubts = [doubt for doubt in doubts if not doubt.settled and doubt.to_ask]
         open_doubts.sort(key=lambda doubt: doubt.to_ask[0])
         for grid, asked in groupby(open_doubts, key=lambda doubt: doubt.to_ask[0]):
-            before = _standing(diagnosis, doubts)
+            before = _standing_types(diagnosis, doubts)
             for doubt in list(asked):
                 doubt.ask(diagnosis)
-            after = _standing(diagnosis, doubts)
+            after = _standing_types(diagnosis, doubts)
             rounds.append(Round(grid, asked_by, others + len(after), changed=after != before))
     return rounds
 
 
-def _standing(diagnosis: Diagnosis, doubts: Sequence[Doubt]) -> list[str]:
+def _standing_types(diagnosis: Diagnosis, doubts: Sequence[Doubt]) -> list[str]:
     """Return the names of those that have not gone."""
     return [doubt.typed(diagnosis).type for doubt in doubts if not doubt.gone]
 

@@ -151,7 +151,7 @@ class Sdk:
             MissingDependencyError: The SDK is not installed.
             FailedError: Whatever else keeps an answer from coming, or ends it.
         """
-        client, late = self._connected(secrets), threading.Event()
+        client, late = self._connect(secrets), threading.Event()
         limit_s = _WHOLE * self._settings.timeout_s
         try:
             with (
@@ -159,7 +159,7 @@ class Sdk:
                 _closing_after(limit_s, client, late),
                 self._post(client, body, secrets) as stream,
             ):
-                yield _received(stream)
+                yield _read_body(stream)
         except Exception:
             if not late.is_set():
                 raise
@@ -193,7 +193,7 @@ class Sdk:
         except Exception as error:  # of the SDK, and of the transport below it
             raise FailedError(failure_of(error, self._settings, secrets)) from None
 
-    def _connected(self, secrets: Secrets) -> OpenAI:
+    def _connect(self, secrets: Secrets) -> OpenAI:
         try:
             from openai import OpenAI
         except ImportError:
@@ -219,7 +219,7 @@ class Sdk:
             self._client = None
 
 
-def _received(stream: Any) -> Iterator[bytes]:
+def _read_body(stream: Any) -> Iterator[bytes]:
     try:
         yield from stream.response.iter_bytes()
     except Exception as error:

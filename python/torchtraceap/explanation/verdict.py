@@ -64,13 +64,13 @@ def check_verdict(verdict: Verdict, pack: Pack) -> list[str]:
     """Return the faults of a verdict as sentences for its author; the list is empty if it holds."""
     faults = []
     if verdict.verdict not in VERDICTS:
-        faults.append(f"verdict {_quoted(verdict.verdict)} is none of {', '.join(VERDICTS)}")
+        faults.append(f"verdict {_quote(verdict.verdict)} is none of {', '.join(VERDICTS)}")
     named = (*verdict.labels, *(name for name in (verdict.primary, verdict.fix) if name != "none"))
     for name in dict.fromkeys(named):
         if name not in pack.allowed:
-            faults.append(f"{_quoted(name)} is no type that is allowed")
+            faults.append(f"{_quote(name)} is no type that is allowed")
     if verdict.primary != "none" and verdict.primary not in verdict.labels:
-        faults.append(f"primary {_quoted(verdict.primary)} is not among the labels")
+        faults.append(f"primary {_quote(verdict.primary)} is not among the labels")
     if not 0 <= verdict.confidence <= 1:
         faults.append("confidence is not between 0 and 1")
     if verdict.suggested_windows not in (None, *GRIDS):
@@ -99,12 +99,12 @@ def _false_evidence(verdict: Verdict, pack: Pack) -> Iterator[str]:
         if evidence.row is None and evidence.metric is None:
             yield f"evidence {place} cites neither a row nor a metric"
         if evidence.row is not None and evidence.row not in rows:
-            yield f"evidence {place}: the pack has no row {_quoted(evidence.row)}"
+            yield f"evidence {place}: the pack has no row {_quote(evidence.row)}"
         if evidence.metric is None:
             if evidence.value is not None:
                 yield f"evidence {place} has a value without the name of its metric"
         elif evidence.metric not in metrics:
-            yield f"evidence {place}: the pack has no metric {_quoted(evidence.metric)}"
+            yield f"evidence {place}: the pack has no metric {_quote(evidence.metric)}"
         elif evidence.value is None or not metrics[evidence.metric].is_said_by(evidence.value):
             value = metrics[evidence.metric].value
             yield f"evidence {place}: the value of {evidence.metric} is {value!r} as it is written"
@@ -131,5 +131,5 @@ def _uncited_numbers(verdict: Verdict, pack: Pack) -> Iterator[str]:
                 )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return ascii(short_name(text))

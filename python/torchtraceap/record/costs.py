@@ -111,11 +111,11 @@ class Costs:
         """Note that all that belongs to a recording is over."""
         self._of_recordings.append(self.total_s - self._at_begin)
 
-    def recorded(self, steps_s: Sequence[float]) -> None:
+    def add_recording(self, steps_s: Sequence[float]) -> None:
         """Add steps that ran under the profiler."""
         self.slower_steps_s += self._excess(steps_s)
 
-    def examined(self, steps_s: Sequence[float], cpu_s: float) -> None:
+    def add_examination(self, steps_s: Sequence[float], cpu_s: float) -> None:
         """Add steps that ran beside the child, and its CPU time."""
         self.examining_s += min(self._excess(steps_s), cpu_s)
 

@@ -115,11 +115,11 @@ class Examination:
             found: dict[str, Any] = json.loads((self.place / RESULT).read_text("utf-8"))
         except (OSError, ValueError):
             code = self._child.returncode
-            found = {"error": f"the examining process ended with {code}: {self._said()}"}
+            found = {"error": f"the examining process ended with {code}: {self._last_words()}"}
         shutil.rmtree(self.place, ignore_errors=True)
         return found
 
-    def _said(self) -> str:
+    def _last_words(self) -> str:
         try:
             text = (self.place / SAID).read_bytes()[-MOST_SAID:].decode("utf-8", "replace").strip()
         except OSError:
@@ -147,7 +147,7 @@ def main(path: str) -> int:
 
 
 def examine(task: Task) -> dict[str, Any]:
-    """Pack the recording; on rank 0 also says what is wrong with it."""
+    """Pack the recording; on rank 0 also diagnose it."""
     names = TraceNames(task.root, rank=task.rank, run=task.folder, always_folder=True)
     path = pack_trace(Path(task.raw), names, unfinished=task.unfinished)
     if path is None:
@@ -174,11 +174,11 @@ def findings_of(diagnosis: Diagnosis) -> dict[str, Any]:
         "busy_share": diagnosis.busy_share if with_gpu else None,
         "computes_on": diagnosis.computes_on,
         "bound_by": diagnosis.bound_by,
-        "findings": [_finding(each, diagnosis) for each in diagnosis.findings],
+        "findings": [_finding_row(each, diagnosis) for each in diagnosis.findings],
     }
 
 
-def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
+def _finding_row(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
     saving = finding.saving
     share = None
     if saving is not None:

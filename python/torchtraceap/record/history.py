@@ -100,28 +100,28 @@ def series_table(rows: Sequence[WatchRow]) -> ColumnTable:
 
     flat = [(row, finding) for row in rows for finding in row["findings"] or [{}]]
 
-    def whole(values: Iterable[Any]) -> Any:
+    def integers(values: Iterable[Any]) -> Any:
         listed = list(values)
         absent = [value is None for value in listed]
         return np.ma.array(
             [int(value or 0) for value in listed], mask=np.asarray(absent, bool), dtype=np.int64
         )
 
-    def share(values: Iterable[Any]) -> Any:
+    def floats(values: Iterable[Any]) -> Any:
         return np.asarray([np.nan if v is None else v for v in values], dtype=np.float64)
 
     return ColumnTable(
         {
-            "time_s": share(row["time"] for row, _ in flat),
-            "step": whole(row["step"] for row, _ in flat),
-            "step_time_ns": whole(row.get("step_time_ns") for row, _ in flat),
-            "busy_share": share(row.get("busy_share") for row, _ in flat),
+            "time_s": floats(row["time"] for row, _ in flat),
+            "step": integers(row["step"] for row, _ in flat),
+            "step_time_ns": integers(row.get("step_time_ns") for row, _ in flat),
+            "busy_share": floats(row.get("busy_share") for row, _ in flat),
             "finding": encode_texts(finding.get("type") for _, finding in flat),
-            "cost_share": share(finding.get("cost_share") for _, finding in flat),
-            "saving_share": share(finding.get("saving_share") for _, finding in flat),
-            "cost_ns": whole(finding.get("cost_ns") for _, finding in flat),
-            "saving_ns": whole(finding.get("saving_ns") for _, finding in flat),
-            "overhead_share": share(row.get("overhead_share") for row, _ in flat),
+            "cost_share": floats(finding.get("cost_share") for _, finding in flat),
+            "saving_share": floats(finding.get("saving_share") for _, finding in flat),
+            "cost_ns": integers(finding.get("cost_ns") for _, finding in flat),
+            "saving_ns": integers(finding.get("saving_ns") for _, finding in flat),
+            "overhead_share": floats(row.get("overhead_share") for row, _ in flat),
             "run": encode_texts(row.get("run") for row, _ in flat),
             "trace": encode_texts(row.get("trace") for row, _ in flat),
         },
@@ -157,7 +157,7 @@ class Changes:
         """How often in a row a finding has been missing, of those that are known."""
         self._usual: tuple[float, float] | None = None
 
-    def of_findings(self, findings: Sequence[dict[str, Any]], step: int) -> list[Change]:
+    def compare_findings(self, findings: Sequence[dict[str, Any]], step: int) -> list[Change]:
         found = {finding["type"]: finding for finding in findings}
         changes = []
         for name, finding in found.items():
@@ -173,7 +173,7 @@ class Changes:
                 changes.append(Change("gone", f"step {step}: {name} has gone", name))
         return changes
 
-    def of_steps(self, steps_s: Sequence[float], step: int) -> Change | None:
+    def compare_steps(self, steps_s: Sequence[float], step: int) -> Change | None:
         """Return the change of a step's time against before; None where there is none.
 
         Args:

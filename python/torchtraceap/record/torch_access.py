@@ -74,7 +74,7 @@ def accelerator_is_available(torch: Any, name: str) -> bool:
 
 def current_rank(torch: Any) -> int:
     """Return this process's rank: of torch.distributed, else of the launcher, else 0."""
-    if (distributed := _initialized(torch)) is not None:
+    if (distributed := _process_group(torch)) is not None:
         return int(distributed.get_rank())
     return _number(RANK_VARIABLE, 0)
 
@@ -84,14 +84,14 @@ def world_size(torch: Any) -> int:
 
     Those that are emulated are not there.
     """
-    if (distributed := _initialized(torch)) is not None:
+    if (distributed := _process_group(torch)) is not None:
         if distributed.get_backend() == EMULATED:
             return 1
         return int(distributed.get_world_size())
     return _number(WORLD_VARIABLE, 1)
 
 
-def _initialized(torch: Any) -> Any | None:
+def _process_group(torch: Any) -> Any | None:
     """Return torch.distributed, where there is a process group."""
     distributed = getattr(torch, "distributed", None)
     if distributed is None or not distributed.is_available():

@@ -53,7 +53,7 @@ class TraceHandler(Renderable):
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, profiler: Any) -> None:
-        """Export the cycle that has just ended, then says what is wrong in it."""
+        """Export the cycle that has just ended, then say what is wrong in it."""
         self._cycle += 1
         try:
             # Asked for here: torch.distributed may be initialised after the handler.

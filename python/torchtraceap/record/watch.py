@@ -158,7 +158,7 @@ class Watch(Renderable):
             return
         self._steps += 1
         self._step = self._steps if step is None else step
-        self._guarded(self._after_step, now)
+        self._run_guarded(self._after_step, now)
         self._step_began = time.perf_counter()
         if self._costs is not None:
             self._costs.own_s += self._step_began - now
@@ -168,7 +168,7 @@ class Watch(Renderable):
         checkpoint. A recording ends there, and the time until the next `step()` is no step's."""
         now = time.perf_counter()
         if self._is_running and self._owner == (os.getpid(), threading.get_ident()):
-            self._guarded(self._cut)
+            self._run_guarded(self._cut)
             self._step_began = None
             if self._costs is not None:
                 self._costs.own_s += time.perf_counter() - now
@@ -181,7 +181,7 @@ class Watch(Renderable):
         """
         if not self._is_running:
             return
-        self._guarded(self._finish, timeout_s)
+        self._run_guarded(self._finish, timeout_s)
         self._is_running = False
         self._ended = time.perf_counter()
         self._sinks.close()
@@ -239,7 +239,7 @@ class Watch(Renderable):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _guarded(self, do: Callable[..., None], *arguments: Any) -> None:
+    def _run_guarded(self, do: Callable[..., None], *arguments: Any) -> None:
         """Do something of which no failure stops the training. See Note [Guest]."""
         try:
             do(*arguments)
@@ -318,7 +318,7 @@ class Watch(Renderable):
         """Hand what was recorded to a child."""
         assert self._run is not None and self._costs is not None
         recorder = self._recorder
-        self._costs.recorded(recorder.steps_s)
+        self._costs.add_recording(recorder.steps_s)
         if recorder.raw is None:  # a pause came before a whole step had ended
             return
         run = self._run
@@ -352,7 +352,7 @@ class Watch(Renderable):
         while self._pending and self._pending[0][0].is_over():
             examination, row = self._pending.pop(0)
             found = examination.result()
-            self._costs.examined(self._beside_s, found.pop("cpu_s", 0.0))
+            self._costs.add_examination(self._beside_s, found.pop("cpu_s", 0.0))
             self._costs.end()
             self._beside_s = []
             folder = row.pop("folder")
@@ -365,8 +365,8 @@ class Watch(Renderable):
 
     def _tell(self, found: dict[str, Any], row: WatchRow, folder: str, now: float) -> None:
         assert self._run is not None and self._costs is not None
-        changes = self._changes.of_findings(found["findings"], row["step"])
-        drift = self._changes.of_steps(self._plain_s, row["step"])
+        changes = self._changes.compare_findings(found["findings"], row["step"])
+        drift = self._changes.compare_steps(self._plain_s, row["step"])
         self._plain_s = []
         if drift is not None:
             changes.append(drift)

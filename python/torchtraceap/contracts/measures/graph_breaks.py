@@ -27,7 +27,7 @@ _DYNAMO = ("TorchDynamo", "Pregraph", "AOTDispatcher")
 
 
 def graph_breaks(part: RankTrace) -> CountedEvents:
-    """Rows of the regions, or resume frames, with which compiled code goes on."""
+    """Return rows of the regions, or resume frames, with which compiled code goes on."""
     operators(part)
     rows = part.cached("graph breaks", lambda: _Breaks(part).rows())
     return CountedEvents.of_rows(part, np.array(rows, dtype=np.int64))

@@ -100,8 +100,9 @@ def syncs(part: RankTrace) -> CountedEvents:
 
 
 def _is_synchronized(part: RankTrace, rows: Array) -> Array:
-    """bool: the next call of the thread is a synchronisation, but for some between them that do
-    nothing. Nesting is not asked: where times are rounded, a call may begin before its operator."""
+    """Return a mask of the rows, bool `[rows]`: the next call of the thread is a synchronisation,
+    but for some between them that do nothing. Nesting is not asked: where times are rounded, a call
+    may begin before its operator."""
     tree, track = part.tree, part.table.track
     calls = np.flatnonzero((tree.api != ApiClass.NONE) & part.table.complete)
     calls = calls[np.argsort(track[calls], kind="stable")]  # by thread, in order of time
@@ -151,7 +152,8 @@ def _waits_without_gpu(part: RankTrace) -> CountedEvents:
 
 
 def _is_seed(part: RankTrace, rows: Array) -> Array:
-    """bool: a number is read that was drawn right before, as samplers do on the host."""
+    """Return a mask of the rows, bool `[rows]`: a number is read that was drawn right before, as
+    samplers do on the host."""
     table, tree = part.table, part.tree
     host = tree.host_rows
     operators = host[table.kind[host] == EventKind.CPU_OP]  # by thread, in order of time

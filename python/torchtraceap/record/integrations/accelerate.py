@@ -83,7 +83,7 @@ def profile(
 def profile_kwargs(
     path: str | os.PathLike[str], *, wait: int = 1, warmup: int = 1, active: int = 3, **options: Any
 ) -> Any:
-    """`ProfileKwargs` for `accelerator.profile()`: one cycle, written and diagnosed.
+    """Return `ProfileKwargs` for `accelerator.profile()`: one cycle, written and diagnosed.
 
     ```python
     accelerator = Accelerator(kwargs_handlers=[profile_kwargs("runs/")])

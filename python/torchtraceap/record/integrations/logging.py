@@ -72,10 +72,10 @@ def sink_of(log: Any, folder: Path) -> Sink:
         MissingDependencyError: What is named is not installed.
     """
     if isinstance(log, (str, os.PathLike)):
-        return _named(str(os.fspath(log)), folder)
+        return _sink_by_name(str(os.fspath(log)), folder)
     module = getattr(log, "__name__", "") if not callable(log) else ""
     if module in ("mlflow", "wandb"):
-        return _named(module, folder)
+        return _sink_by_name(module, folder)
     if hasattr(log, "add_scalar"):
         return TensorBoard(log)
     if hasattr(log, "log") and hasattr(log, "define_metric"):
@@ -94,7 +94,7 @@ def sink_of(log: Any, folder: Path) -> Sink:
     )
 
 
-def _named(name: str, folder: Path) -> Sink:
+def _sink_by_name(name: str, folder: Path) -> Sink:
     if name == "mlflow":
         return MLflow(None)
     if name == "wandb":

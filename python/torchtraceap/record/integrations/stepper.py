@@ -73,7 +73,7 @@ class Stepper:
         if Stepper._running is not None:
             Stepper._running.end()
         self._more = sinks
-        self._guarded(self._start)
+        self._run_guarded(self._start)
 
     def step(self, step: int | None = None) -> None:
         """Tell that the optimizer has made a step.
@@ -87,12 +87,12 @@ class Stepper:
         if isinstance(self.recording, Watch):
             self.recording.step(step)
         else:
-            self._guarded(self._step_of_one, self.recording)
+            self._run_guarded(self._step_of_one, self.recording)
 
     def pause(self) -> None:
         """Tell that something other than a step comes: an evaluation, a checkpoint."""
         if self._is_running:
-            self._guarded(self.recording.pause)
+            self._run_guarded(self.recording.pause)
 
     def end(self, error: BaseException | None = None) -> None:
         """End with the training.
@@ -101,7 +101,7 @@ class Stepper:
             error: What ended it.
         """
         if self._is_running:
-            self._guarded(self._end, error)
+            self._run_guarded(self._end, error)
             self._is_running = False
             Stepper._running = None
 
@@ -122,7 +122,7 @@ class Stepper:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _guarded(self, do: Callable[..., None], *arguments: Any) -> None:
+    def _run_guarded(self, do: Callable[..., None], *arguments: Any) -> None:
         try:
             do(*arguments)
         except Exception as error:
