@@ -9,8 +9,6 @@ step, from its first line to its last.
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,14 @@ from torchtraceap.errors import OptionError
 from torchtraceap.record import RecordingError
 from torchtraceap.record.export import TraceNames, export_trace
 from torchtraceap.record.torch_access import (
+    check_thread,
     claim_profiler,
     current_rank,
     default_activities,
     import_torch,
     profiler_is_running,
     release_profiler,
+    this_thread,
 )
 
 __all__ = ["Recorder"]
@@ -100,7 +100,7 @@ class Recorder:
             self._profiler = None
             release_profiler()
             raise
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = this_thread()
 
     def step(self) -> None:
         """Tell that an iteration has ended.
@@ -110,7 +110,7 @@ class Recorder:
         """
         if self._profiler is None:
             raise RecordingError("step() outside of the block of the contract")
-        self._check_owner("step()")
+        check_thread(self._owner, "step()")
         self._steps += 1
         with _quiet():
             self._profiler.step()
@@ -119,7 +119,7 @@ class Recorder:
         """End without a result, whatever state it is in."""
         profiler, self._profiler = self._profiler, None
         try:
-            if profiler is not None and self._owner == (os.getpid(), threading.get_ident()):
+            if profiler is not None and self._owner == this_thread():
                 with _quiet(), contextlib.suppress(Exception):
                     profiler.stop()
         finally:
@@ -129,14 +129,14 @@ class Recorder:
         """End the recording.
 
         Returns:
-            The profiler that holds it, for `export` and `events_of`.
+            The profiler that holds it, for `export`.
 
         Raises:
             RecordingError: There is nothing, and the reason.
         """
         profiler = self._profiler
         try:
-            self._check_owner("the end of the block")
+            check_thread(self._owner, "the end of the block")
             if self._steps >= self._warmup and not profiler_is_running(self._torch):
                 raise RecordingError(
                     "a torch profiler was used inside the block of a contract; it has ended the "
@@ -172,13 +172,6 @@ class Recorder:
         if written is None:
             raise RecordingError("nothing was recorded: no operation of torch ran in the block")
         return written
-
-    def _check_owner(self, what: str) -> None:
-        if self._owner != (os.getpid(), threading.get_ident()):
-            raise RecordingError(
-                f"{what} came in another thread or process than the one that entered the block; "
-                "the profiler of torch records per thread"
-            )
 
 
 class _MarkedProfiler:

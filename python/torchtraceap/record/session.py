@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +18,13 @@ from torchtraceap.record.notices import RecordingError, analyse, report_problem,
 from torchtraceap.record.ranks import RANKS_TIMEOUT, Board, Run, check_timeout, run_of
 from torchtraceap.record.step_plan import AUTO, ENOUGH_STEPS, AutoPlan, StepPlan, make_profiler
 from torchtraceap.record.torch_access import (
+    check_thread,
     claim_profiler,
     current_rank,
     default_activities,
     import_torch,
     release_profiler,
+    this_thread,
     world_size,
 )
 
@@ -114,7 +115,7 @@ class Recording(Renderable):
         except BaseException:
             release_profiler()
             raise
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = this_thread()
         self._state = "running"
         return self
 
@@ -356,11 +357,7 @@ class Recording(Renderable):
     def _check_owner(self, what: str) -> None:
         if self._state != "running":
             raise RecordingError(f"{what} outside of the `with ttap.profile()` block")
-        if self._owner != (os.getpid(), threading.get_ident()):
-            raise RecordingError(
-                f"{what} came in another thread or process than the one that entered the block; "
-                "the profiler of torch records per thread"
-            )
+        check_thread(self._owner, what)
 
     def _warn_if_short(self) -> None:
         if self.path is None:

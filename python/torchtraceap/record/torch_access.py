@@ -15,6 +15,7 @@ from torchtraceap.record.notices import RecordingError
 __all__ = [
     "EMULATED",
     "INJECTED",
+    "check_thread",
     "claim_profiler",
     "current_rank",
     "default_activities",
@@ -22,6 +23,7 @@ __all__ = [
     "import_torch",
     "profiler_is_running",
     "release_profiler",
+    "this_thread",
     "world_size",
 ]
 
@@ -102,6 +104,26 @@ def _process_group(torch: Any) -> Any | None:
 def _number(variable: str, default: int) -> int:
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() and len(text) < 10 else default
+
+
+def this_thread() -> tuple[int, int]:
+    """Return the process and the thread that call; the profiler of torch records per thread."""
+    return os.getpid(), threading.get_ident()
+
+
+def check_thread(owner: tuple[int, int], what: str) -> None:
+    """Raise RecordingError if another process or thread calls than the owner, as `this_thread`
+    returned it.
+
+    Args:
+        owner: The process and thread that began.
+        what: What was called.
+    """
+    if owner != this_thread():
+        raise RecordingError(
+            f"{what} came in another thread or process than the one that entered the block; "
+            "the profiler of torch records per thread"
+        )
 
 
 def profiler_is_running(torch: Any) -> bool:

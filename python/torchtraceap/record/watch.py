@@ -16,7 +16,6 @@ import itertools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,7 +40,7 @@ from torchtraceap.record.integrations.logging import Sinks
 from torchtraceap.record.notices import RecordingError, report_problem
 from torchtraceap.record.ranks import RANKS_TIMEOUT, Board, Run, check_timeout, run_of
 from torchtraceap.record.step_plan import Recorder, StepPlan
-from torchtraceap.record.torch_access import import_torch
+from torchtraceap.record.torch_access import import_torch, this_thread
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
@@ -144,7 +143,7 @@ class Watch(Renderable):
         now = time.perf_counter()
         steps = self._plan.warmup + self._plan.active
         self._costs = Costs(self._budget, self._every_s, steps, now)
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = this_thread()
         self._is_running = True
 
     def step(self, step: int | None = None) -> None:
@@ -154,7 +153,7 @@ class Watch(Renderable):
             step: Its number, which names it in the series; counted from 1 unless given.
         """
         now = time.perf_counter()
-        if not self._is_running or self._owner != (os.getpid(), threading.get_ident()):
+        if not self._is_running or self._owner != this_thread():
             return
         self._steps += 1
         self._step = self._steps if step is None else step
@@ -167,7 +166,7 @@ class Watch(Renderable):
         """Tell, after a `step()`, that something other than a step comes: an evaluation, a
         checkpoint. A recording ends there, and the time until the next `step()` is no step's."""
         now = time.perf_counter()
-        if self._is_running and self._owner == (os.getpid(), threading.get_ident()):
+        if self._is_running and self._owner == this_thread():
             self._run_guarded(self._cut)
             self._step_began = None
             if self._costs is not None:
