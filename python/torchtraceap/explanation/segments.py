@@ -46,6 +46,7 @@ __all__ = [
     "idle_inside",
     "likely_name",
     "likely_types",
+    "name_windows",
     "rule_says",
     "runs_of",
     "segment_of",
@@ -91,8 +92,12 @@ def find_segments(diagnosis: Diagnosis) -> list[Segment]:
     segments]."""
     dearest = (_costliest_segment(diagnosis, finding) for finding in diagnosis.findings)
     located = [segment for segment in dearest if segment]
-    flagged = [each for each in _flagged_segments(diagnosis) if not any(map(each.lies_in, located))]
-    segments = [*located, *flagged]
+    flagged = (
+        segment_of(diagnosis, first, last, name)
+        for name, first, last in runs_of(name_windows(diagnosis))
+        if name
+    )
+    segments = [*located, *(each for each in flagged if not any(map(each.lies_in, located)))]
     places = {finding.type: place for place, finding in enumerate(diagnosis.findings)}
     leading: dict[str, Segment] = {}
     for segment in segments:
@@ -176,8 +181,8 @@ def _share(
     return share
 
 
-def _flagged_segments(diagnosis: Diagnosis) -> Iterator[Segment]:
-    """Yield a segment for each run of flagged windows of one name. See Note [Names]."""
+def name_windows(diagnosis: Diagnosis) -> list[str]:
+    """Return the name of each window, empty if it is not flagged. See Note [Names]."""
     windows = diagnosis.windows
     names = [""] * windows.count
     bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
@@ -188,9 +193,7 @@ def _flagged_segments(diagnosis: Diagnosis) -> Iterator[Segment]:
         likely = [kinds[kind] for kind in order if chances[kind, place] > 0]
         covering = {name for name, share in shares.items() if share[place] >= _COVERED}
         names[place] = _name_among(likely, covering, diagnosis)
-    for name, first, last in runs_of(names):
-        if name:
-            yield segment_of(diagnosis, first, last, name)
+    return names
 
 
 def _costliest_segment(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
