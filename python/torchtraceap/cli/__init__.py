@@ -88,15 +88,7 @@ def _run(given: list[str], is_process: bool) -> int:
         print_text(f"torchtraceap {__version__}")
         return FINE
     if is_process:
-        # What a library must not do. Nothing here multiplies large matrices, and the threads that
-        # OpenBLAS would start for that spin for a while: as much processor time as all of our own
-        # imports.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        watch_interrupts()
-        from torchtraceap import _core
-
-        show_stages()
-        _core.prepare_heap()
+        _set_up_process()
     name, rest = "diagnose", given  # where only a path is given
     first = given[0]
     if first[:1].isalpha() and first.replace("-", "").isalpha():
@@ -109,6 +101,18 @@ def _run(given: list[str], is_process: bool) -> int:
     with standard_output():  # takes the help
         options = parse(name, command, rest)
     return command.run(options)
+
+
+def _set_up_process() -> None:
+    """Set up a process that is the command line, in ways that a library must not."""
+    # Nothing here multiplies large matrices, and the threads that OpenBLAS would start for that
+    # spin for a while: as much processor time as all of our own imports.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    watch_interrupts()
+    from torchtraceap import _core
+
+    show_stages()
+    _core.prepare_heap()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -136,19 +136,23 @@ class Cache:
                 self._give_up(error)
                 return None
         try:
-            if _identity(self._path) == found:  # else another process has done it
-                aside = self._path.with_name(f"{self._path.name}.damaged")
-                os.replace(self._path, aside)
-                # The rest of an interrupted change would be applied to the new file.
-                journal = self._path.with_name(f"{self._path.name}-journal")
-                journal.unlink(missing_ok=True)
-                self.problems.append(
-                    f"the cache {self._path} was damaged: it is {aside.name} now, and begins anew"
-                )
+            self._put_aside(found)
             return self._run_query_once(query, values)
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
             return None
+
+    def _put_aside(self, found: tuple[int, int] | None) -> None:
+        if _identity(self._path) != found:
+            return  # another process has done it
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        os.replace(self._path, aside)
+        # The rest of an interrupted change would be applied to the new file.
+        journal = self._path.with_name(f"{self._path.name}-journal")
+        journal.unlink(missing_ok=True)
+        self.problems.append(
+            f"the cache {self._path} was damaged: it is {aside.name} now, and begins anew"
+        )
 
     def _give_up(self, error: Exception) -> None:
         self._reads = self._writes = False
