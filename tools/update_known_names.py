@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch.utils.hipify import cuda_to_hip_mappings
 
-from torchtraceap.explanation.known_names import KNOWN_NAMES, read_sections
+from torchtraceap.explanation.redaction import KNOWN_NAMES, read_sections
 
 NAMESPACES = frozenset(
     ["_c10d_functional", "aten", "c10d", "inductor", "mkldnn", "onednn", "prims", "quantized",

@@ -17,11 +17,13 @@ from report_samples import HOSTILE, TraceMaker, hostile_calls, slow_loader
 import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.contracts import CheckResult, Contract, KeyResult, check
-from torchtraceap.contracts.output.annotations import annotation_lines
-from torchtraceap.contracts.output.junit import junit_text
-from torchtraceap.contracts.output.markdown import markdown_text
-from torchtraceap.contracts.output.sarif import sarif_text
-from torchtraceap.contracts.output.text import check_text
+from torchtraceap.contracts.output import (
+    annotation_lines,
+    check_text,
+    junit_text,
+    markdown_text,
+    sarif_of,
+)
 from torchtraceap.contracts.result import FirstEvent, Frame
 from torchtraceap.simulation.edits.base import default_edits, edit_names
 
@@ -371,7 +373,7 @@ def test_junit_is_xml_that_any_reader_takes() -> None:
 
 def test_sarif_has_what_its_schema_asks_for() -> None:
     result = hostile_results()
-    document = json.loads(sarif_text(result))
+    document = json.loads(sarif_of([result]))
     assert document["version"] == "2.1.0" and document["$schema"].endswith("sarif-2.1.0.json")
     (run,) = document["runs"]
     driver = run["tool"]["driver"]
@@ -426,7 +428,7 @@ def test_text_for_a_terminal_commands_nothing() -> None:
 def test_hostile_trace_is_checked_as_any(tmp_path: Path) -> None:
     found = checked(hostile_calls(), tmp_path, gpu_idle="<1%", operators="<=1")
     assert [each.status for each in found.results] == ["failed", "failed"]
-    for made in (junit_text, sarif_text, markdown_text):
+    for made in (junit_text, lambda each: sarif_of([each]), markdown_text):
         made(found).encode()
 
 

@@ -24,7 +24,7 @@ import report_samples as samples
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 
 from torchtraceap import cli
-from torchtraceap.cli import output, progress
+from torchtraceap.cli import output, process
 from torchtraceap.cli.parser import chosen_command, each_command, parse, terminal_width
 from torchtraceap.core.progress import set_progress_listener
 from torchtraceap.core.results import PAPER_TYPES
@@ -542,10 +542,10 @@ def test_big_files_show_progress_on_a_terminal_only(slow: Path) -> None:
 def test_stages_that_take_long_are_shown_and_leave_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
+    monkeypatch.setattr(process, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(process, "REFRESH_S", 0.01)
     stream = StringIO()
-    line = progress._StageLine(stream)
+    line = process._StageLine(stream)
     with line.run("linking events"):
         with line.run("linking events"):  # as of another rank
             wait_for(lambda: "linking events: " in stream.getvalue())
@@ -589,9 +589,9 @@ def test_every_phase_of_a_diagnosis_is_a_stage(slow: Path, tmp_path: Path) -> No
 
 def test_stages_are_shown_on_a_terminal_only(slow: Path) -> None:
     code = (
-        "import sys; from torchtraceap.cli import main, progress; "
+        "import sys; from torchtraceap.cli import main, process; "
         "import torchtraceap.core.progress as s; "
-        "progress.show_stages(); print(s._listener is None); sys.exit(main(['-V']))"
+        "process.show_stages(); print(s._listener is None); sys.exit(main(['-V']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[0] == "True"

@@ -25,8 +25,7 @@ from torchtraceap.record import (
     on_trace_ready,
     profile,
 )
-from torchtraceap.record.export import TraceNames
-from torchtraceap.record.sanitize import holds_work, kept_pieces, private_cuts
+from torchtraceap.record.export import TraceNames, holds_work, kept_pieces, private_cuts
 
 ANALYSIS = importlib.util.find_spec("torchtraceap._core") is not None
 needs_analysis = pytest.mark.skipif(not ANALYSIS, reason="torchtraceap._core is not built")

@@ -17,7 +17,7 @@ import report_samples as samples
 
 from torchtraceap.errors import OptionError
 from torchtraceap.record import RecordingWarning, on_trace_ready, profile, ranks
-from torchtraceap.record.diagnosis import analyse
+from torchtraceap.record.notices import analyse
 from torchtraceap.record.ranks import Run, run_of
 
 

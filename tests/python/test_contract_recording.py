@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import torchtraceap
-from torchtraceap.contracts.contract import Contract
+from torchtraceap.contracts.limits import Contract
 from torchtraceap.contracts.record import ContractBroken, ContractWarning, contract
 from torchtraceap.contracts.recorder import Recorder
 from torchtraceap.errors import OptionError

@@ -18,7 +18,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.collection.emulated import NETWORKS, Network, TransferTimes
-from torchtraceap.record.emulated_records import DESCRIPTION, as_nccl_records
+from torchtraceap.record.export import DESCRIPTION, as_nccl_records
 
 torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():

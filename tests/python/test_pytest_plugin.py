@@ -43,11 +43,10 @@ def warm() -> None:
         warnings.simplefilter("ignore")
         torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.set_num_threads(1)
-    import torchtraceap.contracts.output.annotations
-    import torchtraceap.contracts.output.several
+    import torchtraceap.contracts.output
     import torchtraceap.contracts.pytest_contracts
     import torchtraceap.contracts.update  # noqa: F401
-    from torchtraceap.contracts.contract import Contract
+    from torchtraceap.contracts.limits import Contract
     from torchtraceap.contracts.record import RecordedContract
 
     limits = {"syncs": 0, "launches": 0, "gpu_idle": "<10%", "collectives": 0, "recompiles": 0}

@@ -11,8 +11,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.core import threads
-from torchtraceap.core.memo_cache import MemoCache
-from torchtraceap.core.threads import core_count, map_on_threads
+from torchtraceap.core.threads import MemoCache, core_count, map_on_threads
 from torchtraceap.trace import load as loading
 
 

@@ -16,12 +16,17 @@ from trainings import library, names, slow_optimizer_step, torch_on_one_thread, 
 
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.record import RecordingError, RecordingWarning, profile
+from torchtraceap.record.costs import Costs, parse_interval
+from torchtraceap.record.history import (
+    Changes,
+    Kept,
+    append_line,
+    metrics_of,
+    read_lines,
+    series_table,
+)
 from torchtraceap.record.integrations.logging import Sinks, active_runs, sink_of
 from torchtraceap.record.watch import Watch, watch
-from torchtraceap.record.watching.changes import Changes
-from torchtraceap.record.watching.costs import Costs, parse_interval
-from torchtraceap.record.watching.history import append_line, metrics_of, read_lines, series_table
-from torchtraceap.record.watching.retention import Kept
 
 
 @pytest.fixture
@@ -70,8 +75,8 @@ def test_a_dear_recording_stretches_the_interval() -> None:
     made = costs()
     made.begin(200.0)
     made.own_s += 9.0
-    made.recorded([0.2, 0.4])  # two steps of 0.1
-    made.examined([0.1, 0.1, 0.5], 0.25)  # no more than the CPU time of the child
+    made.add_recording([0.2, 0.4])  # two steps of 0.1
+    made.add_examination([0.1, 0.1, 0.5], 0.25)  # no more than the CPU time of the child
     made.end()
     assert made.slower_steps_s == pytest.approx(0.4)
     assert made.examining_s == pytest.approx(0.25)
@@ -85,7 +90,7 @@ def test_a_cheap_recording_keeps_to_the_interval() -> None:
     made = costs()
     made.begin(200.0)
     made.own_s += 0.5
-    made.recorded([0.1, 0.05])  # a faster step is no gain
+    made.add_recording([0.1, 0.05])  # a faster step is no gain
     made.end()
     assert made.total_s == pytest.approx(0.5)
     assert made.seconds_left(300.0) == pytest.approx(500.0)
@@ -110,7 +115,7 @@ def test_findings_appear_and_go_after_two_recordings_without_them() -> None:
     changes = Changes()
 
     def told(*names: str) -> list[tuple[str, str | None]]:
-        return [(c.kind, c.finding) for c in changes.of_findings([found(n) for n in names], 5)]
+        return [(c.kind, c.finding) for c in changes.compare_findings([found(n) for n in names], 5)]
 
     assert told("a") == [("appeared", "a")]
     assert told("a", "b") == [("appeared", "b")]
@@ -124,16 +129,16 @@ def test_findings_appear_and_go_after_two_recordings_without_them() -> None:
 def test_steps_that_take_longer_are_told_once() -> None:
     changes = Changes()
     slow = [0.120, 0.121, 0.119, 0.120, 0.122]
-    assert changes.of_steps([0.1] * 9, 10) is None
-    assert changes.of_steps([0.105] * 9, 20) is None
-    drift = changes.of_steps(slow, 30)
+    assert changes.compare_steps([0.1] * 9, 10) is None
+    assert changes.compare_steps([0.105] * 9, 20) is None
+    drift = changes.compare_steps(slow, 30)
     assert drift is not None and "step 30: a step takes 120 ms, +20 % against 100 ms" in drift.text
-    assert changes.of_steps(slow, 40) is None
-    back = changes.of_steps([0.1] * 9, 50)
+    assert changes.compare_steps(slow, 40) is None
+    back = changes.compare_steps([0.1] * 9, 50)
     assert back is not None and "-17 %" in back.text
     noisy = Changes()
-    assert noisy.of_steps([0.1, 0.2, 0.1, 0.3, 0.05], 1) is None
-    assert noisy.of_steps([0.12, 0.25, 0.1, 0.3, 0.05], 2) is None
+    assert noisy.compare_steps([0.1, 0.2, 0.1, 0.3, 0.05], 1) is None
+    assert noisy.compare_steps([0.12, 0.25, 0.1, 0.3, 0.05], 2) is None
 
 
 # ------------------------------------------------------------------------- what stays
@@ -381,9 +386,7 @@ def test_what_goes_wrong_ends_the_watch_and_not_the_training(
 def test_a_recording_that_cannot_be_examined_is_told(
     tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "torchtraceap.record.watching.examiner.PROGRAM", "raise SystemExit('out of memory')"
-    )
+    monkeypatch.setattr("torchtraceap.record.examiner.PROGRAM", "raise SystemExit('out of memory')")
     step = slow_optimizer_step(torch)
     end = time.monotonic() + 60
     with warnings.catch_warnings(record=True) as told:

@@ -437,7 +437,7 @@ PROGRAMS = {"core/knowledge/__main__.py", "ops/devices/__main__.py"}
 # Calls that write, all of them to what the owner gave: a stream, a staged path.
 GIVEN = {
     ("record/export.py", "packed.open('xb')"),
-    ("record/sanitize.py", "gzip.GzipFile('', 'wb', GZIP_LEVEL, target, mtime=0)"),
+    ("record/export.py", "gzip.GzipFile('', 'wb', GZIP_LEVEL, target, mtime=0)"),
     ("core/table.py", "gzip.GzipFile('', 'wb', fileobj=file, mtime=0)"),
     ("cli/tables.py", "kept.to_csv(options.csv, spreadsheet=options.spreadsheet)"),
     ("cli/tables.py", "kept.to_parquet(options.parquet)"),
@@ -468,13 +468,13 @@ GIVEN = {
     ("contracts/record.py", "shutil.copyfile(file, packed)"),
     ("contracts/record.py", "target.open('xb')"),
     # What a watch and its child tell each other, in a hidden folder that goes when it has answered.
-    ("record/watching/examiner.py", "(place / SAID).open('wb')"),
+    ("record/examiner.py", "(place / SAID).open('wb')"),
     (
-        "record/watching/examiner.py",
+        "record/examiner.py",
         "(place / TASK).write_text(json.dumps(document), 'utf-8')",
     ),
     (
-        "record/watching/recorder.py",
+        "record/step_plan.py",
         "tempfile.mkdtemp(prefix='.torchtraceap-', suffix='.partial', dir=self._place)",
     ),
 }

@@ -13,17 +13,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
 from torchtraceap.cli.catalog import COMMANDS, command_groups
-from torchtraceap.cli.interrupts import (
-    ignore_interrupts,
-    say_interrupted,
-    was_interrupted,
-    watch_interrupts,
-)
 from torchtraceap.cli.output import (
     accept_any_encoding,
     drop_stdout,
@@ -40,7 +34,13 @@ from torchtraceap.cli.parser import (
     parse,
     unknown_word,
 )
-from torchtraceap.cli.progress import show_stages
+from torchtraceap.cli.process import (
+    ignore_interrupts,
+    say_interrupted,
+    show_stages,
+    was_interrupted,
+    watch_interrupts,
+)
 
 __all__ = ["COMMANDS", "main"]
 
@@ -61,7 +61,11 @@ def _main_help() -> str:
         "Says where a PyTorch training run loses time, on what evidence, and what to change, from",
         "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
         "",
-        *_listed_commands(),
+    ]
+    for heading, entries in command_groups().items():
+        listed = (f"  {name:<17}{entry.summary}" for name, entry in entries.items())
+        lines += [f"{heading}:", *listed, ""]
+    lines += [
         "examples:",
         *(f"  torchtraceap {example:<36}{what}" for example, what in _EXAMPLES),
         "",
@@ -70,26 +74,6 @@ def _main_help() -> str:
         "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",
     ]
     return "\n".join(lines)
-
-
-def _listed_commands() -> Iterator[str]:
-    """A line for each command, under the heading of its group."""
-    for heading, entries in command_groups().items():
-        yield f"{heading}:"
-        yield from (f"  {name:<17}{entry.summary}" for name, entry in entries.items())
-        yield ""
-
-
-def _split_command(given: Sequence[str]) -> tuple[str, list[str]]:
-    """The command and its arguments; `diagnose` where only a path is given."""
-    first = given[0]
-    if first[:1].isalpha() and first.replace("-", "").isalpha():
-        if first in COMMANDS:
-            return first, list(given[1:])
-        if len(given) > 1 and not os.path.exists(first):
-            words = unknown_word(first, COMMANDS)
-            raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
-    return "diagnose", list(given)
 
 
 def _run(given: list[str], is_process: bool) -> int:
@@ -105,7 +89,14 @@ def _run(given: list[str], is_process: bool) -> int:
         return FINE
     if is_process:
         _set_up_process()
-    name, rest = _split_command(given)
+    name, rest = "diagnose", given  # where only a path is given
+    first = given[0]
+    if first[:1].isalpha() and first.replace("-", "").isalpha():
+        if first in COMMANDS:
+            name, rest = first, given[1:]
+        elif len(given) > 1 and not os.path.exists(first):
+            words = unknown_word(first, COMMANDS)
+            raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
     name, command, rest = chosen_command(name, COMMANDS[name], rest)
     with standard_output():  # takes the help
         options = parse(name, command, rest)
@@ -124,30 +115,14 @@ def _set_up_process() -> None:
     _core.prepare_heap()
 
 
-def _sentence(error: BaseException) -> str:
-    """Return an error as one line."""
-    if isinstance(error, MemoryError):
-        return "not enough memory for this trace"
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        return _one_line(f"{where}{error.strerror}")
-    return _one_line(str(error)) or type(error).__name__
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _is_expected(error: BaseException) -> bool:
-    """Errors that are the input's or the options' fault, not a defect of ours."""
-    from torchtraceap.errors import TraceError
-
-    return isinstance(error, (UsageError, TraceError, OSError, MemoryError, ImportError))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    _open_closed_streams()
+    # Nobody reads what goes to a stream that was closed before the start, as by `>&-`. Its number
+    # must not go to the next file that is opened.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_WRONLY if number else os.O_RDONLY)
+            setattr(sys, name, os.fdopen(nothing, "w" if number else "r"))
     gc.disable()  # a short-lived process with few cycles; saves a pass over every object
     accept_any_encoding()
     try:
@@ -160,16 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _leave(code)
     return code
-
-
-def _open_closed_streams() -> None:
-    """Nobody reads what goes to a stream that was closed before the start, as by `>&-`. Its number
-    must not go to the next file that is opened."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            flags = os.O_RDONLY if number == 0 else os.O_WRONLY
-            nothing = os.open(os.devnull, flags)
-            setattr(sys, name, os.fdopen(nothing, "w" if number else "r"))
 
 
 def _leave(code: int) -> NoReturn:
@@ -195,6 +160,15 @@ def _answer(arguments: Sequence[str] | None) -> int:
         if was_interrupted():
             say_interrupted()
             return INTERRUPTED
-        ours = "" if _is_expected(error) else f"internal error, {type(error).__name__}: "
-        note(ours + _sentence(error))
+        from torchtraceap.errors import TraceError
+
+        # The input's or the options' fault, not a defect of ours.
+        expected = (UsageError, TraceError, OSError, MemoryError, ImportError)
+        kind, text = type(error).__name__, str(error)
+        if isinstance(error, MemoryError):
+            text = "not enough memory for this trace"
+        elif isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        ours = "" if isinstance(error, expected) else f"internal error, {kind}: "
+        note(ours + (" ".join(text.split()) or kind))
         return UNUSABLE

@@ -52,7 +52,7 @@ _TRACE = {
     ),
     "score": Entry(
         "how likely each window of a trace holds lost time; many traces in one process",
-        "torchtraceap.cli.score",
+        "torchtraceap.cli.diagnose",
     ),
     **{
         name: Entry(table.summary, f"torchtraceap.cli.{'views' if name == 'tree' else 'tables'}")
@@ -62,14 +62,14 @@ _TRACE = {
         "memory by category over time, from export_memory_timeline's file",
         "torchtraceap.cli.tables",
     ),
-    "sql": Entry("one query over all tables of a trace, with DuckDB", "torchtraceap.cli.exports"),
+    "sql": Entry("one query over all tables of a trace, with DuckDB", "torchtraceap.cli.views"),
     "replay": Entry(
         "an operator of the trace as a script of its own, and its time on this machine",
-        "torchtraceap.cli.exports",
+        "torchtraceap.cli.views",
     ),
     "annotate": Entry(
         "the trace for Perfetto, with findings, idle causes and counters as tracks",
-        "torchtraceap.cli.exports",
+        "torchtraceap.cli.views",
     ),
     "convert": Entry(
         "write a trace back, repaired and with nothing lost, or as Parquet",
@@ -85,7 +85,7 @@ _COMPARE = {
         "what makes one trace slower than another, to the nanosecond", "torchtraceap.cli.tables"
     ),
     "merge": Entry(
-        "all ranks in one file for Perfetto, their clocks aligned", "torchtraceap.cli.exports"
+        "all ranks in one file for Perfetto, their clocks aligned", "torchtraceap.cli.views"
     ),
 }
 _NEXT_TO_TRAINING = {
@@ -106,13 +106,13 @@ _PRODUCT = {**_TRACE, **_COMPARE, **_NEXT_TO_TRAINING}
 
 
 def _lab() -> Mapping[str, Entry]:
-    """Commands of the lab. It is found by name, since the product does not import it."""
+    """Return the commands of the lab. It is found by name, since the product does not import it."""
     entries: Mapping[str, Entry] = import_module("torchtraceap.lab.cli").ENTRIES
     return entries
 
 
 def command_groups() -> dict[str, Mapping[str, Entry]]:
-    """The entries of all commands by the heading under which `--help` lists them."""
+    """Return the entries of all commands by the heading under which `--help` lists them."""
     return {
         "look at a trace": _TRACE,
         "compare": _COMPARE,

@@ -12,64 +12,52 @@ from torchtraceap.cli.parser import (
     FINE,
     Command,
     Options,
-    Parser,
     UsageError,
     add_json,
     add_paths,
     add_threads,
+    arguments,
+    option,
     terminal_width,
 )
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.contract import Contract
     from torchtraceap.contracts.file import ContractFile
+    from torchtraceap.contracts.limits import Contract
     from torchtraceap.contracts.result import CheckResult
-
-
-def _describe(parser: Parser) -> None:
-    add_paths(parser)
-    parser.add_argument(
-        "--contract", metavar="YAML", required=True, help="the limits: a file such as contract.yaml"
-    )
-    parser.add_argument(
-        "--name", metavar="NAME", help="of the contracts in the file this one [that of all]"
-    )
-    parser.add_argument("--junit", metavar="FILE", help="also write the result as JUnit XML")
-    parser.add_argument("--sarif", metavar="FILE", help="also write it as SARIF 2.1.0")
-    parser.add_argument("--markdown", metavar="FILE", help="also write it as a comment in Markdown")
-    parser.add_argument(
-        "--github", action="store_true", help="also print it as annotations of GitHub Actions"
-    )
-    parser.add_argument(
-        "--no-price",
-        action="store_true",
-        help="don't replay the run for what fixes of broken limits would save",
-    )
-    parser.add_argument(
-        "--update",
-        action="store_true",
-        help="move the limits of the file to what was measured; needs --reason",
-    )
-    parser.add_argument("--reason", metavar="TEXT", help="why they move; the file keeps it")
-    add_json(parser)
-    add_threads(parser)
 
 
 def _check(options: Options) -> int:
     _check_options(options)
+    from torchtraceap.contracts.checker import check
     from torchtraceap.contracts.file import read_contracts
+    from torchtraceap.contracts.output import (
+        annotation_lines,
+        check_text,
+        junit_text,
+        markdown_text,
+        sarif_of,
+    )
+    from torchtraceap.core.writing import write_text
 
     file = read_contracts(options.contract)
     contract = file.contract(options.name)
     trace = load(options.paths, options.threads)
-    from torchtraceap.contracts.checker import check
-
     result = check(trace, contract, price=not (options.no_price or options.update))
-    _write(result, options)
+    for path, text_of in (
+        (options.junit, junit_text),
+        (options.sarif, lambda result: sarif_of([result])),
+        (options.markdown, markdown_text),
+    ):
+        if path:
+            write_text(path, text_of(result))
+            note(f"wrote {path}")
     if options.json:
         print_text(result.to_json())
     else:
-        _print(result, options)
+        print_text(check_text(result, terminal_width(100)))
+        if options.github and (lines := annotation_lines(result)):
+            print_text("\n".join(lines))
     if options.update:
         _update(file, contract, result, options)
         return FINE
@@ -85,34 +73,6 @@ def _check_options(options: Options) -> None:
         raise UsageError("--github and --json both write to standard output: choose one")
     for path in filter(None, (options.junit, options.sarif, options.markdown)):
         check_output(path, [*options.paths, options.contract])
-
-
-def _write(result: CheckResult, options: Options) -> None:
-    from torchtraceap.contracts.output.junit import junit_text
-    from torchtraceap.contracts.output.markdown import markdown_text
-    from torchtraceap.contracts.output.sarif import sarif_text
-    from torchtraceap.core.writing import write_text
-
-    for path, made in (
-        (options.junit, junit_text),
-        (options.sarif, sarif_text),
-        (options.markdown, markdown_text),
-    ):
-        if path:
-            write_text(path, made(result))
-            note(f"wrote {path}")
-
-
-def _print(result: CheckResult, options: Options) -> None:
-    from torchtraceap.contracts.output.text import check_text
-
-    print_text(check_text(result, terminal_width(100)))
-    if options.github:
-        from torchtraceap.contracts.output.annotations import annotation_lines
-
-        lines = annotation_lines(result)
-        if lines:
-            print_text("\n".join(lines))
 
 
 def _update(file: ContractFile, contract: Contract, result: CheckResult, options: Options) -> None:
@@ -134,7 +94,39 @@ def _update(file: ContractFile, contract: Contract, result: CheckResult, options
 COMMANDS: dict[str, Command] = {
     "check": Command(
         summary_of("check"),
-        _describe,
+        arguments(
+            add_paths,
+            option(
+                "--contract",
+                metavar="YAML",
+                required=True,
+                help="the limits: a file such as contract.yaml",
+            ),
+            option(
+                "--name", metavar="NAME", help="of the contracts in the file this one [that of all]"
+            ),
+            option("--junit", metavar="FILE", help="also write the result as JUnit XML"),
+            option("--sarif", metavar="FILE", help="also write it as SARIF 2.1.0"),
+            option("--markdown", metavar="FILE", help="also write it as a comment in Markdown"),
+            option(
+                "--github",
+                action="store_true",
+                help="also print it as annotations of GitHub Actions",
+            ),
+            option(
+                "--no-price",
+                action="store_true",
+                help="don't replay the run for what fixes of broken limits would save",
+            ),
+            option(
+                "--update",
+                action="store_true",
+                help="move the limits of the file to what was measured; needs --reason",
+            ),
+            option("--reason", metavar="TEXT", help="why they move; the file keeps it"),
+            add_json,
+            add_threads,
+        ),
         _check,
         examples=(
             "check trace.json.gz --contract contract.yaml",

@@ -7,17 +7,16 @@ name files where nothing else fits: a path is an argument of every command.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from torchtraceap.cli.catalog import COMMANDS as EVERY_COMMAND
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.output import print_text
-from torchtraceap.cli.parser import FINE, Command, Options, Parser, make_parser
-from torchtraceap.core.records import dataclass
+from torchtraceap.cli.parser import FINE, Command, Options, make_parser, option
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
+class _Option(NamedTuple):
     """An option of a command."""
 
     flag: str
@@ -26,25 +25,21 @@ class _Option:
     choices: tuple[str, ...]
 
 
-_Words = Mapping[str, tuple[Command, tuple[_Option, ...]]]
+_Words = Mapping[str, tuple[Command, list[_Option]]]
 
 
 def _complete(options: Options) -> int:
-    words = {name: (one, tuple(_options_of(name, one))) for name, one in EVERY_COMMAND.items()}
+    words = {}
+    for name, command in EVERY_COMMAND.items():
+        found = []
+        for action in make_parser(name, command)._actions:
+            flags = [flag for flag in action.option_strings if flag.startswith("--")]
+            if flags and action.help != argparse.SUPPRESS:
+                choices = tuple(str(choice) for choice in action.choices or ())
+                found.append(_Option(flags[0], action.help or "", action.nargs != 0, choices))
+        words[name] = command, found
     print_text(_SHELLS[options.shell](words))
     return FINE
-
-
-def _describe(parser: Parser) -> None:
-    parser.add_argument("shell", choices=tuple(_SHELLS), metavar="SHELL", help=", ".join(_SHELLS))
-
-
-def _options_of(name: str, command: Command) -> Iterator[_Option]:
-    for action in make_parser(name, command)._actions:
-        flags = [flag for flag in action.option_strings if flag.startswith("--")]
-        if flags and action.help != argparse.SUPPRESS:
-            choices = tuple(str(choice) for choice in action.choices or ())
-            yield _Option(flags[0], action.help or "", action.nargs != 0, choices)
 
 
 def _bash(words: _Words) -> str:
@@ -106,7 +101,11 @@ def _zsh(words: _Words) -> str:
     for name, (_, options) in words.items():
         lines.append(f"    {name})")
         lines.append("      _arguments \\")
-        lines += [f"        {_quote(_zsh_option(option))} \\" for option in options]
+        for each in options:
+            text = "".join(" " if c in "[]:\\" else c for c in each.help)
+            what = f"({' '.join(each.choices)})" if each.choices else "_files"
+            value = f":value:{what}" if each.takes_value else ""
+            lines.append(f"        {_quote(f'{each.flag}[{text}]{value}')} \\")
         files = f"*:shell:({' '.join(_SHELLS)})" if name == "completion" else "*:file:_files"
         lines.append(f"        '{files}' ;;")
     lines += ["    *) _files ;;", "  esac", "}"]
@@ -114,12 +113,6 @@ def _zsh(words: _Words) -> str:
     lines += ["compdef _torchtraceap torchtraceap"]
     lines += ['if [ "$funcstack[1]" = _torchtraceap ]; then _torchtraceap; fi']
     return "\n".join(lines)
-
-
-def _zsh_option(option: _Option) -> str:
-    text = "".join(" " if c in "[]:\\" else c for c in option.help)
-    what = f"({' '.join(option.choices)})" if option.choices else "_files"
-    return f"{option.flag}[{text}]" + (f":value:{what}" if option.takes_value else "")
 
 
 def _fish(words: _Words) -> str:
@@ -130,13 +123,13 @@ def _fish(words: _Words) -> str:
     shells = _quote_fish(" ".join(_SHELLS))
     lines.append(f"{start} -n '__fish_seen_subcommand_from completion' -f -a {shells}")
     for name, (_, options) in words.items():
-        for option in options:
-            parts = [f"{start} -n '__fish_seen_subcommand_from {name}'", f"-l {option.flag[2:]}"]
-            if option.choices:
-                parts.append(f"-x -a {_quote_fish(' '.join(option.choices))}")
-            elif option.takes_value:
+        for each in options:
+            parts = [f"{start} -n '__fish_seen_subcommand_from {name}'", f"-l {each.flag[2:]}"]
+            if each.choices:
+                parts.append(f"-x -a {_quote_fish(' '.join(each.choices))}")
+            elif each.takes_value:
                 parts.append("-r")
-            lines.append(" ".join([*parts, f"-d {_quote_fish(option.help)}"]))
+            lines.append(" ".join([*parts, f"-d {_quote_fish(each.help)}"]))
     return "\n".join(lines)
 
 
@@ -154,7 +147,7 @@ _SHELLS: dict[str, Callable[[_Words], str]] = {"bash": _bash, "zsh": _zsh, "fish
 COMMANDS = {
     "completion": Command(
         summary_of("completion"),
-        _describe,
+        option("shell", choices=tuple(_SHELLS), metavar="SHELL", help=", ".join(_SHELLS)),
         _complete,
         (
             "completion bash > ~/.local/share/bash-completion/completions/torchtraceap",

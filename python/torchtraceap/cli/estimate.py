@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.output import note, print_tables, print_text
@@ -13,24 +13,21 @@ from torchtraceap.cli.parser import (
     FINE,
     Command,
     Options,
-    Parser,
     UsageError,
     add_json,
     add_no_color,
+    arguments,
+    option,
     size,
     unknown_word,
     whole_or_not,
 )
-from torchtraceap.core.records import dataclass
 
 if TYPE_CHECKING:
     from torchtraceap.ops.durations import Estimate
 
 SCHEMA = "torchtraceap.estimate/1"
 _IS_KERNEL = re.compile(r"[nr]ccl(?:Dev)?Kernel_")
-
-Ask = Callable[[Options, Mapping[str, Any]], Any]
-# Options come without types, so answers do: an `Estimate`, as the questions are strict.
 
 
 def _number(text: str) -> float:
@@ -40,8 +37,8 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"a number is needed, not {text!r}") from None
 
 
-def _table(text: str) -> tuple[float, float, float]:
-    """ROWSxCOLUMNSxLOOKUPS of an embedding table."""
+def _embedding_table(text: str) -> tuple[float, float, float]:
+    """Parse ROWSxCOLUMNSxLOOKUPS of an embedding table."""
     parts = text.lower().split("x")
     if len(parts) != 3:
         raise argparse.ArgumentTypeError(
@@ -51,92 +48,16 @@ def _table(text: str) -> tuple[float, float, float]:
     return rows, columns, lookups
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A kind of question: its options, and the function that answers it."""
+class _Question(NamedTuple):
+    """A kind of question: the function that answers it, and the options that are its arguments."""
 
+    function: str
+    """Name of a function of `ops.durations`."""
     needed: tuple[str, ...]
-    ask: Ask
     optional: tuple[str, ...] = ()
 
 
-def _or(value: Any, default: Any) -> Any:
-    """0 is given too, and then wrong."""
-    return default if value is None else value
-
-
-def _ask_collective(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import collective_ns
-
-    return collective_ns(
-        _canonical(options.what), options.bytes, options.ranks, options.device,
-        _or(options.nodes, 1), dtype=options.dtype or "", **more,
-    )  # fmt: skip
-
-
-def _ask_gemm(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import gemm_ns
-
-    return gemm_ns(
-        options.m,
-        options.n,
-        options.k,
-        options.dtype,
-        options.device,
-        _or(options.batch, 1),
-        **more,
-    )
-
-
-def _ask_attention(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import attention_ns
-
-    return attention_ns(
-        options.batch, options.heads, options.queries, _or(options.keys, options.queries),
-        options.head_size, options.dtype, options.device, causal=options.causal, **more,
-    )  # fmt: skip
-
-
-def _ask_elementwise(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import elementwise_ns
-
-    return elementwise_ns(options.op, options.elements, options.dtype, options.device, **more)
-
-
-def _ask_softmax(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import softmax_ns
-
-    return softmax_ns(options.rows, options.columns, options.dtype, options.device, **more)
-
-
-def _ask_layer_norm(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import layer_norm_ns
-
-    return layer_norm_ns(options.rows, options.columns, options.dtype, options.device, **more)
-
-
-def _ask_copy(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import copy_ns
-
-    pinned = options.pinned if options.pinned else None
-    return copy_ns(options.bytes, options.direction, pinned, options.device, **more)
-
-
-def _ask_embedding_bag(options: Options, more: Mapping[str, Any]) -> Any:
-    from torchtraceap.ops.durations import EmbeddingTable, dtype_label, embedding_bag_ns
-    from torchtraceap.ops.durations.estimate import element_bytes
-
-    width = element_bytes(dtype_label(options.dtype or "fp32"))
-    tables = [
-        EmbeddingTable(rows, columns, lookups, element_bytes=width)
-        for rows, columns, lookups in options.table
-    ]
-    return embedding_bag_ns(
-        tables, options.batch, options.device, backward=options.backward, **more
-    )
-
-
-_COLLECTIVE = _Question(("bytes", "ranks"), _ask_collective, ("nodes", "dtype"))
+_COLLECTIVE = _Question("collective_ns", ("bytes", "ranks"), ("nodes", "dtype"))
 _QUESTIONS: dict[str, _Question] = {
     **dict.fromkeys(
         (
@@ -150,63 +71,16 @@ _QUESTIONS: dict[str, _Question] = {
         ),
         _COLLECTIVE,
     ),
-    "gemm": _Question(("m", "n", "k", "dtype"), _ask_gemm, ("batch",)),
+    "gemm": _Question("gemm_ns", ("m", "n", "k", "dtype"), ("batch",)),
     "attention": _Question(
-        ("batch", "heads", "queries", "head_size", "dtype"), _ask_attention, ("keys", "causal")
+        "attention_ns", ("batch", "heads", "queries", "head_size", "dtype"), ("keys", "causal")
     ),
-    "elementwise": _Question(("op", "elements", "dtype"), _ask_elementwise),
-    "softmax": _Question(("rows", "columns", "dtype"), _ask_softmax),
-    "layer_norm": _Question(("rows", "columns", "dtype"), _ask_layer_norm),
-    "copy": _Question(("bytes", "direction"), _ask_copy, ("pinned",)),
-    "embedding_bag": _Question(("table", "batch"), _ask_embedding_bag, ("backward", "dtype")),
+    "elementwise": _Question("elementwise_ns", ("op", "elements", "dtype")),
+    "softmax": _Question("softmax_ns", ("rows", "columns", "dtype")),
+    "layer_norm": _Question("layer_norm_ns", ("rows", "columns", "dtype")),
+    "copy": _Question("copy_ns", ("bytes", "direction"), ("pinned",)),
+    "embedding_bag": _Question("embedding_bag_ns", ("table", "batch"), ("backward", "dtype")),
 }
-
-
-def _describe(parser: Parser) -> None:
-    parser.add_argument(
-        "what", metavar="WHAT", help=f"{', '.join(_QUESTIONS)}; or the name of an NCCL kernel"
-    )
-    parser.add_argument(
-        "--device", metavar="NAME", help="a GPU, such as 'H100 SXM' or A100-SXM4-80GB"
-    )
-    for flag, reads, metavar, help_text in (
-        ("--bytes", size, "SIZE", "collectives (the larger of a rank's input and output), copy: "
-         "256MB, 64MiB"),
-        ("--ranks", _number, "N", "collectives: members of the group"),
-        ("--nodes", _number, "N", "collectives: machines that the group spans [1]"),
-        ("--dtype", str, "TYPE", "bf16, fp16, fp32, tf32, fp8, ..., or torch.bfloat16"),
-        ("--m", _number, "N", "gemm: rows of the left operand"),
-        ("--n", _number, "N", "gemm: columns of the right operand"),
-        ("--k", _number, "N", "gemm: the size summed over"),
-        ("--batch", _number, "N", "gemm: products at once [1]; attention, embedding_bag: batch"),
-        ("--heads", _number, "N", "attention"),
-        ("--queries", _number, "N", "attention: length of the sequence"),
-        ("--keys", _number, "N", "attention: length of the keys [that of the queries]"),
-        ("--head-size", _number, "N", "attention: elements of a head"),
-        ("--op", str, "NAME", "elementwise: add, mul, addu (with a scalar), gelu, relu, ..."),
-        ("--elements", _number, "N", "elementwise: of the result"),
-        ("--rows", _number, "N", "softmax, layer_norm"),
-        ("--columns", _number, "N", "softmax, layer_norm: length of a row"),
-        ("--direction", str, "WAY", "copy: HtoD, DtoH, DtoD"),
-    ):  # fmt: skip
-        parser.add_argument(flag, type=reads, metavar=metavar, help=help_text)
-    parser.add_argument(
-        "--table", type=_table, action="append", metavar="ROWSxCOLUMNSxLOOKUPS",
-        help="embedding_bag: a table and the lookups of one bag; several times",
-    )  # fmt: skip
-    for flag, help_text in (
-        ("--pinned", "copy: from or to page-locked memory"),
-        ("--causal", "attention: half of the products are left out"),
-        ("--backward", "embedding_bag: the update of the rows"),
-    ):
-        parser.add_argument(flag, action="store_true", help=help_text)
-    parser.add_argument(
-        "--calibrate", metavar="PATH", help="correct the models by the kernels of this trace"
-    )
-    add_json(parser)
-    add_no_color(parser)
-
-
 _OWN = ("what", "device", "calibrate", "json", "no_color")
 
 
@@ -228,13 +102,13 @@ def _question(options: Options) -> _Question:
 
 
 def _canonical(what: str) -> str:
-    """`allreduce`, `reduce-scatter`, `LayerNorm` are what they look like."""
-    plain = _plain(what)
-    return next((name for name in _QUESTIONS if _plain(name) == plain), what)
+    """Return the name of a question: `allreduce`, `reduce-scatter`, `LayerNorm` are what they look
+    like."""
 
+    def plain(name: str) -> str:
+        return re.sub(r"[^a-z]", "", name.lower())
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.lower())
+    return next((name for name in _QUESTIONS if plain(name) == plain(what)), what)
 
 
 def _given_options(options: Options) -> dict[str, Any]:
@@ -249,65 +123,139 @@ def _flags(names: list[str]) -> str:
     return ", ".join("--" + name.replace("_", "-") for name in names)
 
 
-def _estimate(options: Options) -> int:
-    question = _question(options)
-    from torchtraceap.ops.durations import UnknownDurationError
+def _ask(question: _Question, options: Options, **more: Any) -> Estimate:
+    """Call the function of a question with the options that are given."""
+    from torchtraceap.ops import durations
+    from torchtraceap.ops.durations.estimate import element_bytes
 
-    try:
-        found: Estimate = question.ask(options, {"strict": True})
-    except UnknownDurationError as reason:
-        raise UsageError(f"no estimate: {reason}") from None
-    if options.calibrate:
-        found = _calibrate(question, options, found)
-    from torchtraceap.ops.durations.estimate import resolve_device
-
-    device = resolve_device(options.device).name
-    if options.json:
-        print_text(_document(options, device, found))
-    else:
-        from torchtraceap.report.result_tables import estimate_table
-
-        print_tables([estimate_table(options.what, device, found)], options.no_color)
-    return FINE
-
-
-def _calibrate(question: _Question, options: Options, plain: Estimate) -> Estimate:
-    from torchtraceap.cli.input import load
-    from torchtraceap.ops.durations import calibrate
-
-    calibration = calibrate(load([options.calibrate], 0))
-    found: Estimate = question.ask(options, {"strict": True, "calibration": calibration})
-    if found == plain:
-        known = ", ".join(calibration.classes) or "none"
-        note(f"{options.calibrate} has no such kernels that a model estimates (it has: {known})")
+    names = {"device", *question.needed, *question.optional}
+    given = {name: value for name, value in _given_options(options).items() if name in names}
+    if "bytes" in given:
+        given["size"] = given.pop("bytes")
+    if question.function == "collective_ns":
+        given["kind"] = _canonical(options.what)
+    elif question.function == "attention_ns":
+        given.setdefault("keys", options.queries)
+    elif question.function == "copy_ns":
+        given.setdefault("pinned", None)
+    elif question.function == "embedding_bag_ns":
+        width = element_bytes(durations.dtype_label(given.pop("dtype", "fp32")))
+        given["tables"] = [
+            durations.EmbeddingTable(rows, columns, lookups, element_bytes=width)
+            for rows, columns, lookups in given.pop("table")
+        ]
+    # Options come without types, so the answer does: an `Estimate`, as the questions are strict.
+    found: Estimate = getattr(durations, question.function)(**given, strict=True, **more)
     return found
 
 
-def _document(options: Options, device: str, found: Estimate) -> str:
-    import json
+def _estimate(options: Options) -> int:
+    question = _question(options)
+    from torchtraceap.ops.durations import UnknownDurationError
+    from torchtraceap.ops.durations.estimate import resolve_device
 
-    asked = {
-        name: value
-        for name, value in _given_options(options).items()
-        if name not in ("what", "json", "no_color")
-    }
+    try:
+        found = _ask(question, options)
+    except UnknownDurationError as reason:
+        raise UsageError(f"no estimate: {reason}") from None
+    if options.calibrate:
+        from torchtraceap.cli.input import load
+        from torchtraceap.ops.durations import calibrate
+
+        plain, calibration = found, calibrate(load([options.calibrate], 0))
+        found = _ask(question, options, calibration=calibration)
+        if found == plain:
+            known = ", ".join(calibration.classes) or "none"
+            lacks = f"has no such kernels that a model estimates (it has: {known})"
+            note(f"{options.calibrate} {lacks}")
+    device = resolve_device(options.device).name
+    if not options.json:
+        from torchtraceap.report.result_tables import estimate_table
+
+        print_tables([estimate_table(options.what, device, found)], options.no_color)
+        return FINE
+    asked = _given_options(options)
     document = {
         "schema": SCHEMA,
         "what": options.what,
-        "asked": asked,
+        "asked": {n: v for n, v in asked.items() if n not in ("what", "json", "no_color")},
         "device": device,
         "ns": found.ns,
         "low_ns": found.low_ns,
         "high_ns": found.high_ns,
         "source": found.source,
     }
-    return json.dumps(document, separators=(",", ":"), allow_nan=False)
+    print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
+    return FINE
 
 
 COMMANDS = {
     "estimate": Command(
         summary_of("estimate"),
-        _describe,
+        arguments(
+            option(
+                "what",
+                metavar="WHAT",
+                help=f"{', '.join(_QUESTIONS)}; or the name of an NCCL kernel",
+            ),
+            option("--device", metavar="NAME", help="a GPU, such as 'H100 SXM' or A100-SXM4-80GB"),
+            *(
+                option(flag, type=reads, metavar=metavar, help=help_text)
+                for flag, reads, metavar, help_text in (
+                    (
+                        "--bytes",
+                        size,
+                        "SIZE",
+                        "collectives (the larger of a rank's input and output), copy: 256MB, 64MiB",
+                    ),
+                    ("--ranks", _number, "N", "collectives: members of the group"),
+                    ("--nodes", _number, "N", "collectives: machines that the group spans [1]"),
+                    ("--dtype", str, "TYPE", "bf16, fp16, fp32, tf32, fp8, ..., or torch.bfloat16"),
+                    ("--m", _number, "N", "gemm: rows of the left operand"),
+                    ("--n", _number, "N", "gemm: columns of the right operand"),
+                    ("--k", _number, "N", "gemm: the size summed over"),
+                    (
+                        "--batch",
+                        _number,
+                        "N",
+                        "gemm: products at once [1]; attention, embedding_bag: batch",
+                    ),
+                    ("--heads", _number, "N", "attention"),
+                    ("--queries", _number, "N", "attention: length of the sequence"),
+                    ("--keys", _number, "N", "attention: length of the keys [that of the queries]"),
+                    ("--head-size", _number, "N", "attention: elements of a head"),
+                    (
+                        "--op",
+                        str,
+                        "NAME",
+                        "elementwise: add, mul, addu (with a scalar), gelu, relu, ...",
+                    ),
+                    ("--elements", _number, "N", "elementwise: of the result"),
+                    ("--rows", _number, "N", "softmax, layer_norm"),
+                    ("--columns", _number, "N", "softmax, layer_norm: length of a row"),
+                    ("--direction", str, "WAY", "copy: HtoD, DtoH, DtoD"),
+                )
+            ),
+            option(
+                "--table",
+                type=_embedding_table,
+                action="append",
+                metavar="ROWSxCOLUMNSxLOOKUPS",
+                help="embedding_bag: a table and the lookups of one bag; several times",
+            ),
+            option("--pinned", action="store_true", help="copy: from or to page-locked memory"),
+            option(
+                "--causal", action="store_true", help="attention: half of the products are left out"
+            ),
+            option("--backward", action="store_true", help="embedding_bag: the update of the rows"),
+            option(
+                "--calibrate",
+                metavar="PATH",
+                help="correct the models by the kernels of this trace",
+            ),
+            add_json,
+            add_no_color,
+        ),
         _estimate,
         (
             "estimate all_reduce --bytes 256MB --ranks 8 --device 'H100 SXM'",

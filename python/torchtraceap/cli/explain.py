@@ -10,69 +10,64 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchtraceap.cli.catalog import summary_of
+from torchtraceap.cli.diagnose import add_scorer
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import note, print_text
 from torchtraceap.cli.parser import (
     FINE,
     Command,
     Options,
-    Parser,
     UsageError,
     add_json,
     add_paths,
     add_threads,
     add_windows,
+    arguments,
+    option,
     positive,
     seconds,
     terminal_width,
 )
-from torchtraceap.cli.score import add_scorer
 
 if TYPE_CHECKING:
-    from torchtraceap.explanation.explanation import DryRun
     from torchtraceap.explanation.settings import ModelSettings
     from torchtraceap.trace.trace import Trace
 
 __all__ = ["COMMANDS", "add_model", "model_of"]
 
 
-def add_model(parser: Parser) -> None:
-    """Options of a language model; see `model_of`."""
-    parser.add_argument(
-        "--llm-base-url", metavar="URL",
+# Options of a language model; see `model_of`.
+add_model = arguments(
+    option(
+        "--llm-base-url",
+        metavar="URL",
         help="a server of Chat Completions, such as http://127.0.0.1:8080/v1 "
         "[TORCHTRACEAP_LLM_BASE_URL; without it no model is asked]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--llm-model", metavar="NAME", help="of the model there [TORCHTRACEAP_LLM_MODEL]"
-    )
-    parser.add_argument(
-        "--llm-names", choices=("redacted", "shown"), default="redacted",
+    ),
+    option("--llm-model", metavar="NAME", help="of the model there [TORCHTRACEAP_LLM_MODEL]"),
+    option(
+        "--llm-names",
+        choices=("redacted", "shown"),
+        default="redacted",
         help="whether the model is shown names that are not PyTorch's or a library's [redacted]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--llm-cache", choices=("write", "read", "off"),
+    ),
+    option(
+        "--llm-cache",
+        choices=("write", "read", "off"),
         help="of answers: read and written, only read, or neither [write]",
-    )  # fmt: skip
-    parser.add_argument(
+    ),
+    option(
         "--llm-timeout", type=seconds, metavar="S", help="the longest silence of the server [60]"
-    )
-    parser.add_argument(
-        "--llm-max-calls", type=positive, metavar="N", help="answers that are asked for [50]"
-    )
-    parser.add_argument(
-        "--llm-max-tokens", type=positive, metavar="N", help="of prompts and answers [200000]"
-    )
-    parser.add_argument(
-        "--llm-max-usd", type=float, metavar="X", help="what it may cost; needs --llm-prices"
-    )
-    parser.add_argument(
-        "--llm-prices", metavar="YAML", help="prices of models, YAML or JSON (docs/llm.md)"
-    )
+    ),
+    option("--llm-max-calls", type=positive, metavar="N", help="answers that are asked for [50]"),
+    option("--llm-max-tokens", type=positive, metavar="N", help="of prompts and answers [200000]"),
+    option("--llm-max-usd", type=float, metavar="X", help="what it may cost; needs --llm-prices"),
+    option("--llm-prices", metavar="YAML", help="prices of models, YAML or JSON (docs/llm.md)"),
+)
 
 
 def model_of(options: Options) -> ModelSettings | None:
-    """The language model that options or the environment name; None: no model is asked."""
+    """Return the language model that options or the environment name; None: no model is asked."""
     from pathlib import Path
 
     from torchtraceap.explanation.settings import settings_from
@@ -89,41 +84,33 @@ def model_of(options: Options) -> ModelSettings | None:
     )
 
 
-def _describe_explain(parser: Parser) -> None:
-    add_paths(parser)
-    parser.add_argument("--question", metavar="TEXT", help="to be answered from the trace too")
-    add_model(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true",
-        help="print what the model would be asked about the trace, and what that costs at most; "
-        "nothing is sent",
-    )  # fmt: skip
-    add_json(parser)
-    add_windows(parser)
-    add_scorer(parser)
-    add_threads(parser)
-
-
 def _explain(options: Options) -> int:
     settings = model_of(options)
     if options.dry_run and settings is None:
         raise UsageError("--dry-run is of a model: give --llm-base-url and --llm-model")
     if options.question is not None and not options.question.strip():
         raise UsageError("--question needs a text")
-    from torchtraceap.explanation import second_stage
+    from torchtraceap.explanation.explain import dry_run, explain
 
     trace = load(options.paths, options.threads)
     diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
     redacted = options.llm_names == "redacted"
     if options.dry_run and settings is not None:
-        dry = second_stage.dry_run(diagnosis, settings, redacted=redacted)
+        dry = dry_run(diagnosis, settings, redacted=redacted)
         if options.json:
-            offline = second_stage.explain(diagnosis, question=options.question)
+            offline = explain(diagnosis, question=options.question)
             print_text(json.dumps({**offline.to_dict(), "dry_run": dry.to_dict()}))
-        else:
-            _print_dry_run(dry)
+            return FINE
+        for number, prompt in enumerate(dry.prompts, 1):
+            for role, text in prompt:
+                print_text(f"--- request {number} of {dry.calls}, {role}\n{text}")
+        cost = "unknown (no --llm-prices)" if dry.cost_usd is None else f"{dry.cost_usd:.4f} $"
+        note(
+            f"nothing was sent. It would be {dry.calls} requests: about {dry.prompt_tokens:,} "
+            f"tokens of prompts, at most {dry.completion_tokens:,} of answers; cost at most: {cost}"
+        )
         return FINE
-    found = second_stage.explain(
+    found = explain(
         diagnosis,
         question=options.question,
         settings=settings,
@@ -142,33 +129,6 @@ def _explain(options: Options) -> int:
 def _show_progress(characters: int) -> None:
     sys.stderr.write(f"\r\x1b[K{characters} characters of an answer")
     sys.stderr.flush()
-
-
-def _print_dry_run(dry: DryRun) -> None:
-    for number, prompt in enumerate(dry.prompts, 1):
-        for role, text in prompt:
-            print_text(f"--- request {number} of {dry.calls}, {role}\n{text}")
-    cost = "unknown (no --llm-prices)" if dry.cost_usd is None else f"{dry.cost_usd:.4f} $"
-    note(
-        f"nothing was sent. It would be {dry.calls} requests: about {dry.prompt_tokens:,} tokens "
-        f"of prompts, at most {dry.completion_tokens:,} of answers; cost at most: {cost}"
-    )
-
-
-# -------------------------------------------------------------------------------------- mcp
-
-
-def _describe_mcp(parser: Parser) -> None:
-    parser.add_argument(
-        "paths",
-        metavar="PATH",
-        nargs="+",
-        help="a trace file, a folder of ranks, or several files; nothing else can be read",
-    )
-    parser.add_argument(
-        "--baseline", metavar="PATH", help="a trace that clients may compare it with"
-    )
-    add_threads(parser)
 
 
 def _mcp(options: Options) -> int:
@@ -193,7 +153,21 @@ def _mcp(options: Options) -> int:
 COMMANDS: dict[str, Command] = {
     "explain": Command(
         summary_of("explain"),
-        _describe_explain,
+        arguments(
+            add_paths,
+            option("--question", metavar="TEXT", help="to be answered from the trace too"),
+            add_model,
+            option(
+                "--dry-run",
+                action="store_true",
+                help="print what the model would be asked about the trace, and what that costs at "
+                "most; nothing is sent",
+            ),
+            add_json,
+            add_windows,
+            add_scorer,
+            add_threads,
+        ),
         _explain,
         (
             "explain trace.json.gz",
@@ -204,7 +178,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "mcp": Command(
         summary_of("mcp"),
-        _describe_mcp,
+        arguments(
+            option(
+                "paths",
+                metavar="PATH",
+                nargs="+",
+                help="a trace file, a folder of ranks, or several files; nothing else can be read",
+            ),
+            option("--baseline", metavar="PATH", help="a trace that clients may compare it with"),
+            add_threads,
+        ),
         _mcp,
         ("mcp trace.json.gz", "mcp after.json.gz --baseline before.json.gz"),
     ),

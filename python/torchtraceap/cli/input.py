@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import stat
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtraceap.trace.load import Progress
     from torchtraceap.trace.trace import Trace
+
+__all__ = ["load", "stdin_path"]
 
 # Files together larger than this show a progress bar: smaller ones are read before a person could
 # look at one. A compressed byte counts for six, which is less than traces shrink by (10 to 35).
@@ -25,15 +28,9 @@ def load(paths: Sequence[str], threads: int) -> Trace:
     if size < PROGRESS_BYTES or not sys.stderr.isatty():
         # A callback all the same: it lets Ctrl-C through while the core reads.
         return load(given, threads=threads, progress=lambda done, total: None)
-    return _load_with_bar(given, threads)
-
-
-def _load_with_bar(given: Any, threads: int) -> Trace:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
-
-    from torchtraceap.trace.load import load
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -42,12 +39,12 @@ def _load_with_bar(given: Any, threads: int) -> Trace:
         def update(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        report_progress: Progress = update
-        return load(given, threads=threads, progress=report_progress)
+        return load(given, threads=threads, progress=update)
 
 
 def _size_of(path: str) -> int:
-    """Weighed bytes of a file, or of the files of a folder; 0 for what cannot be looked at."""
+    """Return the weighed bytes of a file, or of the files of a folder; 0 for what cannot be looked
+    at."""
     try:
         if os.path.isdir(path):
             return sum(_size_of(entry.path) for entry in os.scandir(path))
@@ -55,3 +52,27 @@ def _size_of(path: str) -> int:
         return os.stat(path).st_size * weight
     except OSError:
         return 0
+
+
+STANDARD_INPUT = "/dev/stdin"
+
+
+def stdin_path() -> str:
+    """Return the path of what comes through standard input, which can be read more than once: a
+    pipe is written into a file without a name first, which takes its place.
+
+    Raises:
+        ArgumentTypeError: Nothing comes through it.
+    """
+    if sys.stdin.isatty():
+        raise argparse.ArgumentTypeError("- is standard input: pipe a trace into it")
+    descriptor = sys.stdin.fileno()
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        import shutil
+        import tempfile
+
+        with tempfile.TemporaryFile() as whole, os.fdopen(descriptor, "rb", closefd=False) as pipe:
+            shutil.copyfileobj(pipe, whole, 1 << 20)
+            whole.flush()
+            os.dup2(whole.fileno(), descriptor)
+    return STANDARD_INPUT

@@ -29,18 +29,18 @@ _PLAIN = {"█": "#", "▓": "%", "▒": "x", "▚": "/", "░": ".", "·": "|",
 
 
 def accept_any_encoding() -> None:
-    """A terminal that cannot show a sign gets one that is like it, or a question mark."""
-    codecs.register_error("torchtraceap.plain", _plain_signs)
+    """Give a terminal that cannot show a sign one that is like it, or a question mark."""
+
+    def plain_signs(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        text = error.object[error.start : error.end]
+        return "".join(_PLAIN.get(sign, "?") for sign in text), error.end
+
+    codecs.register_error("torchtraceap.plain", plain_signs)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="torchtraceap.plain")
-
-
-def _plain_signs(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(sign, "?") for sign in text), error.end
 
 
 def print_text(text: str) -> None:
@@ -82,39 +82,36 @@ def note(text: str) -> None:
         sys.stderr.write(f"torchtraceap: {replace_controls(text)}\n")
 
 
-def _color_wanted(no_color: bool) -> bool:
+def _wants_color(no_color: bool) -> bool:
     if no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty()
 
 
-def _width() -> int:
-    return terminal_width(100)
-
-
 def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
     from torchtraceap.report import terminal
 
-    if not _color_wanted(no_color):
+    if not _wants_color(no_color):
         given = sys.stdout.isatty() or "COLUMNS" in os.environ
-        width = _width() if given else terminal.DEFAULT_WIDTH
+        width = terminal_width(100) if given else terminal.DEFAULT_WIDTH
         return print_text(terminal.render_text(diagnosis, width=width))
     from rich.console import Console
 
     with standard_output():
-        terminal.print_report(diagnosis, Console(width=_width()))
+        terminal.print_report(diagnosis, Console(width=terminal_width(100)))
 
 
 def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
     from torchtraceap.report.tables import render_table
 
-    color = _color_wanted(no_color)
-    width = _width() if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
+    color = _wants_color(no_color)
+    width = terminal_width(100) if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
     _write_plain("\n\n".join(render_table(table, bold=color, width=width) for table in tables))
 
 
 def print_json(table: ColumnTable) -> None:
-    """Some rows at a time: a document of millions of rows never lies in memory whole."""
+    """Print a table as JSON, some rows at a time: a document of millions of rows never lies in
+    memory whole."""
     with standard_output() as stream:
         table.write_json(stream)
         stream.write("\n")

@@ -9,9 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
-from torchtraceap.cli.stdin import stdin_path
+from torchtraceap.cli.input import stdin_path
 from torchtraceap.core.records import dataclass
 
 FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -54,7 +55,7 @@ class Command:
 def command_of_actions(
     summary: str, actions: Mapping[str, Command], examples: Sequence[str] = ()
 ) -> Command:
-    """A command that does nothing by itself: the word behind it says what."""
+    """Return a command that does nothing by itself: the word behind it says what."""
 
     def describe(parser: Parser) -> None:
         listed = "; ".join(f"{name}: {action.summary}" for name, action in actions.items())
@@ -69,7 +70,7 @@ def command_of_actions(
 def chosen_command(
     name: str, command: Command, given: Sequence[str]
 ) -> tuple[str, Command, list[str]]:
-    """The command that runs, and the arguments that are left for it.
+    """Return the command that runs, and the arguments that are left for it.
 
     Raises:
         UsageError: It has actions, and no known one is named.
@@ -87,7 +88,7 @@ def chosen_command(
 
 
 def each_command(commands: Mapping[str, Command]) -> dict[str, Command]:
-    """Commands and their actions by their words, such as "bench run"."""
+    """Return commands and their actions by their words, such as "bench run"."""
     found: dict[str, Command] = {}
     for name, command in commands.items():
         found[name] = command
@@ -97,7 +98,7 @@ def each_command(commands: Mapping[str, Command]) -> dict[str, Command]:
 
 
 def parse(name: str, command: Command, given: Sequence[str]) -> Options:
-    """The options of a command.
+    """Parse the options of a command.
 
     Raises:
         UsageError: They can't be used.
@@ -113,27 +114,23 @@ def parse(name: str, command: Command, given: Sequence[str]) -> Options:
 
 
 def make_parser(name: str, command: Command) -> Parser:
-    """The parser of a command, with examples below its options."""
+    """Return the parser of a command, with examples below its options."""
     lines = "\n".join(f"  torchtraceap {example}" for example in command.examples)
     parser = Parser(
         prog=f"torchtraceap {name}",
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{lines}" if lines else None,
-        formatter_class=_help_formatter,
+        # One is made for every option. Told no width, each asks `shutil`.
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=terminal_width(80) - 2),
         allow_abbrev=False,
     )
     command.describe(parser)
     return parser
 
 
-def _help_formatter(prog: str) -> argparse.HelpFormatter:
-    """One is made for every option. Told no width, each asks `shutil`."""
-    return argparse.RawDescriptionHelpFormatter(prog, width=terminal_width(80) - 2)
-
-
 def terminal_width(otherwise: int) -> int:
-    """Columns of the terminal, as `shutil.get_terminal_size` says: that module is slow to
-    import."""
+    """Return the columns of the terminal, as `shutil.get_terminal_size` says: that module is slow
+    to import."""
     with suppress(KeyError, ValueError):
         given = int(os.environ["COLUMNS"])
         if given > 0:
@@ -144,6 +141,25 @@ def terminal_width(otherwise: int) -> int:
     return otherwise
 
 
+def option(*names: str, **settings: Any) -> Callable[[Parser], None]:
+    """Return a function that adds an option, or an argument, as `add_argument` takes it."""
+
+    def add(parser: Parser) -> None:
+        parser.add_argument(*names, **settings)
+
+    return add
+
+
+def arguments(*parts: Callable[[Parser], None]) -> Callable[[Parser], None]:
+    """Return a function that adds the arguments and options of a command, in their order."""
+
+    def describe(parser: Parser) -> None:
+        for part in parts:
+            part(parser)
+
+    return describe
+
+
 def add_paths(parser: Parser, help_text: str = PATHS_HELP) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", type=trace_path, help=help_text)
 
@@ -152,14 +168,14 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
-def add_windows(parser: Parser) -> None:
+def add_windows(parser: Parser, what: str = "windows that get a score") -> None:
     parser.add_argument(
         "--windows",
         type=int,
         choices=WINDOW_COUNTS,
         default=100,
         metavar="N",
-        help="windows that get a score: 50, 100 or 200 [100]",
+        help=f"{what}: 50, 100 or 200 [100]",
     )
 
 
@@ -174,17 +190,17 @@ def add_threads(parser: Parser) -> None:
 
 
 def add_seed(parser: Parser, of: str) -> None:
-    """`of` says what the seed decides."""
+    """Add `--seed`; `of` says what the seed decides."""
     parser.add_argument("--seed", type=count, default=0, metavar="S", help=f"{of} [0]")
 
 
 def add_jobs(parser: Parser, what: str) -> None:
-    """`what` says of what there are as many at once."""
+    """Add `--jobs`; `what` says of what there are as many at once."""
     parser.add_argument("--jobs", type=count, default=1, metavar="J", help=f"{what} [1]")
 
 
 def add_bases(parser: Parser, help_text: str) -> None:
-    """Recorded traces that faults are put into."""
+    """Add recorded traces that faults are put into."""
     parser.add_argument("--base", action="append", default=[], metavar="TRACE", help=help_text)
 
 
@@ -201,7 +217,7 @@ def add_no_color(parser: Parser) -> None:
 
 
 def trace_path(text: str) -> str:
-    """A path as it is given; `-` is what comes through standard input."""
+    """Return a path as it is given; `-` is what comes through standard input."""
     return stdin_path() if text == "-" else text
 
 
@@ -237,7 +253,7 @@ def fraction(text: str) -> float:
 
 
 def microseconds(text: str) -> int:
-    """Microseconds as whole nanoseconds."""
+    """Parse microseconds as whole nanoseconds."""
     value = float(text)
     if not 0 <= value < 1e12:
         raise argparse.ArgumentTypeError(f"a time from 0 is needed, not {text}")
@@ -256,7 +272,7 @@ def minutes(text: str) -> float:
 
 
 def percentage(text: str) -> float:
-    """Percent, with or without the sign."""
+    """Parse percent, with or without the sign."""
     value = float(text.removesuffix("%").rstrip())
     if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"a percentage from 0 is needed, not {text}")
@@ -264,7 +280,7 @@ def percentage(text: str) -> float:
 
 
 def size(text: str) -> float:
-    """Bytes: 1048576, 256MB (decimal), 64MiB (binary)."""
+    """Parse bytes: 1048576, 256MB (decimal), 64MiB (binary)."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise argparse.ArgumentTypeError(f"a size such as 256MB or 64MiB is needed, not {text!r}")
@@ -272,7 +288,7 @@ def size(text: str) -> float:
 
 
 def whole_or_not(value: float) -> float:
-    """An int where it is one, so that it is written as it was given."""
+    """Return an int where it is one, so that it is written as it was given."""
     return int(value) if value.is_integer() else value
 
 

@@ -24,8 +24,10 @@ from torchtraceap.cli.parser import (
     add_rank,
     add_spreadsheet,
     add_threads,
+    arguments,
     count,
     microseconds,
+    option,
     percentage,
     trace_path,
     unknown_word,
@@ -35,7 +37,6 @@ from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
-    from torchtraceap.tables.catalog import Option
     from torchtraceap.trace.trace import Trace
 
 __all__ = [
@@ -46,85 +47,6 @@ __all__ = [
     "give_table",
     "make_table",
 ]
-
-
-def _step(text: str) -> str | int:
-    return int(text) if text.isdecimal() else text
-
-
-_READERS: dict[str, Callable[[str], Any]] = {
-    "text": str,
-    "integer": int,
-    "count": count,
-    "microseconds": microseconds,
-    "step": _step,
-}
-
-
-def _add_option(parser: Parser, option: Option) -> None:
-    if option.kind in ("flag", "no_flag"):
-        action = "store_true" if option.kind == "flag" else "store_false"
-        parser.add_argument(option.flag, dest=option.keyword, action=action, help=option.help)
-        return
-    parser.add_argument(
-        option.flag,
-        dest=option.keyword,
-        type=_READERS[option.kind],
-        default=option.default,
-        choices=option.choices,
-        metavar=option.metavar,
-        help=option.help,
-    )
-
-
-def add_views(parser: Parser, views: Sequence[str]) -> None:
-    if views:
-        parser.add_argument(
-            "--by",
-            choices=views,
-            default=views[0],
-            metavar="WHAT",
-            help=f"{', '.join(views)} [{views[0]}]",
-        )
-
-
-def describe_table(parser: Parser, name: str) -> None:
-    """The options of a table's command."""
-    spec = table_spec(name)
-    add_paths(parser)
-    add_table_output(parser)
-    add_views(parser, spec.views)
-    for option in spec.options:
-        _add_option(parser, option)
-    if spec.per_rank:
-        add_rank(parser)
-    add_threads(parser)
-    add_no_color(parser)
-
-
-def make_table(trace: Trace, name: str, options: Options) -> ColumnTable:
-    """The table that the options of its command ask for."""
-    spec = table_spec(name)
-    chosen = {option.keyword: getattr(options, option.keyword) for option in spec.options}
-    if spec.views:
-        chosen["by"] = options.by
-    if spec.per_rank:
-        chosen["rank"] = options.rank
-    with progress_stage("making the table"):
-        return spec.make(trace, **chosen, **(spec.json_options if options.json else {}))
-
-
-def _table_command(name: str) -> Command:
-    """A command that prints one table, or writes it."""
-
-    def run(options: Options) -> int:
-        check_table_output(options, options.paths)
-        trace = load(options.paths, options.threads)
-        return give_table(make_table(trace, name, options), options)
-
-    return Command(
-        summary_of(name), lambda parser: describe_table(parser, name), run, _examples(name)
-    )
 
 
 _FURTHER_EXAMPLES = {
@@ -138,13 +60,80 @@ _FURTHER_EXAMPLES = {
     "ranks": "ranks runs/ --by clock",
     "critical-path": "critical-path trace.json.gz --step 1",
 }
+_READERS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "integer": int,
+    "count": count,
+    "microseconds": microseconds,
+    "step": lambda text: int(text) if text.isdecimal() else text,
+}
 
 
-def _examples(name: str) -> tuple[str, ...]:
-    """Return examples for a table: to read it, one of its own, and as a file."""
+def add_views(parser: Parser, views: Sequence[str]) -> None:
+    if views:
+        parser.add_argument(
+            "--by",
+            choices=views,
+            default=views[0],
+            metavar="WHAT",
+            help=f"{', '.join(views)} [{views[0]}]",
+        )
+
+
+def describe_table(name: str) -> Callable[[Parser], None]:
+    """Return a function that adds the options of a table's command."""
+
+    def describe(parser: Parser) -> None:
+        spec = table_spec(name)
+        add_paths(parser)
+        add_table_output(parser)
+        add_views(parser, spec.views)
+        for each in spec.options:
+            if each.kind in ("flag", "no_flag"):
+                action = "store_true" if each.kind == "flag" else "store_false"
+                parser.add_argument(each.flag, dest=each.keyword, action=action, help=each.help)
+            else:
+                parser.add_argument(
+                    each.flag,
+                    dest=each.keyword,
+                    type=_READERS[each.kind],
+                    default=each.default,
+                    choices=each.choices,
+                    metavar=each.metavar,
+                    help=each.help,
+                )
+        if spec.per_rank:
+            add_rank(parser)
+        add_threads(parser)
+        add_no_color(parser)
+
+    return describe
+
+
+def make_table(trace: Trace, name: str, options: Options) -> ColumnTable:
+    """Return the table that the options of its command ask for."""
+    spec = table_spec(name)
+    chosen = {option.keyword: getattr(options, option.keyword) for option in spec.options}
+    if spec.views:
+        chosen["by"] = options.by
+    if spec.per_rank:
+        chosen["rank"] = options.rank
+    with progress_stage("making the table"):
+        return spec.make(trace, **chosen, **(spec.json_options if options.json else {}))
+
+
+def _table_command(name: str) -> Command:
+    """Return the command that prints one table, or writes it."""
+
+    def run(options: Options) -> int:
+        check_table_output(options, options.paths)
+        trace = load(options.paths, options.threads)
+        return give_table(make_table(trace, name, options), options)
+
     path = "runs/" if name in ("collectives", "ranks") else "trace.json.gz"
     own = _FURTHER_EXAMPLES.get(name, f"{name} {path} --limit 10 --all-columns")
-    return f"{name} {path}", own, f"{name} {path} --csv {name}.csv"
+    examples = (f"{name} {path}", own, f"{name} {path} --csv {name}.csv")
+    return Command(summary_of(name), describe_table(name), run, examples)
 
 
 def add_table_output(parser: Parser) -> None:
@@ -169,7 +158,7 @@ def check_table_output(options: Options, inputs: Sequence[str], folder: str | No
 
 
 def _column_name(text: str, table: ColumnTable) -> str:
-    """The column that is meant, by its name or by its heading.
+    """Return the column that is meant, by its name or by its heading.
 
     Raises:
         UsageError: There is no such column.
@@ -186,8 +175,8 @@ def _column_name(text: str, table: ColumnTable) -> str:
     raise UsageError(f"{unknown_word(name, table.columns)} (columns: {choices})")
 
 
-def _arrange(table: ColumnTable, options: Options) -> ColumnTable:
-    """The rows in the order of `--sort`, with the columns of `--columns`."""
+def give_table(table: ColumnTable, options: Options) -> int:
+    """Print a table or write it to files: rows in the order of `--sort`, columns of `--columns`."""
     if options.sort is not None:
         name, _, direction = options.sort.partition(":")
         if direction not in ("", "asc", "desc"):
@@ -199,11 +188,6 @@ def _arrange(table: ColumnTable, options: Options) -> ColumnTable:
         if not names:
             raise UsageError(f"--columns needs names (columns: {', '.join(table.columns)})")
         table = table.select(list(dict.fromkeys(names)))
-    return table
-
-
-def give_table(table: ColumnTable, options: Options) -> int:
-    table = _arrange(table, options)
     kept = table if options.limit is None else table.take(slice(0, options.limit))
     if options.csv:
         kept.to_csv(options.csv, spreadsheet=options.spreadsheet)
@@ -223,28 +207,10 @@ def give_table(table: ColumnTable, options: Options) -> int:
     return FINE
 
 
-def _describe_diff(parser: Parser) -> None:
+def _add_diff_views(parser: Parser) -> None:
     from torchtraceap.tables.compare.diff import VIEWS
 
-    parser.add_argument("before", metavar="A", type=trace_path, help=PATH_HELP)
-    parser.add_argument("after", metavar="B", type=trace_path, help="the one to compare with it")
     add_views(parser, [view for view in VIEWS if view != "tree"])  # a page draws the tree
-    parser.add_argument("--html", metavar="FILE", help="write both side by side as a page")
-    parser.add_argument(
-        "--gate",
-        type=percentage,
-        metavar="PERCENT",
-        help="exit with 1 if the median step of B is slower than that of A by more than this, or "
-        "if the two are not comparable because records are missing",
-    )
-    parser.add_argument(
-        "--tracelens-csv",
-        metavar="DIR",
-        help="write the comparison of TraceLens, of two files, under its names",
-    )
-    add_table_output(parser)
-    add_threads(parser)
-    add_no_color(parser)
 
 
 def _diff(options: Options) -> int:
@@ -257,7 +223,15 @@ def _diff(options: Options) -> int:
     before, after = (load([path], options.threads) for path in inputs)
     with progress_stage("comparing the traces"):
         table = build_diff(before, after, by=options.by)
-    reason = _gate_reason(table, options.gate)
+    reason, facts = "", table.facts
+    if options.gate is not None:
+        before_ns, difference_ns = facts["before_step_ns"], facts["difference_ns"]
+        if facts["why_not"]:
+            reason = str(facts["why_not"])
+        elif difference_ns * 100 > options.gate * before_ns:
+            share = f"{difference_ns / before_ns * 100:.1f} % slower" if before_ns else "slower"
+            what = "profiled range" if facts["basis"] == "profiled range" else "median step"
+            reason = f"the {what} is {share}, more than {options.gate:g} %"
     if options.html:
         from torchtraceap.report.diff_page import write_diff_page
 
@@ -290,26 +264,6 @@ def _compare_as_tracelens(before: Trace, after: Trace, options: Options) -> None
     note(f"wrote {len(written)} tables into {folder}")
 
 
-def _gate_reason(table: ColumnTable, percent: float | None) -> str:
-    """Return the reason why the gate fails; empty if it passes or there is none."""
-    before_ns, difference_ns = table.facts["before_step_ns"], table.facts["difference_ns"]
-    if percent is not None and table.facts["why_not"]:
-        return str(table.facts["why_not"])
-    if percent is None or difference_ns * 100 <= percent * before_ns:
-        return ""
-    share = f"{difference_ns / before_ns * 100:.1f} % slower" if before_ns else "slower"
-    what = "profiled range" if table.facts["basis"] == "profiled range" else "median step"
-    return f"the {what} is {share}, more than {percent:g} %"
-
-
-def _describe_memory_timeline(parser: Parser) -> None:
-    parser.add_argument(
-        "source", metavar="FILE", help="what export_memory_timeline wrote: .json or .raw.json.gz"
-    )
-    add_table_output(parser)
-    add_no_color(parser)
-
-
 def _memory_timeline(options: Options) -> int:
     from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
 
@@ -321,7 +275,27 @@ COMMANDS = {
     **{name: _table_command(name) for name in TABLES if name != "tree"},
     "diff": Command(
         summary_of("diff"),
-        _describe_diff,
+        arguments(
+            option("before", metavar="A", type=trace_path, help=PATH_HELP),
+            option("after", metavar="B", type=trace_path, help="the one to compare with it"),
+            _add_diff_views,
+            option("--html", metavar="FILE", help="write both side by side as a page"),
+            option(
+                "--gate",
+                type=percentage,
+                metavar="PERCENT",
+                help="exit with 1 if the median step of B is slower than that of A by more than "
+                "this, or if the two are not comparable because records are missing",
+            ),
+            option(
+                "--tracelens-csv",
+                metavar="DIR",
+                help="write the comparison of TraceLens, of two files, under its names",
+            ),
+            add_table_output,
+            add_threads,
+            add_no_color,
+        ),
         _diff,
         (
             "diff before.json.gz after.json.gz --by cause",
@@ -332,7 +306,15 @@ COMMANDS = {
     ),
     "memory-timeline": Command(
         summary_of("memory-timeline"),
-        _describe_memory_timeline,
+        arguments(
+            option(
+                "source",
+                metavar="FILE",
+                help="what export_memory_timeline wrote: .json or .raw.json.gz",
+            ),
+            add_table_output,
+            add_no_color,
+        ),
         _memory_timeline,
         ("memory-timeline memory.json", "memory-timeline memory.raw.json.gz --csv memory.csv"),
     ),

@@ -1,12 +1,16 @@
-"""The commands `summary`, `tree` and `convert`: the trace itself, in other forms."""
+"""The commands `summary`, `tree`, `convert`, `merge`, `annotate`, `sql` and `replay`: the trace
+itself in other forms, for people and for other tools."""
 
 from __future__ import annotations
+
+import json
 
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_tables, print_text
 from torchtraceap.cli.parser import (
     FINE,
+    PATH_HELP,
     Command,
     Options,
     Parser,
@@ -14,21 +18,23 @@ from torchtraceap.cli.parser import (
     add_json,
     add_no_color,
     add_paths,
+    add_rank,
     add_threads,
+    arguments,
     count,
+    option,
     trace_path,
 )
-from torchtraceap.cli.tables import check_table_output, describe_table, give_table, make_table
+from torchtraceap.cli.tables import (
+    add_table_output,
+    check_table_output,
+    describe_table,
+    give_table,
+    make_table,
+)
+from torchtraceap.core.progress import progress_stage
 
-
-def _describe_summary(parser: Parser) -> None:
-    add_paths(parser)
-    add_json(parser)
-    parser.add_argument(
-        "--linked-only", action="store_true", help="leave out GPU events without a launch"
-    )
-    add_threads(parser)
-    add_no_color(parser)
+_SOURCE = option("source", metavar="PATH", type=trace_path, help=PATH_HELP)
 
 
 def _summary(options: Options) -> int:
@@ -42,25 +48,11 @@ def _summary(options: Options) -> int:
     return FINE
 
 
-# ---------------------------------------------------------------------------------- tree
-
-
-def _describe_tree(parser: Parser) -> None:
-    describe_table(parser, "tree")
-    parser.add_argument(
-        "--max-lines", type=count, default=200, metavar="N", help="where the text stops [200]"
-    )
-
-
-def _is_table(options: Options) -> bool:
-    files = options.json or options.csv or options.parquet
-    return bool(files or options.all_columns or options.columns or options.sort)
-
-
 def _tree(options: Options) -> int:
     check_table_output(options, options.paths)
     trace = load(options.paths, options.threads)
-    if _is_table(options):
+    files = options.json or options.csv or options.parquet
+    if files or options.all_columns or options.columns or options.sort:
         return give_table(make_table(trace, "tree", options), options)
     text = trace.tree(options.rank).to_text(
         step=options.step,
@@ -71,17 +63,6 @@ def _tree(options: Options) -> int:
     )
     print_text(text)
     return FINE
-
-
-# ---------------------------------------------------------------------------------- convert
-
-
-def _describe_convert(parser: Parser) -> None:
-    parser.add_argument(
-        "source", metavar="IN", type=trace_path, help="a trace file; - is standard input"
-    )
-    parser.add_argument("target", metavar="OUT", help="ends in .json, .json.gz or .parquet")
-    add_threads(parser)
 
 
 def _convert(options: Options) -> int:
@@ -105,23 +86,165 @@ def _convert(options: Options) -> int:
     return FINE
 
 
+def _merge(options: Options) -> int:
+    from torchtraceap.tables.matching import merge_ranks
+
+    check_output(options.target, options.paths)
+    trace = load(options.paths, options.threads)
+    with progress_stage("writing the merged trace"):
+        merge_ranks(trace, options.target)
+    note(f"wrote {options.target}")
+    return FINE
+
+
+def _annotate(options: Options) -> int:
+    from torchtraceap.report.annotate import annotate
+
+    check_output(options.target, [options.source])
+    trace = load([options.source], options.threads)
+    with progress_stage("writing the annotated trace"):
+        annotate(trace, options.target, rank=options.rank)
+    note(f"wrote {options.target}, to be opened in Perfetto")
+    return FINE
+
+
+def _add_query(parser: Parser) -> None:
+    from torchtraceap.tables.sql import sql_tables
+
+    tables = f"DuckDB's SQL; tables: {', '.join(sql_tables())}"
+    parser.add_argument("query", metavar="QUERY", help=tables)
+
+
+def _sql(options: Options) -> int:
+    from torchtraceap.tables.sql import run_sql
+
+    check_table_output(options, [options.source])
+    trace = load([options.source], options.threads)
+    with progress_stage("running the query"):
+        table = run_sql(trace, options.query)
+    return give_table(table, options)
+
+
+def _replay(options: Options) -> int:
+    from torchtraceap.compat import replay
+    from torchtraceap.core.formatting import format_ns
+    from torchtraceap.core.writing import write_text
+
+    row, op, rank = options.row, options.op, options.rank
+    check_table_output(options, [options.source])
+    if options.script:
+        check_output(options.script, [options.source])
+    trace = load([options.source], options.threads)
+    if row is None and op is None:
+        if options.run or options.script:
+            raise UsageError("--run and --script need --row or --op")
+        return give_table(replay.find_replayable(trace), options)
+    if options.script or not options.run:
+        script = replay.replay_script(trace, row, op=op, rank=rank)
+        if options.script:
+            write_text(options.script, script)
+            note(f"wrote {options.script}")
+        else:
+            print_text(script)
+    if options.run:
+        result = replay.replay(trace, row, op=op, rank=rank, device=options.device)
+        here = f"{format_ns(round(result.time_ns))} on {result.device}"
+        spread = f"half of {result.samples} samples within {format_ns(round(result.iqr_ns))}"
+        recorded = f"{format_ns(result.measured_in_trace_ns)} in the trace ({result.measured})"
+        said = f"{result.overload}, row {result.row}: {here} ({spread}), {recorded}"
+        lines = "\n".join([said, *result.notes])
+        print_text(json.dumps(result.to_dict()) if options.json else lines)
+    return FINE
+
+
 COMMANDS = {
     "summary": Command(
         summary_of("summary"),
-        _describe_summary,
+        arguments(
+            add_paths,
+            add_json,
+            option(
+                "--linked-only", action="store_true", help="leave out GPU events without a launch"
+            ),
+            add_threads,
+            add_no_color,
+        ),
         _summary,
         ("summary trace.json.gz", "summary runs/ --json"),
     ),
     "tree": Command(
         summary_of("tree"),
-        _describe_tree,
+        arguments(
+            describe_table("tree"),
+            option(
+                "--max-lines",
+                type=count,
+                default=200,
+                metavar="N",
+                help="where the text stops [200]",
+            ),
+        ),
         _tree,
         ("tree trace.json.gz --step 1 --max-depth 4", "tree trace.json.gz --min-us 100"),
     ),
     "convert": Command(
         summary_of("convert"),
-        _describe_convert,
+        arguments(
+            option(
+                "source", metavar="IN", type=trace_path, help="a trace file; - is standard input"
+            ),
+            option("target", metavar="OUT", help="ends in .json, .json.gz or .parquet"),
+            add_threads,
+        ),
         _convert,
         ("convert damaged.json.gz whole.json.gz", "convert trace.json.gz events.parquet"),
+    ),
+    "merge": Command(
+        summary_of("merge"),
+        arguments(
+            add_paths,
+            option("target", metavar="OUT", help="ends in .json or .json.gz"),
+            add_threads,
+        ),
+        _merge,
+        ("merge runs/ merged.json.gz",),
+    ),
+    "annotate": Command(
+        summary_of("annotate"),
+        arguments(
+            _SOURCE,
+            option("target", metavar="OUT", help="ends in .json, .json.gz or .pftrace"),
+            add_rank,
+            add_threads,
+        ),
+        _annotate,
+        ("annotate trace.json.gz annotated.json.gz", "annotate runs/ annotated.pftrace --rank 2"),
+    ),
+    "sql": Command(
+        summary_of("sql"),
+        arguments(_SOURCE, _add_query, add_table_output, add_threads, add_no_color),
+        _sql,
+        ("sql trace.json.gz 'select name, count from ops order by count desc limit 5'",),
+    ),
+    "replay": Command(
+        summary_of("replay"),
+        arguments(
+            _SOURCE,
+            option("--row", type=int, metavar="N", help="the operator's row in the trace"),
+            option("--op", metavar="NAME", help="the longest call of an operator"),
+            option("--script", metavar="FILE", help="write the reproducer there"),
+            option("--run", action="store_true", help="run it here and time it (needs torch)"),
+            option("--device", default="cpu", metavar="NAME", help="where to run it [cpu]"),
+            add_rank,
+            add_table_output,
+            add_threads,
+            add_no_color,
+        ),
+        _replay,
+        (
+            "replay trace.json.gz",
+            "replay trace.json.gz --op aten::mm --run --device cuda",
+            "replay trace.json.gz --row 1234 --script reproduce.py",
+        ),
     ),
 }

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchtraceap.contracts.checker import check
-    from torchtraceap.contracts.contract import Contract
     from torchtraceap.contracts.file import ContractFile, read_contracts
-    from torchtraceap.contracts.limits import Limit
+    from torchtraceap.contracts.limits import Contract, Limit
     from torchtraceap.contracts.result import CheckResult, KeyResult
 
 __all__ = [
@@ -29,7 +28,7 @@ __all__ = [
 
 _MODULES = {
     "CheckResult": "result",
-    "Contract": "contract",
+    "Contract": "limits",
     "ContractFile": "file",
     "KeyResult": "result",
     "Limit": "limits",

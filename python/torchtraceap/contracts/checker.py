@@ -12,23 +12,24 @@ the one with which the first such step goes beyond it: with `<=120`, its 121st l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from torchtraceap.contracts.contract import Contract
-from torchtraceap.contracts.devices import CPU, is_same_device, trace_device
-from torchtraceap.contracts.frames import frame_of
-from torchtraceap.contracts.launches import launching_row
-from torchtraceap.contracts.limits import OTHER, Limit, format_value
-from torchtraceap.contracts.measures.measurement import RankMeasurement, measure_rank
+from torchtraceap.contracts.limits import OTHER, Contract, Limit, format_value
+from torchtraceap.contracts.measures.events import is_without_gpu
+from torchtraceap.contracts.measures.measurement import Measurement, measure_rank
+from torchtraceap.contracts.measures.predicted import launching_row
 from torchtraceap.contracts.measures.vocabulary import MEASURES, is_per_step
+from torchtraceap.contracts.places import frame_of
 from torchtraceap.contracts.result import (
     FAILED,
     INCONCLUSIVE,
     PASSED,
     CheckResult,
     FirstEvent,
+    Frame,
     KeyResult,
 )
 from torchtraceap.contracts.savings import fixes_of, prices
@@ -39,12 +40,18 @@ from torchtraceap.contracts.wording import (
     describe_limit,
     describe_scope,
 )
+from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
+from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.detection import detect, judge
+from torchtraceap.tables.gpu.recorded_device import recorded_device
 from torchtraceap.tables.quality import why_not_comparable
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["check"]
+__all__ = ["CPU", "check", "is_same_device", "trace_device"]
+
+CPU = "cpu"
+"""The device of a run without a GPU."""
 
 
 def check(
@@ -63,11 +70,23 @@ def check(
         _check_key(trace, contract, key, limit, device, one_step) for key, limit in contract.limits
     ]
     if price:
-        results = _add_prices(trace, results)
+        wanted = {
+            each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
+            for each in results
+            if each.status == FAILED and each.first_event is not None
+        }
+        found = prices(trace, wanted) if wanted else {}
+        of_step = any(part.tree.steps for part in trace.ranks)
+        for place, each in enumerate(results):
+            if (saved := found.get(each.key)) is not None:
+                results[place] = replace(
+                    each, price_ns=saved.ns, price_per_step=of_step, price_note=saved.note
+                )
     why_not = why_not_comparable(trace)
     if why_not:
         # What is not recorded may break a limit: none is kept for sure.
-        results = [_unproven(each, why_not) for each in results]
+        unproven = {"status": INCONCLUSIVE, "reason": f"not comparable: {why_not}"}
+        results = [replace(each, **unproven) if each.status == PASSED else each for each in results]
     return CheckResult(
         passed=why_not is None and all(each.status != FAILED for each in results),
         results=tuple(results),
@@ -78,57 +97,51 @@ def check(
     )
 
 
-def _unproven(result: KeyResult, why_not: str) -> KeyResult:
-    """Return a passed result as inconclusive: the recording lacks what could break the limit."""
-    if result.status != PASSED:
-        return result
-    return replace(result, status=INCONCLUSIVE, reason=f"not comparable: {why_not}")
-
-
-def _add_prices(trace: Ranks, results: Sequence[KeyResult]) -> list[KeyResult]:
-    """Return results with what fixes of the failed limits would save."""
-    wanted = {
-        each.key: fixes_of(trace, each.key, each.measured if each.key == "findings" else ())
-        for each in results
-        if each.status == FAILED and each.first_event is not None
-    }
-    found = prices(trace, wanted) if wanted else {}
-    of_step = any(part.tree.steps for part in trace.ranks)
-    return [
-        replace(
-            each,
-            price_ns=found[each.key].ns,
-            price_per_step=of_step,
-            price_note=found[each.key].note,
-        )
-        if each.key in found
-        else each
-        for each in results
-    ]
-
-
 def _check_key(
     trace: Ranks, contract: Contract, key: str, limit: Limit, device: str | None, one_step: bool
 ) -> KeyResult:
     kind = MEASURES[key].kind
-    made = _ResultMaker(key, limit, contract.line(key), kind)
+    result_of = partial(KeyResult, key, limit.to_json(), line=contract.line(key), kind=kind)
     if key == "findings":
-        return _check_findings(trace, limit, made)
+        return _check_findings(trace, limit, result_of)
     if kind in ("share", "time"):
         if reason := _other_device(contract, device, key):
-            return made(INCONCLUSIVE, None, reason)
+            return result_of(None, INCONCLUSIVE, reason)
         limit = limit.widened(contract.tolerance)
     judged = [
         _judge_rank(measure_rank(part, key, one_step=one_step), limit) for part in trace.ranks
     ]
     several = len(trace.ranks) > 1
     if failed := [each for each in judged if each.status == FAILED]:
-        return _make_result(max(failed, key=lambda each: each.beyond), made, limit, several)
+        return _make_result(max(failed, key=lambda each: each.beyond), result_of, limit, several)
     unknown = next((each for each in judged if each.status == INCONCLUSIVE), None)
     if unknown is not None:
-        of_rank = f"rank {unknown.of.part.rank}: " if several else ""
-        return made(INCONCLUSIVE, None, f"{of_rank}{unknown.of.reason}")
-    return _make_result(max(judged, key=lambda each: each.used), made, limit, several)
+        of_rank = f"rank {unknown.of.rank}: " if several else ""
+        return result_of(None, INCONCLUSIVE, f"{of_rank}{unknown.of.reason}")
+    return _make_result(max(judged, key=lambda each: each.nearness), result_of, limit, several)
+
+
+def trace_device(trace: Ranks) -> str | None:
+    """Return the name of the devices that work ran on, as their driver says it; "cpu" without a
+    GPU. None where the trace does not say."""
+    if all(is_without_gpu(part) for part in trace.ranks):
+        return CPU
+    names = set()
+    for part in trace.ranks:
+        used = {int(number) for number in distinct(part.table.device[part.tree.gpu_rows])}
+        entries = part.table.devices
+        for entry in [entry for entry in entries if entry.id in used] or entries[:1]:
+            known = recorded_device(entry)
+            names.add(entry.name or (known.name if known else ""))
+    return ", ".join(sorted(names - {""})) or None
+
+
+def is_same_device(one: str, other: str) -> bool:
+    """Return True if two names say the same kind of device."""
+    if one.strip().lower() == other.strip().lower():
+        return True
+    known = find_device(one), find_device(other)
+    return known[0] is not None and known[0] == known[1]
 
 
 def _other_device(contract: Contract, device: str | None, key: str) -> str:
@@ -148,28 +161,6 @@ def _other_device(contract: Contract, device: str | None, key: str) -> str:
     return f"the limit was recorded on {recorded}, the trace on {device}: times don't compare"
 
 
-@dataclass(frozen=True, slots=True)
-class _ResultMaker:
-    """Makes results of one key."""
-
-    key: str
-    limit: Limit
-    line: int | None
-    kind: str
-
-    def __call__(self, status: str, measured: Any, reason: str, **more: Any) -> KeyResult:
-        return KeyResult(
-            self.key,
-            self.limit.to_json(),
-            measured,
-            status,
-            reason,
-            line=self.line,
-            kind=self.kind,
-            **more,
-        )
-
-
 # --------------------------------------------------------------------------------- one rank
 
 
@@ -178,7 +169,7 @@ class _RankVerdict:
     """A limit against what one rank holds."""
 
     status: str
-    of: RankMeasurement
+    of: Measurement
     value: float = 0
     """The number that decides: the worst step's, or of one kind of collective."""
     limit: Limit | None = None
@@ -198,7 +189,7 @@ class _RankVerdict:
         return beyond_share(self.limit, self.value)
 
     @property
-    def used(self) -> float:
+    def nearness(self) -> float:
         """Return the key by which the rank nearest to its limit is found."""
         assert self.limit is not None
         return self.value if self.limit.high < math.inf else -self.value
@@ -213,7 +204,7 @@ def beyond_share(limit: Limit, value: float) -> float:
     return 0.0
 
 
-def _judge_rank(of: RankMeasurement, limit: Limit) -> _RankVerdict:
+def _judge_rank(of: Measurement, limit: Limit) -> _RankVerdict:
     if not of.known:
         return _RankVerdict(INCONCLUSIVE, of)
     if not isinstance(of.value, dict):
@@ -239,7 +230,7 @@ def _number_of(numbers: dict[str, int], name: str, limit: Limit) -> int:
 
 
 def _judge_number(
-    of: RankMeasurement, limit: Limit, by_step: list[Any], total: float, name: str
+    of: Measurement, limit: Limit, by_step: list[Any], total: float, name: str
 ) -> _RankVerdict:
     if not is_per_step(of.key):
         status = PASSED if limit.holds(total) else FAILED
@@ -257,127 +248,95 @@ def _judge_number(
 
 
 def _make_result(
-    judged: _RankVerdict, made: _ResultMaker, whole: Limit, several: bool
+    judged: _RankVerdict, result_of: Callable[..., KeyResult], whole: Limit, several: bool
 ) -> KeyResult:
     of, limit = judged.of, judged.limit or whole
-    part = of.part
+    part, places = of.part, of.step_places
+    assert part is not None
     measured = of.value if isinstance(of.value, dict) else judged.value
-    step_name = _step_name(judged)
+    step_name = None
+    if judged.step is not None and places:
+        step_name = part.tree.steps[places[judged.step]].name
+    first = judged.value if judged.step is None else judged.first_value
     scope = describe_scope(of, judged.step, step_name)
-    words = describe_count(of.key, judged.value if judged.step is None else judged.first_value,
-                          judged.name)  # fmt: skip
+    words = describe_count(of.key, first, judged.name)
     rank = f" on rank {part.rank}" if several else ""
     sentence = f"{words} {scope}{rank}, {describe_limit(limit, of.key)}"
     note = f"; {of.note}" if of.note else ""
     more: dict[str, Any] = {"rank": part.rank, "note": of.note}
     if judged.status == PASSED:
         won = describe_headroom(limit, judged.value, of.key)
-        return made(PASSED, measured, f"{sentence}{note}", won=won, **more)
-    first = judged.value if judged.step is None else judged.first_value
+        return result_of(measured, PASSED, f"{sentence}{note}", won=won, **more)
     sentence += f": {describe_excess(limit, first, of.key)}"
     if judged.steps_beyond > 1:
         sentence += f"; {judged.steps_beyond} steps break it"
         if judged.value != first:
-            sentence += f", the worst with {format_value(judged.value, made.kind)}"
+            worst = format_value(judged.value, MEASURES[of.key].kind)
+            sentence += f", the worst with {worst}"
+    if of.predicted is not None and limit.high < math.inf:
+        place = int(limit.high)
+        if 0 <= place < len(of.predicted):
+            sentence += f"; number {place + 1} would be launched by {of.predicted[place]}"
     row = _first_row(judged, limit, whole)
-    event = None if row is None else _event(part, row)
-    sentence += _launching_operator(judged, limit)
-    return made(
-        FAILED,
+    event, frame = (None, None) if row is None else _event_and_frame(part, row)
+    return result_of(
         measured,
+        FAILED,
         f"{sentence}{note}",
         first_event=event,
-        frame=None if row is None else frame_of(part, row),
+        frame=frame,
         step=step_name,
         **more,
     )
 
 
-def _step_name(judged: _RankVerdict) -> str | None:
-    places = judged.of.step_places
-    if judged.step is None or not places:
-        return None
-    return judged.of.part.tree.steps[places[judged.step]].name
-
-
 def _first_row(judged: _RankVerdict, limit: Limit, whole: Limit) -> int | None:
-    """The event with which the rank (the step) goes beyond a limit; None where too little is
+    """Return the event with which the rank (the step) goes beyond a limit; None where too little is
     there."""
-    of = judged.of
-    if of.timed is not None:
-        return of.timed.row()
+    of, part = judged.of, judged.of.part
+    assert part is not None
+    if of.first_row is not None:
+        return of.first_row()
     found = of.found
     if of.predicted is not None and limit.high < math.inf:
-        return launching_row(of.part, of.predicted.operators, int(limit.high))
+        return launching_row(part, of.predicted, int(limit.high))
     if found is None:
         return None
     if judged.step is not None and of.step_places:
         found = found.of_step(of.step_places[judged.step])
     if judged.name == OTHER and found.kinds is not None:
-        named = {name for name, _ in whole.by_name}
-        for name in named:
+        for name, _ in whole.by_name:
             found = found.without_kind(name)
     elif judged.name:
         found = found.of_kind(judged.name) if found.kinds is not None else found
     return found.row_beyond(limit.high, at_it=limit.high_open)
 
 
-def _launching_operator(judged: _RankVerdict, limit: Limit) -> str:
-    """Name the operator that would launch the first kernel beyond a limit on a machine without a
-    GPU."""
-    launched = judged.of.predicted
-    place = int(limit.high) if launched and limit.high < math.inf else -1
-    if launched is None or not 0 <= place < len(launched.operators):
-        return ""
-    return f"; number {place + 1} would be launched by {launched.operators[place]}"
+def _event_and_frame(part: RankTrace, row: int) -> tuple[FirstEvent, Frame | None]:
+    event = FirstEvent(row, part.table.name_of(row), int(part.table.ts_ns[row]))
+    return event, frame_of(part, row)
 
 
-def _event(part: RankTrace, row: int) -> FirstEvent:
-    return FirstEvent(row, part.table.name_of(row), int(part.table.ts_ns[row]))
-
-
-# -------------------------------------------------------------------------------- findings
-
-
-def _check_findings(trace: Ranks, limit: Limit, made: _ResultMaker) -> KeyResult:
+def _check_findings(trace: Ranks, limit: Limit, result_of: Callable[..., KeyResult]) -> KeyResult:
     found = detect(trace)
     wanted = [name for name in limit.types or found if name in found]
     verdicts = {name: judge(found[name]) for name in wanted}
     present = [name for name, verdict in verdicts.items() if verdict == "present"]
     unknown = [name for name, verdict in verdicts.items() if verdict == "unknown"]
     if present:
-        rank, evidence = _evidence(found[present[0]])
-        row = int(evidence[0]) if len(evidence) else None
-        reason = f"{_listed(present)} present, which the contract rules out"
-        return made(
-            FAILED,
-            present,
-            reason,
-            first_event=None if row is None else _event(rank, row),
-            frame=None if row is None else frame_of(rank, row),
-            rank=rank.rank,
-        )
+        # The evidence is that of the rank on which the first one costs most.
+        part, finding = max(found[present[0]], key=lambda each: each[1].cost_ns)
+        event, frame = None, None
+        if len(finding.evidence):
+            event, frame = _event_and_frame(part, int(finding.evidence[0]))
+        are = "is" if len(present) == 1 else "are"
+        reason = f"{', '.join(present)} {are} present, which the contract rules out"
+        return result_of(present, FAILED, reason, first_event=event, frame=frame, rank=part.rank)
     if unknown:
-        lacks = {
-            signal: None for name in unknown for _, one in found[name]
-            for signal in one.missing_signals
-        }  # fmt: skip
+        lacks = dict.fromkeys(
+            signal for name in unknown for _, one in found[name] for signal in one.missing_signals
+        )
         missing = ", ".join(lacks) or "their signals"
         told = f"this trace does not tell {', '.join(unknown)}: it lacks {missing}"
-        return made(INCONCLUSIVE, None, told)
-    return made(PASSED, [], f"none of {len(verdicts)} types is present")
-
-
-def _listed(types: Iterable[str]) -> str:
-    names = list(types)
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-
-
-_Parts = Sequence[tuple[RankTrace, Any]]
-
-
-def _evidence(parts: _Parts) -> tuple[RankTrace, Any]:
-    """Return the evidence on the rank on which it costs most."""
-    cost: Callable[[tuple[RankTrace, Any]], int] = lambda each: each[1].cost_ns  # noqa: E731
-    rank, finding = max(parts, key=cost)
-    return rank, finding.evidence
+        return result_of(None, INCONCLUSIVE, told)
+    return result_of([], PASSED, f"none of {len(verdicts)} types is present")

@@ -12,13 +12,10 @@ bounded, and whatever is wrong is said with the file's name and line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.contracts.contract import Contract
-from torchtraceap.contracts.limits import Limit
+from torchtraceap.contracts.limits import Contract, Limit
 from torchtraceap.contracts.measures.vocabulary import MEASURES, near_match
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.formatting import short_repr
@@ -33,7 +30,7 @@ __all__ = ["ContractError", "ContractFile", "parse_contracts", "read_contracts",
 MOST_BYTES = 1 << 20
 _MOST_NODES = 50_000
 _DEEPEST = 32
-_RECORDED = {"device": str, "when": str, "reason": str}
+_RECORDED = ("device", "when", "reason")
 _OF_CONTRACT = ("device", "tolerance", "recorded")
 _OF_FILE = (*_OF_CONTRACT, "contracts", "history")
 
@@ -60,11 +57,11 @@ class ContractFile:
         return tuple(name for name, _ in self.named)
 
     def find(self, name: str) -> Contract | None:
-        """The contract of that name, if there is one."""
+        """Return the contract of that name, if there is one."""
         return dict(self.named).get(name)
 
     def contract(self, name: str | None = None) -> Contract:
-        """The contract of that name; that of the whole file for None.
+        """Return the contract of that name; that of the whole file for None.
 
         Raises:
             ContractError: There is no such contract, or it has no limit.
@@ -117,7 +114,9 @@ def parse_contracts(text: str, path: str = "contract.yaml") -> ContractFile:
             own = reader.contract(reader.entries(value, name), name, _OF_CONTRACT)
             named.append((name, base.without(own.empty_keys).merged(own)))
     if "history" in entries:
-        reader.check_history(entries["history"][1])
+        history = entries["history"][1]
+        if history.id != "sequence":
+            raise reader.error(history, "history is a list")
     return ContractFile(path, base, tuple(named), text)
 
 
@@ -138,14 +137,21 @@ class _Reader:
         return ContractError(f"{self._path}:{line_of(node)}: {message}")
 
     def root(self, text: str) -> yaml.MappingNode:
-        """The mapping of the whole file."""
+        """Return the mapping of the whole file."""
         if strange := self._yaml.reader.Reader.NON_PRINTABLE.search(text):
             line = text[: strange.start()].count("\n") + 1
             raise ContractError(f"{self._path}:{line}: holds a character that YAML does not allow")
         try:
             node = self._yaml.compose(text, Loader=safe_loader())
         except self._yaml.YAMLError as error:
-            raise self._yaml_error(text, error) from None
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            problem = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
+            line = mark.line if mark is not None else 0
+            written = "".join(text.splitlines()[line : line + 1])
+            hint = ""
+            if written.partition(":")[2].strip().startswith((">", "%", "@", "`")):
+                hint = '; put the limit in quotes, as in ">=90%"'
+            raise ContractError(f"{self._path}:{line + 1}: is no YAML: {problem}{hint}") from None
         except RecursionError:
             raise ContractError(f"{self._path}:1: is nested too deeply") from None
         if node is None:
@@ -156,34 +162,18 @@ class _Reader:
         found: yaml.MappingNode = node
         return found
 
-    def _yaml_error(self, text: str, error: yaml.YAMLError) -> ContractError:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())[:200]
-        line = mark.line if mark is not None else 0
-        lines = text.splitlines()
-        written = lines[line] if line < len(lines) else ""
-        hint = ""
-        if written.partition(":")[2].strip().startswith((">", "%", "@", "`")):
-            hint = '; put the limit in quotes, as in ">=90%"'
-        return ContractError(f"{self._path}:{line + 1}: is no YAML: {problem}{hint}")
-
     def _count(self, node: yaml.Node, depth: int) -> None:
-        """Bounds what a file with aliases stands for."""
+        """Bound the depth and size of what a file with aliases stands for."""
         self._seen += 1
         if depth > _DEEPEST:
             raise self.error(node, "is nested too deeply")
         if self._seen > _MOST_NODES:
             raise self.error(node, "holds too much, or its aliases stand for it")
-        for below in self._below(node):
-            self._count(below, depth + 1)
-
-    def _below(self, node: yaml.Node) -> Iterator[yaml.Node]:
-        if isinstance(node, self._yaml.SequenceNode):
-            yield from node.value
-        elif isinstance(node, self._yaml.MappingNode):
-            for key, value in node.value:
-                yield key
-                yield value
+        if isinstance(node, self._yaml.CollectionNode):
+            for below in node.value:
+                # A sequence holds nodes, a mapping pairs of them.
+                for each in below if isinstance(below, tuple) else (below,):
+                    self._count(each, depth + 1)
 
     def entries(self, node: yaml.Node, of: str = "") -> Entries:
         """Return the entries of a mapping by key; keys have to be texts and unique."""
@@ -202,7 +192,8 @@ class _Reader:
         return found
 
     def contract(self, entries: Entries, name: str, others: tuple[str, ...]) -> Contract:
-        """The limits among the entries, each parsed by itself so that its line is known."""
+        """Parse the limits among the entries, each by itself so that its line is known, and what
+        is known of the recording."""
         limits: dict[str, Limit] = {}
         lines: dict[str, int] = {}
         for key, (key_node, value) in entries.items():
@@ -221,40 +212,32 @@ class _Reader:
             lines[key] = line_of(key_node)
             if found is not None:
                 limits[key] = found
-        made = Contract(
-            tuple(limits.items()), name=name, file=self._path, lines=tuple(lines.items())
-        )
-        return replace(made, **self._about(entries))
-
-    def _about(self, entries: Entries) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        about: dict[str, Any] = {}
         if "recorded" in entries:
             for key, (_, node) in self.entries(entries["recorded"][1], "recorded").items():
                 if key in _RECORDED:
-                    found[key] = self._text(node, key)
+                    about[key] = self._text(node, key)
         if "device" in entries:
-            found["device"] = self._text(entries["device"][1], "device")
+            about["device"] = self._text(entries["device"][1], "device")
         if "tolerance" in entries:
             node = entries["tolerance"][1]
-            found["tolerance"] = self.plain(node)
+            about["tolerance"] = self.plain(node)
             try:
-                Contract.parse({}, tolerance=found["tolerance"])
+                Contract.parse({}, tolerance=about["tolerance"])
             except OptionError as error:
                 raise self.error(node, str(error)) from None
-        return found
+        file_lines = tuple(lines.items())
+        return Contract(
+            tuple(limits.items()), name=name, file=self._path, lines=file_lines, **about
+        )
 
     def _text(self, node: yaml.Node, key: str) -> str | None:
         if not isinstance(node, self._yaml.ScalarNode):
             raise self.error(node, f"{key} is a text")
         return str(node.value) or None
 
-    def check_history(self, node: yaml.Node) -> None:
-        """It is a list, and else nobody's business."""
-        if not isinstance(node, self._yaml.SequenceNode):
-            raise self.error(node, "history is a list")
-
     def plain(self, node: yaml.Node) -> Any:
-        """A value of plain Python."""
+        """Return the value of a node in plain Python."""
         if isinstance(node, self._yaml.SequenceNode):
             return [self.plain(each) for each in node.value]
         if isinstance(node, self._yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""Parse and write the limit of a measure in the form that a person writes.
+"""Limits of measures, in the form that a person writes, and contracts, which hold several by key.
 
 `0` is exactly that many. `"<=120"`, `"<10%"`, `"<=4 MiB"`, `">=90%"`, `"<=10 ms"`, `"==2"` and
 `"100..120"` (both ends included) are bounds. Sizes have binary or decimal units, or none for bytes;
@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from torchtraceap.contracts.measures.vocabulary import COLLECTIVES, near_match
+from torchtraceap.contracts.measures.vocabulary import (
+    COLLECTIVES,
+    MEASURES,
+    find_measure,
+    near_match,
+)
 from torchtraceap.core.formatting import (
     format_bytes,
     format_count,
@@ -28,7 +33,7 @@ from torchtraceap.core.formatting import (
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 
-__all__ = ["NO_FINDINGS", "OTHER", "Limit", "format_value"]
+__all__ = ["NO_FINDINGS", "OTHER", "Contract", "Limit", "format_value"]
 
 OTHER = "other"
 """Key of the collectives that are not named."""
@@ -76,7 +81,7 @@ class Limit:
 
     @classmethod
     def parse(cls, value: Any, kind: str = "count") -> Limit:
-        """A limit from what a test or a file says.
+        """Parse a limit of a test or a file.
 
         Args:
             value: A number, a text, a dict by kind of collective, or a list of findings.
@@ -140,49 +145,37 @@ class Limit:
         if self.is_exact:
             return value
         if self.low > -math.inf and self.high < math.inf:
-            return self._moved_range(value)
+            if self.holds(value):
+                return self.text
+            low, high = min(value, self.low), max(value, self.high)
+            return f"{self._write_value(low, up=False)}..{self._write_value(high, up=True)}"
         up = self.high < math.inf
         is_open = self.high_open or self.low_open
         sign = ("<" if up else ">") + ("" if is_open else "=")
         return f"{sign}{self._write_value(value, up=up, beyond=is_open)}"
 
-    def _moved_range(self, value: float) -> str:
-        if self.holds(value):
-            return self.text
-        low, high = min(value, self.low), max(value, self.high)
-        return f"{self._write_value(low, up=False)}..{self._write_value(high, up=True)}"
-
     def _write_value(self, value: float, *, up: bool, beyond: bool = False) -> str:
-        """A number in the unit of the limit, rounded so that it bounds the value; `beyond` it."""
+        """Write a number in the unit of the limit that bounds the value, or lies `beyond` it."""
         if self.kind == "count" or (self.kind == "bytes" and not self.unit):
             return str(int(value) + (0 if not beyond else 1 if up else -1))
-        scale, digits = _scale_of(self.unit, self.kind)
+        if self.kind == "share":
+            unit, scale, digits = self.unit or "%", Decimal("0.01"), 1
+        elif self.kind == "bytes":
+            unit, scale, digits = self.unit, Decimal(_SIZES[self.unit.lower()]), 2
+        else:
+            unit = self.unit or "us"
+            scale, digits = Decimal(_TIMES[unit.lower()]), 3
         ticks = Decimal(value) / scale * 10**digits
         whole = math.ceil(ticks) if up else math.floor(ticks)
         if beyond and whole == ticks:
             whole += 1 if up else -1
         number = f"{Decimal(whole) / 10**digits:f}"
-        unit = self.unit or _DEFAULT_UNITS[self.kind]
         return f"{number}{'' if unit == '%' else ' '}{unit}"
 
 
-_DEFAULT_UNITS = {"share": "%", "time": "us"}
-
-
-def _scale_of(unit: str, kind: str) -> tuple[Decimal, int]:
-    """Return the value of one unit, and the number of decimals with which a limit is
-    written in it."""
-    if kind == "share":
-        return Decimal("0.01"), 1
-    units = _SIZES if kind == "bytes" else _TIMES
-    scale = units[unit.lower()] if unit else units["us"]
-    return Decimal(scale), 2 if kind == "bytes" else 3
-
-
-# ------------------------------------------------------------------------------------ parsing
-
-
 def _parse_findings(value: Any) -> Limit:
+    from torchtraceap.core.knowledge import load_knowledge
+
     if value == NO_FINDINGS or (isinstance(value, str) and value == "any"):
         return Limit("findings", "none present")
     types = [value] if isinstance(value, str) else value
@@ -193,18 +186,12 @@ def _parse_findings(value: Any) -> Limit:
         )
     if not types:
         raise OptionError(f"findings names no type; {NO_FINDINGS!r} forbids every one")
-    known = _finding_types()
+    known = tuple(load_knowledge())
     for each in types:
         if each not in known:
             raise OptionError(f"{short_repr(each)} is no type of finding{near_match(each, known)}")
     listed = tuple(dict.fromkeys(types))
     return Limit("findings", f"without {', '.join(listed)}", types=listed)
-
-
-def _finding_types() -> tuple[str, ...]:
-    from torchtraceap.core.knowledge import load_knowledge
-
-    return tuple(load_knowledge())
 
 
 def _parse_names(value: Mapping[Any, Any]) -> Limit:
@@ -217,9 +204,8 @@ def _parse_names(value: Mapping[Any, Any]) -> Limit:
             raise OptionError(
                 f"{short_repr(name)} is no kind of collective{near_match(name, known)}"
             )
-        if each is None:
-            continue
-        limits.append((str(name), _parse_number(each, "count")))
+        if each is not None:
+            limits.append((str(name), _parse_number(each, "count")))
     text = ", ".join(f"{name} {limit.text}" for name, limit in limits)
     return Limit("counts by name", text, by_name=tuple(limits))
 
@@ -237,12 +223,10 @@ def _parse_number(value: Any, kind: str) -> Limit:
             f"{_EXAMPLES[kind]}"
         )
     if value != int(value):
-        raise OptionError(f"{short_repr(value)} is no number of {_NOUNS[kind]}")
+        nouns = "bytes" if kind == "bytes" else "events"
+        raise OptionError(f"{short_repr(value)} is no number of {nouns}")
     number = int(value)
     return Limit(kind, f"=={number}", number, number)
-
-
-_NOUNS = {"count": "events", "bytes": "bytes"}
 
 
 def _parse_text(text: str, kind: str) -> Limit:
@@ -274,7 +258,24 @@ def _parse_text(text: str, kind: str) -> Limit:
 def _number(digits: str, unit: str, kind: str, text: str) -> float:
     """Return a number in the unit of the measure, exact: an int if it is one."""
     number = Decimal(digits.replace("_", ""))
-    scale = _scale(unit, kind, number, text)
+    if kind == "count":
+        if unit:
+            raise OptionError(f"{short_repr(text)} is no limit: a count has no unit")
+        scale = Decimal(1)
+    elif kind == "share":
+        if unit not in ("", "%"):
+            raise OptionError(f"{short_repr(text)} is no limit: a share is a percentage")
+        scale = Decimal("0.01") if unit else Decimal(1)
+        if number * scale > 1:
+            more = "" if unit else "; write % behind a percentage"
+            raise OptionError(f"{short_repr(text)} is no limit: a share is at most 100 %{more}")
+    else:
+        units = _SIZES if kind == "bytes" else _TIMES
+        if unit.lower() not in units:
+            needed = ", ".join(each for each in units if each)
+            what = "size" if kind == "bytes" else "time"
+            raise OptionError(f"{short_repr(text)} is no limit: a {what} has one of {needed}")
+        scale = Decimal(units[unit.lower()])
     value = number * scale
     if value > _MOST:
         raise OptionError(f"{short_repr(text)} is no limit: more than any trace holds")
@@ -283,35 +284,8 @@ def _number(digits: str, unit: str, kind: str, text: str) -> float:
     return int(value) if value == int(value) else float(value)
 
 
-def _scale(unit: str, kind: str, number: Decimal, text: str) -> Decimal:
-    if kind == "count":
-        if unit:
-            raise OptionError(f"{short_repr(text)} is no limit: a count has no unit")
-        return Decimal(1)
-    if kind == "share":
-        if unit not in ("", "%"):
-            raise OptionError(f"{short_repr(text)} is no limit: a share is a percentage")
-        scale = Decimal("0.01") if unit else Decimal(1)
-        if number * scale > 1:
-            more = "" if unit else "; write % behind a percentage"
-            raise OptionError(f"{short_repr(text)} is no limit: a share is at most 100 %{more}")
-        return scale
-    units = _SIZES if kind == "bytes" else _TIMES
-    found = units.get(unit.lower())
-    if found is None:
-        needed = ", ".join(each for each in units if each)
-        raise OptionError(f"{short_repr(text)} is no limit: a {_ONE[kind]} has one of {needed}")
-    return Decimal(found)
-
-
-_ONE = {"bytes": "size", "time": "time"}
-
-
-# ------------------------------------------------------------------------------------ writing
-
-
 def format_value(value: Any, kind: str) -> str:
-    """A measured value for a person.
+    """Write a measured value for a person.
 
     Args:
         value: The value in the unit of the measure; None if it is unknown.
@@ -324,11 +298,102 @@ def format_value(value: Any, kind: str) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
     if kind == "bytes":
-        return (
-            f"{format_bytes(value)} ({format_count(value)} bytes)"
-            if value >= 1024
-            else (f"{value} bytes")
-        )
+        exact = f"{format_count(value)} bytes"
+        return f"{format_bytes(value)} ({exact})" if value >= 1024 else f"{value} bytes"
     if kind == "share":
         return format_share(value)
     return format_ns(round(value)) if kind == "time" else format_count(round(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The limits that a trace has to hold."""
+
+    limits: tuple[tuple[str, Limit], ...]
+    """Limits by key, in the order in which they were written."""
+    name: str = ""
+    """Name of a contract among several in a file: a test's node id, or a name of yours."""
+    device: str | None = None
+    """The device that times and shares were measured on, as its driver names it, or "cpu"."""
+    when: str | None = None
+    """The day on which the limits were recorded."""
+    reason: str | None = None
+    """Reason of the last change."""
+    tolerance: float = 0.0
+    """Share of a bound by which times and shares may lie beyond it."""
+    file: str | None = None
+    """File in which the contract is written."""
+    lines: tuple[tuple[str, int], ...] = ()
+    """The line of each key in that file, from 1."""
+
+    @classmethod
+    def parse(cls, limits: Mapping[str, Any], **more: Any) -> Contract:
+        """Parse the limits of a test or a file.
+
+        Args:
+            limits: Limits by key of the vocabulary; None for no limit.
+            more: Other fields: name, device, when, reason, tolerance, file, lines.
+
+        Raises:
+            OptionError: A key is unknown, or a limit makes no sense for it.
+        """
+        tolerance = more.get("tolerance", 0.0)
+        if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):
+            raise OptionError(f"tolerance is a share such as 0.05, not {tolerance!r}")
+        if not 0 <= tolerance < math.inf:
+            raise OptionError(f"tolerance is a share from 0, not {tolerance!r}")
+        parsed = []
+        for key, value in limits.items():
+            measure = find_measure(key)
+            if value is None:
+                continue
+            try:
+                parsed.append((measure.key, Limit.parse(value, measure.kind)))
+            except OptionError as error:
+                raise OptionError(f"{key}: {error}") from error
+        return cls(tuple(parsed), **more)
+
+    def __len__(self) -> int:
+        return len(self.limits)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the limits."""
+        return tuple(key for key, _ in self.limits)
+
+    @property
+    def empty_keys(self) -> tuple[str, ...]:
+        """Keys that a file has without a limit."""
+        return tuple(key for key, _ in self.lines if key not in self.keys)
+
+    @property
+    def needs_device(self) -> bool:
+        """Return True if a limit depends on the device."""
+        return any(MEASURES[key].kind in ("share", "time") for key in self.keys)
+
+    def limit(self, key: str) -> Limit | None:
+        """Return the limit of a key, or None."""
+        return dict(self.limits).get(key)
+
+    def line(self, key: str) -> int | None:
+        """Return the line of a key, from 1; None outside of a file."""
+        return dict(self.lines).get(key)
+
+    def without(self, keys: Iterable[str]) -> Contract:
+        """Return the contract without limits on these keys."""
+        gone = set(keys)
+        return replace(self, limits=tuple(pair for pair in self.limits if pair[0] not in gone))
+
+    def merged(self, other: Contract) -> Contract:
+        """Return these limits, with those of another one in their places and behind them."""
+        limits = {**dict(self.limits), **dict(other.limits)}
+        return Contract(
+            tuple(limits.items()),
+            other.name or self.name,
+            other.device or self.device,
+            other.when or self.when,
+            other.reason or self.reason,
+            other.tolerance or self.tolerance,
+            other.file or self.file,
+            tuple({**dict(self.lines), **dict(other.lines)}.items()),
+        )

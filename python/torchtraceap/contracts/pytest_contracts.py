@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from torchtraceap.contracts.call_lines import relative_path
-from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.file import ContractFile, parse_contracts, read_contracts
-from torchtraceap.contracts.output.plain import verdict
+from torchtraceap.contracts.limits import Contract
+from torchtraceap.contracts.output import verdict
+from torchtraceap.contracts.places import relative_path
 from torchtraceap.contracts.record import ContractBroken, RecordedContract
 from torchtraceap.contracts.result import (
     FAILED,
@@ -75,7 +75,7 @@ class TestContracts:
         path: PathLike | None = None,
         **limits: Any,
     ) -> Any:
-        """A contract on a part of the test, as `ttap.contract`."""
+        """Return a contract on a part of the test, as `ttap.contract`."""
         if self._item.config.option.contracts_off:
             return contextlib.nullcontext(self)
         self._blocks += 1
@@ -98,7 +98,7 @@ class TestContracts:
 
     @contextlib.contextmanager
     def around_call(self, marks: Sequence[pytest.Mark]) -> Iterator[None]:
-        """The contract of the test itself; nothing where it has none."""
+        """Return the contract of the test itself; nothing where it has none."""
         __tracebackhide__ = True
         self._own, self._blocks = None, 0
         try:
@@ -109,19 +109,15 @@ class TestContracts:
             with found:
                 yield
         except (ContractBroken, TraceError) as error:
-            if self._is_ours(error):
+            names = []
+            traceback = error.__traceback__
+            while traceback is not None:
+                names.append(traceback.tb_frame.f_code.co_name)
+                traceback = traceback.tb_next
+            # The contract around the test has raised it, and nothing inside of the test.
+            if "pytest_pyfunc_call" not in names and "runtest" not in names:
                 self._own = error
             raise
-
-    @staticmethod
-    def _is_ours(error: BaseException) -> bool:
-        """Raised by the contract around the test and not inside of the test."""
-        names = []
-        traceback = error.__traceback__
-        while traceback is not None:
-            names.append(traceback.tb_frame.f_code.co_name)
-            traceback = traceback.tb_next
-        return "pytest_pyfunc_call" not in names and "runtest" not in names
 
     def says_all(self, error: BaseException) -> bool:
         """Return True if the message of an exception tells a person everything without a
@@ -193,7 +189,11 @@ class TestContracts:
         self, given: Contract, label: str, warmup: int, path: PathLike | None, *, is_marked: bool
     ) -> RecordedContract | None:
         config = self._item.config
-        written = _file_contract(config, label, is_marked=is_marked)
+        file, written = _read_file(config), None  # see Note [Limits of a test]
+        if file is not None:
+            written = _find_contract(file, label)
+            if written is None and is_marked and len(file.base):
+                written = file.base
         if written is None and not is_marked:
             return None
         is_new = not len(given) and written is None
@@ -204,6 +204,13 @@ class TestContracts:
                     "--contracts-update, which writes what is measured"
                 )
             given = Contract.parse(dict.fromkeys(_DEFAULT_KEYS, 0))
+        traces, cache = config.option.contracts_traces, getattr(config, "cache", None)
+        if traces is not None:
+            folder = Path(config.invocation_params.dir / traces)
+        elif cache is not None:
+            folder = Path(cache.mkdir(_DEFAULT_FOLDER))
+        else:
+            folder = config.rootpath / "ttap_traces"
         recorded = _TestContract(
             replace(given if written is None else given.merged(written), name=label),
             name=label,
@@ -211,7 +218,7 @@ class TestContracts:
             mode="collect" if self._is_updated else "raise",
             path=path,
             strict=config.option.contracts_strict,
-            folder=_folder(config),
+            folder=folder,
             keep=not self._is_updated,
         )
         recorded.of_test = self
@@ -259,13 +266,13 @@ def check_file(config: pytest.Config) -> None:
 
 def _path(config: pytest.Config) -> Path:
     given = config.option.contracts
-    return (
-        config.rootpath / _DEFAULT_FILE if given is None else config.invocation_params.dir / given
-    )
+    if given is None:
+        return config.rootpath / _DEFAULT_FILE
+    return config.invocation_params.dir / given
 
 
 def _read_file(config: pytest.Config) -> ContractFile | None:
-    """The contract file of the run; None where there is none."""
+    """Return the contract file of the run; None where there is none."""
     if _file not in config.stash:
         path, option = _path(config), config.option
         may_lack = option.contracts is None or option.contracts_update
@@ -273,32 +280,10 @@ def _read_file(config: pytest.Config) -> ContractFile | None:
     return config.stash[_file]
 
 
-def _file_contract(config: pytest.Config, label: str, *, is_marked: bool) -> Contract | None:
-    """Return the contract that the file has for a test. See Note [Limits of a test]."""
-    file = _read_file(config)
-    if file is None:
-        return None
-    found = _find_contract(file, label)
-    if found is None and is_marked and len(file.base):
-        found = file.base
-    return found
-
-
 def _find_contract(file: ContractFile, label: str) -> Contract | None:
     plain, bracket, _ = label.partition("[")
     of_all, own = file.find(plain) if bracket else None, file.find(label)
     return own if of_all is None else of_all if own is None else of_all.merged(own)
-
-
-def _folder(config: pytest.Config) -> Path:
-    """Return the folder for traces of broken contracts; those of the last run are removed."""
-    given = config.option.contracts_traces
-    if given is not None:
-        return Path(config.invocation_params.dir / given)
-    cache = getattr(config, "cache", None)
-    if cache is not None:
-        return Path(cache.mkdir(_DEFAULT_FOLDER))
-    return config.rootpath / "ttap_traces"
 
 
 # ------------------------------------------------------------------------------ the end
@@ -315,7 +300,7 @@ def end_of_run(config: pytest.Config, reported: list[dict[str, Any]]) -> tuple[l
         Lines for the terminal, and whether every file could be written.
     """
     reports = [_Report.of(each) for each in sorted(reported, key=lambda each: each["test"])]
-    lines = [*_counts(config, reports), *_unknown_lines(reports), *_replaced_lines(config, reports)]
+    lines = list(_summary(config, reports))
     is_written = True
     for write in (_update,) if config.option.contracts_update else (_won_lines, _output_lines):
         try:
@@ -344,10 +329,21 @@ class _Report:
     def of(cls, plain: dict[str, Any]) -> _Report:
         """Return the report from plain values of a test report; limits of a marker are named at the
         test."""
-        result = _result_of(plain["result"])
+        document = plain["result"]
+        results = []
+        for each in document["results"]:
+            event, frame = each["first_event"], each["frame"]
+            values = {
+                **each,
+                "first_event": FirstEvent(**event) if event else None,
+                "frame": Frame(**frame) if frame else None,
+            }
+            results.append(KeyResult(**values))
+        rest = {key: value for key, value in document.items() if key not in ("schema", "results")}
+        result = CheckResult(results=tuple(results), **rest | {"paths": tuple(rest["paths"])})
         if result.file is None:
             file, line = plain["place"]
-            placed = tuple(replace(each, line=line) for each in result.results)
+            placed = tuple(replace(each, line=line) for each in results)
             result = replace(result, file=file, results=placed)
         return cls(
             result,
@@ -358,35 +354,18 @@ class _Report:
         )
 
 
-def _result_of(document: Mapping[str, Any]) -> CheckResult:
-    """A check from its document."""
-    results = []
-    for each in document["results"]:
-        event, frame = each["first_event"], each["frame"]
-        values = {
-            **each,
-            "first_event": FirstEvent(**event) if event else None,
-            "frame": Frame(**frame) if frame else None,
-        }
-        results.append(KeyResult(**values))
-    rest = {key: value for key, value in document.items() if key not in ("schema", "results")}
-    return CheckResult(results=tuple(results), **rest | {"paths": tuple(rest["paths"])})
-
-
-def _counts(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
-    if not reports:
-        return
-    broken = sum(not each.result.passed and not each.is_expected for each in reports)
-    expected = sum(not each.result.passed and each.is_expected for each in reports)
-    unknown = sum(verdict(each.result) == INCONCLUSIVE for each in reports)
-    parts = [f"{len(reports) - broken - expected - unknown} hold"]
-    parts += [f"{broken} {'change' if config.option.contracts_update else 'broken'}"] * bool(broken)
-    parts += [f"{expected} broken as expected"] * bool(expected)
-    parts += [f"{unknown} could not be checked"] * bool(unknown)
-    yield f"{_number(len(reports), 'contract')}: {', '.join(parts)}"
-
-
-def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
+def _summary(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+    """Count the contracts; list what could not be checked, and where a file replaces limits."""
+    if reports:
+        broken = sum(not each.result.passed and not each.is_expected for each in reports)
+        expected = sum(not each.result.passed and each.is_expected for each in reports)
+        unknown = sum(verdict(each.result) == INCONCLUSIVE for each in reports)
+        is_updated = config.option.contracts_update
+        parts = [f"{len(reports) - broken - expected - unknown} hold"]
+        parts += [f"{broken} {'change' if is_updated else 'broken'}"] * bool(broken)
+        parts += [f"{expected} broken as expected"] * bool(expected)
+        parts += [f"{unknown} could not be checked"] * bool(unknown)
+        yield f"{_number(len(reports), 'contract')}: {', '.join(parts)}"
     tests: dict[tuple[str, str], list[str]] = {}
     for report in reports:
         for each in report.result.inconclusive:
@@ -395,10 +374,8 @@ def _unknown_lines(reports: Sequence[_Report]) -> Iterator[str]:
     if total:
         yield f"{_number(total, 'key')} could not be checked:"
     for (key, reason), names in tests.items():
-        yield f"  {key}: {reason} ({_list_some(names)})"
-
-
-def _replaced_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
+        more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
+        yield f"  {key}: {reason} ({', '.join([*names[:_MOST_NAMED], *more])})"
     found = [f"{each.result.name}: {', '.join(each.replaced)}" for each in reports if each.replaced]
     if found:
         path = relative_path(str(_path(config)), config.invocation_params.dir)
@@ -420,8 +397,8 @@ def _won_lines(_: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
 
 
 def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
-    """Limits that a file has, those that tests have themselves and that don't hold, and those of
-    tests without any."""
+    """Move limits that a file has, those that tests have themselves and that don't hold, and those
+    of tests without any."""
     from torchtraceap.contracts.update import update_contract
     from torchtraceap.core.writing import write_text
 
@@ -468,7 +445,7 @@ def _update(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
 
 
 def _output_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator[str]:
-    from torchtraceap.contracts.output.several import junit_of, markdown_of, sarif_of
+    from torchtraceap.contracts.output import junit_of, markdown_of, sarif_of
     from torchtraceap.core.writing import write_text
 
     option = config.option
@@ -482,7 +459,7 @@ def _output_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator
             write_text(config.invocation_params.dir / path, text_of(results))
             yield f"wrote {path}"
     if option.contracts_github:
-        from torchtraceap.contracts.output.annotations import annotation_lines
+        from torchtraceap.contracts.output import annotation_lines
 
         for result in results:
             yield from annotation_lines(result)
@@ -490,8 +467,3 @@ def _output_lines(config: pytest.Config, reports: Sequence[_Report]) -> Iterator
 
 def _number(value: int, noun: str) -> str:
     return f"{value} {noun}{'' if value == 1 else 's'}"
-
-
-def _list_some(names: Sequence[str]) -> str:
-    more = [f"{len(names) - _MOST_NAMED} more"] if len(names) > _MOST_NAMED else []
-    return ", ".join([*names[:_MOST_NAMED], *more])

@@ -15,7 +15,8 @@ import inspect
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,8 +29,8 @@ from torchtraceap.errors import OptionError
 from torchtraceap.record import RecordingError
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.call_lines import CallLines, Place
-    from torchtraceap.contracts.contract import Contract
+    from torchtraceap.contracts.limits import Contract
+    from torchtraceap.contracts.places import CallLines, Place
     from torchtraceap.contracts.result import CheckResult
     from torchtraceap.trace.ranks import RankTrace
 
@@ -59,15 +60,10 @@ class ContractBroken(AssertionError):  # noqa: N818 - it says what has happened
         self.path = path
 
     def __reduce__(self) -> Any:
-        return _make_broken, (str(self), self.result, self.path)
+        return ContractBroken, (str(self), self.result, self.path)
 
 
 ContractBroken.__module__ = "torchtraceap"
-
-
-def _make_broken(message: str, result: CheckResult, path: Path | None) -> ContractBroken:
-    """Make the exception, for processes that send it to each other."""
-    return ContractBroken(message, result, path)
 
 
 class ContractWarning(UserWarning):
@@ -117,7 +113,12 @@ class RecordedContract(Renderable):
         __tracebackhide__ = True  # pytest shows the line of the test, not ours
         if self._recorder is None or self._running:
             raise RecordingError("a contract is used once; call ttap.contract() again for another")
-        self._has_frames = not _is_timed(self.contract, self._recorder.has_accelerator())
+        has_gpu = self._recorder.has_accelerator()
+        limited = (MEASURES[key] for key in self.contract.keys)
+        # See Note [Frames or times].
+        self._has_frames = not any(
+            not each.is_exact and (has_gpu or each.key in _ON_HOST) for each in limited
+        )
         memory = any(base_of(key) == "peak_allocated_bytes" for key in self.contract.keys)
         self._recorder.start(with_stack=self._has_frames, with_memory=memory)
         self._running = True
@@ -154,7 +155,7 @@ class RecordedContract(Renderable):
             warnings.warn(self.message, ContractWarning, stacklevel=2)
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Every call of a function is recorded and checked.
+        """Return a function of which every call is recorded and checked.
 
         Raises:
             OptionError: It is a generator, whose calls do nothing yet.
@@ -191,11 +192,11 @@ class RecordedContract(Renderable):
             keep=self._keep,
         )
 
-    # -- the end of the block ----------------------------------------------------------------
-
     def _check(self, recorder: Recorder) -> None:
-        from torchtraceap.contracts.call_lines import CallLines
+        from torchtraceap._core import EventKind
         from torchtraceap.contracts.checker import check
+        from torchtraceap.contracts.places import CallLines, relative_path
+        from torchtraceap.contracts.wording import broken_message
         from torchtraceap.core.writing import staging
         from torchtraceap.trace.load import load
 
@@ -203,22 +204,30 @@ class RecordedContract(Renderable):
         with staging(None) as folder:
             file = recorder.export(profiler, folder / f"{self._file_name}.json")
             trace = load(file)
-            _check_work(trace.rank(None))
+            part = trace.rank(None)
+            # Frames alone are no work: a contract on nothing must not look like one that holds.
+            operators = (part.table.kind == EventKind.CPU_OP).nonzero()[0].tolist()
+            names = {part.table.name_of(row) for row in operators[:_MOST_OWN]}
+            if not len(part.tree.gpu_rows) and all(name.startswith(_OWN) for name in names):
+                raise RecordingError("nothing was recorded: no operation of torch ran in the block")
             result = check(trace, self.contract)
-            result, places = _with_places(result, trace.rank(None), CallLines(profiler))
+            result, places = _with_places(result, part, CallLines(profiler))
             is_broken = bool(result.failed or (self._strict and result.inconclusive))
             if self._path is not None or (is_broken and self._keep):
                 self.path = self._keep_trace(file, recorder)
-        self.result = _with_names(result, self.name, self.path)
+        paths = () if self.path is None else (str(self.path),)
+        self.result = replace(result, name=self.name, paths=paths)
         if is_broken:
-            self.message = self._message(places)
+            frames = "" if self._has_frames else _NO_FRAMES
+            path = None if self.path is None else relative_path(str(self.path.absolute()))
+            self.message = broken_message(self.result, places, path=path, frames=frames)
 
     @property
     def _file_name(self) -> str:
         return re.sub(r"[^\w.-]+", "_", self.name).strip("_")[-120:] or _UNNAMED
 
     def _keep_trace(self, file: Path, recorder: Recorder) -> Path:
-        """Bring the trace to where it is wanted: never over a file that has been named, but over
+        """Move the trace to where it is wanted: never over a file that has been named, but over
         that of the same contract from the last time."""
         from torchtraceap.core.writing import first_free, replacing, staging
         from torchtraceap.record.export import TraceNames
@@ -237,15 +246,6 @@ class RecordedContract(Renderable):
             else:
                 shutil.copyfile(file, packed)
             return first_free(packed, names.candidates())
-
-    def _message(self, places: Mapping[str, Place]) -> str:
-        from torchtraceap.contracts.call_lines import relative_path
-        from torchtraceap.contracts.message import broken_message
-
-        assert self.result is not None
-        frames = "" if self._has_frames else _NO_FRAMES
-        path = None if self.path is None else relative_path(str(self.path.absolute()))
-        return broken_message(self.result, places, path=path, frames=frames)
 
 
 _NO_FRAMES = (
@@ -301,7 +301,18 @@ def contract(
         RecordingError: Another recording or torch profiler is running (on entering the block);
             nothing was recorded (at its end).
     """
-    found = _contract(source, name, limits)
+    from torchtraceap.contracts.limits import Contract
+
+    if source is None:
+        found = Contract.parse(limits, name=name)
+    elif isinstance(source, Contract):
+        found = source
+    else:
+        from torchtraceap.contracts.file import read_contracts
+
+        found = read_contracts(source).contract(name or None)
+    if source is not None and limits:
+        found = found.merged(Contract.parse(limits))
     if not len(found):
         raise OptionError("the contract has no limits; name some, such as syncs=0")
     return RecordedContract(
@@ -309,41 +320,10 @@ def contract(
     )
 
 
-def _contract(source: PathLike | Contract | None, name: str, limits: Mapping[str, Any]) -> Contract:
-    from torchtraceap.contracts.contract import Contract
-
-    if source is None:
-        return Contract.parse(limits, name=name)
-    if not isinstance(source, Contract):
-        from torchtraceap.contracts.file import read_contracts
-
-        source = read_contracts(source).contract(name or None)
-    return source.merged(Contract.parse(limits)) if limits else source
-
-
-def _is_timed(contract: Contract, has_gpu: bool) -> bool:
-    """Return True if the contract limits what frames would distort, and what can be measured here.
-    See Note [Frames or times]."""
-    limited = (MEASURES[key] for key in contract.keys)
-    return any(not each.is_exact and (has_gpu or each.key in _ON_HOST) for each in limited)
-
-
-def _check_work(part: RankTrace) -> None:
-    """Frames alone are no work: a contract on nothing must not look like one that holds."""
-    from torchtraceap._core import EventKind
-
-    operators = (part.table.kind == EventKind.CPU_OP).nonzero()[0].tolist()
-    names = {part.table.name_of(row) for row in operators[:_MOST_OWN]}
-    if not len(part.tree.gpu_rows) and all(name.startswith(_OWN) for name in names):
-        raise RecordingError("nothing was recorded: no operation of torch ran in the block")
-
-
 def _with_places(
     result: CheckResult, part: RankTrace, lines: CallLines
 ) -> tuple[CheckResult, dict[str, Place]]:
-    """The check with the lines that the recording knows better than the trace."""
-    from dataclasses import replace
-
+    """Add the lines that the recording knows better than the trace to a check."""
     from torchtraceap.contracts.result import Frame
 
     places = {}
@@ -356,14 +336,6 @@ def _with_places(
             each = replace(each, frame=frame)
         results.append(each)
     return replace(result, results=tuple(results)), places
-
-
-def _with_names(result: CheckResult, name: str, path: Path | None) -> CheckResult:
-    """The check with the name of the contract here, and of the trace that was kept."""
-    from dataclasses import replace
-
-    paths = () if path is None else (str(path),)
-    return replace(result, name=name, paths=paths)
 
 
 def _pack(source: Path, target: Path) -> None:

@@ -9,21 +9,22 @@ step, from its first line to its last.
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.record import RecordingError
-from torchtraceap.record.active import claim_profiler, release_profiler
 from torchtraceap.record.export import TraceNames, export_trace
 from torchtraceap.record.torch_access import (
+    check_thread,
+    claim_profiler,
     current_rank,
     default_activities,
     import_torch,
     profiler_is_running,
+    release_profiler,
+    this_thread,
 )
 
 __all__ = ["Recorder"]
@@ -68,7 +69,7 @@ class Recorder:
         return len(default_activities(import_torch())) > 1
 
     def start(self, *, with_stack: bool, with_memory: bool = False) -> None:
-        """Begins.
+        """Begin recording.
 
         Args:
             with_stack: Record Python frames.
@@ -81,14 +82,25 @@ class Recorder:
         self._torch = import_torch()
         claim_profiler(self._torch, _OWNER)
         try:
-            self._profiler = self._make_profiler(with_stack, with_memory)
+            actions = self._torch.profiler.ProfilerAction
+
+            def action(step: int) -> Any:
+                return actions.WARMUP if step < self._warmup else actions.RECORD
+
+            self._profiler = self._torch.profiler.profile(
+                activities=default_activities(self._torch),
+                schedule=action,
+                record_shapes=True,
+                with_stack=with_stack,
+                profile_memory=with_memory,
+            )
             with _quiet():
                 self._profiler.start()
         except BaseException:
             self._profiler = None
             release_profiler()
             raise
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = this_thread()
 
     def step(self) -> None:
         """Tell that an iteration has ended.
@@ -98,7 +110,7 @@ class Recorder:
         """
         if self._profiler is None:
             raise RecordingError("step() outside of the block of the contract")
-        self._check_owner("step()")
+        check_thread(self._owner, "step()")
         self._steps += 1
         with _quiet():
             self._profiler.step()
@@ -107,7 +119,7 @@ class Recorder:
         """End without a result, whatever state it is in."""
         profiler, self._profiler = self._profiler, None
         try:
-            if profiler is not None and self._owner == (os.getpid(), threading.get_ident()):
+            if profiler is not None and self._owner == this_thread():
                 with _quiet(), contextlib.suppress(Exception):
                     profiler.stop()
         finally:
@@ -117,14 +129,14 @@ class Recorder:
         """End the recording.
 
         Returns:
-            The profiler that holds it, for `export` and `events_of`.
+            The profiler that holds it, for `export`.
 
         Raises:
             RecordingError: There is nothing, and the reason.
         """
         profiler = self._profiler
         try:
-            self._check_owner("the end of the block")
+            check_thread(self._owner, "the end of the block")
             if self._steps >= self._warmup and not profiler_is_running(self._torch):
                 raise RecordingError(
                     "a torch profiler was used inside the block of a contract; it has ended the "
@@ -160,27 +172,6 @@ class Recorder:
         if written is None:
             raise RecordingError("nothing was recorded: no operation of torch ran in the block")
         return written
-
-    def _make_profiler(self, with_stack: bool, with_memory: bool) -> Any:
-        actions = self._torch.profiler.ProfilerAction
-
-        def action(step: int) -> Any:
-            return actions.WARMUP if step < self._warmup else actions.RECORD
-
-        return self._torch.profiler.profile(
-            activities=default_activities(self._torch),
-            schedule=action,
-            record_shapes=True,
-            with_stack=with_stack,
-            profile_memory=with_memory,
-        )
-
-    def _check_owner(self, what: str) -> None:
-        if self._owner != (os.getpid(), threading.get_ident()):
-            raise RecordingError(
-                f"{what} came in another thread or process than the one that entered the block; "
-                "the profiler of torch records per thread"
-            )
 
 
 class _MarkedProfiler:

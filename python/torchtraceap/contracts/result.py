@@ -60,7 +60,7 @@ class KeyResult(Result):
     """The first step that goes beyond a limit per step."""
     frame: Frame | None = None
     price_ns: int | None = None
-    """Saving of a fix; None if it is unknown."""
+    """Time that a fix saves; None if it is unknown."""
     price_per_step: bool = False
     """True if the price is per step, False if it is for the whole run."""
     price_note: str = ""
@@ -103,5 +103,5 @@ class CheckResult(Result):
         return tuple(each for each in self.results if each.status == INCONCLUSIVE)
 
     def to_dict(self) -> Json:
-        """The document of `torchtraceap check --json`."""
+        """Return the document of `torchtraceap check --json`."""
         return {"schema": SCHEMA, **Result.to_dict(self)}

@@ -51,13 +51,13 @@ class Price(NamedTuple):
     """The saving of a fix."""
 
     ns: int | None
-    """Saving per step if there are steps, else of the whole run; None if it is unknown."""
+    """Time saved per step if there are steps, else in the whole run; None if it is unknown."""
     note: str
     """The edit, or why there is no price."""
 
 
 def fixes_of(trace: Ranks, key: str, types: Iterable[str] = ()) -> tuple[str, ...]:
-    """Edits that stand for a fix of a broken limit; of findings by their types."""
+    """Return the edits that stand for a fix of a broken limit; for findings by their types."""
     if key == "findings":
         return _fixes_of_findings(types)
     fixes = _FIXES.get(base_of(key), ())
@@ -80,37 +80,29 @@ def prices(trace: Ranks, wanted: dict[str, tuple[str, ...]]) -> dict[str, Price]
         trace: Whose run is replayed.
         wanted: Edits by key.
     """
+    from torchtraceap.simulation.simulate import simulate
+
     edits = list(dict.fromkeys(edit for each in wanted.values() for edit in each))
     if not edits:
         return dict.fromkeys(wanted, Price(None, _NO_FIX))
     try:
-        saved = _saving_of(trace, edits)
+        with progress_stage("replaying the run with fixes"):
+            simulation = simulate(trace, edits)
+            measured_ns, outcomes = simulation.measured_ns, simulation.edits
     except TraceError as error:
         return dict.fromkeys(wanted, Price(None, f"the run can't be replayed: {error}"))
-    return {key: _best([saved[edit] for edit in each]) for key, each in wanted.items()}
-
-
-def _saving_of(trace: Ranks, edits: list[str]) -> dict[str, Price]:
-    from torchtraceap.simulation.simulate import simulate
-
-    with progress_stage("replaying the run with fixes"):
-        simulation = simulate(trace, edits)
-        measured_ns = simulation.measured_ns
-        outcomes = simulation.edits
-    found = {}
+    saved = {}
     for outcome in outcomes:
         if outcome.predicted_ns is None:
-            found[outcome.edit] = Price(None, f"{outcome.edit}: {outcome.note}")
+            saved[outcome.edit] = Price(None, f"{outcome.edit}: {outcome.note}")
         else:
             note = f"{outcome.edit}: {outcome.note}" if outcome.note else outcome.edit
-            found[outcome.edit] = Price(measured_ns - outcome.predicted_ns, note)
+            saved[outcome.edit] = Price(measured_ns - outcome.predicted_ns, note)
+    found = {}
+    for key, tried in wanted.items():
+        known = [saved[edit] for edit in tried if saved[edit].ns is not None]
+        notes = "; ".join(saved[edit].note for edit in tried)
+        found[key] = max(known, key=lambda price: price.ns or 0, default=Price(None, notes))
+        if not tried:
+            found[key] = Price(None, _NO_FIX)
     return found
-
-
-def _best(found: list[Price]) -> Price:
-    if not found:
-        return Price(None, _NO_FIX)
-    known = [price for price in found if price.ns is not None]
-    if known:
-        return max(known, key=lambda price: price.ns or 0)
-    return Price(None, "; ".join(price.note for price in found))

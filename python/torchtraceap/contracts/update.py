@@ -12,14 +12,12 @@ Findings that are present leave the list of those that must not be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.contracts.contract import Contract
 from torchtraceap.contracts.file import ContractFile, parse_contracts, safe_loader
-from torchtraceap.contracts.limits import Limit
-from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, KeyResult
+from torchtraceap.contracts.limits import Contract
+from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError
@@ -67,7 +65,7 @@ def update_contract(
     is_new: bool = False,
     today: str | None = None,
 ) -> Update:
-    """A contract file whose limits hold for what a check measured.
+    """Return a contract file whose limits hold for what a check measured. See Note [Form].
 
     Args:
         file: The file as it was read, or a new and empty one: `parse_contracts("{}", path)`.
@@ -83,61 +81,21 @@ def update_contract(
     Raises:
         OptionError: There is no reason.
     """
+    import yaml
+
     if not reason.strip():
         raise OptionError("a contract is changed for a reason; say it")
     checked = limits or (file.base if name is None else file.find(name)) or file.base
     changes, left = _changes(checked, result, name or "", is_new)
-    device = _device(checked, result, changes)
-    if not changes and device is None:
+    if not changes:
         return Update(file, (), tuple(left))
-    day = today or date.today().isoformat()
-    text = _text(file, name, changes, device, _entries(changes, reason, day))
-    return Update(parse_contracts(text, file.path), tuple(changes), tuple(left))
-
-
-def _changes(
-    contract: Contract, result: CheckResult, name: str, is_new: bool
-) -> tuple[list[Change], list[str]]:
-    changes, left = [], []
-    for each in result.results:
-        limit = contract.limit(each.key)
-        if limit is None or each.status == INCONCLUSIVE:
-            continue
-        if each.key == "findings":
-            after = _without(limit, each)
-            if after is None and each.status == FAILED:
-                left.append(f"findings: {each.reason}; change it by hand")
-                continue
-        else:
-            after = _new_value(limit, each)
-        before = None if is_new else limit.to_json()
-        if after is not None and after != before:
-            changes.append(Change(each.key, before, after, name))
-    return changes, left
-
-
-def _new_value(limit: Limit, result: KeyResult) -> Any:
-    """Return the new value of a limit, None if it stays; see Note [Times move less]."""
-    if result.kind in _VARYING and result.status != FAILED and not result.won:
-        return None
-    return limit.moved_to(result.measured)
-
-
-def _without(limit: Limit, result: KeyResult) -> list[str] | None:
-    kept = [each for each in limit.types if each not in (result.measured or ())]
-    return kept or None
-
-
-def _device(contract: Contract, result: CheckResult, changes: Sequence[Change]) -> str | None:
-    """The device to write, where limits of times moved."""
+    values = {each.key: each.after for each in changes}
     kinds = {each.key: each.kind for each in result.results}
-    if result.device is None or result.device == contract.device:
-        return None
-    return result.device if any(kinds[each.key] in _VARYING for each in changes) else None
-
-
-def _entries(changes: Sequence[Change], reason: str, day: str) -> list[dict[str, Any]]:
-    return [
+    times_moved = any(kinds[each.key] in _VARYING for each in changes)
+    if times_moved and result.device not in (None, checked.device):
+        values["device"] = result.device
+    day = today or date.today().isoformat()
+    history = [
         {
             "date": day,
             **({"contract": each.name} if each.name else {}),
@@ -148,25 +106,42 @@ def _entries(changes: Sequence[Change], reason: str, day: str) -> list[dict[str,
         }
         for each in changes
     ]
-
-
-# ------------------------------------------------------------------------------------ text
-
-
-def _text(
-    file: ContractFile,
-    name: str | None,
-    changes: Sequence[Change],
-    device: str | None,
-    history: list[dict[str, Any]],
-) -> str:
-    """Return the new text of the file; see Note [Form]."""
-    values = {each.key: each.after for each in changes} | ({"device": device} if device else {})
-    anew = _written_anew(file.text, name, values, history)
+    whole = _load_node(file.text) or {}
+    if name is None:
+        whole |= values
+    else:
+        whole["contracts"] = whole.get("contracts") or {}
+        whole["contracts"][name] = (whole["contracts"].get(name) or {}) | values
+    whole["history"] = (whole.get("history") or []) + history
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=10**6)
     in_place = _replace_in_place(file.text, name, values, history)
-    if in_place is not None and _load_node(in_place) == _load_node(anew):
-        return in_place
-    return anew
+    if in_place is not None and _load_node(in_place) == _load_node(text):
+        text = in_place
+    return Update(parse_contracts(text, file.path), tuple(changes), tuple(left))
+
+
+def _changes(
+    contract: Contract, result: CheckResult, contract_name: str, is_new: bool
+) -> tuple[list[Change], list[str]]:
+    """Return the limits that move, and sentences about those that can't."""
+    changes, left = [], []
+    for each in result.results:
+        limit = contract.limit(each.key)
+        if limit is None or each.status == INCONCLUSIVE:
+            continue
+        if each.key == "findings":
+            after = [name for name in limit.types if name not in (each.measured or ())] or None
+            if after is None and each.status == FAILED:
+                left.append(f"findings: {each.reason}; change it by hand")
+                continue
+        elif each.kind in _VARYING and each.status != FAILED and not each.won:
+            continue  # see Note [Times move less]
+        else:
+            after = limit.moved_to(each.measured)
+        before = None if is_new else limit.to_json()
+        if after is not None and after != before:
+            changes.append(Change(each.key, before, after, contract_name))
+    return changes, left
 
 
 def _load_node(text: str) -> Any:
@@ -176,21 +151,6 @@ def _load_node(text: str) -> Any:
         return yaml.load(text, Loader=safe_loader())
     except yaml.YAMLError:
         return None
-
-
-def _written_anew(
-    text: str, name: str | None, values: dict[str, Any], history: list[dict[str, Any]]
-) -> str:
-    import yaml
-
-    whole = _load_node(text) or {}
-    if name is None:
-        whole |= values
-    else:
-        whole["contracts"] = whole.get("contracts") or {}
-        whole["contracts"][name] = (whole["contracts"].get(name) or {}) | values
-    whole["history"] = (whole.get("history") or []) + history
-    return yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=10**6)
 
 
 def _replace_in_place(
@@ -217,7 +177,7 @@ class _Places:
         self._edits: list[tuple[int, int, str]] = []
 
     def result(self) -> str:
-        """The text with all of it."""
+        """Return the text with all edits."""
         text = self._text
         in_order = sorted(self._edits, key=lambda edit: edit[0])
         for begin, end, new in reversed(in_order):  # of one place the last first: it comes behind
@@ -225,13 +185,14 @@ class _Places:
         return text
 
     def put(self, name: str | None, values: dict[str, Any]) -> bool:
-        """The values of a contract; whether there was a place."""
+        """Set the values of a contract; return True if there was a place for them."""
         if name is None:
             return self._into(self._root, values, 0)
         contracts = _value(self._root, "contracts")
         if contracts is None:
             lines = [f"contracts:\n  {_flow(name)}:\n"]
-            self._append(self._end(), lines + [f"    {k}: {_flow(v)}\n" for k, v in values.items()])
+            lines += [f"    {key}: {_flow(value)}\n" for key, value in values.items()]
+            self._append(len(self._text), lines)
             return True
         own = _value(contracts, name)
         if own is not None:
@@ -261,21 +222,16 @@ class _Places:
         if indent is None:
             return False
         lines = [f"{' ' * indent}{key}: {_flow(value)}\n" for key, value in added]
-        self._append(self._behind(self._limits_of(node)), lines)
-        return True
-
-    def _limits_of(self, node: yaml.Node) -> yaml.Node:
-        """The last value of a mapping that is no list of its own; of the whole file it stands
-        before other contracts and the history."""
         own = [value for key, value in node.value if key.value not in ("contracts", "history")]
-        return own[-1] if own else node
+        self._append(self._behind(own[-1] if own else node), lines)
+        return True
 
     def add_history(self, entries: list[dict[str, Any]]) -> bool:
         """Append to the history; return True if there was a place for it."""
         old = _value(self._root, "history")
         lines = [f"- {_flow(entry)}\n" for entry in entries]
         if old is None:
-            self._append(self._end(), ["history:\n", *lines])
+            self._append(len(self._text), ["history:\n", *lines])
             return True
         if _is_flow(old) or not getattr(old, "value", None):
             return False
@@ -286,11 +242,9 @@ class _Places:
     def _append(self, place: int, lines: list[str]) -> None:
         self._edits.append((place, place, "".join(lines)))
 
-    def _end(self) -> int:
-        return len(self._text)
-
     def _behind(self, node: yaml.Node) -> int:
-        """The line behind the last value in a node; a node's own end lies behind comments."""
+        """Return the index of the line behind the last value in a node; a node's own end lies
+        behind comments."""
         last = node
         while getattr(last, "value", None) and not isinstance(last.value, str):
             if _is_flow(last):
@@ -321,7 +275,7 @@ def _is_flow(node: yaml.Node) -> bool:
 
 
 def _flow(value: Any) -> str:
-    """A value in one line, as it may stand behind a key."""
+    """Return a value in one line, as it may stand behind a key."""
     import yaml
 
     dumped: str = yaml.safe_dump(

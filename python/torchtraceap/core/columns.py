@@ -51,14 +51,14 @@ class TextCodes:
         return type(self)(codes[self.codes], [self.texts[i] for i in chosen.tolist()])
 
     def to_numpy(self) -> Array:
-        """object `[n]` of str, None where absent."""
+        """Return object `[n]` of str, None where absent."""
         column = self.compact() if len(self.texts) > len(self.codes) else self
         texts = np.empty(len(column.texts) + 1, dtype=object)
         texts[:-1] = column.texts
         return texts[column.codes]
 
     def to_list(self) -> list[Any]:
-        """Plain values for JSON, None where absent."""
+        """Return plain values for JSON, None where absent."""
         values: list[Any] = self.to_numpy().tolist()
         return values
 
@@ -74,8 +74,8 @@ class JsonCodes(TextCodes):
 
 
 def _parse_json(text: str) -> Any:
-    """The value; a trace may hold anything, so text that is no JSON stays text, and so does what
-    is nested too deep for a value of a row of a document."""
+    """Return the value; a trace may hold anything, so text that is no JSON stays text, and so does
+    what is nested too deep for a value of a row of a document."""
     try:
         value = json.loads(text, strict=False)
         json.dumps([[[[value]]]], allow_nan=False)
@@ -89,14 +89,14 @@ Column = Array | TextCodes
 
 
 def encode_texts(values: Iterable[str | None]) -> TextCodes:
-    """Texts as codes, in order of first use."""
+    """Return texts as codes, in order of first use."""
     distinct: dict[str, int] = {}
     codes = [-1 if text is None else distinct.setdefault(text, len(distinct)) for text in values]
     return TextCodes(np.asarray(codes, dtype=np.int32), list(distinct))
 
 
 def encode_json(values: Iterable[Any]) -> JsonCodes:
-    """Lists, objects or plain values as JSON text; None is absent."""
+    """Return lists, objects or plain values as JSON text; None is absent."""
     texts = (None if v is None else json.dumps(v, separators=(",", ":")) for v in values)
     column = encode_texts(texts)
     return JsonCodes(column.codes, column.texts)
@@ -110,7 +110,8 @@ def recode(codes: Array, texts: Sequence[str]) -> TextCodes:
 
 
 def unique_texts(column: TextCodes) -> TextCodes:
-    """Texts that differ only in bytes that are no UTF-8 look the same: pandas needs them once."""
+    """Return the column with equal texts once, as pandas needs them: texts that differ only in
+    bytes that are no UTF-8 look the same."""
     if len(set(column.texts)) == len(column.texts):
         return column
     recoded = recode(np.arange(len(column.texts)), column.texts)
@@ -129,6 +130,6 @@ _FORMULA_STARTS = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
 def spreadsheet_cell(text: str) -> str:
-    """A text that a spreadsheet shows instead of computing it: an apostrophe stands before what
-    would begin a formula."""
+    """Return a text that a spreadsheet shows instead of computing it: an apostrophe stands before
+    what would begin a formula."""
     return f"'{text}" if text[:1] in _FORMULA_STARTS else text

@@ -149,7 +149,8 @@ _NAMESPACES = re.compile(r"\b(?:c10|at|std|torch)(?:::|\.)")
 
 
 def parse_dtype(name: str) -> DType | None:
-    """The type that a trace calls `name` (`c10::BFloat16`, `long int`, `torch.float32`, `Half`)."""
+    """Return the type that a trace calls `name` (`c10::BFloat16`, `long int`, `torch.float32`,
+    `Half`)."""
     plain = _NAMESPACES.sub("", name).strip().lower()
     found = _BY_NAME.get(plain)
     if found is None and plain.startswith("float8"):
@@ -160,5 +161,5 @@ def parse_dtype(name: str) -> DType | None:
 
 
 def dtype_of_code(number: int) -> DType | None:
-    """The type with that c10::ScalarType."""
+    """Return the type with that c10::ScalarType."""
     return _BY_NUMBER.get(number)

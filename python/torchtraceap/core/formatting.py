@@ -22,8 +22,10 @@ __all__ = [
     "format_share",
     "keep_units_together",
     "one_line",
+    "plain_line",
     "plain_text",
     "pluralize",
+    "printable_lines",
     "replace_controls",
     "short_repr",
 ]
@@ -31,6 +33,7 @@ __all__ = [
 MAX_HEADING = 60
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 _COLUMN_UNITS = ("_ns", "_share", "_bytes", "_gb_per_s")
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)?")
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|min|h|B|[KMGT]i?B)(?!\w))")
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
@@ -207,6 +210,20 @@ def plain_text(text: str) -> str:
         return text
     kept = (" " if unicodedata.category(c) in _HIDDEN else c for c in text)
     return " ".join("".join(kept).split())
+
+
+def plain_line(text: str, most: int = 120) -> str:
+    """Return text as one plain line of at most `most` characters; longer text ends in an
+    ellipsis."""
+    line = plain_text(text[: 4 * most].encode("utf-8", "replace").decode("utf-8"))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def printable_lines(text: str) -> str:
+    """Return text without escape sequences, with blanks for control characters; line breaks
+    stay."""
+    shown = _ESCAPE.sub("", text)
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in shown).strip()
 
 
 def short_repr(value: object) -> str:

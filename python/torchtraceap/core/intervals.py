@@ -15,7 +15,7 @@ EMPTY: Int64Array = np.zeros((0, 2), dtype=np.int64)
 
 
 def union(sets: Sequence[Int64Array]) -> Int64Array:
-    """The union of several sets. O(n log n)."""
+    """Return the union of several sets. O(n log n)."""
     if not sets:
         return EMPTY
     intervals = np.concatenate(sets)
@@ -42,7 +42,7 @@ def overlaps(intervals: Int64Array) -> Int64Array:
 
 
 def covered_before(intervals: Int64Array, times_ns: Int64Array) -> Int64Array:
-    """Length of a set before each time.
+    """Return the length of a set before each time.
 
     Args:
         intervals: Sorted and disjoint, `[n, 2]`.
@@ -63,7 +63,7 @@ def covered_before(intervals: Int64Array, times_ns: Int64Array) -> Int64Array:
 
 
 def covered_ns(intervals: Int64Array, bounds_ns: Int64Array) -> Int64Array:
-    """Length of a set inside each of the slots between consecutive bounds.
+    """Return the length of a set inside each of the slots between consecutive bounds.
 
     Args:
         intervals: Sorted and disjoint, `[n, 2]`.

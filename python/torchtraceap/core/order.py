@@ -16,7 +16,7 @@ __all__ = ["distinct", "median", "percentile_rank"]
 
 
 def distinct(numbers: Array) -> Array:
-    """Each number of an integer array `[n]` once, ascending. See Note [NumPy's own]."""
+    """Return each number of an integer array `[n]` once, ascending. See Note [NumPy's own]."""
     if (numbers[1:] > numbers[:-1]).all():
         return numbers.copy()
     ordered = np.sort(numbers)
@@ -32,5 +32,5 @@ def median(values: npt.ArrayLike) -> float:
 
 
 def percentile_rank(values: Array, value: float) -> float:
-    """The part of numbers `[n]` that are below one, equal ones counted half; n > 0."""
+    """Return the part of numbers `[n]` that are below one, equal ones counted half; n > 0."""
     return float(((values < value).sum() + 0.5 * (values == value).sum()) / len(values))

@@ -56,7 +56,7 @@ def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def _made_init(cls: type, known: tuple[dataclasses.Field[Any], ...]) -> Callable[..., None]:
-    """`__init__` with the fields in their order, keyword-only ones last."""
+    """Compile `__init__` with the fields in their order, keyword-only ones last."""
     values: dict[str, Any] = {"_set": object.__setattr__}
     positional, by_keyword, body = list[str](), list[str](), list[str]()
     for place, field in enumerate(known):

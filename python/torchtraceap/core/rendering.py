@@ -1,4 +1,4 @@
-"""Rendering of results by functions that are registered by name, so that results import none.
+"""Renderers of results: functions that are registered by name, so that results import none.
 
 What draws (`torchtraceap.report`) stands above the results. It says here what it can draw, when a
 result first asks for a way to be drawn by name.
@@ -46,12 +46,12 @@ def renderable(kind: _Kind) -> _Kind:
 
 
 def add_renderer_finder(finder: Callable[[], None]) -> None:
-    """`finder` adds renderers; it is called once, before something is drawn."""
+    """Register a function that adds renderers; it is called once, before something is drawn."""
     _FINDERS.append(finder)
 
 
 def add_renderer(kind: str, way: str, renderer: Callable[[Any], Any]) -> None:
-    """Results of a class, and of classes derived from it, are drawn by `renderer` in one way.
+    """Draw results of a class, and of classes derived from it, by `renderer` in one way.
 
     Args:
         kind: The class with its module, such as "torchtraceap.core.results.Summary": nothing has
@@ -63,7 +63,8 @@ def add_renderer(kind: str, way: str, renderer: Callable[[Any], Any]) -> None:
 
 
 def render(result: object, way: str) -> str:
-    """A result drawn in one way: "text", "headline", "html" (for Jupyter) or "page" (on its own).
+    """Return a result drawn in one way: "text", "headline", "html" (for Jupyter) or "page" (on its
+    own).
 
     Raises:
         LookupError: Nothing draws such results in this way.
@@ -76,7 +77,8 @@ def render(result: object, way: str) -> str:
 
 
 def find_renderer(kind: type, way: str) -> Callable[[Any], Any] | None:
-    """The renderer of a class, or of the nearest class above it that has one; None without one."""
+    """Return the renderer of a class, or of the nearest class above it that has one; None without
+    one."""
     for finder in tuple(_FINDERS):
         finder()
     _FINDERS.clear()
@@ -88,7 +90,7 @@ def find_renderer(kind: type, way: str) -> Callable[[Any], Any] | None:
 
 
 def lazy_renderer(module: str, function: str) -> Callable[[Any], Any]:
-    """A renderer whose module is imported when something is drawn."""
+    """Return a renderer whose module is imported when something is drawn."""
 
     def draw(result: Any) -> Any:
         return getattr(import_module(module), function)(result)

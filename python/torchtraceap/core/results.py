@@ -57,12 +57,13 @@ class Result(Renderable):
     __slots__ = ()
 
     def to_dict(self) -> Json:
-        """The fields by name, in their order; arrays and tuples as lists."""
+        """Return the fields by name, in their order; arrays and tuples as lists."""
         this: Any = self
         return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(this)}
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The JSON text of `to_dict()`: ASCII only, so that any terminal and pipe takes it."""
+        """Return the JSON text of `to_dict()`: ASCII only, so that any terminal and pipe takes
+        it."""
         separators = (",", ":") if indent is None else None
         return json.dumps(self.to_dict(), indent=indent, separators=separators, allow_nan=False)
 
@@ -104,11 +105,11 @@ class Timeline(Result):
         return Timeline(*(clamp(a + b) for a, b in pairs))
 
     def values(self) -> tuple[int, ...]:
-        """The eight numbers in field order."""
+        """Return the eight numbers in field order."""
         return tuple(getattr(self, name) for name in TIMELINE_FIELDS)
 
     def share(self, ns: int) -> float:
-        """`ns` as a fraction of the span; 0 where the span is empty."""
+        """Return `ns` as a fraction of the span; 0 where the span is empty."""
         return ns / self.span_ns if self.span_ns else 0.0
 
 
@@ -138,7 +139,7 @@ class Diagnostic(Result):
 
 @dataclass(frozen=True, slots=True)
 class QualityNote(Result):
-    """What is wrong with a recording, and where."""
+    """A fault of a recording, and its place."""
 
     code: str
     """Such as `impossible_duration` (docs/quality.md)."""
@@ -153,12 +154,12 @@ class QualityNote(Result):
 
 @dataclass(frozen=True, slots=True)
 class Quality(Result):
-    """What a recording can be trusted for (docs/quality.md)."""
+    """The uses that a recording can be trusted for (docs/quality.md)."""
 
     comparable: bool = True
     """Its times can be held against those of another recording."""
     recorded_share: float = 1.0
-    """Of the profiled GPU time; 1.0 where nothing is known to be missing."""
+    """Share of the profiled GPU time; 1.0 where nothing is known to be missing."""
     notes: tuple[QualityNote, ...] = ()
     """Empty for a recording that is fine."""
 
@@ -233,7 +234,7 @@ class Summary(Result):
     step: StepTime | None = None
     """Time of a step; None if no rank has steps."""
     quality: Quality = field(default_factory=Quality)
-    """What the recording can be trusted for."""
+    """The uses that the recording can be trusted for."""
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -248,7 +249,7 @@ class Summary(Result):
         )
 
     def to_dict(self) -> Json:
-        """The document of `torchtraceap summary --json`."""
+        """Return the document of `torchtraceap summary --json`."""
         return {"schema": "torchtraceap.summary/1", **Result.to_dict(self)}
 
 

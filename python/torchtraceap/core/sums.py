@@ -32,7 +32,7 @@ _LOW = 2**_HALF - 1
 
 
 def total(values: Array) -> int:
-    """The sum of an integer array; masked values are left out."""
+    """Return the sum of an integer array; masked values are left out."""
     # Asked in this order, so that NumPy loads its masked arrays only where there are any.
     if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
         values = values.compressed()
@@ -40,17 +40,17 @@ def total(values: Array) -> int:
 
 
 def totals(values: Array, axis: int) -> Array:
-    """Sums along an axis."""
+    """Return sums along an axis."""
     return _saturating(values, lambda part: part.sum(axis=axis))
 
 
 def sum_groups(values: Array, starts: Array) -> Array:
-    """Sums of consecutive values, as `np.add.reduceat`."""
+    """Return sums of consecutive values, as `np.add.reduceat`."""
     return _saturating(values, lambda part: np.add.reduceat(part, starts))
 
 
 def sum_by_index(index: Array, values: Array, length: int) -> Array:
-    """Sum of the values with each index from 0 to `length`, int64 `[length]`."""
+    """Return the sum of the values with each index from 0 to `length`, int64 `[length]`."""
 
     def add(part: Array) -> Array:
         sums = np.zeros(length, dtype=np.int64)
@@ -61,24 +61,24 @@ def sum_by_index(index: Array, values: Array, length: int) -> Array:
 
 
 def cumulative(values: Array) -> Array:
-    """Sums of the values up to each."""
+    """Return the sums of the values up to each."""
     return _saturating(values, np.cumsum)
 
 
 def add(a: Array, b: Array | int) -> Array:
-    """Element by element, int64."""
+    """Add element by element, int64."""
     return _saturating(np.stack(np.broadcast_arrays(a, b)), lambda part: part.sum(axis=0))
 
 
 def round_to_int(values: Array) -> Array:
-    """Floats as whole numbers, int64; NaN is 0."""
+    """Return floats as whole numbers, int64; NaN is 0."""
     inside = np.clip(np.rint(values), -_LARGEST_FLOAT, _LARGEST_FLOAT)
     whole: Array = np.nan_to_num(inside).astype(np.int64)
     return whole
 
 
 def clamp(value: int) -> int:
-    """One of Python's integers in 64 bits."""
+    """Return one of Python's integers in 64 bits."""
     return max(_LEAST, min(value, MOST))
 
 

@@ -101,22 +101,22 @@ class ColumnTable(Renderable):
         return name in self._columns
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return self.num_rows
 
     def __bool__(self) -> bool:
-        """Always: a table without rows still says why."""
+        """Return True always: a table without rows still says why."""
         return True
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the columns, so that `dict(table)` has them by name."""
+        """Return the names of the columns, so that `dict(table)` has them by name."""
         return self.columns
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={self.num_rows}, columns={list(self._columns)})"
 
     def column(self, name: str) -> Column:
-        """A column as it is kept; `table[name]` gives an array of values.
+        """Return a column as it is kept; `table[name]` gives an array of values.
 
         Raises:
             MissingColumnError: There is no such column.
@@ -131,8 +131,14 @@ class ColumnTable(Renderable):
 
     def take(self, rows: Array | slice) -> ColumnTable:
         """Return the table with some rows, in the given order."""
+        columns: dict[str, MadeColumn] = {}
+        for name, column in self._columns.items():
+            if isinstance(column, (np.ndarray, TextCodes)):
+                columns[name] = take_rows(column, rows)
+            else:  # made when it is first asked for
+                columns[name] = partial(self._made_rows, name, rows)
         return ColumnTable(
-            {name: self._take_column(name, rows) for name in self._columns},
+            columns,
             shown=self.shown,
             first=self.first,
             facts=self.facts,
@@ -177,16 +183,11 @@ class ColumnTable(Renderable):
             order = present[np.argsort(values[present], kind="stable")]
         return self.take(np.concatenate([order, np.flatnonzero(absent)]))
 
-    def _take_column(self, name: str, rows: Array | slice) -> MadeColumn:
-        column = self._columns[name]
-        if isinstance(column, TextCodes):
-            return column.take(rows)
-        if isinstance(column, np.ndarray):
-            return column[rows]
-        return lambda: take_rows(self.column(name), rows)
+    def _made_rows(self, name: str, rows: Array | slice) -> Column:
+        return take_rows(self.column(name), rows)
 
     def to_list(self, name: str) -> list[Any]:
-        """A column as plain values; None where absent."""
+        """Return a column as plain values; None where absent."""
         column = self.column(name)
         if isinstance(column, TextCodes):
             return column.to_list()
@@ -196,15 +197,15 @@ class ColumnTable(Renderable):
         return plain
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Plain values, row by row."""
+        """Yield plain values, row by row."""
         return zip(*(self.to_list(name) for name in self._columns), strict=True)
 
     def records(self) -> list[dict[str, Any]]:
-        """One dictionary per row."""
+        """Return one dictionary per row."""
         return [dict(zip(self._columns, row, strict=True)) for row in self.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """The document `torchtraceap.table/1`; facts and notes stand beside the rows."""
+        """Return the document `torchtraceap.table/1`; facts and notes stand beside the rows."""
         return {
             "schema": "torchtraceap.table/1",
             "columns": list(self._columns),
@@ -239,10 +240,17 @@ class ColumnTable(Renderable):
         Raises:
             OutputError: The file can't be written.
         """
-        table = self._escape_for_spreadsheets() if spreadsheet else self
-        columns = [table.column(name) for name in table]
+        names, columns = list(self), [self.column(name) for name in self]
+        if spreadsheet:
+            names = list(map(spreadsheet_cell, names))
+            columns = [
+                TextCodes(column.codes, list(map(spreadsheet_cell, column.texts)))
+                if isinstance(column, TextCodes)
+                else column
+                for column in columns
+            ]
         texts = (column.texts for column in columns if isinstance(column, TextCodes))
-        quoting = csv_quoting(chain(table, *texts))
+        quoting = csv_quoting(chain(names, *texts))
         import gzip  # only here: start-up counts
 
         with ExitStack() as opened:
@@ -253,21 +261,12 @@ class ColumnTable(Renderable):
                 TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
             )
             writer = csv.writer(stream, lineterminator="\n", quoting=quoting)
-            writer.writerow(table)
-            for start in range(0, table.num_rows, ROWS_AT_ONCE):
+            writer.writerow(names)
+            for start in range(0, self.num_rows, ROWS_AT_ONCE):
                 rows = slice(start, start + ROWS_AT_ONCE)
                 writer.writerows(
                     zip(*(_csv_cells(column, rows) for column in columns), strict=True)
                 )
-
-    def _escape_for_spreadsheets(self) -> ColumnTable:
-        columns: dict[str, MadeColumn] = {}
-        for name in self._columns:
-            column = self.column(name)
-            if isinstance(column, TextCodes):
-                column = TextCodes(column.codes, [spreadsheet_cell(t) for t in column.texts])
-            columns[spreadsheet_cell(name)] = column
-        return ColumnTable(columns)
 
     def to_parquet(self, path: PathLike) -> None:
         """Write the rows as Parquet.
@@ -312,7 +311,8 @@ class ColumnTable(Renderable):
         return self._arrow
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
-        """A fresh `arrow_array_stream` capsule; the requested schema is ignored, as it may be."""
+        """Return a fresh `arrow_array_stream` capsule; the requested schema is ignored, as it may
+        be."""
         return self._arrow_table().stream()
 
     def __arrow_c_schema__(self) -> Any:
@@ -380,7 +380,7 @@ def take_rows(column: Column, rows: Array | slice) -> Column:
 
 
 def _few_texts(column: TextCodes) -> TextCodes:
-    """Plain texts, not many more than rows."""
+    """Return plain texts, not many more than rows."""
     plain = TextCodes(column.codes, column.texts)
     return plain.compact() if len(plain.texts) > len(plain.codes) else plain
 
@@ -388,7 +388,8 @@ def _few_texts(column: TextCodes) -> TextCodes:
 def stack_ranks(
     parts: Sequence[tuple[int | None, ColumnTable]], *, uniform: bool = False
 ) -> ColumnTable:
-    """Tables under each other, with a first column `rank`; what a rank's table lacks is absent.
+    """Return tables under each other, with a first column `rank`; what a rank's table lacks is
+    absent.
 
     Facts become lists by rank under their names. Notes that all ranks share are said once, others
     name their rank.
@@ -399,92 +400,75 @@ def stack_ranks(
             asked for, and Arrow takes table by table.
     """
     tables = [table for _, table in parts]
-    columns: dict[str, MadeColumn] = {
-        "rank": _concatenate([_rank_column(rank, table.num_rows) for rank, table in parts])
-    }
+    ranks = [_rank_column(rank, table.num_rows) for rank, table in parts]
+    columns: dict[str, MadeColumn] = {"rank": _concatenate(ranks)}
     for name in _names_of(table.columns for table in tables):
         join = partial(_join, tables, name)
         columns[name] = join if uniform else join()
+    batches = []
+    for rank, table in zip(ranks, tables, strict=True) if uniform else ():
+        own = {name: partial(table.column, name) for name in table}
+        batches.append(ColumnTable({"rank": rank, **own}))
+    # The rank stands behind what identifies a row within it.
+    filled = max(tables, key=lambda table: table.num_rows > 0)
+    key, *others = filled.first or filled.shown
+    said_by: dict[str, list[int | None]] = {}
+    for rank, table in parts:
+        for note in table.notes:
+            said_by.setdefault(note, []).append(rank)
+    shared = [note for note, said in said_by.items() if len(said) == len(parts)]
+    own_notes = [(note, said) for note, said in said_by.items() if len(said) < len(parts)]
     return ColumnTable(
         columns,
-        batches=[_with_rank(rank, table) for rank, table in parts] if uniform else (),
-        shown=("rank", *max(tables, key=lambda table: table.num_rows > 0).shown),
-        first=_first_of_ranks(max(tables, key=lambda table: table.num_rows > 0)),
+        batches=batches,
+        shown=("rank", *filled.shown),
+        first=(key, "rank", *others),
         facts={
             name: [table.facts.get(name) for table in tables]
             for name in _names_of(table.facts for table in tables)
         },
-        notes=_stack_notes(parts),
+        notes=[*shared, *(f"rank {', '.join(map(str, said))}: {note}" for note, said in own_notes)],
     )
-
-
-def _first_of_ranks(table: ColumnTable) -> tuple[str, ...]:
-    """The rank behind what identifies a row within it."""
-    key, *others = table.first or table.shown
-    return (key, "rank", *others)
 
 
 def _rank_column(rank: int | None, rows: int) -> Array:
     return np.ma.array(np.full(rows, rank or 0, dtype=np.int64), mask=np.full(rows, rank is None))
 
 
-def _with_rank(rank: int | None, table: ColumnTable) -> ColumnTable:
-    columns = {name: partial(table.column, name) for name in table}
-    return ColumnTable({"rank": _rank_column(rank, table.num_rows), **columns})
-
-
 def _join(tables: Sequence[ColumnTable], name: str) -> Column:
-    return _concatenate(_present_or_absent(tables, name))
+    """Return the column of all tables; nothing but absent values where a table lacks it."""
+    example = next(table.column(name) for table in tables if name in table)
+    columns: list[Column] = []
+    for table in tables:
+        if name in table:
+            columns.append(table.column(name))
+        elif isinstance(example, TextCodes):
+            columns.append(type(example)(np.full(table.num_rows, -1, dtype=np.int32), []))
+        elif example.dtype.kind == "f":
+            columns.append(np.full(table.num_rows, np.nan))
+        else:
+            zeros = np.zeros(table.num_rows, dtype=example.dtype)
+            columns.append(np.ma.array(zeros, mask=True))
+    return _concatenate(columns)
 
 
 def _names_of(groups: Iterable[Iterable[str]]) -> list[str]:
-    """Each name once, in order of first use."""
+    """Return each name once, in order of first use."""
     return list(dict.fromkeys(name for group in groups for name in group))
-
-
-def _present_or_absent(tables: Sequence[ColumnTable], name: str) -> list[Column]:
-    """The column of each table; nothing but absent values where a table lacks it."""
-    example = next(table.column(name) for table in tables if name in table)
-    return [
-        table.column(name) if name in table else _absent_like(example, table.num_rows)
-        for table in tables
-    ]
-
-
-def _absent_like(column: Column, rows: int) -> Column:
-    if isinstance(column, TextCodes):
-        return type(column)(np.full(rows, -1, dtype=np.int32), [])
-    if column.dtype.kind == "f":
-        return np.full(rows, np.nan)
-    return np.ma.array(np.zeros(rows, dtype=column.dtype), mask=True)
-
-
-def _stack_notes(parts: Sequence[tuple[int | None, ColumnTable]]) -> list[str]:
-    said_by: dict[str, list[int | None]] = {}
-    for rank, table in parts:
-        for note in table.notes:
-            said_by.setdefault(note, []).append(rank)
-    shared = [note for note, ranks in said_by.items() if len(ranks) == len(parts)]
-    own = [(note, ranks) for note, ranks in said_by.items() if len(ranks) < len(parts)]
-    return [*shared, *(f"rank {', '.join(map(str, ranks))}: {note}" for note, ranks in own)]
 
 
 def _concatenate(columns: Sequence[Column]) -> Column:
     texts = [column for column in columns if isinstance(column, TextCodes)]
     if texts:
-        return _concatenate_texts(texts)
+        # Each text once, and only those in use.
+        distinct: dict[str, int] = {}
+        codes = []
+        for column in map(TextCodes.compact, texts):
+            joined = [distinct.setdefault(text, len(distinct)) for text in column.texts]
+            codes.append(np.array([*joined, -1], dtype=np.int32)[column.codes])
+        return type(texts[0])(np.concatenate(codes), list(distinct))
     arrays = [column for column in columns if not isinstance(column, TextCodes)]
     if not any(isinstance(array, np.ma.MaskedArray) for array in arrays):
         return np.concatenate(arrays)
     masks = np.concatenate([np.ma.getmaskarray(array) for array in arrays])
     return np.ma.array(np.concatenate([np.ma.getdata(array) for array in arrays]), mask=masks)
-
-
-def _concatenate_texts(columns: Sequence[TextCodes]) -> TextCodes:
-    """Each text once, and only those in use."""
-    distinct: dict[str, int] = {}
-    parts = []
-    for column in map(TextCodes.compact, columns):
-        joined = [distinct.setdefault(text, len(distinct)) for text in column.texts]
-        parts.append(np.array([*joined, -1], dtype=np.int32)[column.codes])
-    return type(columns[0])(np.concatenate(parts), list(distinct))

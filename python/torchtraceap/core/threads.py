@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterable
+from threading import Lock, RLock
+from typing import Any, TypeVar
 
 from torchtraceap import _core
 
-__all__ = ["core_count", "map_on_threads"]
+__all__ = ["MemoCache", "core_count", "map_on_threads"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def core_count() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -24,7 +25,7 @@ def core_count() -> int:
 def map_on_threads(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int = 0
 ) -> list[Result]:
-    """`function` of every item, in their order.
+    """Return `function` of every item, in their order.
 
     Args:
         function: Whatever it shares between items has to bear several threads.
@@ -56,3 +57,36 @@ def map_on_threads(
             stop.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+T = TypeVar("T")
+
+
+class MemoCache:
+    """Values that several views of an object need, computed at first use and kept as long as it.
+
+    Values should be small, and must not refer to the object: a cycle would keep the whole trace in
+    memory until Python looks for cycles.
+    """
+
+    __slots__ = ("_computing", "_lock", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Any] = {}
+        self._lock = Lock()
+        self._computing: dict[Hashable, RLock] = {}
+
+    def __call__(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return the value of `key`, which `compute` gives at the first call.
+
+        A thread that asks while another computes the same value waits for it. Each key has a lock
+        of its own: values may need each other, and those of other ranks, in any order.
+        """
+        if key not in self._values:
+            with self._lock:
+                computing = self._computing.setdefault(key, RLock())
+            with computing:
+                if key not in self._values:
+                    self._values[key] = compute()
+        value: T = self._values[key]
+        return value

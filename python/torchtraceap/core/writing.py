@@ -78,7 +78,7 @@ def _check_place(path: PathLike, target: Path | int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of `path` if the block ends well.
+    """Give a path to write to, whose file takes the place of `path` if the block ends well.
 
     Behind a symbolic link the file that it points to is replaced; permissions are those of the
     file that was there, else what the umask leaves. What is no file (a pipe, a device, an open
@@ -109,7 +109,7 @@ def replacing(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iterator[Pa
 
 @contextlib.contextmanager
 def replacing_stream(path: PathLike, *, inputs: Iterable[PathLike] = ()) -> Iterator[BinaryIO]:
-    """`replacing` for what writes to an open binary file."""
+    """Do as `replacing` for what writes to an open binary file."""
     with replacing(path, inputs=inputs) as staged, staged.open("xb") as stream:
         yield stream
 
@@ -150,7 +150,7 @@ def write_files(
     *,
     inputs: Iterable[PathLike] = (),
 ) -> list[Path]:
-    """`write_paths` for what writes to an open binary file."""
+    """Do as `write_paths` for what writes to an open binary file."""
 
     def opening(write: Callable[[BinaryIO], object], staged: Path) -> None:
         with staged.open("xb") as stream:
@@ -204,7 +204,8 @@ def write_paths(
 
 @contextlib.contextmanager
 def staging(folder: PathLike | None) -> Iterator[Path]:
-    """A hidden folder inside `folder` (else in the system's for temporary files), gone at the end.
+    """Make a hidden folder inside `folder` (else in the system's for temporary files), gone at the
+    end.
 
     Raises:
         OutputError: It can't be made.
@@ -249,7 +250,7 @@ def first_free(staged: Path, places: Iterable[Path]) -> Path:
 
 @contextlib.contextmanager
 def naming(path: PathLike, staged: Path | None = None) -> Iterator[None]:
-    """Errors of writing name the target, never the place where its file grows.
+    """Name the target in errors of writing, never the place where its file grows.
 
     Args:
         path: The file to write; `-` is standard output.
@@ -280,7 +281,7 @@ def standard_output_error(error: OSError) -> OutputError:
 
 
 def _resolve(path: PathLike) -> Path | int:
-    """The file behind every symbolic link, or the number of an open descriptor of ours."""
+    """Return the file behind every symbolic link, or the number of an open descriptor of ours."""
     if os.fspath(path) == _STANDARD_OUTPUT:
         return 1
     place = Path(os.path.abspath(path))
@@ -327,7 +328,7 @@ def _refuse_inputs(path: PathLike, inputs: Iterable[PathLike]) -> None:
 
 
 def _settle(staged: Path, target: Path | int) -> None:
-    """Bring a complete file to its target."""
+    """Put a complete file in the place of its target."""
     if isinstance(target, int):
         sys.stdout.flush()
         with os.fdopen(os.dup(target), "wb") as stream:
@@ -339,7 +340,10 @@ def _settle(staged: Path, target: Path | int) -> None:
             _copy(staged, stream)
         return
     if found is not None:
-        _take_after(staged, found)
+        with contextlib.suppress(OSError):
+            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+                os.chown(staged, found.st_uid, found.st_gid)
+        os.chmod(staged, stat.S_IMODE(found.st_mode))
     _flush_to_disk(staged, os.O_RDWR)
     os.replace(staged, target)
     with contextlib.suppress(OSError):  # the file is whole; some file systems sync no folders
@@ -353,16 +357,8 @@ def _copy(staged: Path, stream: BinaryIO) -> None:
         copyfileobj(source, stream)
 
 
-def _take_after(staged: Path, found: os.stat_result) -> None:
-    """Permissions, and the owner where we may set it, of the file that is replaced."""
-    with contextlib.suppress(OSError):
-        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-            os.chown(staged, found.st_uid, found.st_gid)
-    os.chmod(staged, stat.S_IMODE(found.st_mode))
-
-
 def _flush_to_disk(path: Path, mode: int) -> None:
-    """A name that outlives a crash may not point to bytes that don't."""
+    """Sync a file to the disk: a name that outlives a crash may not point to bytes that don't."""
     descriptor = os.open(path, mode)
     try:
         os.fsync(descriptor)

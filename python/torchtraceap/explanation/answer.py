@@ -94,28 +94,21 @@ class VerdictAnswer(_Strict):
 
 
 def json_schema(pack: Pack) -> dict[str, Any]:
-    """The schema of an answer about a pack, in the subset that strict servers take.
+    """Return the schema of an answer about a pack, in the subset that strict servers take.
 
     Every property is required, none may join, and types are listed. Lengths and ranges are not
     said, as not every server knows their keywords: `read_answer` checks them.
     """
     schema = VerdictAnswer.model_json_schema()
     found: dict[str, Any] = _strict(schema, schema.get("$defs", {}))
-    types = [*pack.allowed, "none"]
-    for place in (
-        found["properties"]["labels"]["items"],
-        *_properties_named(found, "primary", "fix"),
-    ):
-        place["enum"] = types
+    properties = found["properties"]
+    for place in (properties["labels"]["items"], properties["primary"], properties["fix"]):
+        place["enum"] = [*pack.allowed, "none"]
     return found
 
 
-def _properties_named(schema: Mapping[str, Any], *names: str) -> Iterator[dict[str, Any]]:
-    return (schema["properties"][name] for name in names)
-
-
 def _strict(node: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema with references filled in and without keywords that not every server knows."""
+    """Return a schema with references filled in, with keywords that every server knows alone."""
     if isinstance(node, list):
         return [_strict(each, definitions) for each in node]
     if not isinstance(node, dict):
@@ -130,19 +123,26 @@ def _strict(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def read_answer(text: str, pack: Pack) -> VerdictAnswer:
-    """The answer in a text, which may stand in a fence or between prose.
+    """Return the answer in a text, which may stand in a fence or between prose.
 
     Raises:
         AnswerError: No object in the text fits the schema.
     """
     if len(text) > _MOST_LETTERS:
         raise AnswerError(f"The answer has more than {_MOST_LETTERS} characters.")
-    found = _object_in(text)
+    objects = (each for part in (*_FENCED.findall(text), text) for each in _objects(part))
+    found = next((each for each in objects if "verdict" in each), None)
+    if found is None:
+        raise AnswerError('The answer holds no complete JSON object with a "verdict".')
     try:
         return VerdictAnswer.model_validate(found, context={"allowed": pack.allowed})
     except ValidationError as error:
+        # The place and kind of each error, without the value, the place in ASCII.
         found_wrong = error.errors(include_url=False, include_context=False, include_input=False)
-        problems = [_problem(each) for each in found_wrong[:_MOST_PROBLEMS]]
+        problems = []
+        for each in found_wrong[:_MOST_PROBLEMS]:
+            place = ".".join(ascii(part)[:64].strip("'") for part in each["loc"])
+            problems.append(f"{place or 'the whole'}: {each['msg']}")
         raise AnswerError(f"The answer does not fit the schema: {'; '.join(problems)}.") from None
 
 
@@ -162,23 +162,8 @@ def to_verdict(answer: VerdictAnswer) -> Verdict:
     )
 
 
-def _problem(error: Any) -> str:
-    """Return the place and kind of a validation error, without the value, the place in ASCII."""
-    place = ".".join(ascii(part)[:64].strip("'") for part in error["loc"])
-    return f"{place or 'the whole'}: {error['msg']}"
-
-
-def _object_in(text: str) -> dict[str, Any]:
-    """The first object with a verdict; those in fences come first."""
-    objects = (each for part in (*_FENCED.findall(text), text) for each in _objects(part))
-    found = next((each for each in objects if "verdict" in each), None)
-    if found is None:
-        raise AnswerError('The answer holds no complete JSON object with a "verdict".')
-    return found
-
-
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Objects that stand in a text side by side."""
+    """Yield objects that stand in a text side by side."""
     decoder = json.JSONDecoder(strict=False, parse_constant=_refuse)
     place = text.find("{")
     for _ in range(_MOST_STARTS):

@@ -7,28 +7,31 @@ finding costs is that of all ranks, as in the diagnosis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from torchtraceap import _core
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import median, percentile_rank
-from torchtraceap.core.results import PAPER_TYPES, Finding
+from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation.numbers import Metric
-from torchtraceap.explanation.pack import Pack, PackRow
+from torchtraceap.explanation.pack import Pack, PackLine, PackRow, PackTable
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, idle_inside, rule_says
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.windows import FeatureTable, window_features
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
-    from torchtraceap.explanation.pack import PackTable
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["build_pack", "rank_of"]
+__all__ = ["MOST_GROUPS", "build_pack", "build_tables", "rank_of"]
 
 MOST_ROWS, MOST_TYPES = 6, 3
+MOST_GROUPS, MOST_GAPS = 24, 8
 _SHARES = (
     "busy_share", "compute_share", "exposed_communication_share", "exposed_memcpy_share",
     "idle_data_loading_share", "idle_host_wait_share", "idle_synchronization_share",
@@ -41,13 +44,11 @@ _COUNTS = ("launch_count", "kernel_count", "copy_count", "collective_count", "al
 _RATES = ("queue_depth_mean",)
 _MICROSECONDS = ("kernel_median_us", "launch_delay_p50_us")
 """Features that a pack shows (docs/features.md), by how they are written."""
-_OFFLINE_FEATURES = frozenset(
-    ("busy_share", *(name for name in _SHARES if name.startswith("idle_")))
-)
+_OFFLINE_FEATURES = ("busy_share", *(name for name in _SHARES if name.startswith("idle_")))
 
 
 def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -> Pack:
-    """The evidence of a segment.
+    """Build the evidence of a segment.
 
     Args:
         diagnosis: The trace's diagnosis.
@@ -58,42 +59,45 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
     trace = diagnosis.trace
     place = rank_of(diagnosis, segment)
     rank = trace.ranks[place]
-    rows = list(_evidence(diagnosis, segment))
+    # Events of the finding that reach into the segment, else the first ones of all.
+    events = segment.finding.evidence if segment.finding else ()
+    inside = [
+        event
+        for event in events
+        if event.start_ns < segment.end_ns and event.start_ns + event.duration_ns > segment.start_ns
+    ]
+    rows = [
+        PackRow(f"r{at + 1}", e.rank, e.row, e.name, e.start_ns, e.duration_ns)
+        for at, e in enumerate(islice(inside or events, MOST_ROWS))
+    ]
     types = segment.types[:MOST_TYPES]
     likely = (segment.type, *(name for name, _ in types))
     named = tuple(dict.fromkeys(name for name in likely if name != NONE))
+    # The same for all segments of a trace, so that the prompt's beginning is: the paper's types,
+    # and further ones that the rules do not exclude.
+    further = (name for name in load_knowledge() if rule_says(diagnosis, name) != "absent")
+    windows = common_features(trace, segment.grid, place)
     return Pack(
         about=_describe_recording(diagnosis, place),
         start_ns=segment.start_ns,
         end_ns=segment.end_ns,
         metrics=(
             *_segment_metrics(segment, rank),
-            *_window_metrics(trace, segment, place, whole=tables),
+            *_window_metrics(windows, segment, whole=tables),
             *_finding_metrics(diagnosis, segment, place),
         ),
-        tables=_tables(trace, segment, place, rows) if tables else (),
+        tables=tuple(build_tables(rank, segment, windows, rows)) if tables else (),
         rows=tuple(rows),
         types=types,
-        allowed=_allowed_types(diagnosis),
+        allowed=tuple(dict.fromkeys((*PAPER_TYPES, *further))),
         knowledge=named,
         rules=tuple((name, rule_says(diagnosis, name)) for name in named),
         window_count=segment.grid,
     )
 
 
-def _tables(
-    trace: Ranks, segment: Segment, place: int, rows: list[PackRow]
-) -> tuple[PackTable, ...]:
-    """Return the tables of a pack. Their modules are imported here, as the offline judge needs
-    none."""
-    from torchtraceap.explanation.pack_tables import build_tables
-
-    windows = common_features(trace, segment.grid, place)
-    return tuple(build_tables(trace.ranks[place], segment, windows, rows))
-
-
 def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
-    """Place of the rank whose figures stand for the segment: see Note [One rank]."""
+    """Return the place of the rank whose figures stand for the segment: see Note [One rank]."""
     start_ns, end_ns, finding = segment.start_ns, segment.end_ns, segment.finding
 
     def weight(place: int) -> tuple[int, int]:
@@ -103,13 +107,6 @@ def rank_of(diagnosis: Diagnosis, segment: Segment) -> int:
 
     places = range(len(diagnosis.trace.ranks))
     return places[0] if len(places) == 1 else max(places, key=weight)
-
-
-def _allowed_types(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """The paper's types, and further ones that the rules do not exclude: the same for all segments
-    of a trace, so that the prompt's beginning is."""
-    further = (name for name in load_knowledge() if rule_says(diagnosis, name) != "absent")
-    return tuple(dict.fromkeys((*PAPER_TYPES, *further)))
 
 
 def _describe_recording(diagnosis: Diagnosis, place: int) -> str:
@@ -124,9 +121,6 @@ def _describe_recording(diagnosis: Diagnosis, place: int) -> str:
     where = {"gpu": "the work runs on GPUs", "host": "the work runs on the host"}
     said = where.get(diagnosis.computes_on or "", "the GPU's work is not recorded")
     return f"{devices}; {said}; ranks: {ranks} ({whose}); steps: {steps}"
-
-
-# ---------------------------------------------------------------------------------- metrics
 
 
 def _segment_metrics(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
@@ -144,38 +138,30 @@ def _segment_metrics(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
         yield Metric.of_share(f"type.{name}", likely)
 
 
-def _window_metrics(trace: Ranks, segment: Segment, place: int, *, whole: bool) -> Iterator[Metric]:
-    """Features in the segment, their medians over the trace, and percentile ranks; not `whole`:
-    those that offline texts speak of."""
-    columns = common_features(trace, segment.grid, place)
-    for name, make, values in _shown_features(columns):
-        if not (whole or name in _OFFLINE_FEATURES):
-            continue
+def _window_metrics(
+    columns: Mapping[str, Array], segment: Segment, *, whole: bool
+) -> Iterator[Metric]:
+    """Yield features in the segment, their medians over the trace, and percentile ranks; not
+    `whole`: those that offline texts speak of."""
+    for name in (*_SHARES, *_COUNTS, *_RATES, *_MICROSECONDS) if whole else _OFFLINE_FEATURES:
+        values = columns[name]
         value = float(values[segment.first : segment.last + 1].mean())
         middle = float(median(values))
         if not (value or middle):
             continue
-        yield make(f"window.{name}", value)
-        yield make(f"window.{name}.median", middle)
+        if name in _MICROSECONDS:
+            name = name.removesuffix("_us")
+            yield Metric.of_ns(f"window.{name}", round(1000 * value))
+            yield Metric.of_ns(f"window.{name}.median", round(1000 * middle))
+        else:
+            make = Metric.of_share if name in _SHARES else Metric.of_rate
+            yield make(f"window.{name}", value)
+            yield make(f"window.{name}.median", middle)
         yield Metric.of_share(f"window.{name}.rank", percentile_rank(values, value))
 
 
-def _shown_features(
-    columns: FeatureTable,
-) -> Iterator[tuple[str, Callable[[str, float], Metric], Array]]:
-    """Names, how each is written, and values of windows."""
-
-    def us(name: str, value: float) -> Metric:
-        return Metric.of_ns(name, round(1000 * value))
-
-    makers = ((_SHARES, Metric.of_share), (_COUNTS, Metric.of_rate), (_RATES, Metric.of_rate))
-    for names, make in (*makers, (_MICROSECONDS, us)):
-        for name in names:
-            yield name.removesuffix("_us"), make, columns[name]
-
-
 def common_features(trace: Ranks, grid: int, place: int) -> FeatureTable:
-    """Features of the trace's common windows on one rank; computed once for each grid."""
+    """Return features of the trace's common windows on one rank; computed once for each grid."""
 
     def compute() -> FeatureTable:
         from torchtraceap.diagnosis.scoring import common_bounds
@@ -187,17 +173,23 @@ def common_features(trace: Ranks, grid: int, place: int) -> FeatureTable:
 
 
 def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[Metric]:
-    finding = segment.finding
+    finding, ranks = segment.finding, diagnosis.trace.ranks
     if finding is None:
         return
-    rank = diagnosis.trace.ranks[place].rank
-    inside_ns = cost_inside(finding, segment.start_ns, segment.end_ns, rank)
+    inside_ns = cost_inside(finding, segment.start_ns, segment.end_ns, ranks[place].rank)
     yield Metric.of_ns("finding.cost", finding.cost_ns)
     yield Metric.of_share("finding.cost_share", finding.cost_share)
     yield Metric.of_ns("finding.cost_here", inside_ns)
     yield Metric.of_share("finding.confidence", finding.confidence)
-    if len(diagnosis.trace.ranks) > 1:
-        yield from _costliest_rank_metrics(diagnosis, finding)
+    if len(ranks) > 1:
+        # The facts of a finding are those of the rank on which it costs most.
+        costs = {rank: cost_inside(finding, *rank.tree.profiled, rank.rank) for rank in ranks}
+        rank = max(costs, key=lambda each: costs[each])
+        if rank.rank is not None and rank.profiled_ns:
+            share = min(1.0, costs[rank] / rank.profiled_ns)
+            yield Metric.of_count("finding.rank", rank.rank)
+            yield Metric.of_ns("finding.rank_cost", costs[rank])
+            yield Metric.of_share("finding.rank_cost_share", share)
     if finding.saving:
         for end in ("low", "best", "high"):
             yield Metric.of_ns(f"finding.saving.{end}", getattr(finding.saving, f"{end}_ns"))
@@ -209,39 +201,94 @@ def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iter
         yield Metric.of_ns("step.measured", diagnosis.step.measured_ns)
 
 
-def _costliest_rank_metrics(diagnosis: Diagnosis, finding: Finding) -> Iterator[Metric]:
-    """Yield the metrics of the rank on which the finding costs most, whose facts are the
-    finding's."""
-    costs = {
-        rank: cost_inside(finding, *rank.tree.profiled, rank.rank) for rank in diagnosis.trace.ranks
-    }
-    rank = max(costs, key=lambda each: costs[each])
-    if rank.rank is None or not rank.profiled_ns:
+def build_tables(
+    rank: RankTrace, segment: Segment, windows: Mapping[str, Array], rows: list[PackRow]
+) -> Iterator[PackTable]:
+    """Yield the tables of one rank: GPU work, gaps and neighboring windows.
+
+    Args:
+        rank: The rank.
+        segment: A part of its profiled time.
+        windows: Features of all windows of the segment's grid.
+        rows: Events of the pack; those that the tables show join them.
+    """
+    heads = ("name", "stream", "operator")
+    yield PackTable("GPU work by name and stream", heads, tuple(_groups(rank, segment)))
+    gaps = tuple(_gaps(rank, segment, rows))
+    yield PackTable("longest gaps of the GPU", ("cause", "host did", "next on the GPU"), gaps)
+    neighbors = []
+    for key, window in (("before", segment.first - 1), ("after", segment.last + 1)):
+        if 0 <= window < segment.grid:
+            metrics = (
+                Metric.of_share(f"{key}.busy_share", float(windows["busy_share"][window])),
+                Metric.of_rate(f"{key}.kernel_count", float(windows["kernel_count"][window])),
+                Metric.of_rate(f"{key}.launch_count", float(windows["launch_count"][window])),
+            )
+            neighbors.append(PackLine(key, (key,), metrics, cost_ns=0))
+    yield PackTable("windows beside it", ("place",), tuple(neighbors))
+
+
+def _groups(rank: RankTrace, segment: Segment) -> Iterator[PackLine]:
+    """Yield GPU events that start in the segment, by canonical name, stream role and operator."""
+    # Imported here, as the offline judge needs none of it.
+    from torchtraceap.tables.gpu.gpu_events import GpuEvents
+    from torchtraceap.tables.grouping import Groups
+
+    events = GpuEvents.of(rank)
+    start_ns = events.start_ns
+    events = events.where((start_ns >= segment.start_ns) & (start_ns < segment.end_ns))
+    if not len(events):
         return
-    yield Metric.of_count("finding.rank", rank.rank)
-    yield Metric.of_ns("finding.rank_cost", costs[rank])
-    yield Metric.of_share("finding.rank_cost_share", min(1.0, costs[rank] / rank.profiled_ns))
+    names, ops = events.canonical, events.op
+    groups = Groups(names.codes, events.stream, ops.codes)
+    total_ns = groups.sum(events.duration_ns)
+    order = np.argsort(-total_ns, kind="stable")[:MOST_GROUPS]
+    for place, group in enumerate(order.tolist()):
+        key, first, inside = f"g{place + 1}", groups.first[group], groups.index == group
+        name, op = names.codes[first], ops.codes[first]
+        duration_ns = events.duration_ns[inside]
+        delays = events.delay_ns[inside].compressed()
+        metrics = [
+            Metric.of_count(f"{key}.count", len(duration_ns)),
+            Metric.of_ns(f"{key}.total", int(duration_ns.sum())),
+            Metric.of_ns(f"{key}.median", int(median(duration_ns))),
+        ]
+        if len(delays):
+            metrics.append(Metric.of_ns(f"{key}.delay", int(median(delays))))
+        role = rank.tree.streams[int(events.stream[first])].role
+        shown = (names.texts[name] if name >= 0 else "-", role, ops.texts[op] if op >= 0 else "-")
+        yield PackLine(key, shown, tuple(metrics), int(total_ns[group]))
 
 
-# ------------------------------------------------------------------------------------- rows
-
-
-def _evidence(diagnosis: Diagnosis, segment: Segment) -> Iterator[PackRow]:
-    """Events of the finding that reach into the segment, else the first ones of all."""
-    finding = segment.finding
-    if finding is None:
-        return
-    inside = [
-        event
-        for event in finding.evidence
-        if event.start_ns < segment.end_ns and event.start_ns + event.duration_ns > segment.start_ns
-    ]
-    for place, event in enumerate(islice(inside or finding.evidence, MOST_ROWS)):
-        yield PackRow(
-            f"r{place + 1}",
-            event.rank,
-            event.row,
-            event.name,
-            event.start_ns,
-            event.duration_ns,
+def _gaps(rank: RankTrace, segment: Segment, rows: list[PackRow]) -> Iterator[PackLine]:
+    """Yield idle pieces of the segment, the longest first, with the host event behind each."""
+    idle = rank.idle(rank.tree.profiled)
+    start_ns = np.maximum(idle.start_ns, segment.start_ns)
+    end_ns = np.minimum(idle.end_ns, segment.end_ns)
+    length_ns = end_ns - start_ns
+    longest = np.argsort(-length_ns, kind="stable")[:MOST_GAPS]
+    causes, table = _core.idle_cause_names(), rank.table
+    for number, gap in enumerate(longest.tolist()):
+        if length_ns[gap] <= 0:
+            return
+        key = f"gap{number + 1}"
+        behind, following = int(idle.explained_by[gap]), int(idle.next_gpu_row[gap])
+        row = ""  # key of the host event, which joins the rows if it is new
+        if behind != _core.NO_ROW:
+            event = (rank.rank, behind)
+            row = next((each.key for each in rows if (each.rank, each.row) == event), "")
+            if not row:
+                row = f"r{len(rows) + 1}"
+                begin_ns, dur_ns = int(table.ts_ns[behind]), int(table.dur_ns[behind])
+                rows.append(PackRow(row, *event, table.name_of(behind), begin_ns, dur_ns))
+        yield PackLine(
+            key=key,
+            names=(causes[idle.cause[gap]], _row_name(rank, behind), _row_name(rank, following)),
+            metrics=(Metric.of_ns(f"{key}.length", int(length_ns[gap])),),
+            cost_ns=int(length_ns[gap]),
+            row=row,
         )
+
+
+def _row_name(rank: RankTrace, row: int) -> str:
+    return "-" if row == _core.NO_ROW else rank.table.name_of(row)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.explanation.dialects import Dialect, Question
+from torchtraceap.explanation.completions import Dialect, Question
 from torchtraceap.explanation.language_model import Reply, ToolCall
 from torchtraceap.explanation.settings import ModelSettings
 
@@ -98,8 +98,6 @@ class Cache:
         row = (self._server, dialect.to_json(), time.time())
         self._write("INSERT OR REPLACE INTO dialects VALUES (?, ?, ?)", row)
 
-    # ---------------------------------------------------------------------------------- the file
-
     def _read(self, query: str, values: Sequence[Any]) -> _Row | None:
         readable = self._reads and self._path.exists()
         return self._run_query(query, values) if readable else None
@@ -113,8 +111,14 @@ class Cache:
         absent."""
         uri = self._path.absolute().as_uri()
         if self._writes:
-            _make_private(self._path)
-        with contextlib.closing(_connection(uri if self._writes else f"{uri}?mode=ro")) as file:
+            # A file that its user alone may read, before anything is in it.
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            if self._path.stat().st_mode & 0o077:
+                self._path.chmod(0o600)
+        else:
+            uri += "?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as file:
             with file:  # one transaction
                 for table in _TABLES if self._writes else ():
                     file.execute(table)
@@ -127,7 +131,8 @@ class Cache:
         try:
             return self._run_query_once(query, values)
         except (OSError, sqlite3.Error) as error:
-            if not _is_damage(error) or not self._writes:
+            # SQLite has no class of its own for damaged content.
+            if type(error) is not sqlite3.DatabaseError or not self._writes:
                 self._give_up(error)
                 return None
         try:
@@ -136,11 +141,6 @@ class Cache:
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
             return None
-
-    def _give_up(self, error: Exception) -> None:
-        self._reads = self._writes = False
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        self.problems.append(f"the cache {self._path} can't be used: {reason}")
 
     def _put_aside(self, found: tuple[int, int] | None) -> None:
         if _identity(self._path) != found:
@@ -154,17 +154,10 @@ class Cache:
             f"the cache {self._path} was damaged: it is {aside.name} now, and begins anew"
         )
 
-
-def _connection(uri: str) -> sqlite3.Connection:
-    return sqlite3.connect(uri, timeout=_WAIT_S, uri=True)
-
-
-def _make_private(path: Path) -> None:
-    """A file that its user alone may read, before anything is in it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    if path.stat().st_mode & 0o077:
-        path.chmod(0o600)
+    def _give_up(self, error: Exception) -> None:
+        self._reads = self._writes = False
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        self.problems.append(f"the cache {self._path} can't be used: {reason}")
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -173,11 +166,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _is_damage(error: Exception) -> bool:
-    """Return True if the file's content is damaged; SQLite has no class of its own for that."""
-    return type(error) is sqlite3.DatabaseError
 
 
 def _reply_of(text: Any) -> Reply | None:

@@ -17,16 +17,20 @@ from torchtraceap.explanation.cache import Cache, question_key
 from torchtraceap.explanation.completions import (
     Completion,
     CompletionError,
+    Dialect,
     Progress,
+    Question,
     read_completion,
 )
-from torchtraceap.explanation.dialects import Dialect, Question
-from torchtraceap.explanation.explanation import Usage
-from torchtraceap.explanation.failures import Failure, Secrets, failure_of_event
-from torchtraceap.explanation.language_model import Message, ModelError, Reply, estimate_tokens
-from torchtraceap.explanation.prices import Price, read_prices
-from torchtraceap.explanation.sdk import FailedError, Sdk
-from torchtraceap.explanation.settings import ModelSettings
+from torchtraceap.explanation.language_model import (
+    Message,
+    ModelError,
+    Reply,
+    Usage,
+    estimate_tokens,
+)
+from torchtraceap.explanation.sdk import FailedError, Failure, Sdk, Secrets, failure_of_event
+from torchtraceap.explanation.settings import ModelSettings, Price, read_prices
 
 __all__ = ["Client"]
 
@@ -69,11 +73,11 @@ class Client:
         return Usage(self._calls, self._prompt_tokens, self._completion_tokens, self._cost_usd())
 
     def answer(self, messages: Sequence[Message], schema: Mapping[str, Any], title: str) -> Reply:
-        """An answer that should be JSON of a schema; see `model.LanguageModel`."""
+        """Return an answer that should be JSON of a schema; see `LanguageModel`."""
         return self._ask(Question(tuple(messages), schema, title))
 
     def converse(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """An answer, or calls of tools; see `model.LanguageModel`."""
+        """Return an answer, or calls of tools; see `LanguageModel`."""
         return self._ask(Question(tuple(messages), None, "", tuple(tools)))
 
     def estimate(
@@ -96,20 +100,24 @@ class Client:
         """End the connections; a later question makes new ones."""
         self._sdk.close()
 
-    # ------------------------------------------------------------------------------- a question
-
     def _ask(self, question: Question) -> Reply:
-        key = question_key(question, self._settings)
+        settings, key = self._settings, question_key(question, self._settings)
         if (known := self._cache.reply(key)) is not None:
             return known
         prompt = _prompt(question)
-        self._check_caps(estimate_tokens(len(prompt)))
-        answer = self._complete(question, Secrets(self._settings.key, prompt))
-        reply = answer.reply()
-        tokens = self._count(answer, prompt)
+        if self._calls >= settings.max_calls:
+            raise self._cap_error(f"{settings.max_calls} calls")
+        self._check_caps(estimate_tokens(len(prompt)), settings.max_answer_tokens)
+        answer = self._complete(question, Secrets(settings.key, prompt))
+        reply, tokens = answer.reply(), answer.tokens
+        if tokens is None:
+            said = f"{self.name}: the server counts no tokens; they are estimated by characters"
+            self._problems[said] = None
+            tokens = estimate_tokens(len(prompt)), estimate_tokens(answer.length)
+        self._add(tokens)
         if reply.finish in ("stop", "tool_calls"):
             self._cache.keep(key, reply, tokens)
-        self._check_spent()
+        self._check_caps()
         return reply
 
     def _complete(self, question: Question, secrets: Secrets) -> Completion:
@@ -125,19 +133,25 @@ class Client:
             if failure.status is not None:
                 following = dialect.after(failure.status, failure.told, body)
             if following is None:
-                self._count_failed(answer, secrets.prompt)
+                # Its tokens count if a part of the answer had come.
+                prompt_tokens = estimate_tokens(len(secrets.prompt)) if answer.length else 0
+                self._add((prompt_tokens, estimate_tokens(answer.length)))
                 raise ModelError(f"{self._settings.model}: {failure.sentence}")
             dialect = following
         self._dialect = dialect
         if dialect != first:
             self._cache.keep_dialect(dialect)
-        self._check_model(answer, secrets)
+        # A dated version of the model may answer.
+        said, asked = (answer.model or "").lower(), self.name.lower()
+        if said and said not in asked and asked not in said:
+            shown = secrets.excerpt(answer.model or "") or "another model"
+            self._problems[f"{self.name} was asked, and {shown} answered"] = None
         return answer
 
     def _exchange(
         self, body: Mapping[str, Any], answer: Completion, secrets: Secrets
     ) -> Failure | None:
-        """One request, which fills the answer.
+        """Send one request, whose answer is filled.
 
         What goes wrong is returned, not raised: an exception would drag those of the SDK along,
         which hold the request with its headers.
@@ -151,32 +165,6 @@ class Client:
             return Failure(str(error))
         return None if answer.error is None else failure_of_event(answer.error, secrets)
 
-    def _check_model(self, answer: Completion, secrets: Secrets) -> None:
-        """Note a problem if neither the model that was asked nor a dated version of it answered."""
-        said, asked = (answer.model or "").lower(), self.name.lower()
-        if said and said not in asked and asked not in said:
-            shown = secrets.excerpt(answer.model or "") or "another model"
-            self._problems[f"{self.name} was asked, and {shown} answered"] = None
-
-    # ----------------------------------------------------------------------------- what it costs
-
-    def _count(self, answer: Completion, prompt: str) -> tuple[int, int]:
-        """Add an answer to what was used; returns its tokens, of the prompt and its own."""
-        tokens = answer.tokens
-        if tokens is None:
-            said = f"{self.name}: the server counts no tokens; they are estimated by characters"
-            self._problems[said] = None
-            tokens = estimate_tokens(len(prompt)), estimate_tokens(answer.length)
-        self._add(tokens)
-        return tokens
-
-    def _count_failed(self, answer: Completion, prompt: str) -> None:
-        """A request without an answer: its tokens count if a part of the answer had come."""
-        come = answer.length > 0
-        self._add(
-            (estimate_tokens(len(prompt)), estimate_tokens(answer.length)) if come else (0, 0)
-        )
-
     def _add(self, tokens: tuple[int, int]) -> None:
         self._calls += 1
         self._prompt_tokens += tokens[0]
@@ -189,22 +177,11 @@ class Client:
         prompt = self._prompt_tokens + more_prompt
         return self._price.cost_usd(prompt, self._completion_tokens + more_completion)
 
-    def _check_caps(self, prompt_tokens: int) -> None:
-        """Raise where one more request could go beyond a cap."""
-        settings, answer_tokens = self._settings, self._settings.max_answer_tokens
-        if self._calls >= settings.max_calls:
-            raise self._cap_error(f"{settings.max_calls} calls")
+    def _check_caps(self, more_prompt: int = 0, more_completion: int = 0) -> None:
+        """Raise where so many tokens more would go beyond a cap. See Note [Caps]."""
+        settings, cost = self._settings, self._cost_usd(more_prompt, more_completion)
         used = self._prompt_tokens + self._completion_tokens
-        if used + prompt_tokens + answer_tokens > settings.max_tokens:
-            raise self._cap_error(f"{settings.max_tokens} tokens")
-        cost = self._cost_usd(prompt_tokens, answer_tokens)
-        if settings.max_usd is not None and cost is not None and cost > settings.max_usd:
-            raise self._cap_error(f"{settings.max_usd:g} US dollars")
-
-    def _check_spent(self) -> None:
-        """Raise where the last answer went beyond a cap."""
-        settings, cost = self._settings, self._cost_usd()
-        if self._prompt_tokens + self._completion_tokens > settings.max_tokens:
+        if used + more_prompt + more_completion > settings.max_tokens:
             raise self._cap_error(f"{settings.max_tokens} tokens")
         if settings.max_usd is not None and cost is not None and cost > settings.max_usd:
             raise self._cap_error(f"{settings.max_usd:g} US dollars")
@@ -228,7 +205,7 @@ def _price(settings: ModelSettings) -> Price | None:
 
 
 def _prompt(question: Question) -> str:
-    """All that is sent of a question as one text, its schema included."""
+    """Return all that is sent of a question as one text, its schema included."""
     parts: list[Any] = [question.schema or "", *question.tools]
     for message in question.messages:
         content = message.get("content")

@@ -1,23 +1,43 @@
-"""An answer of Chat Completions out of the bytes of a body, streamed as events or in one piece.
+"""Requests of Chat Completions in the dialect of a server, and answers out of the bytes of a body.
 
-A server that was asked to stream may answer in one piece all the same. Nothing that it sends is
-trusted: what has another type than it should is as if it were not there.
+Note [Ladder]: an answer should fit a schema. In this order: `json_schema`, which constrains it;
+`json_object_schema`, `{"type": "json_object", "schema": ...}`, an extension by which
+llama-cpp-python and others constrain it, while some ignore it and a few refuse it; `json_object`;
+`text`. From the second rung on the schema stands in the prompt too. A server that refuses one form
+is asked by the next; it never climbs back by itself, but a stored dialect ends after some days.
+
+Note [Parameters]: some models refuse parameters that others need, such as a temperature. One that a
+server says it doesn't support is left out.
+
+Note [Answers]: a server that was asked to stream may answer in one piece all the same. Nothing that
+it sends is trusted: what has another type than it should is as if it were not there.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.explanation.language_model import Reply, ToolCall
+from torchtraceap.explanation.language_model import Message, Reply, ToolCall
+from torchtraceap.explanation.settings import ModelSettings
 
-__all__ = ["Completion", "CompletionError", "Progress", "read_completion"]
+__all__ = [
+    "RUNGS",
+    "Completion",
+    "CompletionError",
+    "Dialect",
+    "Progress",
+    "Question",
+    "read_completion",
+]
 
 Json = dict[str, Any]
+
 Progress = Callable[[int], object]
 """Told how many characters have come."""
 
@@ -25,6 +45,118 @@ _DONE = b"[DONE]"
 _MOST_BYTES = 16 << 20
 _MOST_TOKENS = 1 << 40
 """Larger counts of tokens are not believed."""
+RUNGS = ("json_schema", "json_object_schema", "json_object", "text")
+_OPTIONAL = ("temperature", "seed", "stream_options", "max_tokens")
+_ABOUT_FORMAT = re.compile(r"response_format|json_schema|json_object|grammar", re.IGNORECASE)
+_UNSUPPORTED = re.compile(
+    r"support|unknown|unrecogni[sz]ed|unexpected|extra|not permitted|not allowed", re.IGNORECASE
+)
+_BY_PROMPT = (
+    "Answer with one JSON object that fits this JSON schema, and with nothing else, "
+    "neither prose nor code fences:\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, independent of the dialect in which it is asked."""
+
+    messages: Sequence[Message]
+    schema: Mapping[str, Any] | None
+    """Schema of the answer; None if it is free text."""
+    title: str
+    """Title of the schema."""
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def to_dict(self) -> Json:
+        return {
+            "messages": list(self.messages),
+            "schema": self.schema,
+            "title": self.title,
+            "tools": list(self.tools),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The form of requests to one model of one server."""
+
+    rung: str = RUNGS[0]
+    without: tuple[str, ...] = ()
+    """Parameters that it refuses. Without "max_tokens", "max_completion_tokens" is sent."""
+
+    def body(self, question: Question, settings: ModelSettings) -> Json:
+        """Return the body of the request; see Note [Ladder]."""
+        body: Json = {
+            "model": settings.model,
+            "messages": list(question.messages),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            "max_tokens": settings.max_answer_tokens,
+        }
+        if settings.seed is not None:
+            body["seed"] = settings.seed
+        for name in self.without:
+            body.pop(name, None)
+        if "max_tokens" in self.without:
+            body["max_completion_tokens"] = settings.max_answer_tokens
+        if question.tools:
+            body["tools"] = list(question.tools)
+        schema = question.schema
+        if schema is None:
+            return body
+        if self.rung == "json_schema":
+            name = re.sub(r"[^A-Za-z0-9_-]", "_", question.title)[:64] or "answer"
+            asked = {"name": name, "strict": True, "schema": schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": asked}
+            return body
+        # The schema joins the first system message, which stays the same from call to call.
+        demand = _BY_PROMPT + json.dumps(schema, separators=(",", ":"))
+        first, *others = question.messages or ({},)
+        if first.get("role") == "system" and isinstance(first.get("content"), str):
+            joined = {**first, "content": f"{first['content']}\n\n{demand}"}
+            body["messages"] = [joined, *others]
+        else:
+            body["messages"] = [{"role": "system", "content": demand}, *question.messages]
+        if self.rung == "json_object_schema":
+            body["response_format"] = {"type": "json_object", "schema": schema}
+        elif self.rung == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        return body
+
+    def after(self, status: int, told: str, sent: Mapping[str, Any]) -> Dialect | None:
+        """Return the next to try; None where a refusal is not one of the form.
+
+        Args:
+            status: The HTTP status. Servers by llama-cpp-python answer 500 where others answer 400.
+            told: The body of the answer.
+            sent: The request that was refused.
+        """
+        if status not in (400, 422, 500):
+            return None
+        if "response_format" in sent and _ABOUT_FORMAT.search(told):
+            return replace(self, rung=RUNGS[RUNGS.index(self.rung) + 1])
+        if status == 500 or not _UNSUPPORTED.search(told):
+            return None
+        for name in _OPTIONAL:
+            if name in sent and re.search(rf"\b{name}\b", told):
+                return replace(self, without=(*self.without, name))
+        return None
+
+    def to_json(self) -> str:
+        return json.dumps({"rung": self.rung, "without": self.without})
+
+    @staticmethod
+    def from_json(text: str) -> Dialect | None:
+        """Parse a dialect; return None if it is not what `to_json` wrote."""
+        try:
+            known = json.loads(text)
+            rung, without = known["rung"], tuple(known["without"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        fits = rung in RUNGS and all(name in _OPTIONAL for name in without)
+        return Dialect(rung, without) if fits else None
 
 
 class CompletionError(ValueError):
@@ -38,7 +170,8 @@ class Completion:
     progress: Progress | None = None
     texts: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: dict[int, dict[str, list[str]]] = field(default_factory=dict)
+    """Parts of each tool call: of its "id", "name" and "arguments"."""
     reason: str | None = None
     """Reason why the answer ended; None before its end."""
     model: str | None = None
@@ -54,17 +187,32 @@ class Completion:
     def reply(self) -> Reply:
         if self.refusals or self.reason == "content_filter":
             return Reply(_join_text(self.refusals or self.texts), "refusal")
-        calls = tuple(call.made(place) for place, call in sorted(self.calls.items()))
+        calls = tuple(
+            ToolCall(
+                _join_text(parts["id"][:1] or [f"call_{place}"]),
+                _join_text(parts["name"][:1]),
+                _join_text(parts["arguments"]),
+            )
+            for place, parts in sorted(self.calls.items())
+        )
         ends = "length" if self.reason == "length" else "tool_calls" if calls else "stop"
         return Reply(_join_text(self.texts), ends, calls)
 
     def take(self, document: Any) -> None:
-        """A part of the answer, or all of it."""
+        """Take a part of the answer, or all of it."""
         if not isinstance(document, dict):
             raise CompletionError("its answer is not one of Chat Completions")
         self.error = self.error or document.get("error")
         self.model = self.model or _text(document.get("model"))
-        self.tokens = _tokens(document.get("usage")) or self.tokens
+        usage = document.get("usage")
+        if isinstance(usage, dict):
+            prompt, completion = map(usage.get, ("prompt_tokens", "completion_tokens"))
+            are_counts = isinstance(prompt, int) and isinstance(completion, int)
+            if (
+                are_counts
+                and 0 <= min(prompt, completion) <= max(prompt, completion) < _MOST_TOKENS
+            ):
+                self.tokens = (prompt, completion)
         choices = document.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict) and choice.get("index", 0) == 0:
@@ -76,67 +224,37 @@ class Completion:
         part = choice.get("delta", choice.get("message"))
         if not isinstance(part, dict):
             return
-        content, refusal = _text(part.get("content")) or "", _text(part.get("refusal")) or ""
-        if content:
-            self.texts.append(content)
-        if refusal:
-            self.refusals.append(refusal)
-        self.length += len(content) + len(refusal) + self._take_calls(part.get("tool_calls"))
-        if self.progress is not None:
-            self.progress(self.length)
-
-    def _take_calls(self, calls: Any) -> int:
-        """Return how many characters of arguments there are."""
-        length = 0
-        for place, entry in enumerate(calls if isinstance(calls, list) else ()):
+        for name, known in (("content", self.texts), ("refusal", self.refusals)):
+            if (text := _text(part.get(name))) is not None:
+                known.append(text)
+                self.length += len(text)
+        entries = part.get("tool_calls")
+        for place, entry in enumerate(entries if isinstance(entries, list) else ()):
             if not isinstance(entry, dict):
                 continue
             index = entry.get("index")
             at = index if isinstance(index, int) else place
-            length += self.calls.setdefault(at, _Call()).take(entry)
-        return length
-
-
-@dataclass(slots=True)
-class _Call:
-    """The part of a tool call that has been received."""
-
-    id: str = ""
-    name: str = ""
-    arguments: list[str] = field(default_factory=list)
-
-    def take(self, entry: Json) -> int:
-        function = entry.get("function")
-        function = function if isinstance(function, dict) else {}
-        self.id = self.id or _text(entry.get("id")) or ""
-        self.name = self.name or _text(function.get("name")) or ""
-        given = function.get("arguments", "")
-        # Some servers give an object where the format has its text.
-        self.arguments.append(given if isinstance(given, str) else json.dumps(given))
-        return len(self.arguments[-1])
-
-    def made(self, place: int) -> ToolCall:
-        named = self.id or f"call_{place}"
-        return ToolCall(_join_text([named]), _join_text([self.name]), _join_text(self.arguments))
+            parts = self.calls.setdefault(at, {"id": [], "name": [], "arguments": []})
+            function = entry.get("function")
+            function = function if isinstance(function, dict) else {}
+            for name, value in (("id", entry.get("id")), ("name", function.get("name"))):
+                if (text := _text(value)) is not None:
+                    parts[name].append(text)
+            given = function.get("arguments", "")
+            # Some servers give an object where the format has its text.
+            parts["arguments"].append(given if isinstance(given, str) else json.dumps(given))
+            self.length += len(parts["arguments"][-1])
+        if self.progress is not None:
+            self.progress(self.length)
 
 
 def _join_text(parts: Iterable[str]) -> str:
-    """One text; halves of characters that JSON let through are joined or replaced."""
+    """Return one text; halves of characters that JSON let through are joined or replaced."""
     return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
-
-
-def _tokens(usage: Any) -> tuple[int, int] | None:
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = map(usage.get, ("prompt_tokens", "completion_tokens"))
-    if not (isinstance(prompt, int) and isinstance(completion, int)):
-        return None
-    fits = min(prompt, completion) >= 0 and max(prompt, completion) < _MOST_TOKENS
-    return (prompt, completion) if fits else None
 
 
 def read_completion(chunks: Iterable[bytes], answer: Completion) -> None:
@@ -149,13 +267,18 @@ def read_completion(chunks: Iterable[bytes], answer: Completion) -> None:
     Raises:
         CompletionError: It is too long, broken off, or no Chat Completion.
     """
-    lines = _lines(_bounded(chunks))
+    lines = _lines(chunks)
     first = next((line for line in lines if line.strip()), b"").removeprefix(b"\xef\xbb\xbf")
-    if first.lstrip().startswith(b"{"):
-        answer.take(_parsed(b"\n".join([first, *lines])))
-        ended = True
+    ended = first.lstrip().startswith(b"{")
+    if ended:
+        answer.take(_parse_json(b"\n".join([first, *lines])))
     else:
-        ended = _read_events(itertools.chain([first], lines), answer)
+        for data in _events(itertools.chain([first], lines)):
+            if data.strip() != _DONE:
+                answer.take(_parse_json(data))
+            ended = data.strip() == _DONE or answer.error is not None
+            if ended:
+                break
     if answer.error is not None:
         return
     if not answer.choices:
@@ -164,19 +287,8 @@ def read_completion(chunks: Iterable[bytes], answer: Completion) -> None:
         raise CompletionError("its answer broke off")
 
 
-def _read_events(lines: Iterable[bytes], answer: Completion) -> bool:
-    """Read events into the answer; return True if the last one says that it is the last."""
-    for data in _events(lines):
-        if data.strip() == _DONE:
-            return True
-        answer.take(_parsed(data))
-        if answer.error is not None:
-            return True
-    return False
-
-
 def _events(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The data of server-sent events."""
+    """Yield the data of server-sent events."""
     data: list[bytes] = []
     for line in lines:
         line = line.removesuffix(b"\r")
@@ -190,8 +302,12 @@ def _events(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    held, searched = bytearray(), 0
+    """Yield the lines of a body as they come; raise CompletionError where it is too long."""
+    held, searched, size = bytearray(), 0, 0
     for chunk in chunks:
+        size += len(chunk)
+        if size > _MOST_BYTES:
+            raise CompletionError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
         held += chunk
         while (end := held.find(b"\n", searched)) >= 0:
             yield bytes(held[:end])
@@ -202,16 +318,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _bounded(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    size = 0
-    for chunk in chunks:
-        size += len(chunk)
-        if size > _MOST_BYTES:
-            raise CompletionError(f"its answer is longer than {_MOST_BYTES >> 20} MiB")
-        yield chunk
-
-
-def _parsed(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):

@@ -9,12 +9,16 @@ Note [Doubt]: what a model takes for misclassified is dropped where other grids 
 either. The offline judge doubts parts that it has no name for, and is given the types of other
 grids. It drops nothing: of the windows that the vote of grids would have dropped for it, nearly all
 lost time (docs/benchmark.md#judges).
+
+`torchtraceap explain`, `diagnosis.explain` and `.ask` call `explain` and `answer`. Without settings
+of a model nothing is asked of anybody, and no package for it is imported.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from torchtraceap.core.formatting import format_ns
@@ -23,19 +27,39 @@ from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import TraceError
 from torchtraceap.explanation.build_pack import build_pack
-from torchtraceap.explanation.citations import check_verdict, find_citations
-from torchtraceap.explanation.explanation import Change, ExplainedSegment, Explanation, Round
+from torchtraceap.explanation.explanation import (
+    Change,
+    DryRun,
+    ExplainedSegment,
+    Explanation,
+    Response,
+    Round,
+)
 from torchtraceap.explanation.language_model import AnswerError, ModelError, RefusalError
 from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.rescore import Doubt, resolve_doubts
 from torchtraceap.explanation.segments import NONE, Segment, find_segments
+from torchtraceap.explanation.verdict import check_verdict, find_citations
 
 if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis
+    from torchtraceap.explanation.client import Client
+    from torchtraceap.explanation.completions import Progress
     from torchtraceap.explanation.pack import Pack
+    from torchtraceap.explanation.settings import ModelSettings
     from torchtraceap.explanation.verdict import Verdict
 
-__all__ = ["DOUBT", "Judge", "JudgedSegment", "Judgments", "build_explanation", "judge_segments"]
+__all__ = [
+    "DOUBT",
+    "Judge",
+    "JudgedSegment",
+    "Judgments",
+    "answer",
+    "build_explanation",
+    "dry_run",
+    "explain",
+    "judge_segments",
+]
 
 DOUBT = 0.6
 """Confidence from which a "misclassified" verdict has its segment scored again."""
@@ -87,47 +111,30 @@ class _SegmentJudge:
         self._is_gone = False
 
     def judge_segment(self, segment: Segment, *, settled: bool = False) -> JudgedSegment:
+        begin_ns = self.diagnosis.windows.bounds_ns[0]
+        name = f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
         if self.judge is not self.offline and not self._is_gone:
             try:
-                return self._judge_by_model(segment, settled)
+                pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
+                verdict = self.judge.judge(segment, pack, settled=settled)
             except TraceError as error:
-                self._note_failure(segment, error)
+                # A server that can't be asked, or a cap that is reached, is not tried again.
+                answered = isinstance(error, (AnswerError, RefusalError))
+                self._is_gone = isinstance(error, ModelError) and not answered
+                which = "this part and those behind it are" if self._is_gone else "this part is"
+                self.problems.append(f"{name}: {error}; {which} judged offline")
+            else:
+                found = segment.finding.type if segment.finding else None
+                if found and verdict.primary != found:  # see Note [Whose word counts]
+                    said = f"the rules prove {found}, the model says {verdict.primary}"
+                    self.problems.append(f"{name}: {said}")
+                return JudgedSegment(segment, pack, verdict, "llm")
         pack = build_pack(self.diagnosis, segment, tables=False)
         verdict = self.offline.judge(segment, pack, settled=settled)
         wrong = check_verdict(verdict, pack)
         if wrong:
-            raise AssertionError(f"{self._segment_name(segment)}: {wrong}")
+            raise AssertionError(f"{name}: {wrong}")
         return JudgedSegment(segment, pack, verdict, "offline")
-
-    def _judge_by_model(self, segment: Segment, settled: bool) -> JudgedSegment:
-        pack = build_pack(self.diagnosis, segment, tables=self.judge.reads_tables)
-        verdict = self.judge.judge(segment, pack, settled=settled)
-        self._compare(segment, verdict)
-        return JudgedSegment(segment, pack, verdict, "llm")
-
-    def _note_failure(self, segment: Segment, error: TraceError) -> None:
-        """A server that can't be asked, or a cap that is reached, is not tried again."""
-        answered = isinstance(error, (AnswerError, RefusalError))
-        self._is_gone = isinstance(error, ModelError) and not answered
-        which = "this part and those behind it are" if self._is_gone else "this part is"
-        self.problems.append(f"{self._segment_name(segment)}: {error}; {which} judged offline")
-
-    def doubt(self, judged: JudgedSegment) -> Doubt:
-        """Return the doubt about a judged segment; see Note [Doubt]."""
-        drops = self.judge.asked_by == "model"
-        return Doubt(judged.segment, judged.verdict.suggested_windows, drops=drops)
-
-    def _compare(self, segment: Segment, verdict: Verdict) -> None:
-        """Note a problem if the model contradicts a rule; see Note [Whose word counts]."""
-        found = segment.finding.type if segment.finding else None
-        if found and verdict.primary != found:
-            said = f"the rules prove {found}, the model says {verdict.primary}"
-            self.problems.append(f"{self._segment_name(segment)}: {said}")
-
-    def _segment_name(self, segment: Segment) -> str:
-        """Return a name of the segment such as "part at 12.3 ms (cpu_bound)"."""
-        begin_ns = self.diagnosis.windows.bounds_ns[0]
-        return f"part at {format_ns(segment.start_ns - begin_ns)} ({segment.type})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,19 +146,26 @@ class Judgments:
     doubts: dict[int, Doubt]
     """Votes of other grids on the doubted segments, by place in `first`."""
     final: dict[int, JudgedSegment]
-    """Remaining segments with their last verdicts, by place in `first`."""
+    """Segments that remain, with their last verdicts, by place in `first`."""
     rounds: tuple[Round, ...]
     problems: tuple[str, ...]
 
 
 def judge_segments(diagnosis: Diagnosis, judge: Judge | None = None) -> Judgments:
-    """Segments with their verdicts; `judge` None: offline."""
+    """Judge the segments of a diagnosis, offline if `judge` is None, and score doubted ones again.
+    See Note [Doubt]."""
     bench = _SegmentJudge(diagnosis, judge)
     segments = find_segments(diagnosis)
     rounds = [Round(diagnosis.windows.count, "start", len(segments), changed=False)]
     with progress_stage("judging segments"):
         first = tuple(bench.judge_segment(segment) for segment in segments)
-    doubts = {place: bench.doubt(each) for place, each in enumerate(first) if _is_doubted(each)}
+    drops = bench.judge.asked_by == "model"
+    doubts = {}
+    for place, each in enumerate(first):
+        verdict, other_grid = each.verdict, each.verdict.suggested_windows
+        sure = verdict.verdict == "misclassified" and verdict.confidence >= DOUBT
+        if sure or other_grid is not None:
+            doubts[place] = Doubt(each.segment, other_grid, drops=drops)
     others = len(first) - len(doubts)
     with progress_stage("scoring again what is in doubt"):
         rounds += resolve_doubts(diagnosis, list(doubts.values()), bench.judge.asked_by, others)
@@ -164,12 +178,6 @@ def judge_segments(diagnosis: Diagnosis, judge: Judge | None = None) -> Judgment
     return Judgments(first, doubts, final, tuple(rounds), tuple(bench.problems))
 
 
-def _is_doubted(judged: JudgedSegment) -> bool:
-    verdict = judged.verdict
-    sure = verdict.verdict == "misclassified" and verdict.confidence >= DOUBT
-    return sure or verdict.suggested_windows is not None
-
-
 def build_explanation(
     diagnosis: Diagnosis,
     judge: Judge | None = None,
@@ -177,7 +185,7 @@ def build_explanation(
     model: str | None = None,
     answer: str | None = None,
 ) -> Explanation:
-    """The explanation of a diagnosis.
+    """Build the explanation of a diagnosis.
 
     Args:
         diagnosis: The diagnosis to explain.
@@ -187,34 +195,39 @@ def build_explanation(
     """
     judging = judge_segments(diagnosis, judge)
     found = tuple(judging.final.values())
+    by_model = not found or any(each.source == "llm" for each in found)
+    unchecked = (
+        f"{name} could not be checked: the trace lacks {', '.join(signals)}"
+        for name, signals in diagnosis.abstained.items()
+    )
     return Explanation(
-        source=_source(found, judge),
+        source="offline" if judge is None else "llm" if by_model else "offline_fallback",
         model=model,
         answer=answer,
         segments=tuple(_explain_segment(diagnosis, each) for each in found),
         rounds=judging.rounds,
         usage=None,
-        problems=(*judging.problems, *_unchecked_types(diagnosis)),
+        problems=(*judging.problems, *unchecked),
         begin_ns=diagnosis.windows.bounds_ns[0],
     )
 
 
-def _source(found: Sequence[JudgedSegment], judge: Judge | None) -> str:
-    if judge is None:
-        return "offline"
-    by_model = not found or any(each.source == "llm" for each in found)
-    return "llm" if by_model else "offline_fallback"
-
-
-def _unchecked_types(diagnosis: Diagnosis) -> list[str]:
-    return [
-        f"{name} could not be checked: the trace lacks {', '.join(signals)}"
-        for name, signals in diagnosis.abstained.items()
-    ]
-
-
 def _explain_segment(diagnosis: Diagnosis, judged: JudgedSegment) -> ExplainedSegment:
-    segment, verdict = judged.segment, judged.verdict
+    """Return a segment with its advice, as it fits the trace where the finding has it."""
+    segment, verdict, knowledge = judged.segment, judged.verdict, load_knowledge()
+    finding = segment.finding
+    change, verify = Change(_UNKNOWN_FIX, None), _UNKNOWN_CHECK
+    if finding is not None and finding.type == verdict.fix:
+        change = Change(finding.fix, code_diff(finding.code_before, finding.code))
+    elif verdict.fix != NONE:
+        advice = knowledge[verdict.fix].advice
+        change = Change(advice.fix, code_diff(advice.code_before, advice.code_after))
+    if verdict.primary != NONE:
+        entry = knowledge[verdict.primary]
+        after = "after/" if len(diagnosis.trace.ranks) > 1 else "after.json.gz"
+        gate = f"`torchtraceap diagnose {after} --fail-on {entry.type}` exits with 0."
+        on_host = diagnosis.computes_on == "host"
+        verify = f"Record the same steps again. {entry.verify_text(on_host=on_host)} {gate}"
     return ExplainedSegment(
         start_ns=segment.start_ns,
         end_ns=segment.end_ns,
@@ -222,38 +235,105 @@ def _explain_segment(diagnosis: Diagnosis, judged: JudgedSegment) -> ExplainedSe
         confidence=verdict.confidence,
         what=verdict.what,
         why=verdict.why,
-        change=_change(judged),
-        verify=_verify(diagnosis, verdict),
+        change=change,
+        verify=verify,
         citations=find_citations(verdict, judged.pack),
         source=judged.source,
     )
 
 
-def _change(judged: JudgedSegment) -> Change:
-    """Advice as it fits the trace, where the finding has it."""
-    fix = judged.verdict.fix
-    if fix == NONE:
-        return Change(_UNKNOWN_FIX, None)
-    finding = judged.segment.finding
-    if finding is not None and finding.type == fix:
-        return Change(finding.fix, code_diff(finding.code_before, finding.code))
-    advice = load_knowledge()[fix].advice
-    return Change(advice.fix, code_diff(advice.code_before, advice.code_after))
-
-
 def code_diff(before: str, after: str) -> str:
-    """A unified diff of typical code."""
+    """Return a unified diff of typical code."""
     lines = difflib.unified_diff(
         before.splitlines(), after.splitlines(), "before.py", "after.py", lineterm="", n=2
     )
     return "\n".join(lines)
 
 
-def _verify(diagnosis: Diagnosis, verdict: Verdict) -> str:
-    if verdict.primary == NONE:
-        return _UNKNOWN_CHECK
-    entry = load_knowledge()[verdict.primary]
-    after = "after/" if len(diagnosis.trace.ranks) > 1 else "after.json.gz"
-    gate = f"`torchtraceap diagnose {after} --fail-on {entry.type}` exits with 0."
-    on_host = diagnosis.computes_on == "host"
-    return f"Record the same steps again. {entry.verify_text(on_host=on_host)} {gate}"
+def explain(
+    diagnosis: Diagnosis,
+    *,
+    question: str | None = None,
+    settings: ModelSettings | None = None,
+    redacted: bool = True,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Explain the suspicious parts of a trace: what happens, why it costs, and what to change.
+
+    Args:
+        diagnosis: The trace's diagnosis.
+        question: To be answered beside it.
+        settings: A language model that judges and answers; None: offline.
+        redacted: Names of the trace are hidden from the model.
+        progress: Told how many characters of an answer have come.
+
+    Raises:
+        MissingDependencyError: A model is to be asked, and the packages for it are not installed.
+    """
+    if settings is None:
+        told = answer(diagnosis, question).text if question else None
+        return build_explanation(diagnosis, answer=told)
+    from torchtraceap.explanation.client import Client
+    from torchtraceap.explanation.llm_judge import ModelJudge
+
+    with closing(Client(settings, progress)) as client:
+        judge = ModelJudge(client, redaction=redacted)
+        found = build_explanation(diagnosis, judge, model=settings.model)
+        told, problems = None, found.problems
+        if question:
+            answered = _answer_by_model(diagnosis, question, client, redacted)
+            told, problems = answered.text, (*problems, *answered.problems)
+        problems = (*client.problems, *problems)
+        return replace(found, answer=told, usage=client.usage(), problems=problems)
+
+
+def answer(
+    diagnosis: Diagnosis,
+    question: str,
+    *,
+    settings: ModelSettings | None = None,
+    redacted: bool = True,
+) -> Response:
+    """Answer a question alone. Arguments as of `explain`."""
+    if settings is None:
+        from torchtraceap.explanation.offline_answer import answer_offline
+
+        return Response(answer_offline(diagnosis, question), "offline", None, None)
+    from torchtraceap.explanation.client import Client
+
+    with closing(Client(settings)) as client:
+        found = _answer_by_model(diagnosis, question, client, redacted)
+        return replace(found, problems=(*client.problems, *found.problems))
+
+
+def _answer_by_model(
+    diagnosis: Diagnosis, question: str, client: Client, redacted: bool
+) -> Response:
+    """Answer a question by the model, or offline if it has no answer that holds."""
+    from torchtraceap.explanation.questions import ask
+    from torchtraceap.explanation.redaction import Redaction
+    from torchtraceap.explanation.tools import Toolbox
+
+    box = Toolbox(diagnosis.trace, diagnosis=diagnosis)
+    found = ask(box, question, client, Redaction() if redacted else None)
+    source, text = "llm", found.answer
+    if text is None:
+        source, text = "offline_fallback", answer(diagnosis, question).text
+    return Response(text, source, client.name, client.usage(), found.problems)
+
+
+def dry_run(diagnosis: Diagnosis, settings: ModelSettings, *, redacted: bool = True) -> DryRun:
+    """Return the first request about each segment and an upper estimate of what all of them take.
+    Nothing is sent; repairs of answers and questions come on top."""
+    from torchtraceap.explanation.answer import json_schema
+    from torchtraceap.explanation.client import Client
+    from torchtraceap.explanation.llm_judge import ModelJudge, messages
+
+    with closing(Client(settings)) as client:
+        judge = ModelJudge(client, redaction=redacted)
+        packs = [judge.shown(build_pack(diagnosis, each)) for each in find_segments(diagnosis)]
+        prompts = [messages(pack) for pack in packs]
+        schema = json_schema(packs[0]) if packs else None
+        estimate = client.estimate(prompts, schema)
+    told = [tuple((each["role"], each["content"]) for each in prompt) for prompt in prompts]
+    return DryRun(**estimate.to_dict(), prompts=tuple(told))

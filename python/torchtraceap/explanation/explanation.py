@@ -7,6 +7,7 @@ from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
+from torchtraceap.explanation.language_model import Usage
 from torchtraceap.explanation.numbers import Metric
 from torchtraceap.explanation.pack import PackRow
 
@@ -54,21 +55,9 @@ class ExplainedSegment(Result):
             "why": self.why,
             "change": self.change.to_dict(),
             "verify": self.verify,
-            "citations": [_citation(cited) for cited in self.citations],
+            "citations": [cited.to_citation() for cited in self.citations],
             "source": self.source,
         }
-
-
-def _citation(cited: PackRow | Metric) -> Json:
-    if isinstance(cited, Metric):
-        return cited.to_citation()
-    return {
-        "row": cited.row,
-        "name": cited.name,
-        "start_ns": cited.start_ns,
-        "duration_ns": cited.duration_ns,
-        "rank": cited.rank,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +72,6 @@ class Round(Result):
     """Number of segments afterwards."""
     changed: bool
     """True if segments were dropped or renamed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage(Result):
-    """Calls and tokens of a language model."""
-
-    calls: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float | None
-    """None if the price is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +90,10 @@ class Response(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class DryRun(Result):
-    """The requests that a language model would get about segments; nothing was sent."""
+class DryRun(Usage):
+    """The requests that a language model would get about segments, with estimates from their
+    characters: upper bounds, but for the tokens of prompts. Nothing was sent."""
 
-    calls: int
-    prompt_tokens: int
-    """Estimated from the characters."""
-    completion_tokens: int
-    """Upper bound."""
-    cost_usd: float | None
-    """Upper bound; None if the price is unknown."""
     prompts: tuple[tuple[tuple[str, str], ...], ...]
     """Messages of each segment as they would be sent: pairs of role and text."""
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
 from torchtraceap.errors import TraceError
-from torchtraceap.explanation.explanation import Usage
 
 __all__ = [
     "AnswerError",
@@ -18,6 +18,7 @@ __all__ = [
     "RefusalError",
     "Reply",
     "ToolCall",
+    "Usage",
     "estimate_tokens",
 ]
 
@@ -30,6 +31,17 @@ Message = dict[str, Any]
 def estimate_tokens(characters: int) -> int:
     """Return an estimate of the tokens in a text of so many characters of English and numbers."""
     return math.ceil(characters / _CHARACTERS_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage(Result):
+    """Calls and tokens of a language model."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    """None if the price is unknown."""
 
 
 class ModelError(TraceError):
@@ -72,14 +84,14 @@ class LanguageModel(Protocol):
         """Name of the model, as the user gave it."""
 
     def answer(self, messages: Sequence[Message], schema: Mapping[str, Any], title: str) -> Reply:
-        """An answer that should be JSON of a schema. It may still be anything.
+        """Return an answer that should be JSON of a schema. It may still be anything.
 
         Raises:
             ModelError: The model gave no reply.
         """
 
     def converse(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Reply:
-        """An answer, or calls of tools (their descriptions as Chat Completions has them).
+        """Return an answer, or calls of tools (their descriptions as Chat Completions has them).
 
         Raises:
             ModelError: The model gave no reply.

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.core.formatting import plain_line
 from torchtraceap.errors import MissingDependencyError, TraceError
-from torchtraceap.explanation.tool_results import clean_name, to_compact_json
+from torchtraceap.explanation.tool_results import to_compact_json
 from torchtraceap.explanation.tools import ToolAnswer, Toolbox, available_tools
 
 if TYPE_CHECKING:
@@ -71,22 +72,20 @@ class _Loaded:
     def call(self, name: str, arguments: object) -> ToolAnswer:
         """Return the answer of `Toolbox.call`, or an error if there is no trace."""
         try:
-            box = self._toolbox()
+            with self._lock:
+                if self._box is None:
+                    baseline = self._load([self._baseline]) if self._baseline is not None else None
+                    self._box = Toolbox(self._load(self._paths), baseline)
+                box = self._box
         except (TraceError, OSError, MemoryError) as error:
-            text = clean_name(str(error) or type(error).__name__, 1_000)
+            text = plain_line(str(error) or type(error).__name__, 1_000)
             return ToolAnswer(True, {"error": f"the trace can't be read: {text}"})
         return box.call(name, arguments)
 
-    def _toolbox(self) -> Toolbox:
-        with self._lock:
-            if self._box is None:
-                baseline = self._load([self._baseline]) if self._baseline is not None else None
-                self._box = Toolbox(self._load(self._paths), baseline)
-            return self._box
-
 
 def _server(loaded: _Loaded) -> Server[Any]:
-    """Lists the tools and calls them, each call on a thread so that the protocol goes on."""
+    """Return a server that lists the tools and calls them, each call on a thread so that the
+    protocol goes on."""
     import anyio.to_thread
     import mcp_types as types
     from mcp.server.lowlevel import Server

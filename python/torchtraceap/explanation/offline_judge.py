@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchtraceap.core.knowledge import KnowledgeEntry, load_knowledge
+from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.explanation.numbers import Metric, numbers_in
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import NONE
@@ -18,6 +18,7 @@ from torchtraceap.explanation.verdict import Citation, Verdict
 from torchtraceap.report.labels import IDLE_LABELS
 
 if TYPE_CHECKING:
+    from torchtraceap.core.results import Finding
     from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.explanation.segments import Segment
 
@@ -41,7 +42,7 @@ class OfflineJudge:
         name is doubted until it has been scored again."""
         on_host = self._diagnosis.computes_on == "host"
         if segment.finding is not None:
-            return _finding_verdict(_Text(pack), segment, on_host)
+            return _finding_verdict(_Text(pack), segment.finding, on_host)
         return _scorer_verdict(_Text(pack), segment, on_host, settled)
 
 
@@ -60,7 +61,7 @@ class _Text:
         return self._metrics[name].exact if name in self._metrics else 0.0
 
     def say(self, name: str) -> str:
-        """A metric as it is written; it is cited from now on."""
+        """Return a metric as it is written; it is cited from now on."""
         metric = self._metrics[name]
         self._cited[name] = metric
         return metric.text
@@ -70,70 +71,48 @@ class _Text:
         return (*self._rows, *cited)
 
 
-def _finding_verdict(text: _Text, segment: Segment, on_host: bool) -> Verdict:
-    """A rule found it."""
-    finding = segment.finding
-    assert finding is not None
+def _finding_verdict(text: _Text, finding: Finding, on_host: bool) -> Verdict:
+    """Return the verdict on a segment that a rule found."""
     entry = load_knowledge()[finding.type]
+    facts: dict[str, str] = {}
+    for name, fact in finding.facts.items():
+        value = str(fact.value)
+        if fact.kind != "text":
+            facts[name] = text.say(f"fact.{name}")
+        elif not any(map(str.isdigit, value)) and not numbers_in(value):
+            facts[name] = value
+    of_rank = text.has("finding.rank")
+    which = "finding.rank_cost" if of_rank else "finding.cost"
+    cost, share = text.say(which), text.say(f"{which}_share")
+    what = entry.why_text(facts, cost=cost, share=share, on_host=on_host)
+    if of_rank:
+        what = f"Rank {text.say('finding.rank')}: {what}"
+    # How much of the cost lies in the segment, and what the GPU does there.
+    length, cost_here = text.say("segment.length"), text.say("finding.cost_here")
+    here = f"{cost_here} of that lie in this part of {length}"
+    if of_rank:
+        rank = text.say("segment.rank")
+        here = f"On rank {rank} it costs {cost_here} in this part of {length}"
+    if not on_host and text.has("segment.idle"):
+        here += f", in which the GPU idles for {text.say('segment.idle')}"
+        if text.has("window.busy_share.median"):
+            busy, middle = text.say("window.busy_share"), text.say("window.busy_share.median")
+            here += f" (busy {busy} of the time; {middle} in the median window)"
     return Verdict(
         verdict="anti_pattern",
         labels=(finding.type,),
         primary=finding.type,
         confidence=finding.confidence,
-        what=f"{_sentence(text, segment, entry, on_host)} {_place_sentence(text, on_host)}",
-        why=f"{entry.because_text(on_host=on_host)} {_saving_sentence(text, segment)}".strip(),
+        what=f"{what} {here}.",
+        why=f"{entry.because_text(on_host=on_host)} {_saving_sentence(text, finding)}".strip(),
         evidence=text.evidence(),
         fix=finding.type,
         suggested_windows=None,
     )
 
 
-def _sentence(text: _Text, segment: Segment, entry: KnowledgeEntry, on_host: bool) -> str:
-    """Return the sentence of the finding, with figures as the pack writes them."""
-    finding = segment.finding
-    assert finding is not None
-    facts: dict[str, str] = {}
-    for name, fact in finding.facts.items():
-        if fact.kind != "text":
-            facts[name] = text.say(f"fact.{name}")
-        elif not _has_digits(str(fact.value)):
-            facts[name] = str(fact.value)
-    if not text.has("finding.rank"):
-        cost, share = text.say("finding.cost"), text.say("finding.cost_share")
-        return entry.why_text(facts, cost=cost, share=share, on_host=on_host)
-    cost, share = text.say("finding.rank_cost"), text.say("finding.rank_cost_share")
-    said = entry.why_text(facts, cost=cost, share=share, on_host=on_host)
-    return f"Rank {text.say('finding.rank')}: {said}"
-
-
-def _has_digits(text: str) -> bool:
-    return any(letter.isdigit() for letter in text) or bool(numbers_in(text))
-
-
-def _place_sentence(text: _Text, on_host: bool) -> str:
-    """Say how much of the cost lies in the segment, and what the GPU does there."""
-    length, cost = text.say("segment.length"), text.say("finding.cost_here")
-    here = f"{cost} of that lie in this part of {length}"
-    if text.has("finding.rank"):
-        here = f"On rank {text.say('segment.rank')} it costs {cost} in this part of {length}"
-    if on_host or not text.has("segment.idle"):
-        return f"{here}."
-    return f"{here}, in which the GPU idles for {text.say('segment.idle')}{_busy_clause(text)}."
-
-
-def _busy_clause(text: _Text) -> str:
-    """Say how busy the GPU is there and in the median window of the trace."""
-    name = "window.busy_share"
-    if not text.has(f"{name}.median"):
-        return ""
-    return (
-        f" (busy {text.say(name)} of the time; {text.say(f'{name}.median')} in the median window)"
-    )
-
-
-def _saving_sentence(text: _Text, segment: Segment) -> str:
-    assert segment.finding is not None
-    saving = segment.finding.saving
+def _saving_sentence(text: _Text, finding: Finding) -> str:
+    saving = finding.saving
     if saving is None or not saving.high_ns:
         return "A replay of the run gains nothing from its removal: other work hides it."
     per = "per step" if saving.per_step else "over the whole recording"
@@ -146,50 +125,41 @@ def _saving_sentence(text: _Text, segment: Segment) -> str:
     return f"A replay without it is faster by {best} {per} ({low} to {high})."
 
 
-# ---------------------------------------------------------------------- what no rule proves
-
-
 def _scorer_verdict(text: _Text, segment: Segment, on_host: bool, settled: bool) -> Verdict:
     """Return the verdict on a segment that only the scorer flags. See Note [What offline texts
     claim]."""
     likely = dict(segment.types).get(segment.type, 0.0)
     name = segment.type if likely >= _LIKELY else NONE
     doubted = name == NONE and not settled
+    score, length = text.say("segment.score"), text.say("segment.length")
+    what = f"The scorer gives this part of {length} a chance of {score} to hold lost time"
+    because = ""
+    if name == NONE:
+        what += "; no rule proves a cause."
+    else:
+        entry = load_knowledge()[name]
+        what += (
+            f", most likely {entry.name} ({text.say(f'type.{name}')}); the trace lacks what the "
+            "rule for that would have to see."
+        )
+        because = entry.because_text(on_host=on_host)
+    why = because or "The recording shows nothing of a GPU in this part."
+    if text.has("segment.idle"):
+        said = f"The GPU idles for {text.say('segment.idle')} of it"
+        causes = {cause: text.value(f"window.idle_{cause}_share") for cause in IDLE_LABELS}
+        cause = max(causes, key=lambda each: causes[each])
+        if causes[cause] > 0:
+            share = text.say(f"window.idle_{cause}_share")
+            said += f"; the largest cause is: {IDLE_LABELS[cause]}, {share} of the time"
+        why = f"{because} {said}.".strip()
     return Verdict(
         verdict="misclassified" if doubted else "insufficient_evidence",
         labels=(name,) if name != NONE else (),
         primary=name,
         confidence=1.0 if doubted else likely if name != NONE else segment.score,
-        what=_scorer_sentence(text, segment, name),
-        why=_idle_sentence(text, name, on_host),
+        what=what,
+        why=why,
         evidence=text.evidence(),
         fix=name,
         suggested_windows=None,
     )
-
-
-def _scorer_sentence(text: _Text, segment: Segment, name: str) -> str:
-    score, length = text.say("segment.score"), text.say("segment.length")
-    said = f"The scorer gives this part of {length} a chance of {score} to hold lost time"
-    if name == NONE:
-        return f"{said}; no rule proves a cause."
-    likely = text.say(f"type.{name}")
-    entry = load_knowledge()[name]
-    return (
-        f"{said}, most likely {entry.name} ({likely}); the trace lacks what the rule for that "
-        "would have to see."
-    )
-
-
-def _idle_sentence(text: _Text, name: str, on_host: bool) -> str:
-    """Say why that type costs time, and what is known of the GPU's idle time."""
-    because = load_knowledge()[name].because_text(on_host=on_host) if name != NONE else ""
-    if not text.has("segment.idle"):
-        return because or "The recording shows nothing of a GPU in this part."
-    said = f"The GPU idles for {text.say('segment.idle')} of it"
-    causes = {cause: text.value(f"window.idle_{cause}_share") for cause in IDLE_LABELS}
-    cause = max(causes, key=lambda each: causes[each])
-    if causes[cause] > 0:
-        share = text.say(f"window.idle_{cause}_share")
-        said += f"; the largest cause is: {IDLE_LABELS[cause]}, {share} of the time"
-    return f"{because} {said}.".strip()

@@ -2,18 +2,44 @@
 
 Every number that a pack shows is a `Metric`, every event a `PackRow`; tables are made of them. A
 text about the segment cites them by their names, so that it can be checked without the trace.
+`pack_text` writes a pack as a language model reads it: one line for each metric, event and line of
+a table.
+
+Note [Trace text]: names come from a file that anybody may have written. Each is quoted as JSON does
+it, in ASCII and on one line, without backticks, and cut; so no name ends the fenced block, begins a
+line, or turns the direction of writing.
 """
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
+from torchtraceap.core.formatting import plain_text
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
+from torchtraceap.explanation.language_model import estimate_tokens
 from torchtraceap.explanation.numbers import Metric
 
-__all__ = ["Pack", "PackLine", "PackRow", "PackTable"]
+__all__ = [
+    "MOST_TOKENS",
+    "Pack",
+    "PackLine",
+    "PackRow",
+    "PackTable",
+    "fit_to_budget",
+    "pack_text",
+    "short_name",
+]
+
+
+_LONGEST_NAME = 96
+_LONGEST_ABOUT = 400
+_FROM_THE_END = 24
+"""Letters kept from the end of a name that is cut, where names of one family differ."""
+MOST_TOKENS = 2500
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +55,16 @@ class PackRow(Result):
     """Name as the trace has it, of any length."""
     start_ns: int
     duration_ns: int
+
+    def to_citation(self) -> dict[str, object]:
+        """Return the event as a citation in an explanation's JSON."""
+        return {
+            "row": self.row,
+            "name": self.name,
+            "start_ns": self.start_ns,
+            "duration_ns": self.duration_ns,
+            "rank": self.rank,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +133,108 @@ class Pack(Result):
         lines = (line for table in self.tables for line in table.lines)
         shown = (name for line in lines for name in line.names)
         return frozenset((*shown, *(row.name for row in self.rows)))
+
+
+def short_name(name: str, longest: int = _LONGEST_NAME) -> str:
+    """Return the name as texts have it: plain, and cut in the middle if it is long."""
+    text = plain_text(name[: 100 * longest])
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest - _FROM_THE_END - 3]}...{text[-_FROM_THE_END:]}"
+
+
+def pack_text(pack: Pack) -> str:
+    """Return all of a pack in ASCII without backticks; see Note [Trace text]."""
+    lines = [
+        f"recorded: {short_name(pack.about, _LONGEST_ABOUT)}",
+        f"grid: {pack.window_count} windows",
+    ]
+    if pack.types:
+        named = ", ".join(name for name, _ in pack.types)
+        lines.append(f"scorer's types, the likeliest first: {named}")
+    if pack.rules:
+        said = ", ".join(f"{name} {verdict}" for name, verdict in pack.rules)
+        lines.append(f"rules of this trace: {said}")
+    if pack.knowledge:
+        lines.append(f"entries of the knowledge base that fit best: {', '.join(pack.knowledge)}")
+    lines += ["metrics of the segment:", *map(_metric, pack.metrics)]
+    for table in pack.tables:
+        if table.lines:
+            lines.append(f"{table.title} ({' | '.join(('key', *table.columns, 'metrics'))}):")
+        for line in table.lines:
+            row = [f"row {line.row}"] if line.row else []
+            metrics = "; ".join(map(_metric, line.metrics))
+            lines.append(" | ".join([line.key, *map(_quote_name, line.names), metrics, *row]))
+    if pack.rows:
+        lines.append("events (row | name):")
+    for event in pack.rows:
+        rank = "" if event.rank is None else f" | rank {event.rank}"
+        lines.append(f"{event.key} | {_quote_name(event.name)}{rank}")
+    if pack.dropped:
+        lines.append(f"left out, as they cost least: {pack.dropped} lines")
+    plain = "\n".join(plain_text(line).replace("`", "'") for line in lines)
+    return plain.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def _metric(metric: Metric) -> str:
+    unit = metric.unit.replace("\u00b5", "u")
+    return f"{metric.name} = {metric.value!r} {unit}".rstrip()
+
+
+def _quote_name(name: str) -> str:
+    """Return a name as a JSON string of at most three times the longest name."""
+    text = short_name(name)
+    while len(quoted := json.dumps(text)) > 3 * _LONGEST_NAME:
+        text = text[: len(text) // 2]
+    return quoted
+
+
+def fit_to_budget(pack: Pack) -> Pack:
+    """Return the pack with as many lines as the budget of a language model has room for.
+
+    Lines of tables are dropped in the order of their costs, the least first, with events that they
+    alone show; then the other events, the shortest first; then metrics of the segment from the end.
+    `dropped` says how many. What is left can be cited; what was dropped no judge has seen.
+    """
+    if _fits(pack):
+        return pack
+    # Of equal costs the last goes first.
+    lines = [(line.cost_ns, line.key) for table in pack.tables for line in table.lines]
+    shown = _shown_rows(pack.tables)
+    rows = [(row.duration_ns, row.key) for row in pack.rows if row.key not in shown]
+    order = [
+        key
+        for costs in (lines, rows)
+        for _, (_, key) in sorted(enumerate(costs), key=lambda each: (each[1][0], -each[0]))
+    ]
+    numbers = range(1, len(order) + len(pack.metrics) + 1)
+    place = bisect_left(
+        numbers, True, key=lambda number: _fits(_drop_cheapest(pack, order, number))
+    )
+    return _drop_cheapest(pack, order, numbers[min(place, len(numbers) - 1)]) if numbers else pack
+
+
+def _fits(pack: Pack) -> bool:
+    return estimate_tokens(len(pack_text(pack))) <= MOST_TOKENS
+
+
+def _shown_rows(tables: tuple[PackTable, ...]) -> frozenset[str]:
+    return frozenset(line.row for table in tables for line in table.lines)
+
+
+def _drop_cheapest(pack: Pack, order: list[str], number: int) -> Pack:
+    """Return the pack without that many lines, events and metrics."""
+    gone = set(order[:number])
+    metrics = len(pack.metrics) - max(0, number - len(order))
+    tables = tuple(
+        replace(table, lines=tuple(line for line in table.lines if line.key not in gone))
+        for table in pack.tables
+    )
+    gone |= _shown_rows(pack.tables) - _shown_rows(tables)
+    return replace(
+        pack,
+        metrics=pack.metrics[:metrics],
+        tables=tables,
+        rows=tuple(row for row in pack.rows if row.key not in gone),
+        dropped=pack.dropped + number,
+    )

@@ -8,10 +8,10 @@ model sends is bounded everywhere: calls, rounds, the size of arguments, results
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from torchtraceap.core.formatting import printable_lines
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.explanation.language_model import (
@@ -21,12 +21,15 @@ from torchtraceap.explanation.language_model import (
     Reply,
     ToolCall,
 )
-from torchtraceap.explanation.quantities import Grounds, Own
+from torchtraceap.explanation.numbers import Grounds, Own
 from torchtraceap.explanation.tool_results import to_compact_json
-from torchtraceap.explanation.tools import Tool, ToolAnswer, Toolbox
+from torchtraceap.explanation.tools import ToolAnswer, Toolbox
 from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["QuestionAnswer", "Redaction", "ToolUse", "ask"]
+if TYPE_CHECKING:
+    from torchtraceap.explanation.redaction import Redaction
+
+__all__ = ["QuestionAnswer", "ToolUse", "ask"]
 
 Json = dict[str, Any]
 
@@ -37,7 +40,6 @@ MOST_CHARACTERS = 48_000
 MOST_QUESTION = MOST_ANSWER = 2_000
 MOST_ARGUMENTS = 4_000
 _MOST_NAMED = 8
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)?")
 
 SYSTEM = """\
 You answer questions about one recording of a PyTorch program by torch.profiler. Call the tools to \
@@ -55,16 +57,6 @@ _REPAIR = (
     "These numbers of your answer stand neither in a result nor in the question: {numbers}. Write "
     "the answer again with numbers of the results alone, or without numbers."
 )
-
-
-class Redaction(Protocol):
-    """An object that hides names from the model and restores them."""
-
-    def shown(self, name: str) -> str:
-        """Return the text that stands for a name from the trace."""
-
-    def restore(self, text: str) -> str:
-        """The text with the names back in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +91,7 @@ def ask(
         redaction: Hides names of results from the model; None sends them as they are.
     """
     box = trace if isinstance(trace, Toolbox) else Toolbox(trace)
-    return _Conversation(box, question[:MOST_QUESTION], model, redaction).answered()
+    return _Conversation(box, question[:MOST_QUESTION], model, redaction).answer_question()
 
 
 class _Conversation:
@@ -109,7 +101,17 @@ class _Conversation:
         self, box: Toolbox, question: str, model: LanguageModel, redaction: Redaction | None
     ) -> None:
         self._box, self._model, self._redaction = box, model, redaction
-        self._tools = [_tool_definition(tool) for tool in box.tools]
+        self._tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.schema(),
+                },
+            }
+            for tool in box.tools
+        ]
         self._messages: list[Message] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": question},
@@ -120,7 +122,7 @@ class _Conversation:
         self._problems: list[str] = []
         self._size = 0
 
-    def answered(self) -> QuestionAnswer:
+    def answer_question(self) -> QuestionAnswer:
         try:
             answer = self._check_answer(self._talk())
         except ModelError as error:
@@ -130,12 +132,10 @@ class _Conversation:
             answer = self._redaction.restore(answer)
         return QuestionAnswer(answer, tuple(self._calls), tuple(self._problems))
 
-    # --------------------------------------------------------------------- rounds
-
     def _talk(self) -> str | None:
-        """The answer as the model gives it after its calls."""
+        """Return the answer as the model gives it after its calls."""
         for _ in range(MOST_ROUNDS - 1):
-            if not self._may_call():
+            if len(self._calls) >= MOST_CALLS or self._size >= MOST_CHARACTERS:
                 break
             reply = self._model.converse(self._messages, self._tools)
             if not reply.calls:
@@ -145,17 +145,21 @@ class _Conversation:
         self._messages.append({"role": "user", "content": _LAST})
         return self._text_of(self._model.converse(self._messages, ()))
 
-    def _may_call(self) -> bool:
-        return len(self._calls) < MOST_CALLS and self._size < MOST_CHARACTERS
-
     def _call_all(self, reply: Reply) -> None:
-        """Call the tools that are still allowed; further calls are ignored, with a
-        problem noted."""
+        """Call the tools that are still allowed; further calls are ignored, with a problem
+        noted."""
         kept = reply.calls[: MOST_CALLS - len(self._calls)]
         if len(kept) < len(reply.calls):
             more = len(reply.calls) - len(kept)
             self._problems.append(f"{more} calls beyond the limit were left out")
-        calls = [_assistant_call(call, place) for place, call in enumerate(kept, len(self._calls))]
+        calls: list[Json] = []
+        for place, call in enumerate(kept, len(self._calls)):
+            # The next request repeats a call with arguments that a server can read.
+            given = call.arguments or "{}"
+            fits = len(given) <= MOST_ARGUMENTS and _object(given) is not None
+            function = {"name": call.name[:100], "arguments": given if fits else "{}"}
+            name = call.id[:100] or f"call_{place}"
+            calls.append({"id": name, "type": "function", "function": function})
         self._messages.append(
             {"role": "assistant", "content": reply.text[:MOST_ANSWER] or None, "tool_calls": calls}
         )
@@ -164,11 +168,20 @@ class _Conversation:
             self._messages.append({"role": "tool", "tool_call_id": sent["id"], "content": content})
 
     def _call(self, call: ToolCall) -> str:
-        """The result as text, with hidden names where they are to be."""
-        answer = self._answer_of(call)
+        """Return the result of a call as text, with names hidden where they are to be."""
+        arguments = _object(call.arguments) if len(call.arguments) <= MOST_ARGUMENTS else None
+        if arguments is not None:
+            if self._redaction:
+                arguments = _map_texts(arguments, self._redaction.restore)
+            answer = self._box.call(call.name, arguments)
+        elif len(call.arguments) > MOST_ARGUMENTS:
+            answer = ToolAnswer(True, {"error": "the arguments are too long"})
+        else:
+            answer = ToolAnswer(True, {"error": "the arguments are no JSON object"})
         value = answer.value
-        if self._redaction:
-            value = _redact_names(value, self._redaction)
+        if (redaction := self._redaction) is not None:
+            # Texts of this package's own are not hidden.
+            value = _map_texts(value, lambda s: s if isinstance(s, Own) else redaction.shown(s))
         if not answer.is_error:  # errors repeat what the model sent
             self._grounds.add_result(value)
         self._calls.append(
@@ -178,24 +191,12 @@ class _Conversation:
         self._size += len(content)
         return content
 
-    def _answer_of(self, call: ToolCall) -> ToolAnswer:
-        if len(call.arguments) > MOST_ARGUMENTS:
-            return ToolAnswer(True, {"error": "the arguments are too long"})
-        arguments = _object(call.arguments)
-        if arguments is None:
-            return ToolAnswer(True, {"error": "the arguments are no JSON object"})
-        if self._redaction:
-            arguments = _restore_names(arguments, self._redaction)
-        return self._box.call(call.name, arguments)
-
-    # --------------------------------------------------------------------- the answer
-
     def _text_of(self, reply: Reply) -> str | None:
-        """Plain text; None with a problem where there is none."""
+        """Return plain text; None with a problem where there is none."""
         if reply.finish == "refusal":
             self._problems.append("the model refused to answer")
             return None
-        text = _clean_answer(reply.text)
+        text = printable_lines(reply.text[: 4 * MOST_ANSWER])
         if not text:
             self._problems.append("the model gave no answer")
             return None
@@ -204,7 +205,8 @@ class _Conversation:
         return text if len(text) <= MOST_ANSWER else text[: MOST_ANSWER - 1] + "…"
 
     def _check_answer(self, answer: str | None) -> str | None:
-        """The answer if all of its numbers are known, else what the model makes of it once more."""
+        """Return the answer if all of its numbers are known, else what the model makes of it once
+        more."""
         unknown = self._grounds.unknown_in(answer or "")
         if answer is None or not unknown:
             return answer
@@ -220,22 +222,8 @@ class _Conversation:
         return repaired
 
 
-def _tool_definition(tool: Tool) -> Json:
-    """Return a tool in the form of Chat Completions."""
-    about = {"name": tool.name, "description": tool.description, "parameters": tool.schema()}
-    return {"type": "function", "function": about}
-
-
-def _assistant_call(call: ToolCall, place: int) -> Json:
-    """A call as the next request repeats it: with arguments that a server can read."""
-    given = call.arguments or "{}"
-    fits = len(given) <= MOST_ARGUMENTS and _object(given) is not None
-    function = {"name": call.name[:100], "arguments": given if fits else "{}"}
-    return {"id": call.id[:100] or f"call_{place}", "type": "function", "function": function}
-
-
 def _object(text: str) -> Json | None:
-    """The object that arguments are; None where they are anything else."""
+    """Return the object that arguments are; None where they are anything else."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -243,33 +231,15 @@ def _object(text: str) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-def _redact_names(value: Any, redaction: Redaction) -> Any:
-    """Return a value with every text redacted that is not this package's own."""
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with every text in it changed; keys stay."""
     if isinstance(value, str):
-        return value if isinstance(value, Own) else redaction.shown(value)
+        return change(value)
     if isinstance(value, list):
-        return [_redact_names(entry, redaction) for entry in value]
+        return [_map_texts(entry, change) for entry in value]
     if isinstance(value, Mapping):
-        return {key: _redact_names(entry, redaction) for key, entry in value.items()}
+        return {key: _map_texts(entry, change) for key, entry in value.items()}
     return value
-
-
-def _restore_names(value: Any, redaction: Redaction) -> Any:
-    """Arguments with the names that the model knows by what stands for them."""
-    if isinstance(value, str):
-        return redaction.restore(value)
-    if isinstance(value, list):
-        return [_restore_names(entry, redaction) for entry in value]
-    if isinstance(value, Mapping):
-        return {key: _restore_names(entry, redaction) for key, entry in value.items()}
-    return value
-
-
-def _clean_answer(text: str) -> str:
-    """Return text without control characters and escape sequences, line breaks kept."""
-    shown = _ESCAPE.sub("", text[: 4 * MOST_ANSWER])
-    kept = (c if c.isprintable() or c == "\n" else " " for c in shown)
-    return "".join(kept).strip()
 
 
 def _list_some(numbers: Sequence[str]) -> str:

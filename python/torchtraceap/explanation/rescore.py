@@ -60,26 +60,34 @@ class Doubt:
 
     @property
     def holds(self) -> bool:
-        """It stays flagged."""
+        """True if it stays flagged."""
         return self._votes(flagged=True) >= _ENOUGH
 
     @property
     def gone(self) -> bool:
-        """It is no segment any more."""
+        """True if it is no segment any more."""
         return self._drops and self.settled and not self.holds
 
     def ask(self, diagnosis: Diagnosis) -> None:
-        """The next grid."""
+        """Score the segment again on the next grid."""
         grid = self.to_ask.pop(0)
         windows = windows_of(diagnosis, grid)
-        first, last = _overlapping(windows, self.segment)
+        # The windows that share time with the segment, weighed by that time.
+        start_ns, end_ns, most = self.segment.start_ns, self.segment.end_ns, windows.count - 1
+        bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
+        begin = int(np.searchsorted(bounds_ns, start_ns, side="right")) - 1
+        end = int(np.searchsorted(bounds_ns, end_ns, side="left")) - 1
+        first, last = min(max(begin, 0), most), min(max(end, begin, 0), most)
+        inside_ns = bounds_ns[first : last + 2].astype(np.float64)
+        weights = np.diff(np.clip(inside_ns, start_ns, end_ns))
+        scores = windows.scores[first : last + 1]
         self.grids.append(grid)
-        self.scores.append(_mean_score(windows, self.segment, first, last))
+        self.scores.append(float(np.average(scores, weights=weights if weights.any() else None)))
         self._types.append(dict(likely_types(windows, first, last)))
 
     def typed(self, diagnosis: Diagnosis) -> Segment:
-        """The segment by the name that the types of all grids give it, with the finding of that
-        name. What a rule proves of it stays."""
+        """Return the segment by the name that the types of all grids give it, with the finding of
+        that name. What a rule proves of it stays."""
         if self.segment.finding:
             return self.segment
         names = dict.fromkeys(name for each in self._types for name in each)
@@ -95,7 +103,7 @@ class Doubt:
 
 
 def other_grids(grid: int, suggested: int | None = None) -> tuple[int, ...]:
-    """The grids to ask: the one that a judge suggests, the next finer, the next coarser."""
+    """Return the grids to ask: the one that a judge suggests, the next finer, the next coarser."""
     finer = [each for each in GRIDS if each > grid]
     coarser = [each for each in reversed(GRIDS) if each < grid]
     order = [*([suggested] if suggested else []), *finer[:1], *coarser[:1], *finer, *coarser]
@@ -118,40 +126,24 @@ def resolve_doubts(
         open_doubts = [doubt for doubt in doubts if not doubt.settled and doubt.to_ask]
         open_doubts.sort(key=lambda doubt: doubt.to_ask[0])
         for grid, asked in groupby(open_doubts, key=lambda doubt: doubt.to_ask[0]):
-            before = _standing(diagnosis, doubts)
+            before = _standing_types(diagnosis, doubts)
             for doubt in list(asked):
                 doubt.ask(diagnosis)
-            after = _standing(diagnosis, doubts)
+            after = _standing_types(diagnosis, doubts)
             rounds.append(Round(grid, asked_by, others + len(after), changed=after != before))
     return rounds
 
 
-def _standing(diagnosis: Diagnosis, doubts: Sequence[Doubt]) -> list[str]:
-    """Names of those that have not gone."""
+def _standing_types(diagnosis: Diagnosis, doubts: Sequence[Doubt]) -> list[str]:
+    """Return the names of those that have not gone."""
     return [doubt.typed(diagnosis).type for doubt in doubts if not doubt.gone]
 
 
 def windows_of(diagnosis: Diagnosis, grid: int) -> Windows:
-    """Scores by the scorer of the diagnosis; computed once for each grid."""
+    """Return scores by the scorer of the diagnosis; computed once for each grid."""
     trace = diagnosis.trace
     scorer = diagnosis.scorer.split()[0]
     found: Windows = trace.cached(
         ("scores of windows", scorer, grid), lambda: load_scorer(scorer).score(trace, grid)
     )
     return found
-
-
-def _overlapping(windows: Windows, segment: Segment) -> tuple[int, int]:
-    """First and last window that share time with a segment."""
-    bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
-    first = int(np.searchsorted(bounds_ns, segment.start_ns, side="right")) - 1
-    last = int(np.searchsorted(bounds_ns, segment.end_ns, side="left")) - 1
-    return min(max(first, 0), windows.count - 1), min(max(last, first, 0), windows.count - 1)
-
-
-def _mean_score(windows: Windows, segment: Segment, first: int, last: int) -> float:
-    """Weighed by the time that windows share with the segment."""
-    bounds_ns = np.asarray(windows.bounds_ns[first : last + 2], dtype=np.float64)
-    weights = np.diff(np.clip(bounds_ns, segment.start_ns, segment.end_ns))
-    scores = windows.scores[first : last + 1]
-    return float(np.average(scores, weights=weights)) if weights.any() else float(scores.mean())

@@ -46,6 +46,7 @@ __all__ = [
     "idle_inside",
     "likely_name",
     "likely_types",
+    "name_windows",
     "rule_says",
     "runs_of",
     "segment_of",
@@ -91,8 +92,25 @@ def find_segments(diagnosis: Diagnosis) -> list[Segment]:
     segments]."""
     dearest = (_costliest_segment(diagnosis, finding) for finding in diagnosis.findings)
     located = [segment for segment in dearest if segment]
-    flagged = [each for each in _flagged_segments(diagnosis) if not any(map(each.lies_in, located))]
-    return _choose_segments(diagnosis, [*located, *flagged])
+    flagged = (
+        segment_of(diagnosis, first, last, name)
+        for name, first, last in runs_of(name_windows(diagnosis))
+        if name
+    )
+    segments = [*located, *(each for each in flagged if not any(map(each.lies_in, located)))]
+    places = {finding.type: place for place, finding in enumerate(diagnosis.findings)}
+    leading: dict[str, Segment] = {}
+    for segment in segments:
+        best = leading.get(segment.type)
+        if best is None or segment.expected_ns > best.expected_ns:
+            leading[segment.type] = segment
+
+    def importance(segment: Segment) -> tuple[int, float, int]:
+        place = places.get(segment.type, len(places))
+        is_leading = leading[segment.type] is segment
+        return place if is_leading else len(places) + 1, -segment.expected_ns, segment.start_ns
+
+    return sorted(segments, key=importance)[:MOST_SEGMENTS]
 
 
 def rule_says(diagnosis: Diagnosis, name: str) -> str:
@@ -101,7 +119,7 @@ def rule_says(diagnosis: Diagnosis, name: str) -> str:
 
 
 def likely_types(windows: Windows, first: int, last: int) -> tuple[tuple[str, float], ...]:
-    """Types and the mean of their scores over some windows, the likeliest first."""
+    """Return types and the mean of their scores over some windows, the likeliest first."""
     means = ((name, float(own[first : last + 1].mean())) for name, own in windows.types.items())
     there = [(name, value) for name, value in means if value > 0]
     return tuple(sorted(there, key=lambda pair: (-pair[1], pair[0])))
@@ -115,7 +133,7 @@ def cost_inside(finding: Finding, start_ns: int, end_ns: int, rank: int | None =
 
 
 def _cost_ns(finding: Finding, rank: int | None, bounds_ns: Int64Array) -> Int64Array:
-    """int64 `[windows]`: of one rank."""
+    """Return the cost of a finding on one rank, int64 `[windows]`, ns."""
     ranks = finding.interval_ranks
     if rank not in ranks:
         return np.zeros(len(bounds_ns) - 1, dtype=np.int64)
@@ -135,7 +153,11 @@ def likely_name(
         end_ns: The end of the part.
     """
     bounds_ns = np.array([start_ns, end_ns], dtype=np.int64)
-    covering = {each.type for each in diagnosis.findings if _covers(diagnosis, each, bounds_ns)[0]}
+    covering = {
+        each.type
+        for each in diagnosis.findings
+        if _share(diagnosis, each, bounds_ns)[0] >= _COVERED
+    }
     return _name_among([name for name, _ in types], covering, diagnosis)
 
 
@@ -146,16 +168,11 @@ def _name_among(likely: Sequence[str], covering: Set[str], diagnosis: Diagnosis)
     return next(proved, None) or next(possible, NONE)
 
 
-def _covers(diagnosis: Diagnosis, finding: Finding, bounds_ns: Int64Array) -> npt.NDArray[np.bool_]:
-    """bool `[windows]`: its cost, the mean over the ranks, is a tenth of the window."""
-    covered: npt.NDArray[np.bool_] = _share(diagnosis, finding, bounds_ns) >= _COVERED
-    return covered
-
-
 def _share(
     diagnosis: Diagnosis, finding: Finding, bounds_ns: Int64Array
 ) -> npt.NDArray[np.float64]:
-    """float64 `[windows]`: its cost as a part of the windows, the mean over the ranks."""
+    """Return the cost of a finding as a part of the windows, the mean over the ranks, float64
+    `[windows]`."""
     cost_ns = np.zeros(len(bounds_ns) - 1)
     for rank in set(finding.interval_ranks):
         cost_ns += _cost_ns(finding, rank, bounds_ns)
@@ -164,30 +181,23 @@ def _share(
     return share
 
 
-def _flagged_segments(diagnosis: Diagnosis) -> Iterator[Segment]:
-    """Yield a segment for each run of flagged windows of one name."""
-    for name, first, last in runs_of(_names(diagnosis)):
-        if name:
-            yield segment_of(diagnosis, first, last, name)
-
-
-def _names(diagnosis: Diagnosis) -> list[str]:
-    """Return the name of each window, empty if it is not flagged."""
+def name_windows(diagnosis: Diagnosis) -> list[str]:
+    """Return the name of each window, empty if it is not flagged. See Note [Names]."""
     windows = diagnosis.windows
     names = [""] * windows.count
     bounds_ns = np.asarray(windows.bounds_ns, dtype=np.int64)
-    covers = {each.type: _covers(diagnosis, each, bounds_ns) for each in diagnosis.findings}
+    shares = {each.type: _share(diagnosis, each, bounds_ns) for each in diagnosis.findings}
     kinds, chances = list(windows.types), np.stack(list(windows.types.values()))
     for place in np.flatnonzero(windows.scores >= FLAGGED).tolist():
         order = np.argsort(-chances[:, place], kind="stable").tolist()
         likely = [kinds[kind] for kind in order if chances[kind, place] > 0]
-        covering = {name for name, inside in covers.items() if inside[place]}
+        covering = {name for name, share in shares.items() if share[place] >= _COVERED}
         names[place] = _name_among(likely, covering, diagnosis)
     return names
 
 
 def _costliest_segment(diagnosis: Diagnosis, finding: Finding) -> Segment | None:
-    """The run of windows in which a finding costs most; None if it costs nothing in any."""
+    """Return the run of windows in which a finding costs most; None if it costs nothing in any."""
     bounds_ns = np.asarray(diagnosis.windows.bounds_ns, dtype=np.int64)
     share = _share(diagnosis, finding, bounds_ns)
     if not share.any():
@@ -207,7 +217,7 @@ def runs_of(values: Iterable[Value]) -> Iterator[tuple[Value, int, int]]:
 
 
 def finding_of(diagnosis: Diagnosis, name: str) -> Finding | None:
-    """The finding of a type; None where it is not present, and for "none"."""
+    """Return the finding of a type; None where it is not present, and for "none"."""
     return next((finding for finding in diagnosis.findings if finding.type == name), None)
 
 
@@ -217,6 +227,16 @@ def segment_of(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segmen
     start_ns, end_ns = windows.bounds_ns[first], windows.bounds_ns[last + 1]
     finding = finding_of(diagnosis, name)
     score = float(windows.scores[first : last + 1].mean())
+    if finding is None:
+        ranks = diagnosis.trace.ranks
+        idle_ns = sum(idle_inside(rank, start_ns, end_ns) for rank in ranks)
+        expected_ns = score * (idle_ns // max(1, len(ranks)))
+    elif finding.saving is None or not finding.cost_ns:
+        expected_ns = 0.0
+    else:
+        steps = diagnosis.step.steps if finding.saving.per_step and diagnosis.step else 1
+        inside = cost_inside(finding, start_ns, end_ns) / finding.cost_ns
+        expected_ns = finding.saving.believed_ns * steps * inside
     return Segment(
         start_ns=start_ns,
         end_ns=end_ns,
@@ -227,47 +247,12 @@ def segment_of(diagnosis: Diagnosis, first: int, last: int, name: str) -> Segmen
         score=score,
         types=likely_types(windows, first, last),
         finding=finding,
-        expected_ns=(
-            _share_of_saving(diagnosis, finding, start_ns, end_ns)
-            if finding
-            else score * _idle_ns(diagnosis, start_ns, end_ns)
-        ),
+        expected_ns=expected_ns,
     )
-
-
-def _share_of_saving(diagnosis: Diagnosis, finding: Finding, start_ns: int, end_ns: int) -> float:
-    saving = finding.saving
-    if saving is None or not finding.cost_ns:
-        return 0.0
-    steps = diagnosis.step.steps if saving.per_step and diagnosis.step else 1
-    inside = cost_inside(finding, start_ns, end_ns) / finding.cost_ns
-    return saving.believed_ns * steps * inside
-
-
-def _idle_ns(diagnosis: Diagnosis, start_ns: int, end_ns: int) -> int:
-    """GPU idle time, the mean over the ranks."""
-    ranks = diagnosis.trace.ranks
-    return sum(idle_inside(rank, start_ns, end_ns) for rank in ranks) // max(1, len(ranks))
 
 
 def idle_inside(rank: RankTrace, start_ns: int, end_ns: int) -> int:
-    """Time in which a rank's GPU idles, of a part of its profiled time."""
+    """Return the time in which a rank's GPU idles, of a part of its profiled time."""
     idle = rank.idle(rank.tree.profiled)
     spans: Array = np.stack([idle.start_ns, idle.end_ns], axis=1).astype(np.int64)
     return int(covered_ns(spans, np.array([start_ns, end_ns], dtype=np.int64))[0])
-
-
-def _choose_segments(diagnosis: Diagnosis, segments: Sequence[Segment]) -> list[Segment]:
-    places = {finding.type: place for place, finding in enumerate(diagnosis.findings)}
-    dearest: dict[str, Segment] = {}
-    for segment in segments:
-        best = dearest.get(segment.type)
-        if best is None or segment.expected_ns > best.expected_ns:
-            dearest[segment.type] = segment
-    leading = sorted(
-        dearest.values(),
-        key=lambda each: (places.get(each.type, len(places)), -each.expected_ns, each.start_ns),
-    )
-    further = [segment for segment in segments if dearest[segment.type] is not segment]
-    further.sort(key=lambda each: (-each.expected_ns, each.start_ns))
-    return [*leading, *further][:MOST_SEGMENTS]

@@ -2,6 +2,12 @@
 
 Note [Off by default]: nothing is asked, and no package for it imported, unless a base URL is given.
 A key in the environment alone, `OPENAI_API_KEY` in particular, turns nothing on.
+
+Prices of tokens come from a file of the user: none are built in, as they change every month.
+
+gpt-4.1:
+  input: 2.00    # US dollars per million tokens of prompts
+  output: 8.00   # the same of answers
 """
 
 from __future__ import annotations
@@ -15,15 +21,28 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 
-__all__ = ["BASE_URL", "CACHE_MODES", "KEY", "MODEL", "ModelSettings", "is_local", "settings_from"]
+__all__ = [
+    "BASE_URL",
+    "CACHE_MODES",
+    "KEY",
+    "MODEL",
+    "ModelSettings",
+    "Price",
+    "is_local",
+    "read_prices",
+    "settings_from",
+]
 
 BASE_URL = "TORCHTRACEAP_LLM_BASE_URL"
 MODEL = "TORCHTRACEAP_LLM_MODEL"
 KEY = "TORCHTRACEAP_LLM_KEY"
 _OPENAI_KEY = "OPENAI_API_KEY"
+_MOST_BYTES = 1 << 20
+"""Most bytes of a file of prices."""
 
 CACHE_MODES = ("write", "read", "off")
 """"write" reads and writes, "read" only reads, "off" does neither."""
@@ -67,7 +86,7 @@ class ModelSettings:
     max_usd: float | None = None
     """Most dollars of one run; needs `prices` that know the model. None sets no limit."""
     prices: Path | None = None
-    """File of prices (`llm.prices`)."""
+    """File of prices (`read_prices`)."""
     cache: str = "write"
     """One of `CACHE_MODES`."""
     cache_path: Path = field(default_factory=_cache_path)
@@ -78,7 +97,11 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         _check_url(self.base_url)
-        _check_texts(self.model, self.key)
+        if not self.model.strip() or not self.model.isprintable() or len(self.model) > 200:
+            raise OptionError("the name of the model is one line of at most 200 characters")
+        key = self.key or ""
+        if not (key.isascii() and key.isprintable() and " " not in key):
+            raise OptionError("the key of the model has characters that no key has")
         if self.cache not in CACHE_MODES:
             raise OptionError(f"the cache is one of {', '.join(CACHE_MODES)}, not {self.cache!r}")
         _check_number("the timeout", self.timeout_s, above=0, most=3600)
@@ -98,7 +121,7 @@ def settings_from(
     environment: Mapping[str, str] | None = None,
     **limits: Any,
 ) -> ModelSettings | None:
-    """Settings from options; what is None is taken from the environment or is the default.
+    """Return settings from options; what is None is taken from the environment or is the default.
 
     Args:
         base_url: Else `TORCHTRACEAP_LLM_BASE_URL`.
@@ -155,7 +178,8 @@ def _goes_by_proxy(parts: SplitResult) -> bool:
 
 
 def _check_url(base_url: str) -> None:
-    """Say what is wrong without the URL itself, which may hold a password."""
+    """Raise OptionError where requests can't go to the URL, which its text does not repeat: it may
+    hold a password."""
     try:
         parts = urlsplit(base_url)
         _ = parts.port  # read, and refused, when asked for
@@ -173,13 +197,6 @@ def _check_url(base_url: str) -> None:
         raise OptionError("the base URL of the model has characters that no URL has")
 
 
-def _check_texts(model: str, key: str | None) -> None:
-    if not model.strip() or not model.isprintable() or len(model) > 200:
-        raise OptionError("the name of the model is one line of at most 200 characters")
-    if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
-        raise OptionError("the key of the model has characters that no key has")
-
-
 def _check_number(
     what: str, value: float, *, above: float = -math.inf, least: float = -math.inf,
     most: float = 1e12,
@@ -187,3 +204,46 @@ def _check_number(
     if not (math.isfinite(value) and value > above and least <= value <= most):
         lowest = f"above {above:g}" if above > -math.inf else f"at least {least:g}"
         raise OptionError(f"{what} is {lowest} and at most {most:g}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Price of one model in US dollars per million tokens."""
+
+    input: float
+    output: float
+
+    def cost_usd(self, prompt_tokens: int, completion_tokens: int) -> float:
+        return (self.input * prompt_tokens + self.output * completion_tokens) / 1e6
+
+
+def read_prices(path: PathLike) -> Mapping[str, Price]:
+    """Read prices by model from YAML or JSON.
+
+    Raises:
+        OptionError: It can't be read, or holds something else.
+    """
+    import yaml
+
+    try:
+        with Path(path).open("rb") as stream:
+            content = stream.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise OptionError(f"{path}: can't be read: {error.strerror or error}") from None
+    if len(content) > _MOST_BYTES:
+        raise OptionError(f"{path}: is too large for a file of prices")
+    try:
+        document = yaml.load(content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise OptionError(f"{path}: is neither YAML nor JSON") from None
+    if not isinstance(document, dict):
+        raise OptionError(f"{path}: prices are a table of models, each with input and output")
+    prices = {}
+    for model, entry in document.items():
+        if not isinstance(entry, dict) or set(entry) != {"input", "output"}:
+            raise OptionError(f"{path}: {model}: input and output are needed, and nothing else")
+        amounts = [entry["input"], entry["output"]]
+        if not all(type(each) in (int, float) and 0 <= each <= 1e9 for each in amounts):
+            raise OptionError(f"{path}: {model}: prices are numbers of dollars, at least 0")
+        prices[str(model)] = Price(float(amounts[0]), float(amounts[1]))
+    return prices

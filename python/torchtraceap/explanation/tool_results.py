@@ -1,6 +1,6 @@
 """Results of tools: tables and results of a trace as small JSON objects.
 
-The numbers are those of the tables, as quantities (`quantities`). Whatever names things in a trace
+The numbers are those of the tables, as quantities (`numbers`). Whatever names things in a trace
 may hold anything, also words meant for the model that reads them: names are cleaned and cut, and
 stand in results as data.
 """
@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import TextCodes
-from torchtraceap.core.formatting import plain_text
+from torchtraceap.core.formatting import plain_line
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import percentile_rank
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.diagnosis.diagnose import build_diagnosis
+from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.errors import OptionError
-from torchtraceap.explanation.quantities import (
+from torchtraceap.explanation.numbers import (
     CALLER_CHOICE,
     Own,
     share_quantity,
@@ -29,26 +32,24 @@ from torchtraceap.explanation.quantities import (
     time_quantity,
     to_quantities,
 )
-from torchtraceap.explanation.tool_data import ToolData
 from torchtraceap.simulation.edits.base import make_edit
 from torchtraceap.simulation.simulate import simulate as simulated
+from torchtraceap.tables.catalog import table_spec
 from torchtraceap.tables.compare.diff import build_diff
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.summary import build_summary
 from torchtraceap.tables.windows import build_features, window_features
+from torchtraceap.trace.ranks import Ranks
 
 if TYPE_CHECKING:
-    from torchtraceap.core.results import Evidence, Finding, StepTime, Timeline
-    from torchtraceap.core.table import ColumnTable
-    from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.simulation.simulate import EditOutcome, Simulation
+    from torchtraceap.core.results import Finding
     from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "MOST_BYTES",
     "MOST_ROWS",
-    "clean_name",
+    "ToolData",
     "diagnosis",
     "diff",
     "fit_result",
@@ -66,8 +67,6 @@ Json = dict[str, Any]
 MOST_BYTES = 8_000
 """Most bytes of a result as JSON."""
 MOST_ROWS = 50
-MOST_NAME = 120
-"""Characters of a name out of the trace."""
 MOST_NOTES, MOST_NOTE = 3, 300
 MOST_CODE = 1_200
 _IDLE = "idle_"
@@ -75,22 +74,49 @@ _OWN_COLUMNS = frozenset({"class", "edit", "family", "part", "significance", "st
 """Columns whose texts are words of this package."""
 
 
+class ToolData:
+    """The trace that tools read, with each table and the diagnosis built once.
+
+    Args:
+        trace: The trace.
+        baseline: One to compare it with, if there is one.
+        diagnosis: The trace's diagnosis, if it is known already.
+    """
+
+    def __init__(
+        self, trace: Ranks, baseline: Ranks | None = None, *, diagnosis: Diagnosis | None = None
+    ) -> None:
+        self.trace = trace
+        self.baseline = baseline
+        self._diagnosis = diagnosis
+        self._lock = RLock()
+        self._tables: dict[tuple[object, ...], ColumnTable] = {}
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """The trace's diagnosis, built at the first use."""
+        if self._diagnosis is None:
+            self._diagnosis = build_diagnosis(self.trace)
+        return self._diagnosis
+
+    def table(self, name: str, *, rank: int | None = None, **options: Any) -> ColumnTable:
+        """Return a table of the trace by the name of its command, made once for equal options."""
+        key = (name, rank, *sorted(options.items()))
+        if key not in self._tables:
+            self._tables[key] = table_spec(name).make(self.trace, rank=rank, **options)
+        return self._tables[key]
+
+
 # ------------------------------------------------------------------------- texts and sizes
 
 
-def clean_name(text: str, most: int = MOST_NAME) -> str:
-    """Return text from the trace as one plain line of at most `most` characters."""
-    line = plain_text(text[: 4 * most].encode("utf-8", "replace").decode("utf-8"))
-    return line if len(line) <= most else line[: most - 1] + "…"
-
-
 def to_compact_json(value: object) -> str:
-    """JSON without spaces."""
+    """Return JSON without spaces."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def fit_result(result: Json) -> Json:
-    """The result, its largest lists cut until it is small enough.
+    """Return the result, its largest lists cut until it is small enough.
 
     Raises:
         OptionError: It is too large without them.
@@ -112,7 +138,7 @@ def _size(value: object) -> int:
 
 
 def _row_list(rows: Iterable[Any], left_out: int = 0) -> Json:
-    """A list that says how much of it there is; `fit_result` cuts such lists alone."""
+    """Return a list that says how much of it there is; `fit_result` cuts such lists alone."""
     found = list(rows)
     kept = found[:MOST_ROWS]
     more = left_out + len(found) - len(kept)
@@ -131,7 +157,7 @@ def _lists_in(value: object) -> Iterable[Json]:
 
 
 def _rows(table: ColumnTable, columns: Sequence[str], limit: int) -> Json:
-    """The first rows of a table, in some of its columns, as quantities."""
+    """Return the first rows of a table, in some of its columns, as quantities."""
     chosen = table.select([name for name in columns if name in table])
     records = chosen.take(slice(0, limit)).records()
     return _row_list(map(_row, records), max(0, table.num_rows - limit))
@@ -141,7 +167,7 @@ def _row(record: Mapping[str, Any]) -> Json:
     """Return a record as quantities, with names cleaned."""
     shown = to_quantities(record)
     return {
-        key: (Own(value) if key in _OWN_COLUMNS else clean_name(value))
+        key: (Own(value) if key in _OWN_COLUMNS else plain_line(value))
         if isinstance(value, str)
         else value
         for key, value in shown.items()
@@ -149,17 +175,7 @@ def _row(record: Mapping[str, Any]) -> Json:
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
-    return [clean_name(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
-
-
-def _filter_by_name(table: ColumnTable, name: str, text: str | None) -> ColumnTable:
-    """Rows whose name holds a text, in any case."""
-    column = table.column(name)
-    if not text or not isinstance(column, TextCodes):
-        return table
-    wanted = text.casefold()
-    holds = np.asarray([*(wanted in known.casefold() for known in column.texts), False])
-    return table.take(np.flatnonzero(holds[column.codes]))
+    return [plain_line(note, MOST_NOTE) for note in notes[:MOST_NOTES]]
 
 
 # ------------------------------------------------------------------------- the whole trace
@@ -168,6 +184,18 @@ def _filter_by_name(table: ColumnTable, name: str, text: str | None) -> ColumnTa
 def summary(box: ToolData, given: Json) -> Json:
     """Return the counts and the timeline, as `torchtraceap summary` has them."""
     found = build_summary(box.trace)
+    times = found.timeline.to_dict()
+    shares = {
+        name.replace("_ns", "_share"): found.timeline.share(ns)
+        for name, ns in times.items()
+        if name != "span_ns"
+    }
+    step_time = None
+    if found.step:
+        step = found.step.to_dict()
+        # `left_out` is what lists call rows that they do not show.
+        not_counted = step.pop("left_out")
+        step_time = to_quantities({**step, "not_counted": not_counted})
     return {
         "files": len(found.files),
         "ranks": len(found.ranks),
@@ -184,37 +212,19 @@ def summary(box: ToolData, given: Json) -> Json:
                 "gpu_without_launch": found.events.gpu_orphan,
             }
         ),
-        "timeline": _timeline(found.timeline),
-        "step_time": _step_time(found.step) if found.step else None,
+        "timeline": {"times": to_quantities(times), "shares_of_span": to_quantities(shares)},
+        "step_time": step_time,
         "steps": len(found.steps),
         "steps_inferred": found.steps_inferred,
         "diagnostics": _row_list(
-            {"notes": clean_name(entry.message, MOST_NOTE), "count": entry.count}
+            {"notes": plain_line(entry.message, MOST_NOTE), "count": entry.count}
             for entry in found.diagnostics
         ),
     }
 
 
-def _step_time(step: StepTime) -> Json:
-    """`left_out` is what lists call rows that they do not show."""
-    times = step.to_dict()
-    not_counted = times.pop("left_out")
-    return to_quantities({**times, "not_counted": not_counted})
-
-
-def _timeline(timeline: Timeline) -> Json:
-    """Return the times of a timeline, and the share of the span of each."""
-    times = timeline.to_dict()
-    shares = {
-        name.replace("_ns", "_share"): timeline.share(ns)
-        for name, ns in times.items()
-        if name != "span_ns"
-    }
-    return {"times": to_quantities(times), "shares_of_span": to_quantities(shares)}
-
-
 def diagnosis(box: ToolData, given: Json) -> Json:
-    """The findings, or one of them with its events."""
+    """Return the findings, or one of them with its events."""
     found = box.diagnosis
     if given["type"]:
         return _detail(found, given["type"], given["limit"])
@@ -243,6 +253,14 @@ def _verdicts(found: Diagnosis) -> dict[str, str]:
 
 
 def _finding(finding: Finding) -> Json:
+    makers = {"duration_ns": time_quantity, "bytes": size_quantity, "share": share_quantity}
+    facts: Json = {}
+    for name, fact in finding.facts.items():
+        value = fact.value
+        if isinstance(value, str):
+            facts[Own(name)] = plain_line(value)
+        else:
+            facts[Own(name)] = makers[fact.kind](value) if fact.kind in makers else value
     shown: Json = {
         "type": Own(finding.type),
         "title": Own(finding.title),
@@ -250,7 +268,7 @@ def _finding(finding: Finding) -> Json:
         "cost_of_profiled": share_quantity(finding.cost_share),
         "confidence": round(finding.confidence, 2),
         "advice": Own(finding.fix),
-        "facts": {Own(name): _fact(fact.kind, fact.value) for name, fact in finding.facts.items()},
+        "facts": facts,
     }
     if finding.saving:
         saving = finding.saving
@@ -265,24 +283,21 @@ def _finding(finding: Finding) -> Json:
     return shown
 
 
-def _fact(kind: str, value: float | str) -> Any:
-    if isinstance(value, str):
-        return clean_name(value)
-    makers = {"duration_ns": time_quantity, "bytes": size_quantity, "share": share_quantity}
-    return makers[kind](value) if kind in makers else value
-
-
 def _detail(found: Diagnosis, name: str, limit: int) -> Json:
-    """One type: the finding with events and code, or why there is none."""
+    """Return one type: the finding with events and code, or why there is none."""
     entry = load_knowledge()[name]
     finding = found.finding(name)
     about = {"type": Own(name), "title": Own(entry.title), "signs": [Own(s) for s in entry.signs]}
     if finding is None:
         missing = found.abstained.get(name, ())
         verdict = _verdicts(found).get(name, "unknown")
-        lacks = [clean_name(signal) for signal in missing]
+        lacks = [plain_line(signal) for signal in missing]
         return {**about, "verdict": Own(verdict), "missing_signals": lacks}
-    events = [_event(found, event) for event in finding.evidence[:limit]]
+    events = []
+    for event in finding.evidence[:limit]:
+        # The start counts from that of the profiled time.
+        start_ns = event.start_ns - found.trace.rank(event.rank).tree.profiled[0]
+        events.append(_row({**event.to_dict(), "start_ns": start_ns}))
     return {
         **about,
         "verdict": Own("present"),
@@ -290,12 +305,6 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
         "code": Own(finding.code[:MOST_CODE]),
         "evidence": _row_list(events, finding.evidence_count - len(events)),
     }
-
-
-def _event(found: Diagnosis, event: Evidence) -> Json:
-    """Return an event whose start counts from that of the profiled time."""
-    start_ns = event.start_ns - found.trace.rank(event.rank).tree.profiled[0]
-    return _row({**event.to_dict(), "start_ns": start_ns})
 
 
 # ------------------------------------------------------------------------- tables
@@ -322,8 +331,13 @@ def kernels(box: ToolData, given: Json) -> Json:
 
 
 def _table(table: ColumnTable, name: str, columns: Sequence[str], given: Json) -> Json:
-    """Rows whose name holds what is wanted, in the order that is wanted."""
-    kept = _filter_by_name(table, name, given["contains"]).sort(given["sort"], descending=True)
+    """Return rows whose name holds the wanted text, in any case, in the wanted order."""
+    kept, names = table, table.column(name)
+    if given["contains"] and isinstance(names, TextCodes):
+        wanted = given["contains"].casefold()
+        holds = np.asarray([*(wanted in known.casefold() for known in names.texts), False])
+        kept = table.take(np.flatnonzero(holds[names.codes]))
+    kept = kept.sort(given["sort"], descending=True)
     return {"table": _rows(kept, columns, given["limit"]), "notes": _notes(table.notes)}
 
 
@@ -349,30 +363,28 @@ def simulate(box: ToolData, given: Json) -> Json:
     for name in given["edits"]:
         make_edit(name)  # says what is wrong with it before anything is replayed
     found = simulated(box.trace, list(given["edits"]))
+    edits = []
+    for outcome in found.edits:
+        edit = Own(plain_line(outcome.edit))
+        shown: Json = {"edit": edit, "note": plain_line(outcome.note, MOST_NOTE), "applies": False}
+        if outcome.predicted_ns is not None:
+            ends = {
+                "predicted": outcome.predicted_ns,
+                "low": outcome.low_ns,
+                "high": outcome.high_ns,
+            }
+            shown["applies"] = True
+            shown |= {name: time_quantity(ns) for name, ns in ends.items() if ns is not None}
+            shown["saves"] = time_quantity(found.measured_ns - outcome.predicted_ns)
+        edits.append(shown)
     return {
         "of": Own("a step" if found.run.per_step else "the whole trace"),
         "measured": time_quantity(found.measured_ns),
         "replayed_without_edits": time_quantity(found.replayed_ns),
         "noise": None if found.noise_ns is None else time_quantity(found.noise_ns),
         "supports_prediction": found.trust.supports_prediction,
-        "edits": _row_list(_outcome(found, outcome) for outcome in found.edits),
+        "edits": _row_list(edits),
         "notes": _notes(found.notes),
-    }
-
-
-def _outcome(found: Simulation, outcome: EditOutcome) -> Json:
-    shown: Json = {
-        "edit": Own(clean_name(outcome.edit)),
-        "note": clean_name(outcome.note, MOST_NOTE),
-    }
-    if outcome.predicted_ns is None:
-        return {**shown, "applies": False}
-    times = {"predicted": outcome.predicted_ns, "low": outcome.low_ns, "high": outcome.high_ns}
-    return {
-        **shown,
-        "applies": True,
-        **{name: time_quantity(ns) for name, ns in times.items() if ns is not None},
-        "saves": time_quantity(found.measured_ns - outcome.predicted_ns),
     }
 
 
@@ -380,17 +392,16 @@ def _outcome(found: Simulation, outcome: EditOutcome) -> Json:
 
 
 def window(box: ToolData, given: Json) -> Json:
-    """Features and GPU events of a window of the grid, or of a range."""
+    """Return features and GPU events of a window of the grid, or of a range."""
     part = box.trace.rank(given["rank"])
     windows = build_features(part, count=given["count"])
     place, asked, bounds = _window_bounds(part, windows, given)
     alone = window_features(part, np.array(bounds, dtype=np.int64))
     values = dict(zip(alone.names, alone.values_matrix[0].tolist(), strict=True))
     start_ns = bounds[0] - part.tree.profiled[0]
-    shown = {"start": time_quantity(start_ns)} if place is not None else {}
     return {
         **asked,
-        **shown,
+        **({"start": time_quantity(start_ns)} if place is not None else {}),
         "length": time_quantity(bounds[1] - bounds[0]),
         "windows": given["count"],
         "features": _features(windows, values, comparable=place is not None),
@@ -401,7 +412,7 @@ def window(box: ToolData, given: Json) -> Json:
 def _window_bounds(
     part: RankTrace, windows: ColumnTable, given: Json
 ) -> tuple[int | None, Json, tuple[int, int]]:
-    """The number of the window, what the caller chose, and start and end, ns.
+    """Return the number of the window, what the caller chose, and start and end, ns.
 
     Raises:
         OptionError: Neither a window nor a range, or one that lies outside.
@@ -425,23 +436,19 @@ def _window_bounds(
 def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: bool) -> Json:
     """Return features, those first that are unusual among the trace's windows. Counts and bytes of
     a range, which has another length than the windows, are not compared."""
-    rows = []
+    rows: list[tuple[float, Json]] = []
     for name, value in values.items():
         if name == "window_length_log10_us" or not (value or windows[name].any()):
             continue
-        row: Json = {"name": Own(name), "value": _feature(name, value)}
+        unusual, row = -1.0, {"name": Own(name), "value": _feature(name, value)}
         if comparable or name.endswith(("_share", "_ratio", "_us")):
             every = windows[name]
-            row |= {
-                "median": _feature(name, float(np.median(every))),
-                "percentile_rank": share_quantity(percentile_rank(every, value)),
-            }
-        rows.append(row)
-    return _row_list(sorted(rows, key=_unusualness, reverse=True))
-
-
-def _unusualness(row: Json) -> float:
-    return abs(row["percentile_rank"]["share"] - 0.5) if "percentile_rank" in row else -1.0
+            rank = share_quantity(percentile_rank(every, value))
+            row |= {"median": _feature(name, float(np.median(every))), "percentile_rank": rank}
+            unusual = abs(rank["share"] - 0.5)
+        rows.append((unusual, row))
+    rows.sort(key=lambda each: each[0], reverse=True)
+    return _row_list(row for _, row in rows)
 
 
 def _feature(name: str, value: float) -> Any:
@@ -459,18 +466,21 @@ def _feature(name: str, value: float) -> Any:
 def _events_in(
     part: RankTrace, alone: _core.WindowSet, bounds: tuple[int, int], limit: int
 ) -> Json:
-    """GPU events that run in a range by canonical name, their time within it, the longest first."""
+    """Return GPU events that run in a range by canonical name, with their time within it, the
+    longest first."""
     rows = np.concatenate([alone.rows, alone.overlapping])
     events = GpuEvents.of(part)
     events = events.where(np.isin(events.rows, rows))
     names = events.canonical
     groups = Groups(names.codes.astype(np.int64))
-    within = _clip_times(events, bounds)
+    late = np.maximum(bounds[0] - events.start_ns, 0)
+    left = bounds[1] - np.maximum(events.start_ns, bounds[0])
+    within = np.maximum(np.minimum(events.duration_ns - late, left), 0)
     times, longest = groups.sum(within), groups.maximum(within)
     order = np.argsort(-times, kind="stable")
     shown = [
         {
-            "name": clean_name(names.texts[names.codes[groups.first[group]]]),
+            "name": plain_line(names.texts[names.codes[groups.first[group]]]),
             "count": int(groups.count[group]),
             "time": time_quantity(int(times[group])),
             "longest": time_quantity(int(longest[group])),
@@ -480,29 +490,16 @@ def _events_in(
     return _row_list(shown, len(groups) - len(shown))
 
 
-def _clip_times(events: GpuEvents, bounds: tuple[int, int]) -> Array:
-    """int64: time of each event within the bounds, ns."""
-    late = np.maximum(bounds[0] - events.start_ns, 0)
-    left = bounds[1] - np.maximum(events.start_ns, bounds[0])
-    inside: Array = np.maximum(np.minimum(events.duration_ns - late, left), 0)
-    return inside
-
-
 def step(box: ToolData, given: Json) -> Json:
-    """Every step, or one with what is slow in it."""
+    """Return every step, or one with what is slow in it."""
     rank = box.trace.rank(given["rank"])
     table = box.table("steps", rank=rank.rank)
     numbers = step_numbers(table.to_list("name"))
-    if given["number"] is None:
-        return _every_step(table, numbers, given)
-    if given["number"] not in numbers:
-        known = f"{numbers[0]} to {numbers[-1]}" if numbers else "none in this trace"
-        raise OptionError(f"number: there is no such step; there are: {known}")
-    place = numbers.index(given["number"])
-    return {"number": given["number"], **_one_step(table, place)}
-
-
-def _every_step(table: ColumnTable, numbers: Sequence[int], given: Json) -> Json:
+    if given["number"] is not None:
+        if given["number"] not in numbers:
+            known = f"{numbers[0]} to {numbers[-1]}" if numbers else "none in this trace"
+            raise OptionError(f"number: there is no such step; there are: {known}")
+        return {"number": given["number"], **_one_step(table, numbers.index(given["number"]))}
     order = np.arange(table.num_rows)
     if given["sort"] == "duration_ns":
         order = np.argsort(-table["duration_ns"], kind="stable")
@@ -516,8 +513,8 @@ def _every_step(table: ColumnTable, numbers: Sequence[int], given: Json) -> Json
 
 
 def step_numbers(names: Sequence[str | None]) -> list[int]:
-    """The numbers in which the names end if these differ, such as 5 of "ProfilerStep#5"; else
-    places from 0."""
+    """Return the numbers in which the names end if these differ, such as 5 of "ProfilerStep#5";
+    else places from 0."""
     ends = [re.search(r"(?<!\d)\d{1,9}\Z", name or "", re.ASCII) for name in names]
     numbers = [int(end[0]) for end in ends if end]
     return numbers if len(set(numbers)) == len(names) else list(range(len(names)))
@@ -530,7 +527,7 @@ def _one_step(table: ColumnTable, place: int) -> Json:
              "exposed_communication_ns", "exposed_memcpy_ns")  # fmt: skip
     median_ns = table.facts["jitter"].get("median_ns")
     return {
-        "name": clean_name(record["name"] or ""),
+        "name": plain_line(record["name"] or ""),
         **to_quantities({name: record[name] for name in times}),
         **to_quantities({"median_step_ns": median_ns}),
         "whole": record["whole"],
@@ -540,7 +537,7 @@ def _one_step(table: ColumnTable, place: int) -> Json:
             for name, ns in sorted(causes.items(), key=lambda cause: -cause[1])
         ),
         "longer_than_usual": _row_list(
-            {"name": clean_name(more["name"]), "by": time_quantity(more["delta_ns"])}
+            {"name": plain_line(more["name"]), "by": time_quantity(more["delta_ns"])}
             for more in record["differs"] or ()
         ),
         "notes": _notes(table.notes),

@@ -1,43 +1,35 @@
 """Read-only tools over one loaded trace, for language models and MCP clients.
 
-`TOOLS` is the one definition: `asking` offers them to a model, `mcp_server` to a client. A call
-reads what is in memory, takes checked arguments (`parameters`) and gives an object of bounded size
-(`tool_results`): lists are cut and say by how much. It writes nothing and opens neither a path that
-was given nor a socket, and it never raises: what can't be done is an error in words.
+`TOOLS` is the one definition: `questions` offers them to a model, `mcp_server` to a client. The
+JSON schema of an argument and the check of what was sent come from one `Parameter`. A call reads
+what is in memory and gives an object of bounded size (`tool_results`): lists are cut and say by how
+much. It writes nothing and opens neither a path that was given nor a socket, and it never raises:
+what can't be done is an error in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from torchtraceap.core.formatting import plain_line
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.errors import TraceError
+from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.explanation import tool_results
-from torchtraceap.explanation.parameters import (
-    Choice,
-    Integer,
-    Number,
-    Parameter,
-    Text,
-    Texts,
-    read_arguments,
-    schema_of,
-)
-from torchtraceap.explanation.tool_data import ToolData
-from torchtraceap.explanation.tool_results import MOST_ROWS, clean_name, fit_result
+from torchtraceap.explanation.tool_results import MOST_ROWS, ToolData, fit_result
 from torchtraceap.simulation.edits.base import edit_names
 from torchtraceap.tables.compare.diff import VIEWS
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["Tool", "ToolAnswer", "Toolbox", "available_tools"]
+__all__ = ["MOST_CHARACTERS", "Parameter", "Tool", "ToolAnswer", "Toolbox", "available_tools"]
 
 Json = dict[str, Any]
 
+MOST_CHARACTERS = 200
+"""Most characters of a text argument."""
+_MOST_SHOWN = 60
+_PRINTABLE = 10**18
 WINDOW_COUNTS = (50, 100, 200)
 MOST_EDITS = 4
 """Most edits in one call, each of which is replayed."""
@@ -45,6 +37,89 @@ _MOST_ERROR = 1_000
 _MOST_RANK = 1_000_000
 _LONGEST_MS = 1e9
 _ROWS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of a tool. Unless it is `required`, it may be left out, or be null."""
+
+    name: str
+    help: str
+    kind: str = "string"
+    """Type of JSON Schema: "integer", "number", "string" or "array" (of texts)."""
+    low: float = 0
+    """Least value of a number."""
+    high: float = 0
+    """Largest value of a number; most texts of an array."""
+    choices: Sequence[str] | Sequence[int] = ()
+    """Allowed values; empty for any of the kind."""
+    default: Any = None
+    required: bool = False
+
+    def schema(self) -> Json:
+        """Return the JSON Schema of the argument."""
+        text: Json = {"type": "string", "maxLength": MOST_CHARACTERS}
+        found: Json = {"type": self.kind}
+        if self.choices:
+            found["enum"] = list(self.choices)
+        elif self.kind == "array":
+            found |= {"items": text, "minItems": 1, "maxItems": self.high}
+        elif self.kind == "string":
+            found = text
+        else:
+            found |= {"minimum": self.low, "maximum": self.high}
+        found["description"] = self.help
+        return found if self.default is None else {**found, "default": self.default}
+
+    def read(self, value: object) -> Any:
+        """Return the value as the tool takes it.
+
+        Raises:
+            OptionError: It has another type or lies outside; the text says what was expected.
+        """
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.choices:
+            expected = f"one of {', '.join(map(str, self.choices))}"
+            for choice in self.choices:  # 1 is no True, and 100.0 is 100
+                if choice == value and (is_number or isinstance(value, str)):
+                    return choice
+        elif self.kind == "array":
+            expected = f"a list of 1 to {self.high} texts of at most {MOST_CHARACTERS} characters"
+            if isinstance(value, (list, tuple)) and 1 <= len(value) <= self.high:
+                wrong = [text for text in value if not _is_short_text(text)]
+                if not wrong:
+                    return tuple(value)
+                value = wrong[0]
+        elif self.kind == "string":
+            expected = f"a text of at most {MOST_CHARACTERS} characters"
+            if _is_short_text(value):
+                return value
+        else:
+            is_whole = self.kind == "integer"
+            low, high = (f"{end:{'d' if is_whole else 'g'}}" for end in (self.low, self.high))
+            expected = f"a {'whole ' if is_whole else ''}number from {low} to {high}"
+            if is_whole and isinstance(value, float) and value.is_integer():
+                value = int(value)  # 10.0 is an integer of JSON Schema
+            if is_number and not (is_whole and isinstance(value, float)):
+                number: Any = value
+                if self.low <= number <= self.high:  # NaN is within no bounds
+                    return number if is_whole else float(number)
+        raise OptionError(f"{self.name}: expected {expected}, not {_describe_value(value)}")
+
+
+def _is_short_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MOST_CHARACTERS
+
+
+def _describe_value(value: object) -> str:
+    """Describe an argument that was sent, cut; of large ones only the kind."""
+    if isinstance(value, str):
+        return ascii(value if len(value) <= _MOST_SHOWN else value[:_MOST_SHOWN] + "...")
+    if value is None or isinstance(value, (bool, float)):
+        return str(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < _PRINTABLE else "a number that is far too large"
+    return "an object" if isinstance(value, Mapping) else "a list"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +134,35 @@ class Tool:
 
     def schema(self) -> Json:
         """Return the JSON Schema of the arguments."""
-        return schema_of(self.parameters)
+        return {
+            "type": "object",
+            "properties": {parameter.name: parameter.schema() for parameter in self.parameters},
+            "required": [parameter.name for parameter in self.parameters if parameter.required],
+            "additionalProperties": False,
+        }
+
+    def read_arguments(self, given: object) -> Json:
+        """Return every argument by name; what was left out has its default.
+
+        Raises:
+            OptionError: Something else was given; the text says what was expected.
+        """
+        if not isinstance(given, Mapping):
+            raise OptionError(f"the arguments are a JSON object, not {_describe_value(given)}")
+        known = {parameter.name: parameter for parameter in self.parameters}
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            there = ", ".join(known) or "none"
+            raise OptionError(
+                f"there is no argument {_describe_value(unknown)}; there are: {there}"
+            )
+        found: Json = {}
+        for name, parameter in known.items():
+            value = given.get(name)
+            if value is None and parameter.required:
+                raise OptionError(f"{name} is needed: {parameter.help}")
+            found[name] = parameter.default if value is None else parameter.read(value)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +200,7 @@ class Toolbox(ToolData):
             known = ", ".join(tool.name for tool in self.tools)
             return _error(f"there is no tool of that name; there are: {known}")
         try:
-            given = read_arguments(tool.parameters, arguments)
+            given = tool.read_arguments(arguments)
             with self._lock:  # a client may call several at once
                 return ToolAnswer(False, fit_result(tool.run(self, given)))
         except TraceError as error:
@@ -107,24 +210,27 @@ class Toolbox(ToolData):
 
 
 def _error(text: str) -> ToolAnswer:
-    return ToolAnswer(True, {"error": clean_name(text, _MOST_ERROR)})
+    return ToolAnswer(True, {"error": plain_line(text, _MOST_ERROR)})
 
 
 def available_tools(*, has_baseline: bool) -> tuple[Tool, ...]:
-    """The tools that there are; those that compare only where there is something to compare."""
+    """Return the tools; those that compare only where there is something to compare."""
     return tuple(tool for tool in TOOLS if has_baseline or not tool.needs_baseline)
 
 
 # ------------------------------------------------------------------------- definitions
 
-_LIMIT = Integer("limit", "At most so many rows.", 1, MOST_ROWS, _ROWS)
-_RANK = Integer("rank", "Only this rank of several; by default all.", 0, _MOST_RANK)
-_OF_RANK = Integer("rank", "Of several ranks this one; by default the first.", 0, _MOST_RANK)
-_CONTAINS = Text("contains", "Only rows whose name holds this text, in any case.")
+_LIMIT = Parameter("limit", "At most so many rows.", "integer", 1, MOST_ROWS, default=_ROWS)
+_RANK = Parameter("rank", "Only this rank of several; by default all.", "integer", 0, _MOST_RANK)
+_OF_RANK = Parameter(
+    "rank", "Of several ranks this one; by default the first.", "integer", 0, _MOST_RANK
+)
+_CONTAINS = Parameter("contains", "Only rows whose name holds this text, in any case.")
 
 
-def _sort(*columns: str) -> Choice:
-    return Choice("sort", "The column whose largest values come first.", columns, columns[0])
+def _sort(*columns: str) -> Parameter:
+    help = "The column whose largest values come first."
+    return Parameter("sort", help, choices=columns, default=columns[0])
 
 
 TOOLS: tuple[Tool, ...] = (
@@ -141,7 +247,9 @@ TOOLS: tuple[Tool, ...] = (
         "saves and what to change; idle GPU time by cause; the plan of fixes; what could not be "
         "checked. With a type: that finding in detail, with its events and code.",
         (
-            Choice("type", "Only this type of finding, in detail.", tuple(load_knowledge())),
+            Parameter(
+                "type", "Only this type of finding, in detail.", choices=tuple(load_knowledge())
+            ),
             _LIMIT,
         ),
         tool_results.diagnosis,
@@ -151,7 +259,12 @@ TOOLS: tuple[Tool, ...] = (
         "Operators such as aten::mm: GPU time of their own and with what they call, calls, "
         "launches, own time on the host. GPU time of an operator counts once, so rows sum up.",
         (
-            Choice("by", "A row for each name or each category.", ("name", "category"), "name"),
+            Parameter(
+                "by",
+                "A row for each name or each category.",
+                choices=("name", "category"),
+                default="name",
+            ),
             _sort("exclusive_gpu_ns", "self_host_ns", "launches", "count"),
             _CONTAINS,
             _LIMIT,
@@ -164,11 +277,11 @@ TOOLS: tuple[Tool, ...] = (
         "GPU events (kernels, copies, memsets): how often, how long in all, on average and at "
         "most, and the operator that launches them.",
         (
-            Choice(
+            Parameter(
                 "by",
                 "Short names without template arguments and numbers, or names as recorded.",
-                ("canonical", "name"),
-                "canonical",
+                choices=("canonical", "name"),
+                default="canonical",
             ),
             _sort("sum_ns", "count", "mean_ns", "max_ns"),
             _CONTAINS,
@@ -183,15 +296,24 @@ TOOLS: tuple[Tool, ...] = (
         "features with the median of the trace's windows and its percentile rank among them, the "
         "most unusual first, and the GPU events in it by name.",
         (
-            Integer("number", "Of the window, from 0.", 0, WINDOW_COUNTS[-1] - 1),
-            Choice("count", "Into how many windows time is cut.", WINDOW_COUNTS, 100),
-            Number(
+            Parameter("number", "Of the window, from 0.", "integer", 0, WINDOW_COUNTS[-1] - 1),
+            Parameter(
+                "count",
+                "Into how many windows time is cut.",
+                "integer",
+                choices=WINDOW_COUNTS,
+                default=100,
+            ),
+            Parameter(
                 "start_ms",
                 "In place of a number: where a range begins, from the start of the profiled time.",
+                "number",
                 0,
                 _LONGEST_MS,
             ),
-            Number("end_ms", "Where the range ends, counted the same way.", 0, _LONGEST_MS),
+            Parameter(
+                "end_ms", "Where the range ends, counted the same way.", "number", 0, _LONGEST_MS
+            ),
             _LIMIT,
             _OF_RANK,
         ),
@@ -203,12 +325,12 @@ TOOLS: tuple[Tool, ...] = (
         "time. With one: how the GPU's time in that step splits up, idle time by cause, and what "
         "makes it slower than the other steps.",
         (
-            Integer("number", "Of the step, as the list of steps gives it.", 0, 2**31),
-            Choice(
+            Parameter("number", "Of the step, as the list of steps gives it.", "integer", 0, 2**31),
+            Parameter(
                 "sort",
                 "Of the list: longest first, or by number.",
-                ("duration_ns", "number"),
-                "duration_ns",
+                choices=("duration_ns", "number"),
+                default="duration_ns",
             ),
             _LIMIT,
             _OF_RANK,
@@ -220,11 +342,11 @@ TOOLS: tuple[Tool, ...] = (
         "What makes this trace slower or faster than the baseline: rows whose differences sum to "
         "the difference of the median steps.",
         (
-            Choice(
+            Parameter(
                 "by",
                 "Operators, kernels, calls around them, causes, or findings.",
-                tuple(view for view in VIEWS if view != "tree"),
-                "op",
+                choices=tuple(view for view in VIEWS if view != "tree"),
+                default="op",
             ),
             _LIMIT,
         ),
@@ -235,7 +357,15 @@ TOOLS: tuple[Tool, ...] = (
         "simulate",
         "What a step would take if something were fixed: the run is replayed from its "
         f"dependencies with each edit. Edits: {', '.join(edit_names())}.",
-        (Texts("edits", "Such as loader_workers=4 or cuda_graph.", MOST_EDITS, required=True),),
+        (
+            Parameter(
+                "edits",
+                "Such as loader_workers=4 or cuda_graph.",
+                "array",
+                high=MOST_EDITS,
+                required=True,
+            ),
+        ),
         tool_results.simulate,
     ),
 )

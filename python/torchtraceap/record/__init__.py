@@ -1,4 +1,4 @@
-"""Recording: next to `torch.profiler`, from a training loop to a diagnosis.
+"""Recordings next to `torch.profiler`, from a training loop to a diagnosis.
 
 torch is imported when a recording starts, never with this package.
 """

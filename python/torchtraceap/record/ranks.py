@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ STORE_S = 10.0
 """Seconds for an answer of the store."""
 POLL_S = 0.1
 SKEW_S = 5.0
-"""By how much the clock of a file system may be behind."""
+"""Seconds by which the clock of a file system may be behind."""
 MOST_NAMED = 8
-"""Missing ranks in a sentence."""
+"""Most missing ranks that a sentence names."""
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 # What a launcher calls one run, and what it says where it was given no name.
 JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -43,7 +43,7 @@ _UNNAMED = ("", "none")
 
 
 def check_timeout(seconds: float) -> None:
-    """Raises OptionError unless it is a number of seconds to wait."""
+    """Raise OptionError unless it is a number of seconds to wait."""
     if not 0 <= seconds <= 86_400:
         raise OptionError(f"ranks_timeout must lie between 0 and 86400 seconds, not {seconds!r}")
 
@@ -53,15 +53,15 @@ class Run:
     """One recording of one or several ranks."""
 
     name: str
-    """Of its folder; unlike that of any other recording."""
+    """Name of its folder, unlike that of any other recording."""
     rank: int
     size: int
     """Ranks that are known to write to the folder of that name."""
     began: float
-    """When the recording was begun here, in seconds of `time.time()`: older files are not of it."""
+    """Begin of the recording here, in seconds of `time.time()`: older files are not of it."""
 
     def others_of(self, path: Path, timeout_s: float) -> list[Path]:
-        """The files of the other ranks beside the one of rank 0, by rank.
+        """Return the files of the other ranks beside the one of rank 0, by rank.
 
         Those that don't come are told in a warning that names them: a rank may have died, and may
         write to another disk.
@@ -80,15 +80,25 @@ class Run:
                 break
             time.sleep(POLL_S if len(found) < len(wanted) else 0)
         if left := [rank for rank in wanted if rank not in found]:
-            self._tell_missing(path, left, timeout_s)
+            named = ", ".join(map(str, left[:MOST_NAMED]))
+            more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+            report_problem(
+                f"no file of rank {named}{more} of {self.size} came to {path.parent} within "
+                f"{timeout_s:g} s (a name that ends in _rank{left[0]}.json.gz); the others are "
+                "diagnosed. A rank may have ended early or recorded nothing; ranks on other "
+                "machines may write to other disks: bring the files together and run torchtraceap "
+                "on the folder"
+            )
         return [found[rank] for rank in sorted(found)]
 
     def _file_of(self, path: Path, rank: int) -> Path | None:
-        """The newest complete file that a rank wrote in this run; an empty one is being written."""
+        """Return the newest complete file that a rank wrote in this run; an empty one is being
+        written."""
         stem = ".*"
         if self.name not in path.parent.name:  # a file that was named: others lie beside it
             mine = path.name.partition(".json")[0]
-            stem = f"(?:{re.escape(mine)}|{re.escape(_first_of(mine))})"
+            without_number = re.sub(r"_\d+$", "", mine)  # `x` of `x_2`
+            stem = f"(?:{re.escape(mine)}|{re.escape(without_number)})"
         pattern = re.compile(rf"{stem}_rank{rank}(_\d+)?\.json(\.gz)?", re.IGNORECASE)
         newest: tuple[float, Path] | None = None
         for file, changed in _files_in(path.parent):
@@ -96,24 +106,9 @@ class Run:
                 newest = max(newest or (changed, file), (changed, file))
         return newest[1] if newest else None
 
-    def _tell_missing(self, path: Path, missing: Sequence[int], timeout_s: float) -> None:
-        named = ", ".join(map(str, missing[:MOST_NAMED]))
-        more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-        report_problem(
-            f"no file of rank {named}{more} of {self.size} came to {path.parent} within "
-            f"{timeout_s:g} s (a name that ends in _rank{missing[0]}.json.gz); the others are "
-            "diagnosed. A rank may have ended early or recorded nothing; ranks on other machines "
-            "may write to other disks: bring the files together and run torchtraceap on the folder"
-        )
-
-
-def _first_of(stem: str) -> str:
-    """The name of which a number was made: `x` of `x_2`."""
-    return re.sub(r"_\d+$", "", stem)
-
 
 def _files_in(folder: Path) -> Iterator[tuple[Path, float]]:
-    """Files that hold something, and when they changed."""
+    """Yield files that hold something, and when they changed."""
     with contextlib.suppress(OSError):
         for file in sorted(folder.iterdir()):
             with contextlib.suppress(OSError):
@@ -123,7 +118,7 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, float]]:
 
 
 def run_of(torch: Any, what: str, began: float) -> Run:
-    """The run of which a recording is part. See Note [Agreement].
+    """Return the run of which a recording is part. See Note [Agreement].
 
     Args:
         torch: The module.
@@ -139,7 +134,7 @@ def run_of(torch: Any, what: str, began: float) -> Run:
 
 
 def _by_store(torch: Any, what: str, own: str) -> str | None:
-    """The name that the first rank to come gave; None where no store answers."""
+    """Return the name that the first rank to come gave; None where no store answers."""
     key = _key(what)
     for store in _stores(torch):
         with contextlib.suppress(Exception):
@@ -155,7 +150,7 @@ def _key(what: str) -> str:
 
 
 class Board:
-    """Where rank 0 tells the others what it decided; they meet at the same step of the loop, so
+    """A board on which rank 0 tells the others what it decided; they meet at the same step, so
     none waits for longer than for the next collective. See Note [Agreement].
 
     Args:
@@ -169,7 +164,7 @@ class Board:
         self._store: Any = None
 
     def tell(self, name: str, text: str) -> bool:
-        """Rank 0 writes; whether a store took it."""
+        """Write as rank 0; return True if a store took it."""
         for store in self._reachable():
             with contextlib.suppress(Exception):
                 store.set(_key(f"{self._what}/{name}"), text)
@@ -178,7 +173,7 @@ class Board:
         return False
 
     def ask(self, name: str, timeout_s: float = STORE_S) -> str | None:
-        """What rank 0 wrote, when it did; None if it does not come in time."""
+        """Return what rank 0 wrote; None if it does not come in time."""
         key = _key(f"{self._what}/{name}")
         for store in self._reachable():
             with contextlib.suppress(Exception):
@@ -193,7 +188,7 @@ class Board:
 
 
 def _stores(torch: Any) -> Iterator[Any]:
-    """The launcher's store, else that of the process group."""
+    """Yield the launcher's store, and that of the process group."""
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     limit = timedelta(seconds=STORE_S)
     if host and port.isdecimal():
@@ -207,7 +202,7 @@ def _stores(torch: Any) -> Iterator[Any]:
 
 
 def _by_job(what: str) -> str | None:
-    """The launcher's number of the job, and how often it was restarted."""
+    """Return the launcher's number of the job, and how often it was restarted; None without one."""
     for variable in JOB_VARIABLES:
         job = re.sub(r"[^\w.-]+", "_", os.environ.get(variable, ""))[:60]
         if job.lower() not in _UNNAMED:

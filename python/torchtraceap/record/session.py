@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
-from torchtraceap.record.active import claim_profiler, release_profiler
-from torchtraceap.record.diagnosis import analyse, show
 from torchtraceap.record.export import TraceNames, export_trace
-from torchtraceap.record.notices import RecordingError, report_problem
+from torchtraceap.record.notices import RecordingError, analyse, report_problem, show
 from torchtraceap.record.ranks import RANKS_TIMEOUT, Board, Run, check_timeout, run_of
 from torchtraceap.record.step_plan import AUTO, ENOUGH_STEPS, AutoPlan, StepPlan, make_profiler
 from torchtraceap.record.torch_access import (
+    check_thread,
+    claim_profiler,
     current_rank,
     default_activities,
     import_torch,
+    release_profiler,
+    this_thread,
     world_size,
 )
 
@@ -114,12 +115,12 @@ class Recording(Renderable):
         except BaseException:
             release_profiler()
             raise
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = this_thread()
         self._state = "running"
         return self
 
     def step(self) -> None:
-        """Tells that an iteration of the loop has ended.
+        """Tell that an iteration of the loop has ended.
 
         Raises:
             RecordingError: outside of the block, or from another thread or process than the one
@@ -140,7 +141,7 @@ class Recording(Renderable):
             self._planned, self._is_complete = None, True
 
     def pause(self) -> None:
-        """Tells, after a `step()`, that something other than an iteration comes: an evaluation, a
+        """Tell, after a `step()`, that something other than an iteration comes: an evaluation, a
         checkpoint. It belongs to no step: what comes until the next `step()` isn't recorded.
 
         A recording that it cuts short is kept if it has three steps or what was planned; else it
@@ -174,7 +175,10 @@ class Recording(Renderable):
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._finish()
+            self._check_owner("the end of the block")
+            self._stop()
+            if self.path is None and self._whole is not None:
+                self._export(self._whole)
         except Exception as problem:
             report_problem("the recording could not be brought to its end", problem)
         finally:
@@ -186,35 +190,39 @@ class Recording(Renderable):
             report_problem(f"the block ended with {type(error).__name__}; its recording is {kept}")
             return
         self._warn_if_short()
-        if self._show and self.is_first_rank and self.path is not None:
-            self._print_diagnosis(self.path)
+        if self._show and self.is_first_rank and (path := self.path) is not None:
+            try:
+                several = len(self.diagnosis.summary.files) > 1
+                show(self.diagnosis, path.parent if several else path)
+            except Exception as problem:
+                report_problem(f"{path} was recorded but could not be diagnosed", problem)
 
     # -- afterwards --------------------------------------------------------------------------
 
     @property
     def steps(self) -> int:
-        """How often `step()` was called."""
+        """Number of calls of `step()`."""
         return self._steps
 
     @property
     def recorded_steps(self) -> int:
-        """How many whole planned steps are in the trace; 0 when the whole block is."""
+        """Number of whole planned steps in the trace; 0 when the whole block is in it."""
         return self._recorded or self._recorded_now()
 
     @property
     def is_running(self) -> bool:
-        """Whether the block has begun and not ended."""
+        """True if the block has begun and not ended."""
         return self._state == "running"
 
     @property
     def is_complete(self) -> bool:
-        """Whether the planned steps are recorded and their file is written; the rest of the block
+        """True if the planned steps are recorded and their file is written; the rest of the block
         runs without a profiler."""
         return self._is_complete
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this process diagnoses for all: what it recorded is of rank 0."""
+        """True if this process diagnoses for all: what it recorded is of rank 0."""
         return self._run is not None and self._run.rank == 0
 
     @property
@@ -228,7 +236,7 @@ class Recording(Renderable):
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """What is wrong with the recorded steps; computed on first use.
+        """The diagnosis of the recorded steps; computed on first use.
 
         Raises:
             RecordingError: nothing is recorded yet, or nothing was.
@@ -242,11 +250,11 @@ class Recording(Renderable):
     # -- inside ------------------------------------------------------------------------------
 
     def _recorded_now(self) -> int:
-        """Whole steps that the running profiler recorded, or the last one."""
+        """Return the whole steps that the running profiler recorded, or the last one."""
         return 0 if self._plan is None else self._plan.recorded(self._steps - self._plan_began)
 
     def _approach(self) -> None:
-        """A step has ended before the planned ones begin: the first, or one that is measured."""
+        """Handle the end of a step before the planned ones: the first, or one that is measured."""
         now = time.perf_counter()
         if self._running is not None:  # the first iteration
             self._stop()
@@ -262,7 +270,7 @@ class Recording(Renderable):
         self._step_began = time.perf_counter()
 
     def _chosen(self) -> StepPlan | None:
-        """The plan by what the steps took, when that is known."""
+        """Return the plan by what the steps took, when that is known."""
         assert self._auto is not None
         if world_size(self._torch) <= 1:
             enough = self._auto.is_enough(self._measured_s)
@@ -309,7 +317,7 @@ class Recording(Renderable):
             profiler.__exit__(None, None, None)
 
     def _begin_planned_steps(self, plan: StepPlan, began: int) -> None:
-        """Starts their profiler.
+        """Start their profiler.
 
         Args:
             plan: Counted from `began` on.
@@ -320,14 +328,8 @@ class Recording(Renderable):
         self._planned = self._make_profiler(left)
         self._start(self._planned)
 
-    def _finish(self) -> None:
-        self._check_owner("the end of the block")
-        self._stop()
-        if self.path is None and self._whole is not None:
-            self._export(self._whole)
-
     def _export(self, profiler: Any) -> None:
-        """Writes the file; also torch's callback when the planned steps are recorded."""
+        """Write the file; also torch's callback when the planned steps are recorded."""
         recorded = self._recorded_now() if profiler is self._planned else 0
         is_planned = profiler is self._planned
         if is_planned and recorded == 0 and (self._whole is not None or self.path is not None):
@@ -342,70 +344,54 @@ class Recording(Renderable):
         except Exception as error:
             report_problem(f"the recording could not be written to {self._target}", error)
         else:
-            self._keep_longer(path, recorded)
+            # Of two attempts the file with more steps stays.
+            shorter = self.path
+            if path is None or (shorter is not None and recorded < self._recorded):
+                shorter = path
+            else:
+                self.path, self._recorded = path, recorded
+            if shorter is not None:
+                shorter.unlink(missing_ok=True)
         self._analysed = None
-
-    def _keep_longer(self, path: Path | None, recorded: int) -> None:
-        """Of two attempts the file with more steps stays."""
-        shorter = self.path
-        if path is None or (shorter is not None and recorded < self._recorded):
-            shorter = path
-        else:
-            self.path, self._recorded = path, recorded
-        if shorter is not None:
-            shorter.unlink(missing_ok=True)
 
     def _check_owner(self, what: str) -> None:
         if self._state != "running":
             raise RecordingError(f"{what} outside of the `with ttap.profile()` block")
-        if self._owner != (os.getpid(), threading.get_ident()):
-            raise RecordingError(
-                f"{what} came in another thread or process than the one that entered the block; "
-                "the profiler of torch records per thread"
-            )
+        check_thread(self._owner, what)
 
     def _warn_if_short(self) -> None:
         if self.path is None:
             report_problem("nothing was recorded: no operation of torch ran inside the block")
-        elif self._steps > 0 and not self._is_complete:
-            report_problem(
-                f"the loop called step() {self._steps} times, but {self._needed()}: "
-                f"{self._got()}. Run more steps, or ask for fewer"
-            )
-
-    def _needed(self) -> str:
-        """What the plan asks of the loop."""
-        if self._plan is None:
-            return "that was too soon to measure what a step takes"
-        plan, needed = self._plan, self._plan.skipped + self._plan.active
-        if self._plan_began:
-            return f"the plan that began after {self._plan_began} needs {needed} more"
-        return f"wait={plan.wait}, warmup={plan.warmup} and active={plan.active} need {needed}"
-
-    def _got(self) -> str:
-        if self._plan is None or self.recorded_steps == 0:
-            return "only the first iteration, which is no typical one, was recorded"
-        return f"{self.recorded_steps} of the {self._plan.active} planned steps were recorded"
+        if self.path is None or self._steps == 0 or self._is_complete:
+            return
+        plan, recorded = self._plan, self.recorded_steps
+        if plan is None:
+            needed = "that was too soon to measure what a step takes"
+        elif self._plan_began:
+            more = plan.skipped + plan.active
+            needed = f"the plan that began after {self._plan_began} needs {more} more"
+        else:
+            steps = f"wait={plan.wait}, warmup={plan.warmup} and active={plan.active}"
+            needed = f"{steps} need {plan.skipped + plan.active}"
+        if plan is None or recorded == 0:
+            got = "only the first iteration, which is no typical one, was recorded"
+        else:
+            got = f"{recorded} of the {plan.active} planned steps were recorded"
+        report_problem(
+            f"the loop called step() {self._steps} times, but {needed}: {got}. Run more steps, or "
+            "ask for fewer"
+        )
 
     def _analyse(self) -> tuple[Trace, Diagnosis]:
         if self._analysed is None:
             if self.path is None:
                 over = self._state == "over"
                 raise RecordingError("nothing was recorded" if over else "nothing is recorded yet")
-            self._analysed = analyse(self.path, self._others(self.path))
+            others = []
+            if self._run is not None and self._run.rank == 0:
+                others = self._run.others_of(self.path, self._ranks_timeout)
+            self._analysed = analyse(self.path, others)
         return self._analysed
-
-    def _others(self, path: Path) -> list[Path]:
-        """The files of the other ranks, for rank 0."""
-        run = self._run
-        return run.others_of(path, self._ranks_timeout) if run and run.rank == 0 else []
-
-    def _print_diagnosis(self, path: Path) -> None:
-        try:
-            several = len(self.diagnosis.summary.files) > 1
-            show(self.diagnosis, path.parent if several else path)
-        except Exception as error:
-            report_problem(f"{path} was recorded but could not be diagnosed", error)
 
 
 def profile(
@@ -424,7 +410,7 @@ def profile(
     diagnose: bool = True,
     ranks_timeout: float = RANKS_TIMEOUT,
 ) -> Recording:
-    """Records a few steps of a training loop, diagnoses them and prints the diagnosis at the end.
+    """Record a few steps of a training loop, diagnoses them and prints the diagnosis at the end.
 
     ```python
     with ttap.profile("runs/") as p:

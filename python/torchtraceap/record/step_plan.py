@@ -1,16 +1,22 @@
-"""How many steps pass, warm up and are recorded: as asked for, or by the time that they take."""
+"""Plans of how many steps pass, warm up and are recorded: as asked for, or by the time that they
+take; and the profiler that records them."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
+from torchtraceap.record.export import export_raw
+from torchtraceap.record.torch_access import claim_profiler, default_activities, release_profiler
 
-__all__ = ["AUTO", "ENOUGH_STEPS", "AutoPlan", "StepPlan", "make_profiler"]
+__all__ = ["AUTO", "ENOUGH_STEPS", "AutoPlan", "Recorder", "StepPlan", "make_profiler"]
 
 AUTO = "auto"
 ENOUGH_STEPS = 3
@@ -33,7 +39,7 @@ MOST_WARM_UP = 5
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How many steps to let pass, to warm the profiler up, and to record."""
+    """Numbers of steps to let pass, to warm the profiler up, and to record."""
 
     wait: int
     warmup: int
@@ -51,17 +57,18 @@ class StepPlan:
         return self.wait + self.warmup
 
     def after_first_step(self) -> StepPlan:
-        """The plan that is left when one step has gone by (a waiting one, if there are any)."""
+        """Return the plan that is left when one step has gone by (a waiting one, if there are
+        any)."""
         if self.wait > 0:
             return StepPlan(self.wait - 1, self.warmup, self.active)
         return StepPlan(0, max(0, self.warmup - 1), self.active)
 
     def after_a_pause(self) -> StepPlan:
-        """The plan anew, when the step that follows is no typical one."""
+        """Return the plan anew, when the step that follows is no typical one."""
         return StepPlan(1, self.warmup, self.active)
 
     def as_schedule(self, actions: Any) -> Callable[[int], Any]:
-        """The schedule for `torch.profiler.profile`: one cycle, then nothing.
+        """Return the schedule for `torch.profiler.profile`: one cycle, then nothing.
 
         torch's own `schedule` starts over unless told otherwise, and the next cycle throws away
         what the last one recorded.
@@ -78,7 +85,7 @@ class StepPlan:
         return action
 
     def recorded(self, steps: int) -> int:
-        """How many whole steps are recorded when `steps` have ended."""
+        """Return the number of whole steps that are recorded when `steps` have ended."""
         return max(0, min(self.active, steps - self.skipped))
 
 
@@ -93,14 +100,14 @@ class AutoPlan:
     """The least steps to warm up."""
 
     def is_enough(self, measured_s: Sequence[float]) -> bool:
-        """Whether these steps say what a step takes."""
+        """Return True if these steps say what a step takes."""
         if len(measured_s) < FEWEST_MEASURED or 1 + len(measured_s) < self.wait:
             return False
         settled = measured_s[-1] >= SETTLED * measured_s[-2] and sum(measured_s) >= MEASURED_S
         return settled or len(measured_s) >= MOST_MEASURED
 
     def choose(self, measured_s: Sequence[float], events: int) -> StepPlan:
-        """The plan for the steps that follow.
+        """Return the plan for the steps that follow.
 
         Args:
             measured_s: Seconds of the steps so far without a profiler, not empty.
@@ -123,7 +130,8 @@ def make_profiler(
     options: dict[str, bool],
     ready: Callable[[Any], None] | None,
 ) -> Any:
-    """A profiler of torch that records the planned steps once, or from its start to its end."""
+    """Return a profiler of torch that records the planned steps once, or from its start to its
+    end."""
     profiler = torch.profiler
     return profiler.profile(
         activities=list(activities),
@@ -131,3 +139,104 @@ def make_profiler(
         on_trace_ready=ready,
         **options,
     )
+
+
+class Recorder:
+    """Records planned steps into a raw file; used again for each recording.
+
+    Args:
+        torch: The module.
+        plan: Warm-up and recorded steps.
+        activities: What torch records; None for the CPU and every accelerator.
+        options: Of torch's profiler.
+    """
+
+    def __init__(
+        self, torch: Any, plan: StepPlan, activities: Sequence[Any] | None, options: dict[str, bool]
+    ) -> None:
+        self._torch = torch
+        self.plan = plan
+        self._activities = activities
+        self._options = options
+        self._profiler: Any = None
+        self._steps = 0
+        self._place: Path | None = None
+        self.raw: Path | None = None
+        """What the last recording left, in a folder of its own; None: nothing."""
+        self.unfinished: str | None = None
+        """The step that the last recording cut short."""
+        self.steps_s: list[float] = []
+        """What steps took under the profiler."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._profiler is not None
+
+    @property
+    def recorded(self) -> int:
+        """Whole steps so far."""
+        return self.plan.recorded(self._steps)
+
+    def begin(self, folder: Path) -> None:
+        """Start the profiler with the step that follows.
+
+        Args:
+            folder: In which the raw file gets a hidden folder.
+
+        Raises:
+            RecordingError: The profiler is in use.
+        """
+        claim_profiler(self._torch, "ttap.watch")
+        try:
+            chosen = self._activities
+            self._profiler = make_profiler(
+                self._torch,
+                self.plan,
+                activities=chosen if chosen is not None else default_activities(self._torch),
+                options=self._options,
+                ready=self._ready,
+            )
+            self._steps, self.raw, self.unfinished, self.steps_s = 0, None, None, []
+            self._place = folder
+            self._profiler.__enter__()
+        except BaseException:
+            self._profiler = None
+            release_profiler()
+            raise
+
+    def step(self, seconds: float | None) -> bool:
+        """Handle the end of a step; return True if it was the last one.
+
+        Args:
+            seconds: What it took; None where that is not typical.
+        """
+        self._steps += 1
+        if seconds is not None:
+            self.steps_s.append(seconds)
+        self._profiler.step()
+        if self.recorded == self.plan.active:
+            self.stop()
+            return True
+        return False
+
+    def stop(self) -> None:
+        """End the recording: what there is of it is exported if it holds a whole step."""
+        profiler = self._profiler
+        try:
+            profiler.__exit__(None, None, None)
+        finally:
+            self._profiler = None
+            release_profiler()
+
+    def _ready(self, profiler: Any) -> None:
+        """Export a recording as torch's callback: in the last step, or when the profiler is
+        stopped."""
+        if self.recorded == 0 or self._place is None:
+            return
+        if self.recorded < self.plan.active:
+            self.unfinished = f"ProfilerStep#{profiler.step_num}"
+        place = Path(tempfile.mkdtemp(prefix=".torchtraceap-", suffix=".partial", dir=self._place))
+        self.raw = export_raw(profiler, place)
+        if self.raw is None:
+            with contextlib.suppress(OSError):
+                place.rmdir()

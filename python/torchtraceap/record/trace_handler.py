@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.rendering import Renderable
-from torchtraceap.record.diagnosis import analyse, show
 from torchtraceap.record.export import TraceNames, export_trace
-from torchtraceap.record.notices import report_problem
+from torchtraceap.record.notices import analyse, report_problem, show
 from torchtraceap.record.ranks import RANKS_TIMEOUT, Run, check_timeout, run_of
 from torchtraceap.record.torch_access import import_torch
 
@@ -54,36 +53,32 @@ class TraceHandler(Renderable):
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, profiler: Any) -> None:
-        """Exports the cycle that has just ended, then says what is wrong in it."""
+        """Export the cycle that has just ended, then say what is wrong in it."""
         self._cycle += 1
         try:
             # Asked for here: torch.distributed may be initialised after the handler.
             run = run_of(import_torch(), f"handler{self._number}-{self._cycle}", self._began)
-            path = self._export(profiler, run)
+            names = TraceNames(
+                self.folder,
+                rank=run.rank,
+                run=f"{run.name}-cycle{self._cycle:03d}",
+                worker_name=self._worker_name,
+                use_gzip=self._use_gzip,
+                always_folder=True,
+            )
+            path = export_trace(profiler, names)
+            if path is None:
+                report_problem(
+                    "the profiler handed over a cycle without a single operation (a training loop "
+                    "that ends just after a cycle begins gives one); no file was written for it"
+                )
+            else:
+                self.paths.append(path)
         except Exception as error:
             report_problem(f"this cycle could not be written to {self.folder}", error)
             return
         if path is not None and self._diagnose and run.rank == 0:
             self._show(path, run)
-
-    def _export(self, profiler: Any, run: Run) -> Path | None:
-        names = TraceNames(
-            self.folder,
-            rank=run.rank,
-            run=f"{run.name}-cycle{self._cycle:03d}",
-            worker_name=self._worker_name,
-            use_gzip=self._use_gzip,
-            always_folder=True,
-        )
-        path = export_trace(profiler, names)
-        if path is None:
-            report_problem(
-                "the profiler handed over a cycle without a single operation (a training loop that "
-                "ends just after a cycle begins gives one); no file was written for it"
-            )
-        else:
-            self.paths.append(path)
-        return path
 
     def _show(self, path: Path, run: Run) -> None:
         try:
@@ -102,7 +97,7 @@ def on_trace_ready(
     use_gzip: bool = True,
     ranks_timeout: float = RANKS_TIMEOUT,
 ) -> TraceHandler:
-    """Makes a handler that writes one file per profiler cycle and prints its diagnosis.
+    """Make a handler that writes one file per profiler cycle and prints its diagnosis.
 
     ```python
     with torch.profiler.profile(

@@ -2,7 +2,7 @@
 
 Note [Guest]: a watch is a guest in somebody's training. Whatever goes wrong in here is told once
 and ends the watch, never the training; what it takes is measured and kept below a budget (Note
-[Budget] in watching/costs.py); traces are examined by a child process, so that neither the time
+[Budget] in costs.py); traces are examined by a child process, so that neither the time
 nor the lock of the interpreter is taken from the training.
 
 Note [Ranks]: all ranks have to record the same steps. The time to record is rank 0's decision, and
@@ -16,7 +16,6 @@ import itertools
 import json
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,17 +25,22 @@ from typing import TYPE_CHECKING, Any, Self
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.writing import naming
 from torchtraceap.errors import OptionError
+from torchtraceap.record.costs import Costs, parse_budget, parse_interval
+from torchtraceap.record.examiner import Examination, Task
+from torchtraceap.record.history import (
+    FILE,
+    SCHEMA,
+    Changes,
+    Kept,
+    WatchRow,
+    append_line,
+    series_table,
+)
 from torchtraceap.record.integrations.logging import Sinks
 from torchtraceap.record.notices import RecordingError, report_problem
 from torchtraceap.record.ranks import RANKS_TIMEOUT, Board, Run, check_timeout, run_of
-from torchtraceap.record.step_plan import StepPlan
-from torchtraceap.record.torch_access import import_torch
-from torchtraceap.record.watching.changes import Change, Changes
-from torchtraceap.record.watching.costs import Costs, parse_budget, parse_interval
-from torchtraceap.record.watching.examiner import Examination, Task
-from torchtraceap.record.watching.history import FILE, SCHEMA, WatchRow, append_line, series_table
-from torchtraceap.record.watching.recorder import Recorder
-from torchtraceap.record.watching.retention import Kept
+from torchtraceap.record.step_plan import Recorder, StepPlan
+from torchtraceap.record.torch_access import import_torch, this_thread
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
@@ -123,7 +127,7 @@ class Watch(Renderable):
         self.stop(WAIT_AT_END_S if error is None else WAIT_AFTER_ERROR_S)
 
     def start(self) -> None:
-        """The training begins.
+        """Begin with the training.
 
         Raises:
             MissingDependencyError: torch is not installed.
@@ -139,44 +143,44 @@ class Watch(Renderable):
         now = time.perf_counter()
         steps = self._plan.warmup + self._plan.active
         self._costs = Costs(self._budget, self._every_s, steps, now)
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = this_thread()
         self._is_running = True
 
     def step(self, step: int | None = None) -> None:
-        """Tells that a step of the training has ended. Never raises.
+        """Tell that a step of the training has ended. Never raises.
 
         Args:
             step: Its number, which names it in the series; counted from 1 unless given.
         """
         now = time.perf_counter()
-        if not self._is_running or self._owner != (os.getpid(), threading.get_ident()):
+        if not self._is_running or self._owner != this_thread():
             return
         self._steps += 1
         self._step = self._steps if step is None else step
-        self._guarded(self._after_step, now)
+        self._run_guarded(self._after_step, now)
         self._step_began = time.perf_counter()
         if self._costs is not None:
             self._costs.own_s += self._step_began - now
 
     def pause(self) -> None:
-        """Tells, after a `step()`, that something other than a step comes: an evaluation, a
+        """Tell, after a `step()`, that something other than a step comes: an evaluation, a
         checkpoint. A recording ends there, and the time until the next `step()` is no step's."""
         now = time.perf_counter()
-        if self._is_running and self._owner == (os.getpid(), threading.get_ident()):
-            self._guarded(self._cut)
+        if self._is_running and self._owner == this_thread():
+            self._run_guarded(self._cut)
             self._step_began = None
             if self._costs is not None:
                 self._costs.own_s += time.perf_counter() - now
 
     def stop(self, timeout_s: float = WAIT_AT_END_S) -> None:
-        """The training is over: waits for what is being examined. Never raises.
+        """End with the training and wait for what is being examined. Never raises.
 
         Args:
             timeout_s: For how long.
         """
         if not self._is_running:
             return
-        self._guarded(self._finish, timeout_s)
+        self._run_guarded(self._finish, timeout_s)
         self._is_running = False
         self._ended = time.perf_counter()
         self._sinks.close()
@@ -195,12 +199,12 @@ class Watch(Renderable):
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        """Those of the last recording that was examined."""
+        """The findings of the last recording that was examined."""
         return list(self.rows[-1]["findings"]) if self.rows else []
 
     @property
     def diagnosis(self) -> Diagnosis:
-        """Of the last recording that was examined; computed here when it is asked for.
+        """The diagnosis of the last recording that was examined; computed when it is asked for.
 
         Raises:
             RecordingError: There is none.
@@ -215,17 +219,17 @@ class Watch(Renderable):
 
     @property
     def overhead_share(self) -> float:
-        """Of the time since the watch began, what it took; see Note [Budget] in costs.py."""
+        """Share of the time since the watch began that it took; see Note [Budget] in costs.py."""
         return 0.0 if self._costs is None else self._costs.share(self._ended or time.perf_counter())
 
     @property
     def costs_s(self) -> dict[str, float]:
-        """Seconds that it took, by where."""
+        """Seconds that the watch took, by where."""
         names = ("own_s", "slower_steps_s", "examining_s", "waiting_s")
         return {name.removesuffix("_s"): getattr(self._costs, name, 0.0) for name in names}
 
     def add_sink(self, sink: Callable[[WatchRow], None]) -> None:
-        """Rows go there too."""
+        """Write rows there too."""
         self._sinks.add(sink)
 
     def __repr__(self) -> str:
@@ -234,8 +238,8 @@ class Watch(Renderable):
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _guarded(self, do: Callable[..., None], *arguments: Any) -> None:
-        """See Note [Guest]."""
+    def _run_guarded(self, do: Callable[..., None], *arguments: Any) -> None:
+        """Do something of which no failure stops the training. See Note [Guest]."""
         try:
             do(*arguments)
         except Exception as error:
@@ -248,42 +252,40 @@ class Watch(Renderable):
                 report_problem("the profiler could not be stopped", problem)
 
     def _after_step(self, now: float) -> None:
-        assert self._costs is not None
+        assert self._run is not None and self._costs is not None
         seconds = None if self._step_began is None else now - self._step_began
         if self._recorder.is_running:
             if self._recorder.step(seconds):
                 self._examine()
         else:
-            if seconds is not None:
-                self._plain_step(seconds)
+            if seconds is not None and self._pending:
+                self._beside_s.append(seconds)
+            elif seconds is not None:
+                self._costs.plain_step(seconds)
+                self._plain_s.append(seconds)
             self._collect(now)
-            if self._is_due(now):
+            if self._run.size > 1:
+                is_due = self._steps >= self._meeting and self._meet(now)
+            else:
+                is_due = not self._pending and self._costs.seconds_left(now) <= 0
+            if is_due:
                 self._begin(now)
 
-    def _plain_step(self, seconds: float) -> None:
-        assert self._costs is not None
-        if self._pending:
-            self._beside_s.append(seconds)
-        else:
-            self._costs.plain_step(seconds)
-            self._plain_s.append(seconds)
-
-    # -- when
-
-    def _is_due(self, now: float) -> bool:
-        assert self._run is not None and self._costs is not None
-        if self._run.size == 1:
-            return not self._pending and self._costs.seconds_left(now) <= 0
-        if self._steps < self._meeting:
-            return False
-        return self._meet(now)
-
     def _meet(self, now: float) -> bool:
-        """See Note [Ranks]; whether all record now."""
-        assert self._run is not None
+        """Return True if all ranks record now. See Note [Ranks]."""
+        assert self._run is not None and self._costs is not None
         name = str(self._meeting)
         if self._run.rank == 0:
-            decision = self._decision(now)
+            left = self._costs.seconds_left(now)
+            record = not self._pending and left <= 0
+            if self._pending:
+                left = max(left, BUSY_S)
+            ahead = self._plan.warmup + self._plan.active + 1 if record else 0
+            typical = self._costs.typical_s or 1e-3
+            steps = int(SOONER * max(left, 0.0) / typical) if not record else MEETING_STEPS
+            apart = max(MEETING_STEPS // 4, min(steps, MOST_STEPS_APART)) + ahead
+            keep = [*self._kept.names, *(row["folder"] for _, row in self._pending)]
+            decision = {"record": record, "next": self._steps + apart, "keep": keep}
             if not self._board.tell(name, json.dumps(decision)):
                 raise RecordingError("no store of torch.distributed took what rank 0 decided")
         else:
@@ -294,21 +296,6 @@ class Watch(Renderable):
             self._kept.follow(decision["keep"])
         self._meeting = int(decision["next"])
         return bool(decision["record"])
-
-    def _decision(self, now: float) -> dict[str, Any]:
-        assert self._costs is not None
-        left = self._costs.seconds_left(now)
-        record = not self._pending and left <= 0
-        if self._pending:
-            left = max(left, BUSY_S)
-        ahead = self._plan.warmup + self._plan.active + 1 if record else 0
-        typical = self._costs.typical_s or 1e-3
-        steps = int(SOONER * max(left, 0.0) / typical) if not record else MEETING_STEPS
-        apart = max(MEETING_STEPS // 4, min(steps, MOST_STEPS_APART)) + ahead
-        keep = [*self._kept.names, *(row["folder"] for _, row in self._pending)]
-        return {"record": record, "next": self._steps + apart, "keep": keep}
-
-    # -- recording
 
     def _begin(self, now: float) -> None:
         assert self._run is not None and self._costs is not None
@@ -327,10 +314,10 @@ class Watch(Renderable):
             self._examine()
 
     def _examine(self) -> None:
-        """Hands what was recorded to a child."""
+        """Hand what was recorded to a child."""
         assert self._run is not None and self._costs is not None
         recorder = self._recorder
-        self._costs.recorded(recorder.steps_s)
+        self._costs.add_recording(recorder.steps_s)
         if recorder.raw is None:  # a pause came before a whole step had ended
             return
         run = self._run
@@ -359,28 +346,26 @@ class Watch(Renderable):
         self._pending.append((Examination(task, recorder.raw.parent), row))
 
     def _collect(self, now: float) -> None:
-        """Takes what a child has found, when it is there."""
+        """Take what a child has found, when it is there."""
+        assert self._run is not None and self._costs is not None
         while self._pending and self._pending[0][0].is_over():
             examination, row = self._pending.pop(0)
-            self._take(examination.result(), row, now)
-
-    def _take(self, found: dict[str, Any], row: WatchRow, now: float) -> None:
-        assert self._run is not None and self._costs is not None
-        self._costs.examined(self._beside_s, found.pop("cpu_s", 0.0))
-        self._costs.end()
-        self._beside_s = []
-        folder = row.pop("folder")
-        if self._run.rank != 0:
-            self._kept.note(folder)
-        if "error" in found:
-            report_problem(f"the recording of step {row['step']} is lost: {found['error']}")
-        elif self._run.rank == 0:
-            self._tell(found, row, folder, now)
+            found = examination.result()
+            self._costs.add_examination(self._beside_s, found.pop("cpu_s", 0.0))
+            self._costs.end()
+            self._beside_s = []
+            folder = row.pop("folder")
+            if self._run.rank != 0:
+                self._kept.note(folder)
+            if "error" in found:
+                report_problem(f"the recording of step {row['step']} is lost: {found['error']}")
+            elif self._run.rank == 0:
+                self._tell(found, row, folder, now)
 
     def _tell(self, found: dict[str, Any], row: WatchRow, folder: str, now: float) -> None:
         assert self._run is not None and self._costs is not None
-        changes = self._changes.of_findings(found["findings"], row["step"])
-        drift = self._changes.of_steps(self._plain_s, row["step"])
+        changes = self._changes.compare_findings(found["findings"], row["step"])
+        drift = self._changes.compare_steps(self._plain_s, row["step"])
         self._plain_s = []
         if drift is not None:
             changes.append(drift)
@@ -393,11 +378,6 @@ class Watch(Renderable):
         row["trace"] = f"{self._run.name}/{folder}"
         self.rows.append(row)
         self._kept.add(folder, bool(row["appeared"]))
-        self._announce(changes)
-        append_line(self.path, row)
-        self._sinks.write(row)
-
-    def _announce(self, changes: Sequence[Change]) -> None:
         for change in changes:
             self.notices.append(change.text)
             logger.warning(change.text)
@@ -406,6 +386,8 @@ class Watch(Renderable):
                     self._notify(change.text)
                 except Exception as error:
                     report_problem("a notice could not be handed on", error)
+        append_line(self.path, row)
+        self._sinks.write(row)
 
     def _finish(self, timeout_s: float) -> None:
         assert self._run is not None and self._costs is not None
@@ -444,7 +426,7 @@ def watch(
     activities: Sequence[Any] | None = None,
     ranks_timeout: float = RANKS_TIMEOUT,
 ) -> Watch:
-    """Watches a training: profiles a few steps now and then, and tells what changes.
+    """Watch a training: profiles a few steps now and then, and tells what changes.
 
     ```python
     with ttap.watch("runs/", every="10m") as w:

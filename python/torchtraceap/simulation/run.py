@@ -22,10 +22,10 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.threads import MemoCache
 from torchtraceap.errors import SchemaError
 from torchtraceap.simulation.chained_runs import carried_edges
 from torchtraceap.tables.matching import JoinedRanks, join_ranks

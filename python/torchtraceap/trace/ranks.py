@@ -8,11 +8,11 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.intervals import covered_ns, union
-from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import Diagnostic, Timeline, TraceFile
 from torchtraceap.core.sums import total
+from torchtraceap.core.threads import MemoCache
 from torchtraceap.errors import OptionError
 
 __all__ = ["RankTrace", "Ranks", "from_core_timeline"]

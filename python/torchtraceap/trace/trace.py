@@ -78,7 +78,7 @@ class Trace(Ranks):
             redacted: Names of the trace are hidden from the model.
             diagnosis: The diagnosis to use; None makes it.
         """
-        from torchtraceap.explanation.second_stage import explain
+        from torchtraceap.explanation.explain import explain
 
         known = diagnosis or self.diagnose()
         return explain(known, question=question, settings=model, redacted=redacted)
@@ -99,7 +99,7 @@ class Trace(Ranks):
             redacted: Names of the trace are hidden from the model.
             diagnosis: The diagnosis to use; None makes it.
         """
-        from torchtraceap.explanation.second_stage import answer
+        from torchtraceap.explanation.explain import answer
 
         return answer(diagnosis or self.diagnose(), question, settings=model, redacted=redacted)
 

@@ -13,9 +13,14 @@ from hypothesis import strategies as st
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.explanation.answer import VerdictAnswer, json_schema, read_answer, to_verdict
-from torchtraceap.explanation.citations import check_verdict, find_citations
 from torchtraceap.explanation.language_model import AnswerError, ModelError
-from torchtraceap.explanation.verdict import GRIDS, VERDICTS, Citation
+from torchtraceap.explanation.verdict import (
+    GRIDS,
+    VERDICTS,
+    Citation,
+    check_verdict,
+    find_citations,
+)
 
 from .packs_by_hand import any_text, good_answer, make_pack
 

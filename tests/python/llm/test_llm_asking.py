@@ -12,7 +12,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.explanation.explanation import Usage
 from torchtraceap.explanation.language_model import Message, ModelError, Reply, ToolCall
-from torchtraceap.explanation.quantities import (
+from torchtraceap.explanation.numbers import (
     Grounds,
     share_quantity,
     size_quantity,

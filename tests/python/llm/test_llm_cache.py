@@ -16,7 +16,7 @@ import pytest
 
 from torchtraceap.explanation.cache import Cache, question_key
 from torchtraceap.explanation.client import Client
-from torchtraceap.explanation.dialects import Dialect, Question
+from torchtraceap.explanation.completions import Dialect, Question
 from torchtraceap.explanation.language_model import ModelError, Reply, ToolCall
 from torchtraceap.explanation.settings import ModelSettings
 

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.explanation.answer import VerdictAnswer, to_verdict
-from torchtraceap.explanation.citations import check_verdict, find_citations
 from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.verdict import VERDICTS, Citation, Verdict
+from torchtraceap.explanation.verdict import (
+    VERDICTS,
+    Citation,
+    Verdict,
+    check_verdict,
+    find_citations,
+)
 
 from .packs_by_hand import any_text, good_answer, make_pack, packs
 

@@ -16,14 +16,13 @@ import torchtraceap as ttap
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation import explain as explaining
-from torchtraceap.explanation.citations import check_verdict
 from torchtraceap.explanation.explain import build_explanation, code_diff, judge_segments
 from torchtraceap.explanation.explanation import Explanation
 from torchtraceap.explanation.language_model import ModelError, RefusalError
 from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import Segment
-from torchtraceap.explanation.verdict import Citation, Verdict
+from torchtraceap.explanation.verdict import Citation, Verdict, check_verdict
 from torchtraceap.trace.trace import Trace
 
 from .test_llm_segments import with_windows

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import assume, given
 
 from torchtraceap.core.formatting import plain_text
-from torchtraceap.explanation.citations import check_verdict
 from torchtraceap.explanation.language_model import AnswerError, ModelError, Reply
 from torchtraceap.explanation.llm_judge import ModelJudge
-from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.pack_text import short_name
+from torchtraceap.explanation.pack import Pack, short_name
+from torchtraceap.explanation.verdict import check_verdict
 
 from .packs_by_hand import SECRET, ScriptedModel, good_answer, make_pack, packs
 

@@ -12,12 +12,10 @@ from hypothesis import given
 from torchtraceap.core.formatting import plain_text
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.results import PAPER_TYPES
-from torchtraceap.explanation.budget import MOST_TOKENS, fit_to_budget
 from torchtraceap.explanation.language_model import estimate_tokens
+from torchtraceap.explanation.llm_judge import messages, repair_messages
 from torchtraceap.explanation.numbers import Metric
-from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.pack_text import pack_text, short_name
-from torchtraceap.explanation.prompt import messages, repair_messages
+from torchtraceap.explanation.pack import MOST_TOKENS, Pack, fit_to_budget, pack_text, short_name
 
 from .packs_by_hand import any_text, make_pack, packs
 

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from torchtraceap.explanation.known_names import KNOWN_NAMES, known_form, read_sections
-from torchtraceap.explanation.pack import Pack
-from torchtraceap.explanation.pack_text import pack_text
-from torchtraceap.explanation.redaction import Redaction, redact
+from torchtraceap.explanation.pack import Pack, pack_text
+from torchtraceap.explanation.redaction import (
+    KNOWN_NAMES,
+    Redaction,
+    known_form,
+    read_sections,
+    redact,
+)
 
 from .packs_by_hand import KERNEL, SECRET, any_text, make_pack, packs
 

@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.explanation.offline_answer import MOST_ANSWER, NOTHING, OFFLINE, answer_offline
-from torchtraceap.explanation.quantities import Grounds
-from torchtraceap.explanation.retrieval import Bm25, nearest_entries, search_words
+from torchtraceap.explanation.numbers import Grounds
+from torchtraceap.explanation.offline_answer import (
+    MOST_ANSWER,
+    NOTHING,
+    OFFLINE,
+    Bm25,
+    answer_offline,
+    nearest_entries,
+    search_words,
+)
 from torchtraceap.explanation.tools import Toolbox
 
 

@@ -19,10 +19,10 @@ from torchtraceap.explanation.segments import (
     MOST_SEGMENTS,
     NONE,
     Segment,
-    _names,
     cost_inside,
     find_segments,
     idle_inside,
+    name_windows,
 )
 
 COUNT = 100
@@ -81,17 +81,17 @@ def test_what_a_rule_proves_there_is_the_name(diagnosis: Diagnosis) -> None:
     dear, cheap = int(np.argmax(share)), int(np.argmin(share))
     scores = {dear: 0.9, cheap: 0.9}
     less = {dear: 0.1, cheap: 0.1}
-    names = _names(with_windows(only, graph_break=scores, cpu_bound=less))
+    names = name_windows(with_windows(only, graph_break=scores, cpu_bound=less))
     assert share[cheap] < 0.1 < share[dear]
     assert (names[dear], names[cheap]) == ("cpu_bound", "cpu_bound")
     unlikely = with_windows(only, graph_break=scores)
-    assert _names(unlikely)[cheap] == NONE
+    assert name_windows(unlikely)[cheap] == NONE
 
 
 def test_what_could_not_be_checked_may_be_the_name(diagnosis: Diagnosis) -> None:
     verdicts = {**diagnosis.verdicts, "graph_break": "unknown"}
     known = replace(diagnosis, verdicts=verdicts, findings=())
-    assert _names(with_windows(known, graph_break={2: 0.9}))[2] == "graph_break"
+    assert name_windows(with_windows(known, graph_break={2: 0.9}))[2] == "graph_break"
 
 
 def test_each_finding_has_a_segment_where_it_costs_most(diagnosis: Diagnosis) -> None:

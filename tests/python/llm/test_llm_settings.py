@@ -15,8 +15,13 @@ import pytest
 
 from torchtraceap.errors import OptionError
 from torchtraceap.explanation.client import Client
-from torchtraceap.explanation.prices import Price, read_prices
-from torchtraceap.explanation.settings import ModelSettings, is_local, settings_from
+from torchtraceap.explanation.settings import (
+    ModelSettings,
+    Price,
+    is_local,
+    read_prices,
+    settings_from,
+)
 
 URL = "http://127.0.0.1:1/v1"
 KEY = "sk-test-0123456789abcdef"

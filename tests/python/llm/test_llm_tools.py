@@ -16,15 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchtraceap as ttap
-from torchtraceap.explanation.parameters import MOST_CHARACTERS
+from torchtraceap.core.formatting import plain_line
 from torchtraceap.explanation.tool_results import (
     MOST_BYTES,
     MOST_ROWS,
-    clean_name,
     step_numbers,
     to_compact_json,
 )
-from torchtraceap.explanation.tools import TOOLS, Toolbox, available_tools
+from torchtraceap.explanation.tools import MOST_CHARACTERS, TOOLS, Toolbox, available_tools
 
 Json = dict[str, Any]
 
@@ -117,7 +116,7 @@ def test_categories_of_operators_are_those_of_the_table(box: Toolbox, trace: tta
 def test_kernels_are_those_of_the_table(box: Toolbox, trace: ttap.Trace, by: str) -> None:
     table = trace.kernels(by=by).sort("count", descending=True)
     rows = called(box, "kernels", by=by, sort="count", limit=4)["table"]["rows"]
-    assert [row[by] for row in rows] == [clean_name(name) for name in table[by][:4]]
+    assert [row[by] for row in rows] == [plain_line(name) for name in table[by][:4]]
     assert [row["sum"]["ns"] for row in rows] == table["sum_ns"][:4].tolist()
     assert [row["count"] for row in rows] == table["count"][:4].tolist()
 

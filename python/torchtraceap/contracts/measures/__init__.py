@@ -1,7 +1,7 @@
 """Counts and times of a trace by one vocabulary, for contracts and benchmarks.
 
-`vocabulary.py` says what there is, `measuring.py` measures it; the facts come from the tree and the
-analyses, one module here for each kind of question. Importing this package loads no NumPy.
+`vocabulary.py` says what there is, `measurement.py` measures it; the facts come from the tree and
+the analyses, one module here for each kind of question. Importing this package loads no NumPy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MEASURES", "Measure", "Measurement", "counts", "measure"]
 _MODULES = {
     "MEASURES": "vocabulary",
     "Measure": "vocabulary",
-    "Measured": "measurement",
+    "Measurement": "measurement",
     "counts": "measurement",
     "measure": "measurement",
 }

@@ -37,11 +37,12 @@ _KINDS = {
     "recv": "recv",
     "barrier": "barrier",
 }
+_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
 _NO_COLLECTIVES = frozenset({"wait", "init", "end", "coalesced"})
 
 
 def collectives(part: RankTrace) -> CountedEvents:
-    """Each collective of the rank."""
+    """Count each collective of the rank."""
     core = _core_of(part)
     kinds, rows = core.kind, core.row.astype(np.int64)
     if not len(rows):
@@ -53,8 +54,8 @@ def collectives(part: RankTrace) -> CountedEvents:
 
 
 def collective_bytes(part: RankTrace) -> CountedEvents:
-    """Bytes of the whole message of each: what an all-gather has gathered, what a reduce-scatter is
-    given, else the larger of input and output."""
+    """Count the bytes of the whole message of each: what an all-gather has gathered, what a
+    reduce-scatter is given, else the larger of input and output."""
     core = _core_of(part)
     rows = core.row.astype(np.int64)
     if not len(rows):
@@ -86,17 +87,22 @@ def _in_time_order(
 
 
 def _from_calls(part: RankTrace) -> CountedEvents:
+    """Count the host's own records of collectives, else the operators of c10d."""
     table = part.table
     operators = np.flatnonzero(table.complete & (table.kind == EventKind.CPU_OP))
-    strings = table.strings
-    recorded = operators[table.name[operators] == _place(strings, _RECORDED)]
+    names = table.name[operators]
+    recorded = operators[np.isin(names, [n for n, t in enumerate(table.strings) if t == _RECORDED])]
     if len(recorded):
         codes, texts = table.text_codes("Collective name", recorded)
         kinds = [_kind_of(texts[code]) if code >= 0 else None for code in codes.tolist()]
         rows = recorded
     else:
-        by_string = [_kind_of_operator(text) for text in strings]
-        rows = operators[np.array([kind is not None for kind in by_string])[table.name[operators]]]
+        by_string: list[str | None] = []
+        for text in table.strings:
+            space, _, operator = text.partition("::")
+            kind = _kind_of(operator) if space in _NAMESPACES else None
+            by_string.append(None if kind == "unknown" else kind)
+        rows = operators[np.array([kind is not None for kind in by_string])[names]]
         kinds = [by_string[name] for name in table.name[rows].tolist()]
     kept = np.array([kind is not None for kind in kinds], dtype=bool)
     places = np.array([COLLECTIVES.index(kind) for kind in kinds if kind], dtype=np.int64)
@@ -110,23 +116,10 @@ def _from_calls(part: RankTrace) -> CountedEvents:
     return CountedEvents(part, rows, ones, COLLECTIVES, places, note=_BY_CALLS)
 
 
-def _place(strings: list[str], name: str) -> int:
-    return strings.index(name) if name in strings else -1
-
-
 def _kind_of(text: str) -> str | None:
-    """Return the kind of a "Collective name" such as "_allgather_base"; None if it starts no
-    collective."""
+    """Return the kind of a "Collective name" such as "_allgather_base", or of an operator such as
+    "allreduce_"; None if it starts no collective."""
     word = re.sub(r"[^a-z]", "", text.lower().removesuffix("_coalesced").removesuffix("_base"))
     if word in _NO_COLLECTIVES:
         return None
     return next((kind for start, kind in _KINDS.items() if word.startswith(start)), "unknown")
-
-
-def _kind_of_operator(name: str) -> str | None:
-    """Return the kind of an operator such as "c10d::allreduce_"; None for all others."""
-    space, _, operator = name.partition("::")
-    if space not in ("c10d", "_c10d_functional", "c10d_functional"):
-        return None
-    kind = _kind_of(operator)
-    return None if kind == "unknown" else kind

@@ -9,13 +9,11 @@ of a compiled object. A test compares both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.contracts.measures.calls import operators
-from torchtraceap.contracts.measures.events import CountedEvents
+from torchtraceap.contracts.measures.events import CountedEvents, operators
 from torchtraceap.core.codes import EventKind
 from torchtraceap.trace.ranks import RankTrace
 
@@ -23,31 +21,16 @@ __all__ = ["graph_breaks"]
 
 _NONE = -1
 _NUMBER = re.compile(r"Torch-Compiled Region.*?: (?P<frame>.*)/[0-9]", re.DOTALL)
+_RESUME = re.compile(r"torch_dynamo_resume_in_|<resume in ")
+_ENTRY = re.compile(r"torch/_dynamo/eval_frame\.py.*: (compile_wrapper|_fn)", re.DOTALL)
 _DYNAMO = ("TorchDynamo", "Pregraph", "AOTDispatcher")
 
 
 def graph_breaks(part: RankTrace) -> CountedEvents:
-    """Rows of the regions, or resume frames, with which compiled code goes on."""
+    """Return rows of the regions, or resume frames, with which compiled code goes on."""
     operators(part)
     rows = part.cached("graph breaks", lambda: _Breaks(part).rows())
     return CountedEvents.of_rows(part, np.array(rows, dtype=np.int64))
-
-
-def _is_region(name: str) -> bool:
-    return name.startswith("Torch-Compiled Region")
-
-
-def _is_call(name: str) -> bool:
-    return name.startswith("CompiledFunction") or "Call CompiledFxGraph" in name
-
-
-def _is_resume(name: str) -> bool:
-    return "torch_dynamo_resume_in_" in name or "<resume in " in name
-
-
-def _is_entry(name: str) -> bool:
-    in_file = "torch/_dynamo/eval_frame.py" in name
-    return in_file and (": compile_wrapper" in name or ": _fn" in name)
 
 
 class _Breaks:
@@ -59,14 +42,12 @@ class _Breaks:
         self._names = part.table.name
         self._kind = part.table.kind
         self._parent = part.tree.parent
-        self._region = self._rows_named(_is_region)
-        self._resume = self._rows_named(_is_resume)
-
-    def _rows_named(self, holds: Callable[[str], bool]) -> frozenset[int]:
-        return frozenset(i for i, text in enumerate(self._strings) if holds(text))
+        names = list(enumerate(self._strings))
+        self._region = {code for code, name in names if name.startswith("Torch-Compiled Region")}
+        self._resume = {code for code, name in names if _RESUME.search(name)}
 
     def rows(self) -> list[int]:
-        """All sure breaks."""
+        """Return the rows of all sure breaks."""
         if not self._region and not self._resume:
             return []
         wanted = np.zeros(len(self._strings), dtype=bool)
@@ -74,6 +55,7 @@ class _Breaks:
         position, track = self._tree.host_position, self._table.track
         chosen = np.flatnonzero(wanted[self._names] & (position != _core.NO_ROW))
         chosen = chosen[np.argsort(position[chosen], kind="stable")]
+        ts_ns, dur_ns, step = self._table.ts_ns, self._table.dur_ns, self._tree.step
         found: list[int] = []
         of_track = last_into = previous = _NONE
         for row in chosen.tolist():
@@ -86,7 +68,11 @@ class _Breaks:
                     found.append(row)
                     last_into = row
                 elif not in_operator:
-                    if previous != _NONE and self._is_same_step(previous, row):
+                    if (
+                        previous != _NONE
+                        and step[previous] == step[row]
+                        and int(ts_ns[previous]) + int(dur_ns[previous]) <= int(ts_ns[row])
+                    ):
                         before = self._around(previous)[1]
                         if _NONE != entry == before:
                             found.append(row)
@@ -100,8 +86,8 @@ class _Breaks:
         return found
 
     def _around(self, row: int) -> tuple[int, int, bool]:
-        """The nearest region and the nearest call of a compiled object, as long as no operator
-        stands between, and whether one does."""
+        """Return the nearest region and the nearest call of a compiled object, as long as no
+        operator stands between, and whether one does."""
         entry = _NONE
         above = int(self._parent[row])
         while above != _core.NO_ROW:
@@ -109,18 +95,13 @@ class _Breaks:
             if int(self._names[above]) in self._region:
                 return above, entry, False
             is_dynamo = name.startswith(_DYNAMO)
-            if _is_call(name) or (self._kind[above] == EventKind.CPU_OP and not is_dynamo):
+            is_compiled = name.startswith("CompiledFunction") or "Call CompiledFxGraph" in name
+            if is_compiled or (self._kind[above] == EventKind.CPU_OP and not is_dynamo):
                 return _NONE, entry, True
-            if self._kind[above] == EventKind.PYTHON_FUNCTION and _is_entry(name):
+            if self._kind[above] == EventKind.PYTHON_FUNCTION and _ENTRY.search(name):
                 entry = above if entry == _NONE else entry
             above = int(self._parent[above])
         return _NONE, entry, False
-
-    def _is_same_step(self, previous: int, row: int) -> bool:
-        """Regions behind each other, in one step."""
-        table, step = self._table, self._tree.step
-        end_ns = int(table.ts_ns[previous]) + int(table.dur_ns[previous])
-        return end_ns <= int(table.ts_ns[row]) and bool(step[previous] == step[row])
 
     def _may_be_one_call(self, previous: int, row: int) -> bool:
         """Return True if two rows may be one call. Without frames that can't be told: regions of
@@ -134,6 +115,6 @@ class _Breaks:
 
 
 def _frame_number(name: str) -> str:
-    """ "5" of "Torch-Compiled Region: 5/1"; empty where the name has none."""
+    """Return the "5" of "Torch-Compiled Region: 5/1"; empty where the name has none."""
     found = _NUMBER.match(name)
     return found["frame"] if found else ""

@@ -175,7 +175,7 @@ def base_of(key: str) -> str:
 
 
 def find_measure(key: object) -> Measure:
-    """The measure of that key.
+    """Return the measure of that key.
 
     Raises:
         OptionError: The key is unknown; the message names the key that is most like it.

@@ -20,11 +20,19 @@ seen: on a CPU nothing is copied.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.contracts.measures.calls import KERNEL_LAUNCHES, calls_of, check_calls, operators
-from torchtraceap.contracts.measures.events import CountedEvents, is_without_gpu
+from torchtraceap.contracts.measures.events import (
+    KERNEL_LAUNCHES,
+    CountedEvents,
+    calls_of,
+    check_calls,
+    is_without_gpu,
+    operators,
+)
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import SYNCHRONISATIONS, ApiClass, EventKind
 from torchtraceap.trace.ranks import RankTrace
@@ -47,9 +55,14 @@ READING_OPERATORS = frozenset(
     }
 )
 """Operators of `host_sync_in_loop` (cpp/traceap/detect/rules/host_sync_in_loop.cpp)."""
-_OPTIMIZERS = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam",
-               "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam")  # fmt: skip
-"""Optimizers of torch whose step reads nothing on the host but counters that are there anyway."""
+_ON_HOST = re.compile(
+    r"enumerate\(DataLoader\)#.*|Optimizer\.step#(?:Adadelta|Adafactor|Adagrad|Adam|AdamW|Adamax|ASGD"
+    r"|NAdam|RAdam|RMSprop|Rprop|SGD|SparseAdam)(?:\.step)?",
+    re.DOTALL,
+)
+"""Ranges whose tensors are on the host in a GPU run as well: data loaders, and the steps of torch's
+optimizers, which read nothing on the host but counters that are there anyway."""
+_OTHER_WORK = (ApiClass.COPY, ApiClass.ASYNC_COPY, ApiClass.MEMSET)
 _CALLS_TO_SYNC = 6
 """The same limit as in cpp/traceap/detect/queries/host_queries.cpp."""
 _WOULD_BE = (
@@ -61,36 +74,17 @@ _WOULD_BE = (
 def syncs(part: RankTrace) -> CountedEvents:
     """Return the waits of the host. See Note [Waits] and Note [Waits without a GPU]."""
     if is_without_gpu(part):
-        return _would_wait(part)
+        return _waits_without_gpu(part)
     check_calls(part)
-    waits = calls_of(part, SYNCHRONISATIONS)
-    waits = waits[~_is_profilers(part, waits)]
-    copies = _blocking_copies(part)
-    note = f"{len(copies)} of them are copies that block" if len(copies) else ""
-    return CountedEvents.of_rows(part, np.concatenate([waits, copies]), note)
-
-
-def _is_profilers(part: RankTrace, waits: Array) -> Array:
-    """bool: the wait of the profiler when it stops, where no marked step tells its end."""
     tree = part.tree
-    found = np.zeros(len(waits), dtype=bool)
+    waits = calls_of(part, SYNCHRONISATIONS)
     of_device = np.flatnonzero(tree.api[waits] == ApiClass.DEVICE_SYNC)
     is_marked = bool(tree.steps) and not tree.steps_inferred
-    if not len(of_device) or is_marked:
-        return found
-    launched = calls_of(part, (*KERNEL_LAUNCHES, *_OTHER_WORK))
-    last = of_device[-1]
-    found[last] = not len(launched) or launched[-1] < waits[last]
-    return found
-
-
-_OTHER_WORK = (ApiClass.COPY, ApiClass.ASYNC_COPY, ApiClass.MEMSET)
-
-
-def _blocking_copies(part: RankTrace) -> Array:
-    """Return the calls of copies that block by themselves."""
-    tree = part.tree
-    blocking = calls_of(part, (ApiClass.COPY,))
+    if len(of_device) and not is_marked:
+        launched = calls_of(part, (*KERNEL_LAUNCHES, *_OTHER_WORK))
+        last = of_device[-1]
+        if not len(launched) or launched[-1] < waits[last]:
+            waits = np.delete(waits, last)  # that of the profiler when it stops
     gpu = tree.gpu_rows
     read = gpu[
         (tree.copy_direction[gpu] == _core.CopyDirection.DEVICE_TO_HOST)
@@ -98,14 +92,17 @@ def _blocking_copies(part: RankTrace) -> Array:
     ]
     calls = tree.launch[read]
     calls = calls[calls != _core.NO_ROW]
-    calls = calls[tree.api[calls] == ApiClass.ASYNC_COPY]
-    rows = np.unique(calls.astype(np.int64))
-    return np.concatenate([blocking, rows[~_is_synchronized(part, rows)]])
+    reading = np.unique(calls[tree.api[calls] == ApiClass.ASYNC_COPY].astype(np.int64))
+    reading = reading[~_is_synchronized(part, reading)]
+    copies = np.concatenate([calls_of(part, (ApiClass.COPY,)), reading])
+    note = f"{len(copies)} of them are copies that block" if len(copies) else ""
+    return CountedEvents.of_rows(part, np.concatenate([waits, copies]), note)
 
 
 def _is_synchronized(part: RankTrace, rows: Array) -> Array:
-    """bool: the next call of the thread is a synchronisation, but for some between them that do
-    nothing. Nesting is not asked: where times are rounded, a call may begin before its operator."""
+    """Return a mask of the rows, bool `[rows]`: the next call of the thread is a synchronisation,
+    but for some between them that do nothing. Nesting is not asked: where times are rounded, a call
+    may begin before its operator."""
     tree, track = part.tree, part.table.track
     calls = np.flatnonzero((tree.api != ApiClass.NONE) & part.table.complete)
     calls = calls[np.argsort(track[calls], kind="stable")]  # by thread, in order of time
@@ -123,28 +120,40 @@ def _is_synchronized(part: RankTrace, rows: Array) -> Array:
     return found
 
 
-def _would_wait(part: RankTrace) -> CountedEvents:
+def _waits_without_gpu(part: RankTrace) -> CountedEvents:
+    """Count operators that need a value on the host. See Note [Waits without a GPU]."""
     operators(part)
-    table, tree = part.table, part.tree
-    strings = table.strings
-    reads = np.array([text in READING_OPERATORS for text in strings], dtype=bool)
-    on_host = np.array([_is_of_host(text) for text in strings], dtype=bool)
+    table, tree, strings = part.table, part.tree, part.table.strings
+    reads = np.array([text in READING_OPERATORS for text in strings], dtype=bool)[table.name]
+    on_host = np.array([_ON_HOST.fullmatch(text) is not None for text in strings], dtype=bool)
     is_operator = (table.kind == EventKind.CPU_OP) & table.complete
-    rows = np.flatnonzero(is_operator & reads[table.name])
+    rows = np.flatnonzero(is_operator & reads)
     if not len(rows):
         return CountedEvents.of_rows(part, rows, _WOULD_BE)
-    marked = reads[table.name] & is_operator
+    marked = reads & is_operator
     marked |= on_host[table.name] & (tree.host_position != _core.NO_ROW)
     around = _core.innermost_marked(table, tree, marked)
     parents = tree.parent[rows]
-    above = around[np.where(parents == _core.NO_ROW, 0, parents)]
-    above[parents == _core.NO_ROW] = _core.NO_ROW
-    rows = rows[_is_own(part, rows, above, on_host)]
+    above = np.where(
+        parents == _core.NO_ROW, _core.NO_ROW, around[np.where(parents == _core.NO_ROW, 0, parents)]
+    )
+    # Those inside of another such operator or of a range of the host are none of their own. But a
+    # closure that an optimizer's step calls holds the forward and backward pass: what lies before
+    # the end of a backward pass is no counter.
+    is_own = above == _core.NO_ROW
+    ranged = np.flatnonzero(~is_own)
+    ranged = ranged[on_host[table.name[above[ranged]]]]
+    backward = np.sort(table.ts_ns[tree.phase == _core.Phase.BACKWARD])
+    ends = table.ts_ns[above[ranged]] + table.dur_ns[above[ranged]]
+    next_backward = np.searchsorted(backward, table.ts_ns[rows[ranged]], side="right")
+    is_own[ranged] = next_backward < np.searchsorted(backward, ends)
+    rows = rows[is_own]
     return CountedEvents.of_rows(part, rows[~_is_seed(part, rows)], _WOULD_BE)
 
 
 def _is_seed(part: RankTrace, rows: Array) -> Array:
-    """bool: a number is read that was drawn right before, as samplers do on the host."""
+    """Return a mask of the rows, bool `[rows]`: a number is read that was drawn right before, as
+    samplers do on the host."""
     table, tree = part.table, part.tree
     host = tree.host_rows
     operators = host[table.kind[host] == EventKind.CPU_OP]  # by thread, in order of time
@@ -162,29 +171,3 @@ def _is_seed(part: RankTrace, rows: Array) -> Array:
         (here > 0) & (table.track[before] == table.track[rows]) & draws[table.name[before]]
     )
     return found
-
-
-def _is_own(part: RankTrace, rows: Array, above: Array, on_host: Array) -> Array:
-    """bool: not inside another such operator, nor in a range of the host.
-
-    A closure that an optimizer's step calls holds the forward and backward pass: what lies before
-    the end of a backward pass is no counter.
-    """
-    table, tree = part.table, part.tree
-    found = above == _core.NO_ROW
-    ranged = np.flatnonzero(~found)
-    ranged = ranged[on_host[table.name[above[ranged]]]]
-    backward = np.sort(table.ts_ns[tree.phase == _core.Phase.BACKWARD])
-    ends = table.ts_ns[above[ranged]] + table.dur_ns[above[ranged]]
-    next_backward = np.searchsorted(backward, table.ts_ns[rows[ranged]], side="right")
-    found[ranged] = next_backward < np.searchsorted(backward, ends)
-    own: Array = found
-    return own
-
-
-def _is_of_host(name: str) -> bool:
-    """A range whose tensors are on the host in a GPU run as well."""
-    if name.startswith("enumerate(DataLoader)#"):
-        return True
-    optimizer = name.removeprefix("Optimizer.step#").removesuffix(".step")
-    return name.startswith("Optimizer.step#") and optimizer in _OPTIMIZERS

@@ -93,7 +93,7 @@ class KnowledgeEntry:
         return (on_host and self.name_host) or self.name
 
     def title_text(self, *, on_host: bool = False) -> str:
-        """The heading, of a run that computes on the host if `on_host`."""
+        """Return the heading, of a run that computes on the host if `on_host`."""
         return (on_host and self.title_host) or self.title
 
     def because_text(self, *, on_host: bool = False) -> str:
@@ -107,7 +107,7 @@ class KnowledgeEntry:
     def why_text(
         self, facts: Mapping[str, str], *, cost: str, share: str, on_host: bool = False
     ) -> str:
-        """The sentence of `why` with its facts filled in.
+        """Return the sentence of `why` with its facts filled in.
 
         Args:
             facts: A finding's facts by name. Missing ones drop the part of the sentence that
@@ -134,7 +134,7 @@ class KnowledgeEntry:
         return _PLACEHOLDER.sub(fill, _OPTIONAL.sub(keep, text))
 
     def advice_for(self, circumstances: Set[str]) -> Advice:
-        """The first advice that fits.
+        """Return the first advice that fits.
 
         Args:
             circumstances: Circumstances that hold of the trace, see `tables.circumstances`.
@@ -181,7 +181,7 @@ def _entry(name: str, fields: Mapping[str, Any]) -> KnowledgeEntry:
 
 @cache
 def load_knowledge() -> Mapping[str, KnowledgeEntry]:
-    """The entries by type, the paper's eight first; read once per process."""
+    """Return the entries by type, the paper's eight first; read once per process."""
     text = Path(__file__).with_name("kb.json").read_text(encoding="utf-8")
     return MappingProxyType(
         {name: _entry(name, fields) for name, fields in json.loads(text).items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def compile_knowledge(source: Path) -> str:
-    """The JSON text for the YAML file `source`, in its order."""
+    """Return the JSON text for the YAML file `source`, in its order."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -40,7 +40,7 @@ from torchtraceap.lab.collection.marker_removal import (
 )
 from torchtraceap.lab.collection.markers import clipped, cost_intervals
 from torchtraceap.lab.generation.lost_time import covered_windows
-from torchtraceap.record.emulated_records import as_nccl_records
+from torchtraceap.record.export import as_nccl_records
 from torchtraceap.record.torch_access import import_torch
 from torchtraceap.tables.windows import build_windows
 from torchtraceap.trace.ranks import RankTrace

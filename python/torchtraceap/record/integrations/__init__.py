@@ -1,4 +1,4 @@
-"""Recording from inside of training libraries, and for as long as a training runs.
+"""Integrations that record from inside of training libraries, for as long as a training runs.
 
 Each library has a module, which imports it when it is imported itself or used, and no other one.
 """

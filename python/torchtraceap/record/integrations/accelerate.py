@@ -1,4 +1,4 @@
-"""Recording a loop that uses `accelerate.Accelerator`."""
+"""The recording of a loop that uses `accelerate.Accelerator`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import MissingDependencyError
+from torchtraceap.record.history import WatchRow, metrics_of
 from torchtraceap.record.integrations.stepper import Recorded, Stepper
 from torchtraceap.record.trace_handler import on_trace_ready
-from torchtraceap.record.watching.history import WatchRow, metrics_of
 
 if TYPE_CHECKING:
     pass
@@ -27,13 +27,13 @@ class AcceleratedSteps(Recorded):
         self.stepper = stepper
 
     def step(self) -> None:
-        """Tells that a batch is done: it ends a step where the accelerator synchronises the
+        """Tell that a batch is done: it ends a step where the accelerator synchronises the
         gradients, so that a step is one of the optimizer."""
         if self._accelerator.sync_gradients:
             self.stepper.step()
 
     def pause(self) -> None:
-        """Tells that something other than a step comes: an evaluation, a checkpoint."""
+        """Tell that something other than a step comes: an evaluation, a checkpoint."""
         self.stepper.pause()
 
 
@@ -45,7 +45,7 @@ def profile(
     every: float | str | None = None,
     **options: Any,
 ) -> Iterator[AcceleratedSteps]:
-    """Records some steps of an accelerated loop, and logs what is found to its trackers.
+    """Record some steps of an accelerated loop, and logs what is found to its trackers.
 
     ```python
     with ttap.integrations.accelerate.profile(accelerator, "runs/") as p:
@@ -83,7 +83,7 @@ def profile(
 def profile_kwargs(
     path: str | os.PathLike[str], *, wait: int = 1, warmup: int = 1, active: int = 3, **options: Any
 ) -> Any:
-    """`ProfileKwargs` for `accelerator.profile()`: one cycle, written and diagnosed.
+    """Return `ProfileKwargs` for `accelerator.profile()`: one cycle, written and diagnosed.
 
     ```python
     accelerator = Accelerator(kwargs_handlers=[profile_kwargs("runs/")])

@@ -6,8 +6,8 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from torchtraceap.record.history import WatchRow, metrics_of
 from torchtraceap.record.integrations.stepper import Recorded, Stepper
-from torchtraceap.record.watching.history import WatchRow, metrics_of
 
 if TYPE_CHECKING:
     pass
@@ -40,11 +40,11 @@ class Hook(Recorded):
             monitor.write_events([(k, v, samples) for k, v in metrics_of(row).items()])
 
     def pause(self) -> None:
-        """Tells that something other than a step comes: an evaluation, a checkpoint."""
+        """Tell that something other than a step comes: an evaluation, a checkpoint."""
         self.stepper.pause()
 
     def end(self, error: BaseException | None = None) -> None:
-        """The training is over; the engine gets its own `step` back."""
+        """End with the training, and give the engine its own `step` back."""
         self.stepper.end(error)
         if self._engine.__dict__.get("step") == self._step:
             del self._engine.step
@@ -68,7 +68,7 @@ def hook(
     every: float | str | None = None,
     **options: Any,
 ) -> Hook:
-    """Records some steps of a training by a DeepSpeed engine; what is found goes to its monitor.
+    """Record some steps of a training by a DeepSpeed engine; what is found goes to its monitor.
 
     ```python
     engine, *_ = deepspeed.initialize(model=model, config=config)

@@ -18,7 +18,8 @@ __all__ = ["TraceCallback"]
 
 
 def _callback_class() -> Any:
-    """That of the package `lightning`, or of `pytorch_lightning`, which are different classes."""
+    """Return the class of the package `lightning`, or of `pytorch_lightning`, which are
+    different."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with contextlib.suppress(ImportError):
             return import_module(name).Callback

@@ -1,4 +1,4 @@
-"""Where findings are logged: TensorBoard, MLflow, W&B and others, each through its own interface.
+"""Loggers of findings: TensorBoard, MLflow, W&B and others, each through its own interface.
 
 Nothing is imported that the training does not use: what is given is recognised by its methods, and
 an active run of a tracker is looked up in modules that are loaded.
@@ -15,8 +15,8 @@ from typing import Any
 
 from torchtraceap.core.formatting import format_share
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.record.history import PREFIX, WatchRow, append_line, metrics_of
 from torchtraceap.record.notices import report_problem
-from torchtraceap.record.watching.history import PREFIX, WatchRow, append_line, metrics_of
 
 __all__ = ["Sink", "Sinks", "active_runs", "sink_of"]
 
@@ -58,7 +58,7 @@ class Sinks:
 
 
 def sink_of(log: Any, folder: Path) -> Sink:
-    """What writes rows to it.
+    """Return what writes rows to a logger.
 
     Args:
         log: A `SummaryWriter`, the module `mlflow` or a run of it, the module `wandb` or a run of
@@ -72,10 +72,10 @@ def sink_of(log: Any, folder: Path) -> Sink:
         MissingDependencyError: What is named is not installed.
     """
     if isinstance(log, (str, os.PathLike)):
-        return _named(str(os.fspath(log)), folder)
+        return _sink_by_name(str(os.fspath(log)), folder)
     module = getattr(log, "__name__", "") if not callable(log) else ""
     if module in ("mlflow", "wandb"):
-        return _named(module, folder)
+        return _sink_by_name(module, folder)
     if hasattr(log, "add_scalar"):
         return TensorBoard(log)
     if hasattr(log, "log") and hasattr(log, "define_metric"):
@@ -94,7 +94,7 @@ def sink_of(log: Any, folder: Path) -> Sink:
     )
 
 
-def _named(name: str, folder: Path) -> Sink:
+def _sink_by_name(name: str, folder: Path) -> Sink:
     if name == "mlflow":
         return MLflow(None)
     if name == "wandb":
@@ -106,7 +106,7 @@ def _named(name: str, folder: Path) -> Sink:
 
 
 def active_runs() -> list[Sink]:
-    """The runs of MLflow and W&B that the training has begun itself."""
+    """Return the runs of MLflow and W&B that the training has begun itself."""
     sinks: list[Sink] = []
     mlflow, wandb = sys.modules.get("mlflow"), sys.modules.get("wandb")
     active = getattr(mlflow, "active_run", lambda: None)() if mlflow is not None else None
@@ -129,7 +129,13 @@ class TensorBoard:
         self._writer = writer
         self._is_own = isinstance(writer, (str, Path))
         if self._is_own:
-            self._make: Any = _summary_writer()
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise MissingDependencyError(
+                    f"logging to TensorBoard needs the package tensorboard ({error})"
+                ) from error
+            self._make: Any = SummaryWriter
 
     def __call__(self, row: WatchRow) -> None:
         if isinstance(self._writer, (str, Path)):
@@ -143,16 +149,6 @@ class TensorBoard:
     def close(self) -> None:
         if self._is_own and not isinstance(self._writer, (str, Path)):
             self._writer.close()
-
-
-def _summary_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"logging to TensorBoard needs the package tensorboard ({error})"
-        ) from error
-    return SummaryWriter
 
 
 class MLflow:
@@ -209,7 +205,7 @@ class Metrics:
 
 
 def as_text(row: WatchRow) -> str:
-    """The findings as Markdown."""
+    """Return the findings as Markdown."""
     lines = [f"- {change}" for change in row.get("notices", ())]
     lines += ["", "| finding | takes | a fix saves |", "|---|---|---|"] if row["findings"] else []
     for finding in row["findings"]:

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchtraceap.record.examiner import findings_of
+from torchtraceap.record.history import SCHEMA, WatchRow
 from torchtraceap.record.integrations.logging import Sinks
 from torchtraceap.record.notices import RecordingError, report_problem
 from torchtraceap.record.session import Recording, profile
 from torchtraceap.record.watch import Watch, watch
-from torchtraceap.record.watching.examiner import findings_of
-from torchtraceap.record.watching.history import SCHEMA, WatchRow
 
 if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis
@@ -41,7 +41,8 @@ class Stepper:
     """
 
     _running: Stepper | None = None
-    """Of this process. A training that failed tells nobody that it is over: the next one does."""
+    """The one of this process. A training that failed tells nobody that it is over: the next one
+    does."""
 
     def __init__(self, path: Any = None, *, every: float | str | None = None, **options: Any):
         self._path = path
@@ -64,7 +65,7 @@ class Stepper:
     # -- what the library tells --------------------------------------------------------------
 
     def start(self, *sinks: Callable[[WatchRow], None]) -> None:
-        """The training begins, or another one.
+        """Begin with a training, or another one.
 
         Args:
             sinks: The library's own logs.
@@ -72,10 +73,10 @@ class Stepper:
         if Stepper._running is not None:
             Stepper._running.end()
         self._more = sinks
-        self._guarded(self._start)
+        self._run_guarded(self._start)
 
     def step(self, step: int | None = None) -> None:
-        """The optimizer has made a step.
+        """Tell that the optimizer has made a step.
 
         Args:
             step: Its number, where the library counts them.
@@ -86,21 +87,21 @@ class Stepper:
         if isinstance(self.recording, Watch):
             self.recording.step(step)
         else:
-            self._guarded(self._step_of_one, self.recording)
+            self._run_guarded(self._step_of_one, self.recording)
 
     def pause(self) -> None:
-        """Something other than a step comes: an evaluation, a checkpoint."""
+        """Tell that something other than a step comes: an evaluation, a checkpoint."""
         if self._is_running:
-            self._guarded(self.recording.pause)
+            self._run_guarded(self.recording.pause)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The training is over.
+        """End with the training.
 
         Args:
             error: What ended it.
         """
         if self._is_running:
-            self._guarded(self._end, error)
+            self._run_guarded(self._end, error)
             self._is_running = False
             Stepper._running = None
 
@@ -113,7 +114,7 @@ class Stepper:
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """Of the last recording; None where there is none."""
+        """The diagnosis of the last recording; None where there is none."""
         try:
             return self.recording.diagnosis
         except RecordingError:
@@ -121,7 +122,7 @@ class Stepper:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _guarded(self, do: Callable[..., None], *arguments: Any) -> None:
+    def _run_guarded(self, do: Callable[..., None], *arguments: Any) -> None:
         try:
             do(*arguments)
         except Exception as error:
@@ -157,28 +158,24 @@ class Stepper:
         kind = None if error is None else type(error)
         recording.__exit__(kind, error, None)
         if isinstance(recording, Recording) and self._sinks is not None and error is None:
-            self._log_one(recording, self._sinks)
-
-    def _log_one(self, recording: Recording, sinks: Sinks) -> None:
-        """What was found goes to the logs: on rank 0, as `ttap.profile` prints it there."""
-        if recording.path is None or not recording.is_first_rank:
-            return
-        found = findings_of(recording.diagnosis)
-        now = time.time()
-        run = recording.path.parent.name
-        row = {"schema": SCHEMA, "run": run, "time": now, "step": self._step, **found}
-        sinks.write(row)
-        sinks.close()
+            if recording.path is None or not recording.is_first_rank:
+                return
+            found = findings_of(recording.diagnosis)
+            now = time.time()
+            run = recording.path.parent.name
+            row = {"schema": SCHEMA, "run": run, "time": now, "step": self._step, **found}
+            self._sinks.write(row)
+            self._sinks.close()
 
 
 class Recorded:
-    """What every integration tells of its recording."""
+    """The results of a recording that every integration has."""
 
     stepper: Stepper
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """Of the last recording; None where there is none."""
+        """The diagnosis of the last recording; None where there is none."""
         return self.stepper.diagnosis
 
     @property

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import MissingDependencyError
+from torchtraceap.record.history import WatchRow, metrics_of
 from torchtraceap.record.integrations.logging import TensorBoard
 from torchtraceap.record.integrations.stepper import Recorded, Stepper
-from torchtraceap.record.watching.history import WatchRow, metrics_of
 
 if TYPE_CHECKING:
     pass
@@ -67,7 +67,8 @@ class TraceCallback(Recorded, _callback_class()):  # type: ignore[misc]
         self._pause_for(control)
 
     def _pause_for(self, control: Any) -> None:
-        """What the trainer does next is told before it does it by the default callback alone."""
+        """Pause before what the trainer does next, which the default callback alone tells
+        beforehand."""
         if control.should_evaluate or control.should_save:
             self.stepper.pause()
 

@@ -14,8 +14,8 @@ from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import SYNCHRONISATIONS
-from torchtraceap.core.memo_cache import MemoCache
 from torchtraceap.core.order import distinct, median
+from torchtraceap.core.threads import MemoCache
 from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.edits.base import Change, NewEvent
 from torchtraceap.simulation.run import KINDS, SimulatedRun

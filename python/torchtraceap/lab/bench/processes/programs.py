@@ -24,7 +24,7 @@ from torchtraceap.lab.bench.processes.fresh import (
 )
 from torchtraceap.lab.bench.processes.injected import INJECTED_FOLDER, WHOLE
 from torchtraceap.lab.bench.processes.turns import Turn
-from torchtraceap.record.sanitize import copy_without_private_data
+from torchtraceap.record.export import copy_without_private_data
 
 __all__ = ["ProgramRun", "read_steps", "run_program", "shorten_command", "trace_program"]
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.lab.collection.emulated.network import NETWORKS, Network, TransferTimes
-from torchtraceap.record.emulated_records import as_nccl_records
+from torchtraceap.record.export import as_nccl_records
 
 if TYPE_CHECKING:
     from torchtraceap.lab.collection.emulated.forms import FORMS, Form, Parallel

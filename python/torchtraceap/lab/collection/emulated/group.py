@@ -29,7 +29,7 @@ from torchtraceap.lab.collection.emulated.lanes import DeviceLane, HostLane, Lan
 from torchtraceap.lab.collection.emulated.network import NETWORKS, RANKS, Network, TransferTimes
 from torchtraceap.lab.collection.emulated.results import Copies, reduction_factor
 from torchtraceap.ops.durations.collectives import bus_factor
-from torchtraceap.record.emulated_records import DESCRIPTION
+from torchtraceap.record.export import DESCRIPTION
 from torchtraceap.record.torch_access import EMULATED
 
 __all__ = ["EmulatedGroup", "process_group"]

@@ -40,17 +40,17 @@ MOST_SAID = 2000  # bytes of what a child that failed wrote
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the child does with a raw recording."""
+    """The work of the child on a raw recording."""
 
     raw: str
     root: str
     """The folder that the training gave."""
     folder: str
-    """That of the recording, below."""
+    """The folder of the recording, below it."""
     rank: int
     size: int
     began: float
-    """In seconds of `time.time()`."""
+    """Begin of the recording, in seconds of `time.time()`."""
     timeout_s: float
     """To wait for the files of other ranks."""
     unfinished: str | None
@@ -71,11 +71,24 @@ class Examination:
         (place / TASK).write_text(json.dumps(document), "utf-8")
         with (place / SAID).open("wb") as said:
             self._child = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, _top(), str(place / TASK)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    PROGRAM,
+                    str(Path(__file__).resolve().parents[2]),
+                    str(place / TASK),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
-                env=_environment(),
+                env={
+                    **os.environ,
+                    "CUDA_VISIBLE_DEVICES": "",
+                    "HIP_VISIBLE_DEVICES": "",
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
                 start_new_session=True,  # Ctrl-C ends the training, and the trace is packed
             )
 
@@ -83,7 +96,7 @@ class Examination:
         return self._child.poll() is not None
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it came to its end in that time."""
+        """Wait for its end; return True if it came in that time."""
         try:
             self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -95,39 +108,23 @@ class Examination:
         self._child.wait()
 
     def result(self) -> dict[str, Any]:
-        """What it found, with `error` where it failed; its scratch goes."""
+        """Return what it found, with `error` where it failed, and remove its scratch."""
         import shutil
 
         try:
             found: dict[str, Any] = json.loads((self.place / RESULT).read_text("utf-8"))
         except (OSError, ValueError):
             code = self._child.returncode
-            found = {"error": f"the examining process ended with {code}: {self._said()}"}
+            found = {"error": f"the examining process ended with {code}: {self._last_words()}"}
         shutil.rmtree(self.place, ignore_errors=True)
         return found
 
-    def _said(self) -> str:
+    def _last_words(self) -> str:
         try:
             text = (self.place / SAID).read_bytes()[-MOST_SAID:].decode("utf-8", "replace").strip()
         except OSError:
             return "it said nothing"
         return text.splitlines()[-1] if text else "it said nothing"
-
-
-def _top() -> str:
-    """Where this package lies, for a child of a program that found it by a path of its own."""
-    return str(Path(__file__).resolve().parents[3])
-
-
-def _environment() -> dict[str, str]:
-    """That of the training, but for what would make the child take part in it."""
-    return {
-        **os.environ,
-        "CUDA_VISIBLE_DEVICES": "",
-        "HIP_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
 
 
 # ------------------------------------------------------------------------------- in the child
@@ -150,7 +147,7 @@ def main(path: str) -> int:
 
 
 def examine(task: Task) -> dict[str, Any]:
-    """Packs the recording; on rank 0 also says what is wrong with it."""
+    """Pack the recording; on rank 0 also diagnose it."""
     names = TraceNames(task.root, rank=task.rank, run=task.folder, always_folder=True)
     path = pack_trace(Path(task.raw), names, unfinished=task.unfinished)
     if path is None:
@@ -160,7 +157,7 @@ def examine(task: Task) -> dict[str, Any]:
     if task.diagnose:
         run = Run(path.parent.name, task.rank, task.size, task.began)
         others = run.others_of(path, task.timeout_s)
-        from torchtraceap.record.diagnosis import analyse
+        from torchtraceap.record.notices import analyse
 
         trace, diagnosis = analyse(path, others)
         found |= findings_of(diagnosis)
@@ -169,7 +166,7 @@ def examine(task: Task) -> dict[str, Any]:
 
 
 def findings_of(diagnosis: Diagnosis) -> dict[str, Any]:
-    """What a row of the series keeps of a diagnosis; times in ns."""
+    """Return what a row of the series keeps of a diagnosis; times in ns."""
     step = diagnosis.step
     with_gpu = diagnosis.summary.events.gpu > 0
     return {
@@ -177,11 +174,11 @@ def findings_of(diagnosis: Diagnosis) -> dict[str, Any]:
         "busy_share": diagnosis.busy_share if with_gpu else None,
         "computes_on": diagnosis.computes_on,
         "bound_by": diagnosis.bound_by,
-        "findings": [_finding(each, diagnosis) for each in diagnosis.findings],
+        "findings": [_finding_row(each, diagnosis) for each in diagnosis.findings],
     }
 
 
-def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
+def _finding_row(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
     saving = finding.saving
     share = None
     if saving is not None:

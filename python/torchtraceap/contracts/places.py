@@ -1,4 +1,10 @@
-"""Find the line of the program that called an operator, while the recording is at hand.
+"""Find the place in the program that an event belongs to.
+
+Python frames tell it where they were recorded (with_stack=True): the innermost one that is neither
+torch's own nor built in. An event of the backward pass has no frame of the program around it; there
+it is that of the operator of the forward pass. Without frames it is the innermost range that the
+program named, else the module, else the outermost operator (`frame_of`). While the recording is at
+hand, `CallLines` finds the line as well.
 
 Note [Lines of calls]: in a trace a Python frame has the line where its function begins. The
 profiler knows more as long as it lives: for every call that a frame makes, the line of the frame
@@ -15,18 +21,24 @@ import linecache
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchtraceap._core import NO_ROW, EventKind
+from torchtraceap._core import NO_ROW
+from torchtraceap.contracts.result import Frame
+from torchtraceap.core.codes import EventKind
 from torchtraceap.core.records import dataclass
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["CallLines", "Place", "relative_path"]
+__all__ = ["CallLines", "Place", "frame_of", "relative_path"]
 
-_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_FRAME = re.compile(r"(?P<file>.+?)\((?P<line>[0-9]{1,9})\): (?P<function>.+)", re.DOTALL)
+_OF_TORCH = re.compile(r"(^|[/\\])(torch|torchtraceap)[/\\]")
+_MODULE = "nn.Module: "
+_MARKS = ("ProfilerStep", "Optimizer.", "enumerate(DataLoader)", "Torch-Compiled Region")
+_LONGEST_STACK = 4096
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 
 
@@ -79,7 +91,7 @@ class CallLines:
         row = launch if launch != NO_ROW else row
         innermost = None
         below = row  # what the frame called, on the way to the event
-        for around in _chain(part, row):
+        for around in _rows_above(part, row):
             if table.kind[around] == EventKind.PYTHON_FUNCTION:
                 found = _FRAME.fullmatch(table.name_of(around))
                 if found is not None:
@@ -99,57 +111,36 @@ class CallLines:
         line = self._line_of(part, below)
         if line is not None:
             return Place(relative_path(file), line, function, exact=True)
-        first, last = self._around(part, frame, below, start)
+        calls = [(row, self._line_of(part, row)) for row in _called_rows(part, frame)]
+        before = [at for row, at in calls if row < below and at]
+        behind = [at for row, at in calls if row > below and at]
+        first, last = before[-1] if before else start, behind[0] if behind else 0
         lines = _lines_between(file, function, first, last, part.table.name_of(below))
         exact = len(lines) == 1
         return Place(relative_path(file), lines[0] if exact else first, function, exact=exact)
-
-    def _around(self, part: RankTrace, frame: int, below: int, start: int) -> tuple[int, int]:
-        """The lines of the calls of a frame before and behind a row; where it begins, and 0 for its
-        end, where there are none."""
-        calls = [row for row in _called_rows(part, frame) if row != below]
-        before = [line for row in calls if row < below and (line := self._line_of(part, row))]
-        behind = [line for row in calls if row > below and (line := self._line_of(part, row))]
-        return before[-1] if before else start, behind[0] if behind else 0
 
     def _line_of(self, part: RankTrace, row: int) -> int | None:
         """Return the line from which a call was made; None if the row is no call."""
         table = part.table
         if table.kind[row] != EventKind.PYTHON_FUNCTION:
             return None
-        return self._known_lines(part).get(int(table.ts_ns[row]))
-
-    def _known_lines(self, part: RankTrace) -> dict[int, int]:
         if self._lines is None:
-            base = int(dict(part.table.metadata).get("baseTimeNanoseconds", "0"))
-            self._lines = {} if self._profiler is None else dict(_lines(self._profiler, base))
+            self._lines = {}
+            base_ns = int(dict(table.metadata).get("baseTimeNanoseconds", "0"))
+            try:
+                todo = list(self._profiler.profiler.kineto_results.experimental_event_tree())
+            except (AttributeError, RuntimeError):  # none, or of another version of torch
+                todo = []
             self._profiler = None
-        return self._lines
-
-
-def _lines(profiler: Any, base_ns: int) -> Iterator[tuple[int, int]]:
-    """Start of every call, and its line. See Note [Lines of calls].
-
-    Names are not asked for: that of a module which was imported meanwhile is gone (torch 2.13).
-    """
-    try:
-        todo = list(profiler.profiler.kineto_results.experimental_event_tree())
-    except (AttributeError, RuntimeError):  # another version of torch
-        return
-    while todo:
-        event = todo.pop()
-        todo += event.children
-        caller = getattr(event.extra_fields, "caller", None)
-        if caller is not None:
-            yield event.start_time_ns - base_ns, caller.line_number
-
-
-def _chain(part: RankTrace, row: int) -> Iterator[int]:
-    """A row and what is around it, from the inside."""
-    parent = part.tree.parent
-    while row != NO_ROW:
-        yield row
-        row = int(parent[row])
+            while todo:
+                # Names are not asked for: that of a module which was imported meanwhile is gone
+                # (torch 2.13).
+                event = todo.pop()
+                todo += event.children
+                caller = getattr(event.extra_fields, "caller", None)
+                if caller is not None:
+                    self._lines[event.start_time_ns - base_ns] = caller.line_number
+        return self._lines.get(int(table.ts_ns[row]))
 
 
 def _called_rows(part: RankTrace, frame: int) -> list[int]:
@@ -166,11 +157,8 @@ def _called_rows(part: RankTrace, frame: int) -> list[int]:
     return found
 
 
-# ------------------------------------------------------------------------------ files
-
-
 def _resolve_path(name: str) -> str:
-    """The profiler takes a folder of `sys.path` off the front of a file's name."""
+    """Return the whole path of a file: the profiler takes a folder of `sys.path` off its front."""
     if Path(name).is_absolute():
         return name
     for folder in sys.path:
@@ -201,8 +189,6 @@ def _is_library(file: str) -> bool:
     return installed or generated or file.startswith(tuple(f"{f}/" for f in _library_folders()))
 
 
-# ------------------------------------------------------------------------------ syntax
-
 _OPERATORS: dict[str, tuple[type[ast.AST], ...]] = {
     "add": (ast.Add,),
     "sub": (ast.Sub,),
@@ -228,7 +214,7 @@ _NUMBERS = ("float", "int", "bool", "complex", "range", "round", "print", "str",
 
 
 def _lines_between(file: str, function: str, first: int, last: int, name: str) -> list[int]:
-    """Lines of a function where its syntax can give an operator.
+    """Return the lines of a function where its syntax can give an operator.
 
     From the line of one call to that of the next. Where that is not further down, a loop may have
     begun anew between them, and they are those of the loop.
@@ -244,23 +230,18 @@ def _lines_between(file: str, function: str, first: int, last: int, name: str) -
     nodes = (node for node in ast.walk(body) if hasattr(node, "lineno") and _gives(node, bare))
     lines = {node.lineno for node in nodes}
     if last <= first:
-        first, last = _loop(body, first) or (first, last or sys.maxsize)
+        kinds = (ast.For, ast.AsyncFor, ast.While)
+        around = [
+            (node.lineno, node.end_lineno or node.lineno)
+            for node in ast.walk(body)
+            if isinstance(node, kinds) and node.lineno <= first <= (node.end_lineno or 0)
+        ]
+        first, last = max(around, default=None) or (first, last or sys.maxsize)
     return sorted(line for line in lines if first <= line <= last)
 
 
-def _loop(body: ast.AST, line: int) -> tuple[int, int] | None:
-    """First and last line of the innermost loop around a line."""
-    kinds = (ast.For, ast.AsyncFor, ast.While)
-    around = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(body)
-        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
-    ]
-    return max(around, default=None)
-
-
 def _function(tree: ast.Module, function: str, line: int) -> ast.AST | None:
-    """The innermost function of that name around a line; the module for its own frame."""
+    """Return the innermost function of that name around a line; the module for its own frame."""
     if function == "<module>":
         return tree
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -269,35 +250,74 @@ def _function(tree: ast.Module, function: str, line: int) -> ast.AST | None:
         for node in ast.walk(tree)
         if isinstance(node, kinds)
         and node.name == function.rpartition(".")[2]
-        and _begin(node) <= line <= (node.end_lineno or 0)
+        and min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        <= line
+        <= (node.end_lineno or 0)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
 
 
-def _begin(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return min([node.lineno, *(each.lineno for each in node.decorator_list)])
-
-
 def _gives(node: ast.AST, name: str) -> bool:
+    """Return True if an expression can call an operator of that name."""
     if name in _ASKS:
-        return _asks_for_a_value(node)
+        if isinstance(node, ast.UnaryOp):
+            return isinstance(node.op, ast.Not)
+        if isinstance(node, ast.Call):
+            return isinstance(node.func, ast.Name) and node.func.id in _NUMBERS
+        kinds = (ast.If, ast.While, ast.IfExp, ast.Assert, ast.BoolOp, ast.FormattedValue)
+        return isinstance(node, kinds)
     if name in _INDEXES:
         return isinstance(node, ast.Subscript)
     wanted = _OPERATORS.get(name.rstrip("_"), ())
-    return any(isinstance(each, wanted) for each in _operators(node))
-
-
-def _operators(node: ast.AST) -> Iterable[ast.AST]:
     if isinstance(node, ast.Compare):
-        return node.ops
-    return [node.op] if isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp)) else ()
+        return any(isinstance(each, wanted) for each in node.ops)
+    return isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp)) and isinstance(node.op, wanted)
 
 
-def _asks_for_a_value(node: ast.AST) -> bool:
-    """Return True if an expression asks for the truth or the number of something."""
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.Not)
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Name) and node.func.id in _NUMBERS
-    kinds = (ast.If, ast.While, ast.IfExp, ast.Assert, ast.BoolOp, ast.FormattedValue)
-    return isinstance(node, kinds)
+def frame_of(part: RankTrace, row: int) -> Frame | None:
+    """Return the frame around an event, GPU events by their launch; None where nothing tells."""
+    tree = part.tree
+    launch = int(tree.launch[row])
+    around = list(_rows_above(part, launch if launch != NO_ROW else row))
+    found = _frame_among(part, around)
+    if found is None or found.kind != "python":
+        links = (int(tree.forward[each]) for each in around)
+        forward = next((link for link in links if link != NO_ROW), None)
+        if forward is not None:
+            found = _frame_among(part, list(_rows_above(part, forward))) or found
+    return found
+
+
+def _rows_above(part: RankTrace, row: int) -> Iterator[int]:
+    """Yield a row of the host and those around it, innermost first."""
+    if part.tree.host_position[row] == NO_ROW:
+        return
+    for _ in range(_LONGEST_STACK):
+        yield row
+        row = int(part.tree.parent[row])
+        if row == NO_ROW:
+            return
+
+
+def _frame_among(part: RankTrace, rows: list[int]) -> Frame | None:
+    table = part.table
+    fallback: dict[str, Frame] = {}
+    of_torch: Frame | None = None
+    for row in rows:
+        kind, name = int(table.kind[row]), table.name_of(row)
+        if kind == EventKind.PYTHON_FUNCTION:
+            if name.startswith(_MODULE):
+                fallback.setdefault("module", Frame("module", name.removeprefix(_MODULE)))
+            elif found := _FRAME.fullmatch(name):
+                frame = Frame("python", found["function"], found["file"], int(found["line"]))
+                if not _OF_TORCH.search(found["file"]) and not found["file"].startswith("<"):
+                    return frame
+                of_torch = of_torch or frame
+        elif name.startswith(_MARKS):
+            continue
+        elif kind == EventKind.USER_ANNOTATION:
+            fallback.setdefault("annotation", Frame("annotation", name))
+        elif kind == EventKind.CPU_OP:
+            fallback["operator"] = Frame("operator", name)
+    chosen = (fallback.get(kind) for kind in ("annotation", "module", "operator"))
+    return of_torch or next((frame for frame in chosen if frame is not None), None)

@@ -1,4 +1,4 @@
-"""What watching takes from a training, and when it may take more.
+"""Costs of watching a training, and the time at which it may take more.
 
 Note [Budget]: four things cost a training time, and each is measured where it occurs.
 
@@ -38,7 +38,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_interval(value: float | str) -> float:
-    """Seconds of an interval such as "10m", "90s", "1.5h" or a number of seconds.
+    """Return the seconds of an interval such as "10m", "90s", "1.5h" or a number of seconds.
 
     Raises:
         OptionError: It is none, or not positive.
@@ -51,7 +51,7 @@ def parse_interval(value: float | str) -> float:
 
 
 def parse_budget(value: float) -> float:
-    """The share of the time that watching may take.
+    """Return the share of the time that watching may take.
 
     Raises:
         OptionError: It is no share.
@@ -91,32 +91,32 @@ class Costs:
         return self.own_s + self.slower_steps_s + self.examining_s + self.waiting_s
 
     def share(self, now: float) -> float:
-        """Of the time since the watch began."""
+        """Return the share of the time since the watch began."""
         return self.total_s / max(now - self.began, self.total_s, 1e-9)
 
     @property
     def typical_s(self) -> float | None:
-        """What a step takes without a profiler; None where too few were seen."""
+        """Seconds that a step takes without a profiler; None where too few were seen."""
         return median(self._typical) if len(self._typical) >= LEAST_TYPICAL else None
 
     def plain_step(self, seconds: float) -> None:
         self._typical.append(seconds)
 
     def begin(self, now: float) -> None:
-        """A recording begins."""
+        """Note that a recording begins."""
         self._latest = now
         self._at_begin = self.total_s
 
     def end(self) -> None:
-        """All that belongs to a recording is over."""
+        """Note that all that belongs to a recording is over."""
         self._of_recordings.append(self.total_s - self._at_begin)
 
-    def recorded(self, steps_s: Sequence[float]) -> None:
-        """Steps that ran under the profiler."""
+    def add_recording(self, steps_s: Sequence[float]) -> None:
+        """Add steps that ran under the profiler."""
         self.slower_steps_s += self._excess(steps_s)
 
-    def examined(self, steps_s: Sequence[float], cpu_s: float) -> None:
-        """Steps that ran beside the child, and its CPU time."""
+    def add_examination(self, steps_s: Sequence[float], cpu_s: float) -> None:
+        """Add steps that ran beside the child, and its CPU time."""
         self.examining_s += min(self._excess(steps_s), cpu_s)
 
     def _excess(self, steps_s: Sequence[float]) -> float:
@@ -125,7 +125,8 @@ class Costs:
 
     @property
     def expected_s(self) -> float:
-        """What the next recording costs: as the dearer of the last two; before that, a guess."""
+        """Seconds that the next recording costs: as the dearer of the last two; before that, a
+        guess."""
         if self._of_recordings:
             return max(self._of_recordings[-2:])
         importing = 0.0 if "torch._inductor" in sys.modules else GUESSED_IMPORT_S
@@ -133,7 +134,7 @@ class Costs:
         return GUESSED_S + importing + slower
 
     def seconds_left(self, now: float) -> float:
-        """Until the next recording may begin; not positive where it may."""
+        """Return the seconds until the next recording may begin; not positive where it may."""
         by_budget = self.began + (self.total_s + self.expected_s) / self.budget
         first = self._latest is None
         by_interval = self.began if self._latest is None else self._latest + self._every_s
@@ -142,5 +143,5 @@ class Costs:
         return max(by_budget, by_interval) - now
 
     def postpone(self, now: float) -> None:
-        """The profiler is in use: another interval goes by."""
+        """Let another interval go by, as the profiler is in use."""
         self._latest = now
