@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from torchtraceap import _core
-from torchtraceap.lab.building.blend import blend
-from torchtraceap.lab.building.generated import group_traces
+from torchtraceap.lab.building.build import group_traces
 from torchtraceap.lab.building.plan import Group, planned
+from torchtraceap.lab.generation.event_injection import blend
 from torchtraceap.trace.ranks import RankTrace
 
 Event = dict[str, Any]

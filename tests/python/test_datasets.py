@@ -22,7 +22,6 @@ from torchtraceap.datasets.shards import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building import build as building
 from torchtraceap.lab.building.add import add, add_labelled, export
-from torchtraceap.lab.building.generated import group_traces
 from torchtraceap.lab.building.plan import GROUP, Group, planned, planned_mini, type_order
 from torchtraceap.lab.generation.generate import generate
 from torchtraceap.trace.ranks import RankTrace
@@ -193,7 +192,7 @@ def test_the_small_set_has_every_type_with_its_twin() -> None:
 def test_a_group_of_the_small_set_is_made_again_byte_by_byte(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (group,) = [group for group in planned_mini() if group.split == "validation"]
-    write_shard(tmp_path, group.shard, group_traces(group, 1))
+    write_shard(tmp_path, group.shard, building.group_traces(group, 1))
     kept = ROOT / "examples/mini_dataset"
     for path in tmp_path.rglob("*.parquet"):
         assert path.read_bytes() == (kept / path.relative_to(tmp_path)).read_bytes()

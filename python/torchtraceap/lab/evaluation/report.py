@@ -14,7 +14,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.writing import naming, write_text
-from torchtraceap.lab.building.figures import bars
+from torchtraceap.lab.building.describe import bars
 from torchtraceap.lab.evaluation.run import Evaluation
 from torchtraceap.lab.evaluation.tables import markdown, tables
 

@@ -1,4 +1,4 @@
-"""What a workload computes in, and on how much of the GPU: precisions and virtual platforms.
+"""`use_platform`: the part of a GPU that a workload may use.
 
 Note [Virtual]: a green context of CUDA has some of the multiprocessors, and what is launched on its
 stream runs on those alone. Autograd launches the backward pass on the streams of the forward pass,
@@ -9,10 +9,8 @@ work is really slower is measured before anything is recorded: the API is a youn
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,47 +18,29 @@ import torch
 from torchtraceap.lab.collection.manifest import Workload
 from torchtraceap.record.notices import RecordingError
 
-__all__ = ["autocast", "use_platform"]
+__all__ = ["use_platform"]
 
-_TYPES = {"bf16": torch.bfloat16}
 _TRIAL = 4096
 """Rows and columns of a product whose time the multiprocessors bound."""
 
 
-def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """For the forward pass: torch's automatic mixed precision, or nothing for fp32."""
-    if precision not in _TYPES:
-        return contextlib.nullcontext()
-    found: contextlib.AbstractContextManager[Any] = torch.autocast(
-        device.type, dtype=_TYPES[precision]
-    )
-    return found
-
-
 def use_platform(workload: Workload, device: torch.device) -> object:
-    """Limits this process to the multiprocessors that the workload may use.
+    """Limit this process to the multiprocessors that the workload may use. See Note [Virtual].
 
     Returns:
-        What must be kept for as long as work runs.
+        An object that must be kept for as long as work runs.
 
     Raises:
         RecordingError: The precision or the limit is not to be had here; says why.
     """
-    if workload.precision == "bf16" and device.type == "cuda" and not _computes_bf16():
+    is_bf16 = workload.precision == "bf16" and device.type == "cuda"
+    if is_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise RecordingError(f"{torch.cuda.get_device_name()} does not compute in bf16")
-    if not workload.multiprocessors:
+    count = workload.multiprocessors
+    if not count:
         return None
     if device.type != "cuda":
         raise RecordingError(f"{device.type}: only a GPU has multiprocessors to be limited")
-    return _limited(workload.multiprocessors, device)
-
-
-def _computes_bf16() -> bool:
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
-def _limited(count: int, device: torch.device) -> object:
-    """See Note [Virtual]."""
     there = torch.cuda.get_device_properties(device).multi_processor_count
     if count >= there:
         raise RecordingError(f"{count} multiprocessors are no limit: the GPU has {there}")
@@ -83,27 +63,23 @@ def _limited(count: int, device: torch.device) -> object:
 
 
 def _green_context(count: int, device: torch.device) -> Any:
-    """torch 2.11 is the first whose contexts give a stream."""
+    """Return a context, of torch 2.11 or later, whose contexts have a stream."""
     from torch.cuda.green_contexts import GreenContext
 
     return GreenContext.create(num_sms=count, device_id=device.index or 0)
 
 
 def _trial_ms(device: torch.device) -> float:
-    """Both passes of a product on the current stream: autograd runs one of them elsewhere."""
+    """Return the time of both passes of a product on the current stream: autograd runs one of them
+    elsewhere."""
     left = torch.randn(_TRIAL, _TRIAL, device=device, requires_grad=True)
     right = torch.randn(_TRIAL, _TRIAL, device=device)
-
-    def passes() -> None:
+    times = []
+    for _ in range(5):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
         (left @ right).sum().backward()
-
-    return statistics.median(_elapsed_ms(passes) for _ in range(5))
-
-
-def _elapsed_ms(work: Callable[[], None]) -> float:
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    before.record()
-    work()
-    after.record()
-    after.synchronize()
-    return float(before.elapsed_time(after))
+        after.record()
+        after.synchronize()
+        times.append(float(before.elapsed_time(after)))
+    return statistics.median(times)
