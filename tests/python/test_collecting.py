@@ -341,7 +341,7 @@ class TestPartOfAGpu:
 
         import torch
 
-        from torchtraceap.lab.collection.workloads import platforms
+        from torchtraceap.lab.collection.workloads import steps as platforms
 
         whole = SimpleNamespace(multi_processor_count=132)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)

@@ -27,7 +27,7 @@ from torchtraceap.lab.generation.labels import (
     lost_intervals,
     window_labels,
 )
-from torchtraceap.lab.generation.pairs import Pair, drawn_pair
+from torchtraceap.lab.generation.pairs import Pair, draw_pair
 from torchtraceap.lab.generation.recorder import as_rank
 from torchtraceap.lab.generation.scene import Outcome
 from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder
@@ -270,7 +270,7 @@ def _excerpt(whole: RankTrace, start_ns: int, end_ns: int) -> tuple[Any, None, A
 @pytest.mark.parametrize("fault", [*FAULTS, *LOOK_ALIKES], ids=lambda fault: fault.name)
 def test_every_fault_finds_a_place(whole: RankTrace, fault: Any) -> None:
     base = base_of(whole, 2 if fault.name in NEEDS_TWO else 1)
-    pair: Pair = drawn_pair(base, [fault], "1")
+    pair: Pair = draw_pair(base, [fault], "1")
     (side,) = pair.sides
     parts = [ttap.Trace([part]) for part in (side.faulty, side.twin)]
     cost_ns = length_ns(parts[0]) - length_ns(parts[1])
@@ -286,7 +286,7 @@ def test_every_fault_finds_a_place(whole: RankTrace, fault: Any) -> None:
 @pytest.fixture(scope="module")
 def with_a_late_rank(whole: RankTrace) -> Pair:
     fault = next(fault for fault in FAULTS if fault.name == "late_rank_by_its_loader")
-    return drawn_pair(base_of(whole, 2), [fault], "2", 3)
+    return draw_pair(base_of(whole, 2), [fault], "2", 3)
 
 
 def as_files(pair: Pair, folder: Path, which: str) -> ttap.Trace:
@@ -487,9 +487,9 @@ def test_a_process_that_is_killed_is_said_and_not_a_defect() -> None:
 
 def test_a_heavier_network_is_the_same_one_and_ends_at_sizes_in_use() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from torchtraceap.lab.generation.predicted_bases import drawn_workload
+    from torchtraceap.lab.generation.predicted_bases import draw_workload
 
-    drawn = drawn_workload("classification", random.Random(3))
+    drawn = draw_workload("classification", random.Random(3))
     heavier = drawn.heavier()
     assert heavier is not None
     assert (heavier.network, heavier.depth, heavier.side) == (

@@ -10,7 +10,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.datasets.labels import TYPES, costs_of, window_costs, window_labels
 from torchtraceap.lab.building.build import group_traces
-from torchtraceap.lab.building.plan import GROUP, Group, planned
+from torchtraceap.lab.building.plan import GROUP, Group, plan_groups
 from torchtraceap.lab.generation.event_faults import FILLS, Block
 from torchtraceap.lab.generation.faults import EVENT_FAULTS, Fault
 from torchtraceap.trace.ranks import RankTrace
@@ -57,7 +57,7 @@ def _bounds(part: RankTrace) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def test_what_is_made_of_recorded_traces_is_for_tests_alone() -> None:
-    real = [group for group in planned(64, [BASE]) if group.base is not None]
+    real = [group for group in plan_groups(64, [BASE]) if group.base is not None]
     assert {group.split for group in real} == {"real"}
     assert {group.way for group in real} == {"real_graph", "event_space"}
     assert all(group.is_test for group in real)

@@ -63,13 +63,13 @@ def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | No
         ParseError: The trace can't be read.
         SchemaError: The labels can't be read, or do not fit the trace.
     """
-    known = _opened(Path(dataset))
+    known = _open_or_begin(Path(dataset))
     _check_split(split)
     ranks = load(trace).ranks
     if len(ranks) != 1:
         raise OptionError(f"{trace}: a file of one rank is needed, not of {len(ranks)}")
-    given, costs = _read(Path(labels))
-    label = _completed(given, costs, ranks[0], Path(trace), _split_of(given, split))
+    given, costs = _read_labels(Path(labels))
+    label = _complete_label(given, costs, ranks[0], Path(trace), _split_of(given, split))
     _check_new(known, label)
     shard = f"{label['split'] or 'own'}-{label['id']}"
     write_shard(known.path, shard, [(label, ranks[0])])
@@ -94,7 +94,7 @@ def add_labelled(dataset: PathLike, folder: PathLike, *, split: str | None = Non
             split of others.
         SchemaError: The labels can't be read.
     """
-    target = _opened(Path(dataset))
+    target = _open_or_begin(Path(dataset))
     _check_split(split)
     by_base: dict[str, list[Run]] = {}
     for run in labeled_runs(folder):
@@ -134,7 +134,7 @@ def export(dataset: PathLike, trace: str, out: PathLike) -> Path:
     return Path(out)
 
 
-def _opened(folder: Path) -> DataSet:
+def _open_or_begin(folder: Path) -> DataSet:
     """Return the data set, which is begun where there is none."""
     if not is_dataset(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -161,7 +161,7 @@ def _split_of(label: Mapping[str, Any], asked: str | None) -> str | None:
     return asked or said
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
+def _read_labels(path: Path) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """Return the labels of a file, and their intervals by type."""
     try:
         given = json.loads(path.read_text("utf-8"))
@@ -190,7 +190,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     return label, costs
 
 
-def _completed(
+def _complete_label(
     given: Mapping[str, Any],
     costs: Mapping[str, list[list[int]]],
     part: RankTrace,

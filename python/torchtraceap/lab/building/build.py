@@ -26,12 +26,12 @@ from torchtraceap.lab.building.plan import (
     LOOK_ALIKE,
     NETWORKS_FOR_TESTS,
     Group,
-    planned,
-    planned_mini,
+    plan_groups,
+    plan_mini_groups,
     type_order,
 )
 from torchtraceap.lab.generation.bases import Base, Bases, RecordedBases
-from torchtraceap.lab.generation.generate import in_processes, labeled
+from torchtraceap.lab.generation.generate import in_processes, labeled_traces
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES, GraphFault
 from torchtraceap.trace.ranks import RankTrace
 
@@ -90,7 +90,7 @@ def build(
             raise MissingFileError(f"{base}: no such file")
     if mini and bases:
         raise OptionError("the mini set has no recorded bases")
-    groups = planned_mini() if mini else planned(count, [str(base) for base in bases])
+    groups = plan_mini_groups() if mini else plan_groups(count, [str(base) for base in bases])
     folder = Path(out)
     place = folder / ABOUT
     if place.exists() and not resume:
@@ -139,12 +139,12 @@ def group_traces(group: Group, seed: int) -> Iterator[tuple[Label, RankTrace]]:
             continue
         licence = _LICENCE if group.base is None else None
         for label, part in found:
-            names = {key: _named(label[key], group) for key in ("id", "twin", "run")}
+            names = {key: _group_id(label[key], group) for key in ("id", "twin", "run")}
             yield {**label, **names, "split": group.split, "licence": licence}, part
         return
 
 
-def _named(own: str | None, group: Group) -> str | None:
+def _group_id(own: str | None, group: Group) -> str | None:
     """Return an id that no other group has."""
     if own is None:
         return None
@@ -170,9 +170,9 @@ def _traces_of_base(
         ]
         bases = PredictedBases(seed, [task], of_many=many, by_copies=many, networks=networks)
     if group.way == "event_space":
-        from torchtraceap.lab.generation.event_injection import injected
+        from torchtraceap.lab.generation.event_injection import injected_traces
 
-        return injected(bases.of(0, 0), group.size, seed)
+        return injected_traces(bases.of(0, 0), group.size, seed)
     # All ranks of a run would take the place of the next type.
     has_all_ranks = not group.types and random.Random(f"{seed}/ranks").random() < _ALL_RANKS
 
@@ -184,7 +184,7 @@ def _traces_of_base(
         fitting = [count for count in base.spreads if count <= most]
         return fitting[0] if has_all_ranks and fitting else 1
 
-    return labeled(bases, seed, 0, group.size, faults=faults, ranks=ranks)
+    return labeled_traces(bases, seed, 0, group.size, faults=faults, ranks=ranks)
 
 
 def _faults_of_pair(

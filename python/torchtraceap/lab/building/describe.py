@@ -119,7 +119,7 @@ def _card(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
             sum(of["traces"].values()),
             sum(of["positive_windows"].values()),
             "" if of["cost_share"] is None else f"{of['cost_share']['p50']:.3f}",
-            _counted(of["forms"]),
+            _counts_text(of["forms"]),
         )
         for name, of in found["types"].items()
     ]
@@ -165,7 +165,7 @@ def _card(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
         *_table(("split", "traces", "bases", "with a fault", "networks"), splits),
         "",
         "No base is in two splits, and neither is a run and its twin. The networks "
-        f"{_listed(NETWORKS_FOR_TESTS)} and the forms {_listed(forms_for_tests)} are never in "
+        f"{_names(NETWORKS_FOR_TESTS)} and the forms {_names(forms_for_tests)} are never in "
         "training or validation. `seen` has other traces of the tasks that training sees, `unseen` "
         "those of other tasks, `real` what was made of recorded traces: it is for testing alone.",
         "",
@@ -178,7 +178,7 @@ def _card(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
             ("type", "traces", "positive windows of 100", "cost share, median", "forms"), types
         ),
         "",
-        f"Decoys: {_counted(found['decoys'])}.",
+        f"Decoys: {_counts_text(found['decoys'])}.",
         "",
         "## Traces",
         "",
@@ -193,7 +193,7 @@ def _card(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
             windows,
         ),
         "",
-        f"Collectives: {_counted(found['communication'])}.",
+        f"Collectives: {_counts_text(found['communication'])}.",
         "",
         "## What is known to be one-sided",
         "",
@@ -210,11 +210,11 @@ def _card(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
-def _listed(words: Iterable[str]) -> str:
+def _names(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in sorted(words))
 
 
@@ -276,7 +276,7 @@ def bars(title: str, values: Mapping[str, float], unit: str = "") -> str:
             f' fill="{_BLUE}"/>',
             _text(_LEFT + length + 6, top + 13, f"{number} {unit}".strip()),
         ]
-    return _framed(title, len(values), parts)
+    return _frame(title, len(values), parts)
 
 
 def _grid(title: str, rows: Mapping[str, Mapping[str, int]], columns: Sequence[str]) -> str:
@@ -299,7 +299,7 @@ def _grid(title: str, rows: Mapping[str, Mapping[str, int]], columns: Sequence[s
                 f' fill="{_BLUE}" fill-opacity="{shade:.3f}"/>',
                 _text(left + cell / 2, top + 14, f"{count:,}", "middle", color),
             ]
-    return _framed(title, len(rows) + 1, parts)
+    return _frame(title, len(rows) + 1, parts)
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", color: str = "#1a202c") -> str:
@@ -309,7 +309,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start", color: str = "#1
     )
 
 
-def _framed(title: str, lines: int, parts: Sequence[str]) -> str:
+def _frame(title: str, lines: int, parts: Sequence[str]) -> str:
     height = _TOP + lines * _ROW + 10
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '

@@ -31,8 +31,8 @@ __all__ = [
     "LOOK_ALIKE",
     "NETWORKS_FOR_TESTS",
     "Group",
-    "planned",
-    "planned_mini",
+    "plan_groups",
+    "plan_mini_groups",
     "type_order",
 ]
 
@@ -89,7 +89,7 @@ class Group:
         return set(self.types) <= set(_COLLECTIVE) if self.types else self.place % 3 == 0
 
 
-def planned(count: int, bases: Sequence[str] = ()) -> list[Group]:
+def plan_groups(count: int, bases: Sequence[str] = ()) -> list[Group]:
     """Return the groups of a data set. See Note [Splits].
 
     Args:
@@ -125,7 +125,7 @@ def _predicted(number: int, split: str, place: int, types: tuple[str, ...] = ())
     return Group(number, split, place, task, is_new, way=way, types=types)
 
 
-def planned_mini() -> list[Group]:
+def plan_mini_groups() -> list[Group]:
     """Return groups of four traces: each type once, and two look-alikes."""
     kinds = [*_COLLECTIVE, *_OTHERS, LOOK_ALIKE, LOOK_ALIKE]
     pairs = [tuple(kinds[place : place + 2]) for place in range(0, len(kinds), 2)]

@@ -105,9 +105,9 @@ def collect(
                 break
             with progress_stage(f"recording {pairs[0].workload.name}"):
                 _in_process(folder, pairs, end, device, seed)
-            _summed_up(folder, entries)  # also what is killed leaves a folder that can be used
+            _sum_up(folder, entries)  # also what is killed leaves a folder that can be used
     finally:
-        found = _summed_up(folder, entries)
+        found = _sum_up(folder, entries)
     return found
 
 
@@ -221,7 +221,7 @@ def _leave_out(folder: Path, entry: PlannedPair, reason: str) -> None:
     write_text(_part(folder, entry), json.dumps({"entry": str(entry), "left_out": reason}))
 
 
-def _summed_up(folder: Path, entries: Sequence[PlannedPair]) -> Collection:
+def _sum_up(folder: Path, entries: Sequence[PlannedPair]) -> Collection:
     """Write the labels of all that is there, whatever part of a manifest this call was for."""
     paths = sorted((folder / _PARTS).glob("[0-9]*.json"))
     parts = [json.loads(path.read_text("utf-8")) for path in paths]

@@ -23,7 +23,7 @@ from typing import Any
 from torchtraceap.errors import ParseError
 from torchtraceap.lab.collection.markers import is_marker
 
-__all__ = ["ORIGIN_NS", "first_ns", "packed", "read_document", "unmarked"]
+__all__ = ["ORIGIN_NS", "first_ns", "pack", "read_document", "remove_markers"]
 
 Event = dict[str, Any]
 
@@ -60,7 +60,7 @@ def first_ns(document: dict[str, Any]) -> int:
     return min(_ns(e["ts"]) for e in document["traceEvents"] if _is_complete(e))
 
 
-def unmarked(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, Any]:
+def remove_markers(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, Any]:
     """Return the trace from one time to another without markers. See Note [Neutral], Note [Crop].
 
     Args:
@@ -88,9 +88,9 @@ def unmarked(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, 
     _renumber_processes(events)
     _renumber_steps(events)
     for event in events:
-        event["name"] = _shortened(str(event.get("name", "")))
+        event["name"] = _shorten_paths(str(event.get("name", "")))
         if "args" in event:
-            event["args"] = _shortened(event["args"])
+            event["args"] = _shorten_paths(event["args"])
         # Microseconds are exact: below 2^53, and three decimals.
         if event.get("ph") == "M" and "ts" in event:
             event["ts"] = 0
@@ -113,11 +113,11 @@ def unmarked(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, 
     return result
 
 
-def packed(document: dict[str, Any], private: Iterable[str] = ()) -> bytes:
+def pack(document: dict[str, Any], private: Iterable[str] = ()) -> bytes:
     """Return compressed text, which depends on the document alone.
 
     Args:
-        document: A result of `unmarked`.
+        document: A result of `remove_markers`.
         private: Words that must not be anywhere in the text; they become "~".
     """
 
@@ -258,12 +258,12 @@ def _renumber_steps(events: list[Event]) -> None:
 # ------------------------------------------------------------------------- texts
 
 
-def _shortened(value: Any) -> Any:
+def _shorten_paths(value: Any) -> Any:
     """Return a value in whose texts absolute paths are their last part."""
     if isinstance(value, str):
         return _PATH.sub(r"\1", value) if "/" in value else value
     if isinstance(value, list):
-        return [_shortened(item) for item in value]
+        return [_shorten_paths(item) for item in value]
     if isinstance(value, dict):
-        return {key: _shortened(item) for key, item in value.items()}
+        return {key: _shorten_paths(item) for key, item in value.items()}
     return value

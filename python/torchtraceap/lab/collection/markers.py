@@ -1,4 +1,4 @@
-"""Where an injected fault costs time, from markers around its site and from correlation ids.
+"""The cost of an injected fault, from markers around its site and from correlation ids.
 
 A marker is a `record_function("__m<k>")` range, k = 0, 1, ...; both twins of a pair have the same
 markers. Costs follow the definitions of the types: what the GPU loses because of what the host did,
@@ -23,7 +23,7 @@ from torchtraceap.core.codes import API_KINDS
 from torchtraceap.core.intervals import overlaps, union
 from torchtraceap.errors import OptionError, SchemaError
 
-__all__ = ["COSTS", "clipped", "cost_intervals", "is_marker", "marked_intervals"]
+__all__ = ["COSTS", "clip", "cost_intervals", "is_marker", "marked_intervals"]
 
 _MARKER = re.compile(r"__m\d+")
 _GPU_KINDS = (EventKind.KERNEL, EventKind.GPU_MEMCPY, EventKind.GPU_MEMSET)
@@ -69,16 +69,16 @@ def cost_intervals(rule: str, table: _core.EventTable, tree: _core.EventTree) ->
     end = max(step.end_ns for step in tree.steps)
     if len(busy):
         end = max(end, int(busy[-1, 1]))
-    idle = _without(np.array([[start, end]], dtype=np.int64), busy)
+    idle = _difference(np.array([[start, end]], dtype=np.int64), busy)
     scene = _Scene(table, tree, marked_intervals(table), gpu, launched, idle)
     if not len(gpu) and rule != "breaks":
         return scene.marked
     return COSTS[rule](scene)
 
 
-def clipped(intervals: Array, start_ns: int, end_ns: int) -> Array:
+def clip(intervals: Array, start_ns: int, end_ns: int) -> Array:
     """Return the part of a set between two times."""
-    return _common(intervals, np.array([[start_ns, end_ns]], dtype=np.int64))
+    return _intersection(intervals, np.array([[start_ns, end_ns]], dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Scene:
 
     def launched_inside(self) -> Array:
         """Return True for GPU events whose launch lies inside a marker, bool `[n]`."""
-        return _inside(self.launched_ns, self.marked)
+        return _is_inside(self.launched_ns, self.marked)
 
     def copies(self, *ways: CopyDirection) -> Array:
         """Return int64 `[n, 2]`: copies that were launched inside a marker."""
@@ -131,7 +131,7 @@ def _rule(name: str) -> Callable[[Callable[[_Scene], Array]], Callable[[_Scene],
 @_rule("fetches")
 def _fetches(scene: _Scene) -> Array:
     """Return the fetch on the training thread, where the GPU idles."""
-    return _common(scene.marked, scene.idle)
+    return _intersection(scene.marked, scene.idle)
 
 
 @_rule("uploads")
@@ -150,8 +150,8 @@ def _copies(scene: _Scene) -> Array:
     compute = union([_spans(scene.table, scene.gpu[computing])])
     waits = np.isin(scene.table.kind, API_KINDS) & (scene.tree.api != ApiClass.NONE)
     calls = union([_spans(scene.table, np.flatnonzero(waits))])
-    waiting = _common(_common(scene.marked, calls), scene.idle)
-    exposed = _without(union([copies]), compute)
+    waiting = _intersection(_intersection(scene.marked, calls), scene.idle)
+    exposed = _difference(union([copies]), compute)
     return union([exposed, scene.idle_from(copies[:, 1]), waiting])
 
 
@@ -182,8 +182,8 @@ def _breaks(scene: _Scene) -> Array:
     gaps = union(between)
     if not len(scene.gpu):
         return gaps
-    leftovers = scene.gpu[_inside(scene.launched_ns, gaps)]
-    return union([_common(gaps, scene.idle), _spans(table, leftovers)])
+    leftovers = scene.gpu[_is_inside(scene.launched_ns, gaps)]
+    return union([_intersection(gaps, scene.idle), _spans(table, leftovers)])
 
 
 @_rule("host")
@@ -193,9 +193,9 @@ def _host(scene: _Scene) -> Array:
     starts = scene.table.ts_ns[scene.gpu[there]]
     place = np.searchsorted(scene.marked[:, 0], scene.launched_ns[there], side="right") - 1
     waits = np.stack([scene.marked[place, 0], starts], axis=1)
-    before = _common(scene.idle, union([waits]))
+    before = _intersection(scene.idle, union([waits]))
     before = before[np.isin(before[:, 1], starts)]
-    return union([_common(scene.marked, scene.idle), before])
+    return union([_intersection(scene.marked, scene.idle), before])
 
 
 @_rule("exchanges")
@@ -203,7 +203,7 @@ def _exchanges(scene: _Scene) -> Array:
     """Return collectives launched there, where nothing computes."""
     computing = scene.tree.gpu_class[scene.gpu] == GpuClass.COMPUTE
     compute = union([_spans(scene.table, scene.gpu[computing])])
-    return _without(union([_spans(scene.table, scene.gpu[scene.collectives()])]), compute)
+    return _difference(union([_spans(scene.table, scene.gpu[scene.collectives()])]), compute)
 
 
 @_rule("runs_of_exchanges")
@@ -213,7 +213,7 @@ def _runs_of_exchanges(scene: _Scene) -> Array:
     spans, launched = _spans(scene.table, scene.gpu[there]), scene.launched_ns[there]
     runs = []
     for marker in scene.marked:
-        inside = spans[_inside(launched, marker[None])]
+        inside = spans[_is_inside(launched, marker[None])]
         if len(inside):
             runs.append([inside[:, 0].min(), inside[:, 1].max()])
     return union([np.array(runs, dtype=np.int64).reshape(-1, 2)])
@@ -234,7 +234,7 @@ def _spans(table: _core.EventTable, rows: Array) -> Array:
     return np.stack([start, start + table.dur_ns[rows]], axis=1)
 
 
-def _inside(times_ns: Array, intervals: Array) -> Array:
+def _is_inside(times_ns: Array, intervals: Array) -> Array:
     """Return True for times that lie in one of the intervals, bool."""
     if not len(intervals):
         return np.zeros(len(times_ns), dtype=bool)
@@ -243,16 +243,16 @@ def _inside(times_ns: Array, intervals: Array) -> Array:
     return found
 
 
-def _common(left: Array, right: Array) -> Array:
+def _intersection(left: Array, right: Array) -> Array:
     """Return the intersection of two sets: neither overlaps itself."""
     return overlaps(np.concatenate([left, right]))
 
 
-def _without(whole: Array, holes: Array) -> Array:
+def _difference(whole: Array, holes: Array) -> Array:
     """Return the part of a set that is not in another."""
     if not len(holes) or not len(whole):
         return whole
     first, last = int(whole[0, 0]), int(whole[-1, 1])
     begins = np.concatenate(([first], holes[:, 1]))
     ends = np.concatenate((holes[:, 0], [last]))
-    return _common(whole, np.stack([begins, ends], axis=1))
+    return _intersection(whole, np.stack([begins, ends], axis=1))

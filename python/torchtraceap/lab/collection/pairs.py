@@ -33,11 +33,11 @@ from torchtraceap.lab.collection.manifest import PlannedPair
 from torchtraceap.lab.collection.marker_removal import (
     ORIGIN_NS,
     first_ns,
-    packed,
+    pack,
     read_document,
-    unmarked,
+    remove_markers,
 )
-from torchtraceap.lab.collection.markers import clipped, cost_intervals
+from torchtraceap.lab.collection.markers import clip, cost_intervals
 from torchtraceap.lab.generation.faults import Fault
 from torchtraceap.lab.generation.labels import NO_FAULT, window_labels
 from torchtraceap.record.emulated_records import as_nccl_records
@@ -98,10 +98,10 @@ def record_pair(entry: PlannedPair, context: Any) -> list[tuple[dict[str, Any], 
         UnfitError: See Note [Accepted].
         MissingDependencyError: A library is not installed.
     """
-    from torchtraceap.lab.collection.workloads import STEPS, measured
+    from torchtraceap.lab.collection.workloads import STEPS, calibrate
 
     fault = entry.fault
-    context, healthy_s = measured(context, STEPS[fault.name], fault.compiled)
+    context, healthy_s = calibrate(context, STEPS[fault.name], fault.compiled)
     ids = ids_of(entry, context.seed)
     order = sorted(ids, key=lambda bad: ids[bad])
     runs = {bad: _run(entry, context, bad, healthy_s) for bad in order}
@@ -144,7 +144,7 @@ def _run(entry: PlannedPair, context: Any, bad: bool, healthy_s: float) -> _Reco
             path = Path(folder) / "trace.json"
             drawn = random.Random(f"{context.seed}/{entry.index}/modules").random()
             _record(twin, path, with_modules=drawn < 0.5)
-            return _unmarked(entry, twin, path, step_ns)
+            return _without_markers(entry, twin, path, step_ns)
     finally:
         gc.enable()
         twin.close()
@@ -190,7 +190,7 @@ def _record(twin: Any, path: Path, *, with_modules: bool) -> None:
         twin.context.synchronize()
 
 
-def _unmarked(entry: PlannedPair, twin: Any, path: Path, step_ns: int) -> _Recorded:
+def _without_markers(entry: PlannedPair, twin: Any, path: Path, step_ns: int) -> _Recorded:
     """Return the trace without markers, and where they say that it loses time."""
     from torchtraceap.diagnosis.diagnose import build_diagnosis
     from torchtraceap.trace.trace import Trace
@@ -206,10 +206,10 @@ def _unmarked(entry: PlannedPair, twin: Any, path: Path, step_ns: int) -> _Recor
     words = [str(folder) for folder in folders if len(folder.parts) > 1]
     if len(host := socket.gethostname()) >= _LEAST_WORD:
         words.append(host)
-    data = packed(unmarked(document, start_ns, end_ns), words)
+    data = pack(remove_markers(document, start_ns, end_ns), words)
     part = RankTrace(_core.read_trace_bytes(data, str(path), threads=1), None)
     # A step that is cut has no mark left: what the trace calls profiled ends before it.
-    intervals = clipped(cost - start_ns + ORIGIN_NS, *part.tree.profiled)
+    intervals = clip(cost - start_ns + ORIGIN_NS, *part.tree.profiled)
     intervals = intervals if twin.bad else intervals[:0]
     verdicts = build_diagnosis(Trace([part])).verdicts
     already = sorted(type_ for type_, verdict in verdicts.items() if verdict == "present")

@@ -17,7 +17,7 @@ __all__ = ["FILLS", "LATENCY_US", "Block", "Fill", "Interval"]
 Interval = tuple[float, float]
 """Begin and end, microseconds."""
 LATENCY_US = 8.0
-"""From the begin of a launch to that of its work."""
+"""Time from the begin of a launch to that of its work."""
 _POINTWISE = "void at::native::vectorized_elementwise_kernel<4, MulFunctor>"
 _GEMM = "ampere_bf16_gemm"
 _NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)"
@@ -309,4 +309,4 @@ def _one_large_collective(block: Block, us: float) -> None:
 
 
 FILLS = {name: _FILLS[name] for name in EVENT_FAULTS}
-"""What writes the block of each of `EVENT_FAULTS`."""
+"""Writers of the blocks of `EVENT_FAULTS`, by name."""

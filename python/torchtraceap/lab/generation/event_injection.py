@@ -1,4 +1,4 @@
-"""`injected`: traces with the events of faults between their own.
+"""`injected_traces`: traces with the events of faults between their own.
 
 A block begins where no thread is inside an operator or a call. The host first waits for what it has
 queued, so that the GPU is idle when the block begins; what follows on the host comes later by as
@@ -37,7 +37,7 @@ from torchtraceap.lab.generation.faults import EVENT_FAULTS, Fault
 from torchtraceap.lab.generation.labels import NO_FAULT
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["Recording", "blend", "inject", "injected"]
+__all__ = ["Recording", "blend", "inject", "injected_traces"]
 
 Event = dict[str, Any]
 Label = dict[str, Any]
@@ -66,7 +66,7 @@ _BANDWIDTH = "memory bandwidth (GB/s)"
 # ------------------------------------------------------------------------- pairs of traces
 
 
-def injected(base: Base, size: int, seed: int) -> Iterator[tuple[Label, RankTrace]]:
+def injected_traces(base: Base, size: int, seed: int) -> Iterator[tuple[Label, RankTrace]]:
     """Yield traces of a base with their labels; see Note [Cropped and scaled].
 
     Args:
@@ -98,7 +98,7 @@ def injected(base: Base, size: int, seed: int) -> Iterator[tuple[Label, RankTrac
 def _pair(
     base: Base, fault: Fault, place: int, rng: random.Random, seed: int
 ) -> Iterator[tuple[Label, RankTrace]]:
-    recording = _scaled(base.excerpt(rng), rng)
+    recording = _scaled_recording(base.excerpt(rng), rng)
     clean = recording.copy()
     own = {id(event) for event in recording.events}
     intervals = _inject_at_places(recording, fault, rng)
@@ -132,7 +132,7 @@ def _pair(
     yield from sorted(both, key=lambda pair: str(pair[0]["id"]))
 
 
-def _scaled(part: RankTrace, rng: random.Random) -> Recording:
+def _scaled_recording(part: RankTrace, rng: random.Random) -> Recording:
     """Return a trace as a recording whose first event is at 0. See Note [Cropped and scaled]."""
     table = part.table
     everything = float(np.exp(rng.gauss(0, 0.25)))

@@ -38,10 +38,10 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base, Bases, RecordedBases
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES, GraphFault
 from torchtraceap.lab.generation.labels import NO_FAULT, window_labels
-from torchtraceap.lab.generation.pairs import Pair, Side, drawn_pair
+from torchtraceap.lab.generation.pairs import Pair, Side, draw_pair
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["LABELS", "TYPES", "generate", "in_processes", "labeled"]
+__all__ = ["LABELS", "TYPES", "generate", "in_processes", "labeled_traces"]
 
 _DONE = ".units"
 _SUFFIX = ".json.gz"
@@ -182,7 +182,7 @@ def _make_unit(folder: str, settings: _Settings, count: int, unit: int) -> None:
     files: list[tuple[str, Any]] = []
     lines = []
     faults = partial(_faults_of_pair, settings)
-    for label, part in labeled(bases, settings.seed, unit, size, faults=faults, ranks=ranks):
+    for label, part in labeled_traces(bases, settings.seed, unit, size, faults=faults, ranks=ranks):
         files.append((f"{label['id']}{_SUFFIX}", partial(_core.write_trace, part.table)))
         lines.append(json.dumps(label, allow_nan=False) + "\n")
     place = _labels_of_unit(Path(folder), unit, count).relative_to(folder)
@@ -209,7 +209,7 @@ def _faults_of_pair(settings: _Settings, number: int, ranks: int) -> list[GraphF
     return found
 
 
-def labeled(
+def labeled_traces(
     bases: Bases,
     seed: int,
     unit: int,
@@ -241,9 +241,9 @@ def labeled(
         pair = None
         if many > 1:
             with suppress(OptionError):
-                pair = drawn_pair(base, faults(number, many), token, many)
+                pair = draw_pair(base, faults(number, many), token, many)
         if pair is None:
-            pair = drawn_pair(base, faults(number, 1), token)
+            pair = draw_pair(base, faults(number, 1), token)
         count = len(pair.sides)
         faulty_last = random.Random(f"{seed}/{number}/order").random() < 0.5
         runs = [first + 2 * place, first + 2 * place + count]

@@ -1,4 +1,4 @@
-"""What a label says of a trace: where it loses time, in which windows, and nothing for a twin.
+"""Members of a label: where a trace loses time, in which windows, and nothing for a twin.
 
 Note [Growing late]: each piece of GPU work that both runs have is late in the faulty one by the
 difference of its times. Along the stream, and on to the end of the recording, that lateness grows
@@ -70,10 +70,10 @@ def lost_intervals(faulty: Outcome, twin: Outcome, points: Array) -> Array:
                     stretches.pop()
         before_at, before = at, late
     found = [interval for stretch in stretches for interval in stretch]
-    return _merged(np.array(found, dtype=np.int64).reshape(-1, 2))
+    return _join_close(np.array(found, dtype=np.int64).reshape(-1, 2))
 
 
-def _merged(intervals: Array) -> Array:
+def _join_close(intervals: Array) -> Array:
     """Join close intervals. See Note [Merged]."""
     if len(intervals) < 2:
         return intervals

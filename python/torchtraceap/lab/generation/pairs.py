@@ -1,4 +1,4 @@
-"""`drawn_pair`: a run with a fault or a look-alike, and its twin without.
+"""`draw_pair`: a run with a fault or a look-alike, and its twin without.
 
 Note [Ranks]: of a run of several ranks one is recorded, or all are. Ranks run the same program, so
 a fault is injected into all of them; but a fault of one rank is injected into that rank alone,
@@ -37,12 +37,12 @@ from torchtraceap.lab.generation.data_parallel import (
 from torchtraceap.lab.generation.graph_faults import GraphFault, read_item
 from torchtraceap.lab.generation.labels import lost_intervals
 from torchtraceap.lab.generation.program import Program
-from torchtraceap.lab.generation.recorder import Clock, recorded
+from torchtraceap.lab.generation.recorder import Clock, record_scene
 from torchtraceap.lab.generation.scene import Injection, NoPlaceError, Outcome, Scene, Speeds
 from torchtraceap.tables.steps.iterations import iterations_of
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["Pair", "Side", "drawn_pair"]
+__all__ = ["Pair", "Side", "draw_pair"]
 
 _LEAST_COST, _MOST_COST = 0.03, 1.5
 """Bounds of a fault's cost over the twin's length."""
@@ -86,7 +86,7 @@ class Side:
     type: str
     """Type of the fault as this rank shows it, or the type that a look-alike resembles."""
     role: str | None
-    """Where one rank is late: "late" for that rank, "waits" for the others."""
+    """Role where one rank is late: "late" for that rank, "waits" for the others."""
     cost_ns: int
     intervals: Array
     """int64 `[n, 2]`, on the faulty trace's clock."""
@@ -109,7 +109,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class _Draw:
-    """What both runs of a pair share."""
+    """The draws that both runs of a pair share."""
 
     program: Program
     speeds: Speeds
@@ -126,7 +126,7 @@ class _Draw:
     token: str
 
 
-def drawn_pair(base: Base, faults: Sequence[GraphFault], seed: str, ranks: int = 1) -> Pair:
+def draw_pair(base: Base, faults: Sequence[GraphFault], seed: str, ranks: int = 1) -> Pair:
     """Return the first draw that can be taken.
 
     Args:
@@ -220,10 +220,10 @@ def _pair(base: Base, draw: _Draw) -> Pair:
         clean = twin.play()
         for rank in put_into:
             fault.in_twin(Injection(twin, random.Random(draw.token), rank, draw.ns, clean))
-    clean = _played(draw, twin)
+    clean = _play(draw, twin)
     for rank in put_into:
         fault.inject(Injection(scene, random.Random(draw.token), rank, draw.ns, clean))
-    outcome = _played(draw, scene)
+    outcome = _play(draw, scene)
     for rank in draw.recorded:
         bounds = twin.bounds_of(rank)
         times = clean.times_ns[bounds[0] : bounds[1]]
@@ -248,7 +248,7 @@ def _pair(base: Base, draw: _Draw) -> Pair:
     return Pair(fault, draw.ranks, strategy, late, sides)
 
 
-def _played(draw: _Draw, scene: Scene) -> Outcome:
+def _play(draw: _Draw, scene: Scene) -> Outcome:
     """Return the replay of a scene, with reads at the ends of steps.
 
     Reads come last: work that is injected at one slot of a stream stands there in the order in
@@ -288,7 +288,7 @@ def _side(
     """Return a rank as it is recorded with the fault and without."""
     fault = draw.fault
     parts = [
-        recorded(base, *played, rank, clock, f"{draw.token}/{which}/{rank}")
+        record_scene(base, *played, rank, clock, f"{draw.token}/{which}/{rank}")
         for played, which in ((put, "put"), (twin, "twin"))
     ]
     lengths = []

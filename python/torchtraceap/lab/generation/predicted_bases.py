@@ -28,7 +28,7 @@ from torchtraceap.ops.devices import device_named
 from torchtraceap.tables.detection import present_findings
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["Drawn", "PredictedBases", "drawn_workload"]
+__all__ = ["Drawn", "PredictedBases", "draw_workload"]
 
 _DRAWS = 8
 _BOUND_BY_THE_GPU = 0.65
@@ -105,7 +105,7 @@ _OPTIMIZERS = {
 }
 
 
-def drawn_workload(
+def draw_workload(
     task: str,
     rng: random.Random,
     *,
@@ -186,7 +186,7 @@ class PredictedBases:
         task = self._tasks[unit % len(self._tasks)]
         for turn in range(_DRAWS):
             rng = random.Random(f"{self._seed}/base/{unit}/{turn}")
-            drawn = drawn_workload(
+            drawn = draw_workload(
                 task, rng, is_trained=self._of_many or None, by_copies=self._by_copies,
                 networks=self._networks,
             )  # fmt: skip

@@ -27,7 +27,7 @@ from torchtraceap.lab.prediction.timeline.profilers import Profiler, detect_prof
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Places", "Program", "Ticks", "host_noise"]
+__all__ = ["Places", "Program", "host_noise"]
 
 LOADER = r"^enumerate\(DataLoader\)#"
 _RANGES = rf"{LOADER}|^(ProfilerStep#|Optimizer\.|DistributedDataParallel|Torch-Compiled|##)"
@@ -81,29 +81,6 @@ class Places:
 
     def __len__(self) -> int:
         return len(self.edge)
-
-
-@dataclass(frozen=True, slots=True)
-class Ticks:
-    """The resolution of a recording's times."""
-
-    gpu_tick_ns: int
-    """Durations of GPU work are multiples of it, but for a nanosecond of conversion."""
-    host_tick_ns: int
-    """Times of the host are multiples of it."""
-    is_coarse: bool
-    """True if starts of GPU work are multiples of the host's tick too."""
-
-    def written(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
-        """Return starts and lengths in this resolution, ns, of host events and of GPU work."""
-        tick = np.where(is_work & (not self.is_coarse), 1, self.host_tick_ns)
-        starts: Array = ts_ns // tick * tick
-        lengths: Array = (ts_ns + dur_ns) // tick * tick - starts
-        if self.gpu_tick_ns == 1:
-            return starts, lengths
-        ticks = np.maximum(np.rint(dur_ns / self.gpu_tick_ns), 1).astype(np.int64)
-        of_gpu = ticks * self.gpu_tick_ns - (ts_ns % 7 == 0)
-        return starts, np.where(is_work, of_gpu, lengths)
 
 
 class Program:
@@ -285,18 +262,32 @@ class Program:
         return found
 
     @cached_property
-    def ticks(self) -> Ticks:
-        """Resolution of its times, as found in them."""
+    def _ticks(self) -> tuple[int, int, bool]:
+        """Tick of GPU durations and of host times, ns, but for a nanosecond of conversion, and True
+        if starts of GPU work are multiples of the host's tick too; as found in its own times."""
         table = self.table
         whole = np.concatenate([table.ts_ns, table.dur_ns])
         if (whole % 1_000 == 0).mean() > _TICKS:
-            return Ticks(1, 1_000, True)
+            return 1, 1_000, True
         host, gpu = table.dur_ns[self._is_op], table.dur_ns[self.is_work]
-        of_host = 10 if len(host) and (host % 10 == 0).mean() > _TICKS else 1
+        host_tick_ns = 10 if len(host) and (host % 10 == 0).mean() > _TICKS else 1
         for each in (40, 32) if len(gpu) else ():
             if (np.minimum(gpu % each, -gpu % each) <= 1).mean() > _TICKS:
-                return Ticks(each, of_host, False)
-        return Ticks(1, of_host, False)
+                return each, host_tick_ns, False
+        return 1, host_tick_ns, False
+
+    def written(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
+        """Return starts and lengths, ns, of host events and of GPU work in the resolution of the
+        recording."""
+        gpu_tick_ns, host_tick_ns, is_coarse = self._ticks
+        tick = np.where(is_work & (not is_coarse), 1, host_tick_ns)
+        starts: Array = ts_ns // tick * tick
+        lengths: Array = (ts_ns + dur_ns) // tick * tick - starts
+        if gpu_tick_ns == 1:
+            return starts, lengths
+        ticks = np.maximum(np.rint(dur_ns / gpu_tick_ns), 1).astype(np.int64)
+        of_gpu = ticks * gpu_tick_ns - (ts_ns % 7 == 0)
+        return starts, np.where(is_work, of_gpu, lengths)
 
     # ------------------------------------------------------------------------- templates
 

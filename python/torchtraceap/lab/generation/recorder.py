@@ -1,4 +1,4 @@
-"""`recorded`: a scene as the profiler would have recorded it.
+"""`record_scene`: a scene as the profiler would have recorded it.
 
 Note [Ids]: a profiler numbers operators and calls as they come, so numbers that stand apart, or
 come last, would reveal what was injected. So an injected event has the number behind that of what
@@ -31,7 +31,7 @@ from torchtraceap.lab.prediction.timeline.profilers import distributed_info
 from torchtraceap.simulation.edited_trace import event_text
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["Clock", "as_rank", "recorded"]
+__all__ = ["Clock", "as_rank", "record_scene"]
 
 _PROVISIONAL = 1 << 29
 """Injected events have such numbers until all are known. See Note [Ids]."""
@@ -79,7 +79,7 @@ class Clock:
         return shown
 
 
-def recorded(
+def record_scene(
     base: Base, scene: Scene, outcome: Outcome, rank: int, clock: Clock, token: str
 ) -> RankTrace:
     """Return a rank of a scene as a trace that was read from a file.
@@ -98,7 +98,7 @@ def recorded(
     times = outcome.times_ns[first : first + len(program.graph)]
     ts_ns, dur_ns = _core.row_times(program.graph, 0, table, times)
     starts, ends = clock.shown(ts_ns), clock.shown(ts_ns + dur_ns)
-    ts_ns, dur_ns = program.ticks.written(starts, ends - starts, program.is_work)
+    ts_ns, dur_ns = program.written(starts, ends - starts, program.is_work)
     kept = np.ones(len(table), dtype=bool)
     kept[scene.removed[rank]] = False
     kept &= ~np.isin(table.kind, (EventKind.METADATA, EventKind.PROFILER_TRACE))
@@ -150,7 +150,7 @@ class _Writer:
         begin = self._times[event.begin : event.begin + 1]
         length = self._times[event.end : event.end + 1] - begin
         is_work = event.kind in ("kernel", "copy")
-        begin, length = program.ticks.written(begin, length, np.array([is_work]))
+        begin, length = program.written(begin, length, np.array([is_work]))
         begin_ns, dur_ns = int(begin[0]), int(length[0])
         if is_work:
             fields = self._work(event)
@@ -177,27 +177,27 @@ class _Writer:
         if event.kind == "annotation" and annotation is not None:
             place = {key: like[key] for key in ("pid", "tid")}
             like = {**annotation, **place}
-        args = _common(like["args"], event.op)
+        args = _common_arguments(like["args"], event.op)
         if dims is not None:
             args |= _inputs(like["args"], dims)
         if "Ev Idx" in args and event.op is not None:
             args["Ev Idx"] = _PROVISIONAL + event.op
-        return _written_as(like, {"name": event.name}, {**args, **own})
+        return _event_like(like, {"name": event.name}, {**args, **own})
 
     def _call(self, event: NewEvent) -> dict[str, Any]:
         like, thread = self._program.like_call, self._like(event.track)
-        args = _common(like["args"], event.op)
+        args = _common_arguments(like["args"], event.op)
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "cbid" in like["args"]:
             name = event.name.removeprefix(self._program.runtime)
             args["cbid"] = _CALLBACKS.get(name, like["args"]["cbid"])
         place = {key: thread[key] for key in ("pid", "tid")}
-        return _written_as(like, {**place, "name": event.name}, args)
+        return _event_like(like, {**place, "name": event.name}, args)
 
     def _work(self, event: NewEvent) -> dict[str, Any]:
         program = self._program
         like = program.like_kernel if event.kind == "kernel" else program.like_copy
-        args = {**_common(like["args"], event.op), **event.args}
+        args = {**_common_arguments(like["args"], event.op), **event.args}
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "memory bandwidth (GB/s)" in like["args"] and "bytes" in args:
             ns = int(self._times[event.end] - self._times[event.begin])
@@ -206,10 +206,10 @@ class _Writer:
         args["stream"] = stream
         tid = like["tid"]
         tid = stream if isinstance(tid, int) else re.sub(r"\d+$", str(stream), str(tid))
-        return _written_as(like, {"tid": tid, "name": event.name}, args)
+        return _event_like(like, {"tid": tid, "name": event.name}, args)
 
 
-def _written_as(
+def _event_like(
     like: Mapping[str, Any], own: Mapping[str, Any], args: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return an event with members and arguments in the order of a template, as another order
@@ -218,7 +218,7 @@ def _written_as(
     return {**like, **own, "args": ordered}
 
 
-def _common(template: Mapping[str, Any], op: int | None) -> dict[str, Any]:
+def _common_arguments(template: Mapping[str, Any], op: int | None) -> dict[str, Any]:
     """Return the arguments that an event has in common with a template, named by the operator that
     it is or lies in, or 0."""
     args = {key: value for key, value in template.items() if key not in _OWN}
@@ -378,12 +378,12 @@ def as_rank(text: bytes, program: Program, rank: int) -> bytes:
     numbers = {**host, **({b"pid 0": gpu, b"device 0": gpu} if is_first_gpu else {})}
     begin = text.index(b'"traceEvents"')
     lines = [
-        _PLACE.sub(partial(_moved, host if _NAMES_PROCESS in line else numbers), line)
+        _PLACE.sub(partial(_moved_number, host if _NAMES_PROCESS in line else numbers), line)
         for line in text[begin:].split(b"\n")
     ]
     return text[:begin] + b"\n".join(lines)
 
 
-def _moved(numbers: Mapping[bytes, bytes], found: re.Match[bytes]) -> bytes:
+def _moved_number(numbers: Mapping[bytes, bytes], found: re.Match[bytes]) -> bytes:
     number = numbers.get(found[1] + b" " + found[2])
     return found[0] if number is None else b'"%s": %s' % (found[1], number)

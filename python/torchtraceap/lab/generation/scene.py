@@ -329,7 +329,7 @@ class Block:
         if stream == 0:
             scene.queue(self.rank, self.slot, begin, end)
         if blocking:
-            event.end = self._returned(end)
+            event.end = self._return_behind(end)
         scene.events.append(
             NewEvent(
                 self.rank, kind, name, begin, end, self.track, event.op, event.call, stream, args
@@ -342,9 +342,9 @@ class Block:
         event = self.call(name, 1_500)
         end = self.scene.last_before(self.rank, self.slot)
         if end is not None:
-            event.end = self._returned(end)
+            event.end = self._return_behind(end)
 
-    def _returned(self, end: int) -> int:
+    def _return_behind(self, end: int) -> int:
         """Let the host go on behind the end of work."""
         point = self.spend(500)
         self.scene.edge(end, point, RETURN_NS)

@@ -81,7 +81,7 @@ def _replicas(model: nn.Module, bucket_mb: float | None = None) -> nn.Module:
     return found
 
 
-def _trained(model: nn.Module) -> list[nn.Parameter]:
+def _trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [each for each in model.parameters() if each.requires_grad]
 
 
@@ -105,7 +105,7 @@ def _leaves(model: nn.Module) -> list[nn.Module]:
     return [each for each in model.modules() if any(True for _ in each.parameters(recurse=False))]
 
 
-def _sharded(model: nn.Module, units: Iterable[nn.Module]) -> nn.Module:
+def _shard(model: nn.Module, units: Iterable[nn.Module]) -> nn.Module:
     mesh = dist.init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     for unit in units:
         if unit is not model:
@@ -162,7 +162,7 @@ def _by_parameter(model: nn.Module, bad: bool) -> Parallel:
         assert parameter.grad is not None
         works.append((dist.all_reduce(parameter.grad, async_op=True), parameter.grad))
 
-    for each in _trained(model):
+    for each in _trained_parameters(model):
         each.register_post_accumulate_grad_hook(start)
 
     def finish() -> None:
@@ -181,7 +181,7 @@ def _shared_statistics(model: nn.Module, bad: bool) -> Parallel:
 
 @_makes("shards_of_leaves")
 def _shards_of_leaves(model: nn.Module, bad: bool) -> Parallel:
-    return Parallel(_sharded(model, _leaves(model) if bad else _blocks(model)))
+    return Parallel(_shard(model, _leaves(model) if bad else _blocks(model)))
 
 
 @_makes("hidden_statistics")
@@ -261,7 +261,7 @@ def _waits_for_each_gradient(model: nn.Module, bad: bool) -> Parallel:
         assert parameter.grad is not None
         _average(parameter.grad)
 
-    for each in _trained(model):
+    for each in _trained_parameters(model):
         each.register_post_accumulate_grad_hook(reduce)
     return Parallel(model)
 
@@ -303,7 +303,7 @@ def _after_backward(model: nn.Module, bad: bool) -> Parallel:
         return Parallel(_replicas(model))
 
     def reduce() -> None:
-        gradients = [each.grad for each in _trained(model) if each.grad is not None]
+        gradients = [each.grad for each in _trained_parameters(model) if each.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         _average(flat)
         for gradient, part in zip(
@@ -327,7 +327,7 @@ def _reduced_at_the_end(model: nn.Module, bad: bool) -> Parallel:
     found.require_backward_grad_sync = False  # what no_sync() sets
 
     def reduce() -> None:
-        for each in _trained(model):
+        for each in _trained_parameters(model):
             if each.grad is not None:
                 _average(each.grad)
 
@@ -337,7 +337,7 @@ def _reduced_at_the_end(model: nn.Module, bad: bool) -> Parallel:
 @_makes("one_shard")
 def _one_shard(model: nn.Module, bad: bool) -> Parallel:
     """Shard the whole model as one unit: nothing is computed while it is gathered."""
-    return Parallel(_sharded(model, [] if bad else _blocks(model)))
+    return Parallel(_shard(model, [] if bad else _blocks(model)))
 
 
 @_makes("norm_at_the_end")
@@ -346,7 +346,7 @@ def _norm_at_the_end(model: nn.Module, bad: bool) -> Parallel:
     everywhere, keeps its own."""
 
     def reduce() -> None:
-        gradients = [each.grad for each in _trained(model) if each.grad is not None]
+        gradients = [each.grad for each in _trained_parameters(model) if each.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         if bad:
             dist.all_reduce(norm)

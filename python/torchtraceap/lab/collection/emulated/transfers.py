@@ -1,4 +1,4 @@
-"""How transfers run, one after the other: a thread for the host's tensors, a stream for a GPU's.
+"""Transfers one after the other: by a thread for the host's tensors, by a stream for a GPU's.
 
 Both give a future that is complete as a work of ProcessGroupNCCL is: on a GPU at once, its `wait`
 makes the current stream wait for the transfer; on a CPU when the transfer is over. Rank 0's results

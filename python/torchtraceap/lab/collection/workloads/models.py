@@ -61,12 +61,12 @@ def build_model(workload: Workload, scale: Scale, seed: int) -> nn.Module:
     if library not in _LIBRARIES:
         raise OptionError(f"{workload.make}: no library {library!r}: {', '.join(_LIBRARIES)}")
     torch.manual_seed(seed)
-    model: nn.Module = _made(library, name, scale.config)
+    model: nn.Module = _make_model(library, name, scale.config)
     model = model.train() if workload.trains else model.eval()
     return model.requires_grad_(workload.trains)
 
 
-def _made(library: str, name: str, config: Any) -> Any:
+def _make_model(library: str, name: str, config: Any) -> Any:
     if library == "own":
         from torchtraceap.lab.workloads.suite.networks import NETWORKS
 
@@ -74,7 +74,7 @@ def _made(library: str, name: str, config: Any) -> Any:
         if name not in known:
             raise OptionError(f"no own network is called {name!r}: {', '.join(known)}")
         return known[name](**config)
-    with _loading(library):
+    with _import_errors(library):
         module: Any = importlib.import_module(library)
     if library == "torchvision":
         make = module.models.get_model_builder(name)
@@ -83,7 +83,7 @@ def _made(library: str, name: str, config: Any) -> Any:
         return make(**dict.fromkeys(parts), **config)
     if library == "timm":
         return module.create_model(name, pretrained=False, **config)
-    with _loading(library):  # they load their parts when these are asked for
+    with _import_errors(library):  # they load their parts when these are asked for
         make = getattr(module, name, None)
     if make is None:
         raise OptionError(f"{library} {module.__version__} has no {name}")
@@ -91,7 +91,7 @@ def _made(library: str, name: str, config: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _loading(library: str) -> Iterator[None]:
+def _import_errors(library: str) -> Iterator[None]:
     """Turn errors of an import into one: a wheel of another torch raises many things."""
     try:
         yield
@@ -254,7 +254,7 @@ class StoredSamples(Dataset[Any]):
         """Held while a sample is decoded, where there is one."""
         self._layout = [(key, value.dtype, value.shape[1:]) for key, value in batches[0].items()]
         self._blobs = [
-            [_stored(value[row]) for value in batch.values()]
+            [_compress(value[row]) for value in batch.values()]
             for batch in batches
             for row in range(len(next(iter(batch.values()))))
         ]
@@ -288,7 +288,7 @@ class StoredSamples(Dataset[Any]):
         return {key: torch.stack([s[key] for s in decoded]) for key, _, _ in self._layout}
 
 
-def _stored(value: Tensor) -> bytes:
+def _compress(value: Tensor) -> bytes:
     if value.is_floating_point():
         value = (value * _QUANTUM).round().clamp(-127, 127).to(torch.int8)
     value = value.contiguous()

@@ -417,7 +417,7 @@ class _TwoViews(nn.Module):
         return (seen @ seen.T / 0.1).float().masked_fill(own, float("-inf"))
 
 
-def _other_view(alike: Tensor) -> Tensor:
+def _other_view_loss(alike: Tensor) -> Tensor:
     target = torch.arange(len(alike), device=alike.device).roll(len(alike) // 2)
     return functional.cross_entropy(alike, target)
 
@@ -437,4 +437,4 @@ def simclr(batch: int = 8, size: str = "tiny") -> Made:
         layers.append(conv(here, 2 * here, 3, 2))
     net = nn.Sequential(*layers, _Head(8 * width, 128), nn.ReLU(), nn.Linear(128, 64))
     views = (torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side))
-    return trained(_TwoViews(net), views, _other_view, momentum)
+    return trained(_TwoViews(net), views, _other_view_loss, momentum)
