@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from torchtraceap._core import Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.lab.generation.program import Places, Program
-from torchtraceap.lab.generation.scene import Scene
+from torchtraceap.lab.generation.scene import Block, Scene
 from torchtraceap.lab.prediction.timeline.profilers import collective_kernel
 from torchtraceap.ops.durations import UnknownDurationError
 from torchtraceap.ops.durations.collectives import estimate_collective
@@ -96,11 +97,11 @@ class DataParallel:
     def _launch(self, scene: Scene, rank: int, place: int, elements: int) -> tuple[int, int]:
         """Launch a collective as c10d does: NCCL's stream waits for the current stream."""
         program, profiler = scene.program, scene.program.profiler
-        block = scene.block(rank, program.backward, place)
+        block = Block(scene, rank, program.backward, place)
         is_old = program.is_ancient or program.runtime == "hip"
-        if program.is_ancient:
-            arguments, kernel = {}, _ANCIENT
-        else:
+        arguments: dict[str, Any] = {}
+        kernel = _ANCIENT
+        if not program.is_ancient:
             arguments = {
                 "Collective name": "allreduce",
                 "In msg nelems": elements,
@@ -149,7 +150,7 @@ class DataParallel:
 def _wait(scene: Scene, places: Places, place: int, ends: list[int]) -> None:
     """Let compute of each rank go on behind the end of its collective."""
     for rank, end in enumerate(ends):
-        block = scene.block(rank, places, place)
+        block = Block(scene, rank, places, place)
         block.call("StreamWaitEvent", 1_500)
         block.close()
         behind = scene.first_behind(rank, block.slot)

@@ -124,8 +124,11 @@ EVENT_FAULTS = _registry(
 """Faults as blocks of events, by name; the faults first."""
 
 
-def _exchange(name: str, type_: str, description: str, **facts: bool) -> Fault:
-    return Fault(name, type_, description, trained=True, parallel=True, **facts)
+def _exchange(
+    name: str, type_: str, description: str, *, look_alike: bool = False, test: bool = False
+) -> Fault:
+    """Return a fault in the collectives of a training step."""
+    return Fault(name, type_, description, look_alike, test, trained=True, parallel=True)
 
 
 STEP_FAULTS = _registry(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -59,25 +60,20 @@ class GraphFault(Fault):
 _BACK_END: dict[str, GraphFault] = {}
 
 
-def _injects(
-    name: str,
-    *,
-    in_twin: Injecting | None = None,
-    idles: bool = False,
-    of_one_rank: bool = False,
-    own_type: str | None = None,
-) -> Callable[[Injecting], Injecting]:
+def _injects(name: str, **facts: Any) -> Callable[[Injecting], Injecting]:
+    """Register what injects a fault, with facts of `GraphFault`."""
+
     def add(inject: Injecting) -> Injecting:
-        _BACK_END[name] = GraphFault(
-            **asdict(faults.GRAPH_FAULTS[name]), inject=inject, in_twin=in_twin, idles=idles,
-            of_one_rank=of_one_rank, own_type=own_type,
-        )  # fmt: skip
+        described = asdict(faults.GRAPH_FAULTS[name])
+        _BACK_END[name] = GraphFault(**described, inject=inject, **facts)
         return inject
 
     return add
 
 
 def _spreads(name: str) -> Callable[[Spreading], Spreading]:
+    """Register what spreads gradients, for a fault of collectives."""
+
     def add(spread: Spreading) -> Spreading:
         _BACK_END[name] = GraphFault(**asdict(faults.GRAPH_FAULTS[name]), spread=spread)
         return spread
@@ -107,9 +103,7 @@ def _fetch(injection: Injection, steps: Sequence[int], collate: float) -> None:
 
 
 @_injects("slow_loader")
-@_injects(
-    "late_rank_by_its_loader", of_one_rank=True, own_type="single_process_data_loading"
-)  # fmt: skip
+@_injects("late_rank_by_its_loader", of_one_rank=True, own_type="single_process_data_loading")
 def _slow_loader(injection: Injection) -> None:
     _fetch(injection, injection.steps, collate=0.1)
 

@@ -38,7 +38,7 @@ from torchtraceap.lab.generation.graph_faults import GraphFault, read_item
 from torchtraceap.lab.generation.labels import lost_intervals
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.recorder import Clock, record_scene
-from torchtraceap.lab.generation.scene import Injection, NoPlaceError, Outcome, Scene, Speeds
+from torchtraceap.lab.generation.scene import Block, Injection, NoPlaceError, Outcome, Scene, Speeds
 from torchtraceap.tables.steps.iterations import iterations_of
 from torchtraceap.trace.ranks import RankTrace
 
@@ -258,7 +258,7 @@ def _play(draw: _Draw, scene: Scene) -> Outcome:
     for step in program.steps if draw.reads else ():
         last = int(np.flatnonzero(program.main.step == step)[-1])
         for rank in range(draw.ranks):
-            read_item(scene.block(rank, program.main, last))
+            read_item(Block(scene, rank, program.main, last))
     try:
         return scene.play()
     except SchemaError as error:  # of several threads one may wait for what is launched behind it

@@ -1,7 +1,7 @@
 """`Scene`: a program on one or several ranks, with noise, into which work is injected.
 
     scene = Scene(program, speeds, ranks=1)
-    block = scene.block(rank=0, places=program.main, place=17)
+    block = Block(scene, rank=0, places=program.main, place=17)
     with block.op("aten::item"), block.op("aten::_local_scalar_dense"):
         block.work("copy", "Memcpy DtoH (Device -> Pageable)", 1_500, bytes=4)
         block.wait("StreamSynchronize")
@@ -169,10 +169,6 @@ class Scene:
         """Return a new key for an injected operator or call."""
         self._keys += 1
         return self._keys - 1
-
-    def block(self, rank: int, places: Places, place: int) -> Block:
-        """Return a block at a place, behind work that was injected there before."""
-        return Block(self, rank, places, place)
 
     def last_before(self, rank: int, slot: int) -> int | None:
         """Return the end of the stream's last work ahead of a slot."""
@@ -406,7 +402,7 @@ class Injection:
 
     def block(self, place: int) -> Block:
         """Return a block at a place of the rank's main thread."""
-        return self.scene.block(self.rank, self.program.main, place)
+        return Block(self.scene, self.rank, self.program.main, place)
 
     def with_slack(self, candidates: Array, ns: float) -> list[int]:
         """Return the places of the main thread that may be so much later at no cost.

@@ -70,7 +70,9 @@ def _make_model(library: str, name: str, config: Any) -> Any:
     if library == "own":
         from torchtraceap.lab.workloads.suite.networks import NETWORKS
 
-        known = {key.lower(): make for nets in NETWORKS.values() for key, make in nets.items()}
+        known: dict[str, Callable[..., nn.Module]] = {
+            key.lower(): make for nets in NETWORKS.values() for key, make in nets.items()
+        }
         if name not in known:
             raise OptionError(f"no own network is called {name!r}: {', '.join(known)}")
         return known[name](**config)
