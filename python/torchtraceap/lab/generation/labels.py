@@ -13,16 +13,18 @@ that adds is at most 3 % of the cost: a slow host loses time in each of thousand
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import covered_ns
 from torchtraceap.datasets.labels import GRIDS, POSITIVE
-from torchtraceap.lab.generation.scene import Outcome
 from torchtraceap.tables.windows.windows import build_windows
 from torchtraceap.trace.ranks import RankTrace
+
+if TYPE_CHECKING:
+    from torchtraceap.lab.generation.scene import Outcome
 
 __all__ = ["NO_FAULT", "covered_windows", "lost_intervals", "window_labels"]
 
