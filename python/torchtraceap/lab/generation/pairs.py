@@ -30,7 +30,6 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.data_parallel import (
-    DataParallel,
     can_spread,
     draw_data_parallel,
 )
@@ -38,7 +37,7 @@ from torchtraceap.lab.generation.graph_faults import GraphFault, read_item
 from torchtraceap.lab.generation.labels import lost_intervals
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.recorder import Clock, record_scene
-from torchtraceap.lab.generation.scene import Block, Injection, NoPlaceError, Outcome, Scene, Speeds
+from torchtraceap.lab.generation.scene import Block, Injection, NoPlaceError, Outcome, Scene
 from torchtraceap.tables.steps.iterations import iterations_of
 from torchtraceap.trace.ranks import RankTrace
 
@@ -111,16 +110,14 @@ class Pair:
 class _Draw:
     """The draws that both runs of a pair share."""
 
-    program: Program
-    speeds: Speeds
+    scene: Scene
+    """The run with the fault, which is not injected yet."""
+    twin: Scene
     fault: GraphFault
     ns: float
-    ranks: int
     recorded: tuple[int, ...]
     late: int
     """The rank into which a fault of one rank is injected."""
-    good: DataParallel | None
-    bad: DataParallel | None
     reads: bool
     """True if the host reads one value at the end of each step, such as the loss."""
     token: str
@@ -166,21 +163,25 @@ def _draw(
     # What hides a look-alike is work of the GPU.
     gpu = (1 / scale if fault.look_alike else 1.0) * float(np.exp(rng.gauss(0.1, 0.4)))
     link = float(np.exp(rng.uniform(0, 1.2)))
-    speeds = Speeds(float(np.exp(rng.gauss(0, 0.25))), gpu, rng.randrange(1 << 31), link)
+    host, noise_seed = float(np.exp(rng.gauss(0, 0.25))), rng.randrange(1 << 31)
     share = float(np.exp(rng.uniform(np.log(0.05), np.log(0.5)))) * scale
     if fault.look_alike:
         share = rng.uniform(0.02, 0.08) * scale
     has_own = ranks == 1 or len(program.collectives)
     good = None if has_own else draw_data_parallel(rng, program, ranks, scale)
     good, bad = (good, good) if good is None or fault.spread is None else fault.spread(rng, good)
-    ns = share * program.step_ns * max(speeds.host, speeds.gpu)
+    ns = share * program.step_ns * max(host, gpu)
     reads = rng.random() < _READS or reads
     shown = tuple(range(ranks)) if recorded > 1 else (rng.randrange(ranks),)
     others = [rank for rank in range(ranks) if recorded > 1 or rank not in shown]
     late = rng.choice(others) if others else 0
-    return _Draw(
-        program, speeds, fault, ns, ranks, shown, late, good, bad, reads, seed + "/put"
-    )  # fmt: skip
+    scene, twin = (
+        Scene(program, ranks, host=host, gpu=gpu, link=link, seed=noise_seed) for _ in range(2)
+    )
+    if good is not None and bad is not None:
+        bad.inject(scene)
+        good.inject(twin)
+    return _Draw(scene, twin, fault, ns, shown, late, reads, seed + "/put")
 
 
 def _count_ranks(
@@ -209,13 +210,8 @@ def _count_ranks(
 
 def _pair(base: Base, draw: _Draw) -> Pair:
     """Play both runs and record them."""
-    fault = draw.fault
-    put_into = (draw.late,) if fault.of_one_rank else range(draw.ranks)
-    twin = Scene(draw.program, draw.speeds, draw.ranks)
-    scene = Scene(draw.program, draw.speeds, draw.ranks)
-    for each, spread in ((twin, draw.good), (scene, draw.bad)):
-        if spread is not None:
-            spread.inject(each)
+    fault, scene, twin = draw.fault, draw.scene, draw.twin
+    put_into = (draw.late,) if fault.of_one_rank else range(scene.ranks)
     if fault.in_twin is not None:
         clean = twin.play()
         for rank in put_into:
@@ -232,20 +228,17 @@ def _pair(base: Base, draw: _Draw) -> Pair:
     rng = random.Random(draw.token + "/clock")
     common_ns = rng.randrange(_CLOCK_NS) // 1_000 * 1_000
     clocks = [Clock(common_ns)]
-    if draw.ranks > 1:
+    if scene.ranks > 1:
         apart_ns = float(np.exp(rng.uniform(*np.log(_APART_NS))))
-        origin_ns = int(draw.program.graph.time_ns.min())
+        origin_ns = int(scene.program.graph.time_ns.min())
         clocks = [
             Clock(common_ns + round(rng.gauss(0, apart_ns)), origin_ns, rng.uniform(-_RATE, _RATE))
-            for _ in range(draw.ranks)
+            for _ in range(scene.ranks)
         ]
-    sides = tuple(
-        _side(base, draw, rank, clocks[rank], (scene, outcome), (twin, clean))
-        for rank in draw.recorded
-    )
+    sides = tuple(_side(base, draw, rank, clocks[rank], outcome, clean) for rank in draw.recorded)
     late = draw.late if fault.of_one_rank else None
-    strategy = None if draw.ranks == 1 else base.strategy or "ddp"
-    return Pair(fault, draw.ranks, strategy, late, sides)
+    strategy = None if scene.ranks == 1 else base.strategy or "ddp"
+    return Pair(fault, scene.ranks, strategy, late, sides)
 
 
 def _play(draw: _Draw, scene: Scene) -> Outcome:
@@ -254,10 +247,10 @@ def _play(draw: _Draw, scene: Scene) -> Outcome:
     Reads come last: work that is injected at one slot of a stream stands there in the order in
     which it came.
     """
-    program = draw.program
+    program = scene.program
     for step in program.steps if draw.reads else ():
         last = int(np.flatnonzero(program.main.step == step)[-1])
-        for rank in range(draw.ranks):
+        for rank in range(scene.ranks):
             read_item(Block(scene, rank, program.main, last))
     try:
         return scene.play()
@@ -269,7 +262,7 @@ def _check_cost(draw: _Draw, cost_ns: int, length_ns: int) -> None:
     """Raise an error if a cost is out of bounds. See Note [Drawn again]."""
     share = cost_ns / length_ns
     if draw.fault.look_alike:
-        if abs(share) > _MOST_LOOK_ALIKE / len(draw.program.steps):
+        if abs(share) > _MOST_LOOK_ALIKE / len(draw.twin.program.steps):
             raise _UnfitError(0.5)
     elif share < _LEAST_COST:
         raise _UnfitError(3.0)
@@ -278,18 +271,13 @@ def _check_cost(draw: _Draw, cost_ns: int, length_ns: int) -> None:
 
 
 def _side(
-    base: Base,
-    draw: _Draw,
-    rank: int,
-    clock: Clock,
-    put: tuple[Scene, Outcome],
-    twin: tuple[Scene, Outcome],
+    base: Base, draw: _Draw, rank: int, clock: Clock, outcome: Outcome, clean: Outcome
 ) -> Side:
     """Return a rank as it is recorded with the fault and without."""
     fault = draw.fault
     parts = [
-        record_scene(base, *played, rank, clock, f"{draw.token}/{which}/{rank}")
-        for played, which in ((put, "put"), (twin, "twin"))
+        record_scene(base, scene, times, rank, clock, f"{draw.token}/{which}/{rank}")
+        for scene, times, which in ((draw.scene, outcome, "put"), (draw.twin, clean, "twin"))
     ]
     lengths = []
     for part in parts:  # from the first to the last complete event, without the profiler's own span
@@ -304,8 +292,8 @@ def _side(
     if fault.look_alike:
         _check_cost(draw, in_steps_ns, lengths[1])
     else:
-        found = lost_intervals(put[1], twin[1], put[0].course_of(rank))
-        intervals = clock.shown(found - draw.program.run.offsets_ns[0])
+        found = lost_intervals(outcome, clean, draw.scene.course_of(rank))
+        intervals = clock.shown(found - draw.scene.program.run.offsets_ns[0])
         lost_ns = int((intervals[:, 1] - intervals[:, 0]).sum())
         if max(abs(in_steps_ns - cost_ns), abs(lost_ns - cost_ns)) > _AGREE * cost_ns:
             raise _UnfitError(1.0)

@@ -1,6 +1,6 @@
 """`Scene`: a program on one or several ranks, with noise, into which work is injected.
 
-    scene = Scene(program, speeds, ranks=1)
+    scene = Scene(program, ranks=1, host=1.2, gpu=0.9, link=1.0, seed=0)
     block = Block(scene, rank=0, places=program.main, place=17)
     with block.op("aten::item"), block.op("aten::_local_scalar_dense"):
         block.work("copy", "Memcpy DtoH (Device -> Pageable)", 1_500, bytes=4)
@@ -32,24 +32,13 @@ from torchtraceap.lab.generation.program import Places, Program, host_noise
 from torchtraceap.lab.prediction.timeline.schedule import RETURN_NS
 from torchtraceap.simulation.graph_builder import MEETING, Built, GraphBuilder
 
-__all__ = ["Block", "Injection", "NewEvent", "NoPlaceError", "Outcome", "Scene", "Speeds"]
+__all__ = ["Block", "Injection", "NewEvent", "NoPlaceError", "Outcome", "Scene"]
 
 _LEAD_NS = 700
 """Host time between the begins of two nested ranges, spent in recording one and in its caller."""
 _CALL_NS = 6_000
 _NOISY_NS = 20_000
 """Longer host work consists of several pieces, whose noise evens out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Factors on recorded times, and the seed of log-normal noise."""
-
-    host: float
-    gpu: float
-    seed: int
-    link: float = 1.0
-    """Factor on the program's own collectives."""
 
 
 @dataclass(slots=True)
@@ -106,14 +95,19 @@ class Scene:
 
     Args:
         program: The program of all ranks.
-        speeds: The speeds of all ranks; each has its own noise.
         ranks: Number of ranks.
+        host: Factor on recorded times of the host.
+        gpu: Factor on recorded times of GPU work.
+        link: Factor on those of the program's own collectives.
+        seed: Seed of log-normal noise, which each rank has of its own.
     """
 
-    def __init__(self, program: Program, speeds: Speeds, ranks: int = 1) -> None:
-        self.program, self.ranks, self.seed = program, ranks, speeds.seed
+    def __init__(
+        self, program: Program, ranks: int, *, host: float, gpu: float, link: float, seed: int
+    ) -> None:
+        self.program, self.ranks, self.seed = program, ranks, seed
         self._count = len(program.graph)
-        self.cost_ns = [_noisy_costs(program, speeds, rank) for rank in range(ranks)]
+        self.cost_ns = [_noisy_costs(program, host, gpu, [seed, rank]) for rank in range(ranks)]
         """int64 `[edges]` for each rank: costs of the program's edges."""
         self.events: list[NewEvent] = []
         self.removed: dict[int, list[int]] = {rank: [] for rank in range(ranks)}
@@ -124,17 +118,17 @@ class Scene:
         self._tails: dict[tuple[int, int], int] = {}
         self._slots: dict[tuple[int, int], int] = {}
         if ranks > 1:
-            self._connect_collectives(speeds)
+            self._connect_collectives(link)
 
-    def _connect_collectives(self, speeds: Speeds) -> None:
+    def _connect_collectives(self, link: float) -> None:
         """Let data of the program's own collectives move when all ranks have come."""
-        rng = np.random.default_rng([speeds.seed, self.ranks])
+        rng = np.random.default_rng([self.seed, self.ranks])
         program = self.program
         noise = np.exp(rng.normal(0, program.gpu_noise, len(program.collectives)))
         rows, edges = program.collectives.tolist(), program.edges_through_collectives.tolist()
         for row, edge, factor in zip(rows, edges, noise.tolist(), strict=True):
             begin, end = int(program.view.begin_of[row]), int(program.view.end_of[row])
-            transfer_ns = float(program.run.cost_ns[edge]) * speeds.link * factor
+            transfer_ns = float(program.run.cost_ns[edge]) * link * factor
             meeting = self.point()
             for rank in range(self.ranks):
                 self.cost_ns[rank][edge] = 0
@@ -207,15 +201,15 @@ class Scene:
         return Outcome(built.graph, number, _core.replay(built.graph)[number])
 
 
-def _noisy_costs(program: Program, speeds: Speeds, rank: int) -> Array:
+def _noisy_costs(program: Program, host: float, gpu: float, seed: list[int]) -> Array:
     """Return the costs of the program's edges on a rank, int64 `[edges]`."""
-    rng = np.random.default_rng([speeds.seed, rank])
+    rng = np.random.default_rng(seed)
     cost_ns: Array = program.run.cost_ns.astype(np.float64)
     on_host = program.run.edges_of("program_order")
     on_gpu = program.run.edges_of("execution")
-    cost_ns[on_host] *= speeds.host * host_noise(rng.random(len(on_host)), program.host_noise)
+    cost_ns[on_host] *= host * host_noise(rng.random(len(on_host)), program.host_noise)
     noise = program.gpu_noise
-    cost_ns[on_gpu] *= speeds.gpu * np.exp(rng.normal(-noise * noise / 2, noise, len(on_gpu)))
+    cost_ns[on_gpu] *= gpu * np.exp(rng.normal(-noise * noise / 2, noise, len(on_gpu)))
     return np.rint(cost_ns).astype(np.int64)
 
 
