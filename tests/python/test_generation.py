@@ -324,7 +324,7 @@ def test_ranks_are_processes_with_a_gpu_each(with_a_late_rank: Pair) -> None:
 def test_names_of_processes_stay_with_theirs(whole: RankTrace) -> None:
     """Of all GPUs of the machine there are some, and of a stream the name goes with it."""
     program = base_of(whole, 1).program(random.Random(0))
-    process = program.like_call["pid"]
+    process = program.template_call["pid"]
     lines = [
         '{"name": "process_labels", "ph": "M", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},',
         '{"name": "thread_name", "ph": "M", "pid": 0, "tid": 7, "args": {"name": "stream 7"}},',
@@ -390,9 +390,9 @@ def test_a_predicted_run_does_not_depend_on_others() -> None:
     from torchtraceap.lab.generation.predicted_bases import PredictedBases
 
     alone, later = (PredictedBases(2, ("classification",)) for _ in range(2))
-    text = _core.trace_json(alone.of(0, 0).part.table)
-    assert _core.trace_json(later.of(1, 0).part.table) != text
-    assert _core.trace_json(later.of(0, 0).part.table) == text
+    text = _core.trace_json(alone.get(0, 0).part.table)
+    assert _core.trace_json(later.get(1, 0).part.table) != text
+    assert _core.trace_json(later.get(0, 0).part.table) == text
 
 
 def test_traces_of_predicted_runs(tmp_path: Path) -> None:

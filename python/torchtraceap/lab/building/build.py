@@ -172,7 +172,7 @@ def _traces_of_base(
     if group.way == "event_space":
         from torchtraceap.lab.generation.event_injection import injected_traces
 
-        return injected_traces(bases.of(0, 0), group.size, seed)
+        return injected_traces(bases.get(0, 0), group.size, seed)
     # All ranks of a run would take the place of the next type.
     has_all_ranks = not group.types and random.Random(f"{seed}/ranks").random() < _ALL_RANKS
 
@@ -181,7 +181,7 @@ def _traces_of_base(
         return _faults_of_pair(group, rng, number, is_strict=is_strict)
 
     def ranks(base: Base, most: int) -> int:
-        fitting = [count for count in base.spreads if count <= most]
+        fitting = [count for count in base.rank_counts if count <= most]
         return fitting[0] if has_all_ranks and fitting else 1
 
     return labeled_traces(bases, seed, 0, group.size, faults=faults, ranks=ranks)

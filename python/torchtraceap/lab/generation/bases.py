@@ -121,7 +121,7 @@ class Base:
         return Program(SimulatedRun(Ranks([part]), dependencies=known))
 
     @cached_property
-    def spreads(self) -> tuple[int, ...]:
+    def rank_counts(self) -> tuple[int, ...]:
         """Numbers of ranks with which all of them can be recorded."""
         if self.world_size > 1:
             return (self.world_size,)
@@ -155,7 +155,7 @@ class Base:
 class Bases(Protocol):
     """A source of bases, for pairs of traces in units."""
 
-    def of(self, unit: int, place: int) -> Base:
+    def get(self, unit: int, place: int) -> Base:
         """Return the base of a pair of a unit."""
         ...
 
@@ -167,7 +167,7 @@ class RecordedBases:
         self._paths, self._task = tuple(paths), task
         self._kept: dict[str, Base] = {}
 
-    def of(self, unit: int, place: int) -> Base:
+    def get(self, unit: int, place: int) -> Base:
         """Return the base of a pair of a unit, read once.
 
         Raises:

@@ -174,7 +174,7 @@ def _make_unit(folder: str, settings: _Settings, count: int, unit: int) -> None:
     def ranks(base: Base, most: int) -> int:
         if not is_of_many and base.world_size == 1:
             return 1
-        fitting = [ranks for ranks in base.spreads if ranks <= most]
+        fitting = [ranks for ranks in base.rank_counts if ranks <= most]
         share = _ALL_OF_PARTS if base.world_size > 1 else _ALL_OF_COPIES
         return rng.choice(fitting) if fitting and rng.random() < share else 1
 
@@ -236,7 +236,7 @@ def labeled_traces(
     place, first = 0, unit * 2 * _PAIRS
     while 2 * place < size:
         number = unit * _PAIRS + place
-        base = bases.of(unit, number)
+        base = bases.get(unit, number)
         many, token = ranks(base, size // 2 - place), f"{seed}/{number}"
         pair = None
         if many > 1:

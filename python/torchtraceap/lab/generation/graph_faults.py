@@ -90,7 +90,7 @@ def _fetch(injection: Injection, steps: Sequence[int], collate: float) -> None:
         rows = injection.program.loader_rows
         removed = rows[injection.program.step_of_rows(rows) == step].tolist()
         injection.scene.removed[injection.rank] += removed
-        block = injection.block(injection.first(step))
+        block = injection.block(injection.first_place(step))
         with block.range("annotation", _FETCH):
             samples = min(max(1, round(injection.ns * (1 - collate) / _SAMPLE_NS)), 64)
             for _ in range(samples):
@@ -115,13 +115,13 @@ def _slow_collate(injection: Injection) -> None:
 
 @_injects("hidden_fetch")
 def _hidden_fetch(injection: Injection) -> None:
-    firsts = {injection.first(step): step for step in injection.steps}
+    firsts = {injection.first_place(step): step for step in injection.steps}
     places = injection.with_slack(np.array(list(firsts)), _MARGIN * injection.ns)
     _fetch(injection, [firsts[place] for place in places], collate=0.1)
 
 
 def _upload(injection: Injection, step: int, ns: float) -> None:
-    block = injection.block(injection.first(step))
+    block = injection.block(injection.first_place(step))
     rate = injection.rng.uniform(3, 6)  # bytes per ns, as pageable copies of public traces
     size = round(ns * rate)
     with block.copying(size // 4):
@@ -147,7 +147,7 @@ def _uploads_by_sample(injection: Injection) -> None:
 @_injects("hidden_upload")
 def _hidden_upload(injection: Injection) -> None:
     for step in injection.steps:
-        block = injection.block(injection.first(step))
+        block = injection.block(injection.first_place(step))
         size = round(injection.ns * injection.rng.uniform(10, 20))
         with block.copying(size // 4):
             name = "Memcpy HtoD (Pinned -> Device)"
@@ -159,8 +159,8 @@ def _hidden_upload(injection: Injection) -> None:
 def _small_constants(injection: Injection) -> None:
     count = injection.rng.randint(2, 8)
     for step in injection.steps:
-        places = injection.with_slack(injection.among(step), count * 60_000)
-        for place in injection.some(np.array(places), count):
+        places = injection.with_slack(injection.places_in(step), count * 60_000)
+        for place in injection.sample(np.array(places), count):
             block = injection.block(place)
             with block.copying(64):
                 block.work("copy", "Memcpy HtoD (Pageable -> Device)", 1_200, stream=4, bytes=256)
@@ -174,7 +174,7 @@ def _small_constants(injection: Injection) -> None:
 def _copies_back_and_forth(injection: Injection) -> None:
     count = injection.rng.randint(2, 10)
     for step in injection.steps:
-        for place in injection.some(injection.among(step, Phase.FORWARD), count):
+        for place in injection.sample(injection.places_in(step, Phase.FORWARD), count):
             ns = injection.ns / count / 2
             size = round(ns * injection.rng.uniform(8, 20))
             block = injection.block(place)
@@ -189,7 +189,7 @@ def _copies_back_and_forth(injection: Injection) -> None:
 def _activations_read_back(injection: Injection) -> None:
     count = injection.rng.randint(3, 12)
     for step in injection.steps:
-        for place in injection.some(injection.among(step, Phase.FORWARD), count):
+        for place in injection.sample(injection.places_in(step, Phase.FORWARD), count):
             ns = injection.ns / count
             size = max(round(ns * injection.rng.uniform(2, 6)), 1 << 17)
             block = injection.block(place)
@@ -204,7 +204,7 @@ def _activations_read_back(injection: Injection) -> None:
 def _hidden_readback(injection: Injection) -> None:
     for step in injection.steps:
         places = injection.by_queue(step, least_ns=_MARGIN * injection.ns)
-        block = injection.block(injection.some(places, 1)[0])
+        block = injection.block(injection.sample(places, 1)[0])
         size = round(injection.ns * injection.rng.uniform(10, 20))
         with block.copying(size // 4):
             name = "Memcpy DtoH (Device -> Pinned)"
@@ -224,21 +224,21 @@ def read_item(block: Block) -> None:
 def _item_reads(injection: Injection) -> None:
     count = injection.rng.randint(3, 40)
     for step in injection.steps:
-        for place in injection.some(injection.among(step), count):
+        for place in injection.sample(injection.places_in(step), count):
             read_item(injection.block(place))
 
 
 @_injects("idle_read")
 def _idle_read(injection: Injection) -> None:
     for step in injection.steps:
-        read_item(injection.block(injection.some(injection.by_queue(step, most_ns=0), 1)[0]))
+        read_item(injection.block(injection.sample(injection.by_queue(step, most_ns=0), 1)[0]))
 
 
 @_injects("device_synchronize")
 def _device_synchronize(injection: Injection) -> None:
     count = injection.rng.randint(2, 20)
     for step in injection.steps:
-        for place in injection.some(injection.among(step), count):
+        for place in injection.sample(injection.places_in(step), count):
             block = injection.block(place)
             block.wait("DeviceSynchronize")
             block.close()
@@ -247,7 +247,7 @@ def _device_synchronize(injection: Injection) -> None:
 @_injects("idle_synchronize")
 def _idle_synchronize(injection: Injection) -> None:
     for step in injection.steps:
-        block = injection.block(injection.some(injection.by_queue(step, most_ns=0), 1)[0])
+        block = injection.block(injection.sample(injection.by_queue(step, most_ns=0), 1)[0])
         block.wait("DeviceSynchronize")
         block.close()
 
@@ -256,7 +256,7 @@ def _idle_synchronize(injection: Injection) -> None:
 def _allocator_churn(injection: Injection) -> None:
     count = injection.rng.randint(3, 15)
     for step in injection.steps:
-        for place in injection.some(injection.among(step), count):
+        for place in injection.sample(injection.places_in(step), count):
             ns = injection.ns / count
             block = injection.block(place)
             with block.op("aten::empty", dims=[[]]):
@@ -269,7 +269,7 @@ def _allocator_churn(injection: Injection) -> None:
 @_injects("hidden_allocations")
 def _hidden_allocations(injection: Injection) -> None:
     for step in injection.steps:
-        places = injection.with_slack(injection.among(step), _MARGIN * injection.ns)
+        places = injection.with_slack(injection.places_in(step), _MARGIN * injection.ns)
         block = injection.block(injection.rng.choice(places))
         with block.op("aten::empty", dims=[[]]):
             block.call("Malloc", injection.ns)
@@ -282,7 +282,7 @@ def _hidden_allocations(injection: Injection) -> None:
 def _slow_down(injection: Injection, step: int, start: int | None = None) -> None:
     """Slow work of the main thread from a place of a step on, by so much in all."""
     scene, program = injection.scene, injection.program
-    places = injection.among(step)
+    places = injection.places_in(step)
     begin = injection.rng.choice(places[: max(1, len(places) // 2)].tolist())
     begin = begin if start is None else start
     bounds = program.main.point[[begin, places[-1]]]
@@ -306,7 +306,7 @@ def _slow_host(injection: Injection) -> None:
 @_injects("hidden_slow_host")
 def _hidden_slow_host(injection: Injection) -> None:
     for step in injection.steps:
-        places = injection.among(step)
+        places = injection.places_in(step)
         held = injection.with_slack(places[: max(1, len(places) // 2)], _MARGIN * injection.ns)
         _slow_down(injection, step, start=injection.rng.choice(held))
 
@@ -317,7 +317,7 @@ def _many_small_operators(injection: Injection) -> None:
     parts = injection.rng.randint(1, 6)
     for step in injection.steps:
         count = min(_MOST_OPS, int(injection.ns / op_ns)) // parts
-        for place in injection.some(injection.among(step, Phase.FORWARD), parts):
+        for place in injection.sample(injection.places_in(step, Phase.FORWARD), parts):
             block = injection.block(place)
             for _ in range(count):
                 with block.op("aten::add", dims=[[64], [64], []]):
@@ -331,7 +331,7 @@ def _many_small_operators(injection: Injection) -> None:
 def _pauses(injection: Injection) -> None:
     for step in injection.steps:
         ns = max(injection.ns, 11e6)
-        block = injection.block(injection.some(injection.among(step), 1)[0])
+        block = injection.block(injection.sample(injection.places_in(step), 1)[0])
         block.spend(ns)
         block.close()
 
@@ -346,22 +346,22 @@ def _compile(injection: Injection, first: int, last: int, cuts: list[int]) -> No
     for frame, place in enumerate([first, *cuts]):
         block = injection.block(place)
         if call is not None:
-            block.shut(call)
+            block.end_range(call)
             block.spend(injection.ns / len(cuts))
-        regions.append(block.open("op", f"Torch-Compiled Region: {frame}/0"))
-        call = block.open("op", "CompiledFunction")
+        regions.append(block.begin_range("op", f"Torch-Compiled Region: {frame}/0"))
+        call = block.begin_range("op", "CompiledFunction")
         block.close()
     block = injection.block(last)
     for event in (call, *reversed(regions)):
         if event is not None:
-            block.shut(event)
+            block.end_range(event)
     block.close()
 
 
 def _region(injection: Injection, step: int) -> tuple[int, int]:
     """Return the ends of the longest stretch of places of the forward pass with nothing around
     that ends in it."""
-    places = injection.among(step, Phase.FORWARD)
+    places = injection.places_in(step, Phase.FORWARD)
     parents = injection.program.main.parent[places]
     bounds = np.flatnonzero((np.diff(parents) != 0) | (np.diff(places) != 1)) + 1
     longest = max(np.split(places, bounds), key=len)
@@ -383,7 +383,7 @@ def _graph_breaks(injection: Injection) -> None:
     for step in injection.program.steps:
         first, last = _region(injection, step)
         inside = np.arange(first + 1, last)
-        _compile(injection, first, last, injection.some(inside, count) if step in broken else [])
+        _compile(injection, first, last, injection.sample(inside, count) if step in broken else [])
 
 
 # ------------------------------------------------------------------------- collectives
@@ -428,7 +428,7 @@ def _more_buckets(rng: random.Random, good: DataParallel) -> tuple[DataParallel,
 @_injects("late_but_awaited", of_one_rank=True)
 def _late_rank(injection: Injection) -> None:
     for step in injection.steps:
-        block = injection.block(injection.some(injection.among(step, Phase.FORWARD), 1)[0])
+        block = injection.block(injection.sample(injection.places_in(step, Phase.FORWARD), 1)[0])
         block.spend(injection.ns)
         block.close()
 

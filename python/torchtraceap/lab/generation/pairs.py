@@ -213,7 +213,7 @@ def _pair(base: Base, draw: _Draw) -> Pair:
     fault, scene, twin = draw.fault, draw.scene, draw.twin
     put_into = (draw.late,) if fault.of_one_rank else range(scene.ranks)
     if fault.in_twin is not None:
-        clean = twin.play()
+        clean = twin.replay()
         for rank in put_into:
             fault.in_twin(Injection(twin, random.Random(draw.token), rank, draw.ns, clean))
     clean = _play(draw, twin)
@@ -253,7 +253,7 @@ def _play(draw: _Draw, scene: Scene) -> Outcome:
         for rank in range(scene.ranks):
             read_item(Block(scene, rank, program.main, last))
     try:
-        return scene.play()
+        return scene.replay()
     except SchemaError as error:  # of several threads one may wait for what is launched behind it
         raise NoPlaceError from error
 
@@ -293,7 +293,7 @@ def _side(
         _check_cost(draw, in_steps_ns, lengths[1])
     else:
         found = lost_intervals(outcome, clean, draw.scene.course_of(rank))
-        intervals = clock.shown(found - draw.scene.program.run.offsets_ns[0])
+        intervals = clock.show(found - draw.scene.program.run.offsets_ns[0])
         lost_ns = int((intervals[:, 1] - intervals[:, 0]).sum())
         if max(abs(in_steps_ns - cost_ns), abs(lost_ns - cost_ns)) > _AGREE * cost_ns:
             raise _UnfitError(1.0)

@@ -168,7 +168,7 @@ class PredictedBases:
         self._of_many, self._by_copies = of_many, by_copies
         self._kept: tuple[int, Base] | None = None
 
-    def of(self, unit: int, place: int) -> Base:
+    def get(self, unit: int, place: int) -> Base:
         """Return the base of a unit, predicted once.
 
         Raises:

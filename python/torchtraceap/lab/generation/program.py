@@ -276,7 +276,7 @@ class Program:
                 return each, host_tick_ns, False
         return 1, host_tick_ns, False
 
-    def written(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
+    def quantize(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
         """Return starts and lengths, ns, of host events and of GPU work in the resolution of the
         recording."""
         gpu_tick_ns, host_tick_ns, is_coarse = self._ticks
@@ -291,26 +291,26 @@ class Program:
 
     # ------------------------------------------------------------------------- templates
 
-    def like_op(self, track: int) -> dict[str, Any]:
+    def template_op(self, track: int) -> dict[str, Any]:
         """Return that of the first operators of a thread which has most arguments."""
         rows = np.flatnonzero(self._is_op & (self.table.track == track))[:_FIRST]
         return max((self._fields(row) for row in rows.tolist()), key=lambda of: len(of["args"]))
 
     @cached_property
-    def like_annotation(self) -> dict[str, Any] | None:
+    def template_annotation(self) -> dict[str, Any] | None:
         """A range of the user, where such ranges are not operators."""
         rows = self.view.rows_named("", EventKind.USER_ANNOTATION)
         return self._fields(int(rows[0])) if len(rows) else None
 
     @cached_property
-    def like_call(self) -> dict[str, Any]:
+    def template_call(self) -> dict[str, Any]:
         """A call that launches a kernel."""
         calls = self.view.launch_of(self._kernels)
         of_runtime = calls[self.view.is_kind(EventKind.RUNTIME)[calls]]
         return self._fields(int(of_runtime[0] if len(of_runtime) else calls[0]))
 
     @cached_property
-    def like_kernel(self) -> dict[str, Any]:
+    def template_kernel(self) -> dict[str, Any]:
         """An element-wise kernel, else any short one."""
         rows = self._kernels
         pointwise = rows[self.view.has_name("elementwise")[rows]]
@@ -318,12 +318,12 @@ class Program:
         return self._fields(int(rows[self.table.dur_ns[rows].argmin()]))
 
     @cached_property
-    def like_copy(self) -> dict[str, Any]:
+    def template_copy(self) -> dict[str, Any]:
         """A copy; where there is none, one made of a kernel's place."""
         rows = self.view.gpu_rows[self.view.is_kind(EventKind.GPU_MEMCPY)[self.view.gpu_rows]]
         if len(rows):
             return self._fields(int(rows[0]))
-        fields = dict(self.like_kernel)
+        fields = dict(self.template_kernel)
         fields["cat"] = "gpu_memcpy" if fields["cat"] == "kernel" else "Memcpy"
         kept = ("device", "context", "stream", "correlation", "external id", "External id")
         fields["args"] = {key: fields["args"][key] for key in kept if key in fields["args"]}
@@ -357,12 +357,12 @@ class Program:
     @cached_property
     def is_ancient(self) -> bool:
         """True if it is of a torch before 1.12, with categories of its own."""
-        return self.like_kernel.get("cat") == "Kernel"
+        return self.template_kernel.get("cat") == "Kernel"
 
     @cached_property
     def runtime(self) -> str:
         """Prefix of its runtime calls: "cuda" or "hip"."""
-        return "hip" if re.match("hip", str(self.like_call["name"])) else "cuda"
+        return "hip" if re.match("hip", str(self.template_call["name"])) else "cuda"
 
     def _fields(self, row: int) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(self.table.event_json(row))

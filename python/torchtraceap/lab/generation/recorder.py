@@ -72,7 +72,7 @@ class Clock:
     rate: float = 0.0
     """Share by which it is faster."""
 
-    def shown(self, times_ns: Array) -> Array:
+    def show(self, times_ns: Array) -> Array:
         """Return what it shows at times of the program, int64; the order of times is kept."""
         gained: Array = np.rint((times_ns - self.origin_ns) * self.rate).astype(np.int64)
         shown: Array = times_ns + self.offset_ns + gained
@@ -94,15 +94,15 @@ def record_scene(
     """
     program, table = scene.program, scene.program.table
     mine = [event for event in scene.events if event.rank == rank]
-    first = scene.on(rank, 0)
+    first = scene.number_of(rank, 0)
     times = outcome.times_ns[first : first + len(program.graph)]
     ts_ns, dur_ns = _core.row_times(program.graph, 0, table, times)
-    starts, ends = clock.shown(ts_ns), clock.shown(ts_ns + dur_ns)
-    ts_ns, dur_ns = program.written(starts, ends - starts, program.is_work)
+    starts, ends = clock.show(ts_ns), clock.show(ts_ns + dur_ns)
+    ts_ns, dur_ns = program.quantize(starts, ends - starts, program.is_work)
     kept = np.ones(len(table), dtype=bool)
     kept[scene.removed[rank]] = False
     kept &= ~np.isin(table.kind, (EventKind.METADATA, EventKind.PROFILER_TRACE))
-    writer = _Writer(program, clock.shown(outcome.times_ns))
+    writer = _Writer(program, clock.show(outcome.times_ns))
     more = [text for event in mine for text in writer.texts(event)]
     rows = kept & table.complete
     more += base.frame(int(ts_ns[rows].min()), int((ts_ns + dur_ns)[rows].max()))
@@ -150,7 +150,7 @@ class _Writer:
         begin = self._times[event.begin : event.begin + 1]
         length = self._times[event.end : event.end + 1] - begin
         is_work = event.kind in ("kernel", "copy")
-        begin, length = program.written(begin, length, np.array([is_work]))
+        begin, length = program.quantize(begin, length, np.array([is_work]))
         begin_ns, dur_ns = int(begin[0]), int(length[0])
         if is_work:
             fields = self._work(event)
@@ -166,14 +166,14 @@ class _Writer:
 
     def _like(self, track: int) -> dict[str, Any]:
         if track not in self._likes:
-            self._likes[track] = self._program.like_op(track)
+            self._likes[track] = self._program.template_op(track)
         return self._likes[track]
 
     def _range(self, event: NewEvent) -> dict[str, Any]:
         like = self._like(event.track)
         own = dict(event.args)
         dims = own.pop("dims", None)
-        annotation = self._program.like_annotation
+        annotation = self._program.template_annotation
         if event.kind == "annotation" and annotation is not None:
             place = {key: like[key] for key in ("pid", "tid")}
             like = {**annotation, **place}
@@ -185,7 +185,7 @@ class _Writer:
         return _event_like(like, {"name": event.name}, {**args, **own})
 
     def _call(self, event: NewEvent) -> dict[str, Any]:
-        like, thread = self._program.like_call, self._like(event.track)
+        like, thread = self._program.template_call, self._like(event.track)
         args = _common_arguments(like["args"], event.op)
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "cbid" in like["args"]:
@@ -196,7 +196,7 @@ class _Writer:
 
     def _work(self, event: NewEvent) -> dict[str, Any]:
         program = self._program
-        like = program.like_kernel if event.kind == "kernel" else program.like_copy
+        like = program.template_kernel if event.kind == "kernel" else program.template_copy
         args = {**_common_arguments(like["args"], event.op), **event.args}
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "memory bandwidth (GB/s)" in like["args"] and "bytes" in args:
@@ -365,7 +365,7 @@ def as_rank(text: bytes, program: Program, rank: int) -> bytes:
     if rank == 0:
         return text
     host: dict[bytes, bytes] = {}
-    process = program.like_call.get("pid")
+    process = program.template_call.get("pid")
     if isinstance(process, int):
         host[b"pid %d" % process] = b"%d" % (process + rank * _APART)
         tracks = [(track.pid, track.tid) for track in program.table.tracks]
@@ -374,7 +374,7 @@ def as_rank(text: bytes, program: Program, rank: int) -> bytes:
             if pid == str(process) and tid.isdecimal() and tid not in streams:
                 host[b"tid " + tid.encode()] = b"%d" % (int(tid) + rank * _APART)
     gpu = b"%d" % (rank % _GPUS)
-    is_first_gpu = program.like_kernel.get("pid") == 0
+    is_first_gpu = program.template_kernel.get("pid") == 0
     numbers = {**host, **({b"pid 0": gpu, b"device 0": gpu} if is_first_gpu else {})}
     begin = text.index(b'"traceEvents"')
     lines = [

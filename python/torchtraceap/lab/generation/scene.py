@@ -6,7 +6,7 @@
         block.work("copy", "Memcpy DtoH (Device -> Pageable)", 1_500, bytes=4)
         block.wait("StreamSynchronize")
     block.close()
-    outcome = scene.play()
+    outcome = scene.replay()
 
 Points of the program keep their numbers, rank after rank; injected points come behind them. So two
 scenes of one program, with and without a fault, have the same numbers for the same points.
@@ -132,8 +132,8 @@ class Scene:
             meeting = self.point()
             for rank in range(self.ranks):
                 self.cost_ns[rank][edge] = 0
-                self.edge(self.on(rank, begin), meeting, 0)
-                self.edge(meeting, self.on(rank, end), transfer_ns)
+                self.edge(self.number_of(rank, begin), meeting, 0)
+                self.edge(meeting, self.number_of(rank, end), transfer_ns)
 
     def bounds_of(self, rank: int) -> tuple[int, int]:
         """Return the first of the program's points on a rank, and the one behind the last."""
@@ -146,7 +146,7 @@ class Scene:
         last = int(self.program.graph.time_ns.argmax())
         return np.append(pairs.ravel(), last) + self._count * rank
 
-    def on(self, rank: int, point: int) -> int:
+    def number_of(self, rank: int, point: int) -> int:
         """Return the scene's number of a point of the program on a rank."""
         return self._count * rank + int(point)
 
@@ -169,14 +169,14 @@ class Scene:
         if (rank, slot) in self._slots:
             return self._slots[rank, slot]
         rows = self.program.stream_rows
-        return self.on(rank, self.program.view.end_of[rows[slot - 1]]) if slot else None
+        return self.number_of(rank, self.program.view.end_of[rows[slot - 1]]) if slot else None
 
     def first_behind(self, rank: int, slot: int) -> int | None:
         """Return the begin of the program's first work on the stream from a slot on."""
         rows = self.program.stream_rows
         if slot >= len(rows):
             return None
-        return self.on(rank, self.program.view.begin_of[rows[slot]])
+        return self.number_of(rank, self.program.view.begin_of[rows[slot]])
 
     def queue(self, rank: int, slot: int, begin: int, end: int) -> None:
         """Put work on the program's stream at a slot."""
@@ -188,7 +188,7 @@ class Scene:
             self.edge(end, behind, gap_ns)
         self._slots[rank, slot] = end
 
-    def play(self) -> Outcome:
+    def replay(self) -> Outcome:
         """Return the replay."""
         builder = GraphBuilder()
         for rank in range(self.ranks):
@@ -220,7 +220,7 @@ class Block:
         self.scene, self.rank, self.track = scene, rank, places.track
         self._edge, self._behind = int(places.edge[place]), int(places.point[place])
         self._rng = random.Random(f"{scene.seed}/{rank}/{self._edge}")
-        start = scene.on(rank, places.source[place])
+        start = scene.number_of(rank, places.source[place])
         self.at = scene._tails.get((rank, self._edge), start)
         """The point that the host has come to."""
         self.slot = int(scene.program.slots(places.time_ns[place : place + 1])[0])
@@ -231,7 +231,7 @@ class Block:
         scene = self.scene
         scene._tails[self.rank, self._edge] = self.at
         left_ns = int(scene.cost_ns[self.rank][self._edge])
-        scene.edge(self.at, scene.on(self.rank, self._behind), left_ns)
+        scene.edge(self.at, scene.number_of(self.rank, self._behind), left_ns)
 
     def spend(self, ns: float) -> int:
         """Let the host work for about so long; return the point where it is then."""
@@ -242,27 +242,27 @@ class Block:
         self.at = point
         return point
 
-    def open(self, kind: str, name: str, **args: Any) -> NewEvent:
+    def begin_range(self, kind: str, name: str, **args: Any) -> NewEvent:
         """Begin a range of the host."""
         begin, key = self.spend(_LEAD_NS), self.scene.key()
         event = NewEvent(self.rank, kind, name, begin, begin, self.track, key, args=args)
         self.scene.events.append(event)
         return event
 
-    def shut(self, event: NewEvent) -> None:
+    def end_range(self, event: NewEvent) -> None:
         """End a range of the host."""
         event.end = self.spend(_LEAD_NS)
 
     @contextmanager
     def range(self, kind: str, name: str, **args: Any) -> Iterator[NewEvent]:
         """Open a range of the host around what is injected meanwhile."""
-        event = self.open(kind, name, **args)
+        event = self.begin_range(kind, name, **args)
         if kind == "op" and event.op is not None:  # calls name the operator that they lie in
             self._ops.append(event.op)
         yield event
         if kind == "op" and event.op is not None:
             self._ops.pop()
-        self.shut(event)
+        self.end_range(event)
 
     @contextmanager
     def copying(self, elements: int) -> Iterator[None]:
@@ -370,7 +370,7 @@ class Injection:
         every = self.rng.choice((1, 1, 1, 2))
         return known[self.rng.randrange(every) :: every] if len(known) > every else known
 
-    def among(self, step: int, *phases: Phase) -> Array:
+    def places_in(self, step: int, *phases: Phase) -> Array:
         """Return indices of the main thread's places in a step, or in some phases of it.
 
         Raises:
@@ -385,14 +385,14 @@ class Injection:
             raise NoPlaceError
         return found
 
-    def some(self, places: Array, count: int) -> list[int]:
+    def sample(self, places: Array, count: int) -> list[int]:
         """Return so many of the places, or all, in order of time, drawn evenly spread."""
         parts = np.array_split(places, min(count, len(places)))
         return [int(self.rng.choice(part.tolist())) for part in parts]
 
-    def first(self, step: int) -> int:
+    def first_place(self, step: int) -> int:
         """Return the first place in a step."""
-        return int(self.among(step)[0])
+        return int(self.places_in(step)[0])
 
     def block(self, place: int) -> Block:
         """Return a block at a place of the rank's main thread."""
@@ -404,7 +404,7 @@ class Injection:
         Raises:
             NoPlaceError: There is none.
         """
-        points = self.program.main.point[candidates] + self.scene.on(self.rank, 0)
+        points = self.program.main.point[candidates] + self.scene.number_of(self.rank, 0)
         found: list[int] = candidates[self.clean.slack_ns[points] >= ns].tolist()
         if not found:
             raise NoPlaceError
@@ -418,11 +418,11 @@ class Injection:
             NoPlaceError: There is none.
         """
         main, scene = self.program.main, self.scene
-        places = self.among(step)
+        places = self.places_in(step)
         slots = self.program.slots(main.time_ns[places])
         places, slots = places[slots > 0], slots[slots > 0]
         rows = self.program.stream_rows[slots - 1]
-        own, times = scene.on(self.rank, 0), self.clean.times_ns
+        own, times = scene.number_of(self.rank, 0), self.clean.times_ns
         done = times[own + self.program.view.end_of[rows].astype(np.int64)]
         ahead_ns = done - times[own + main.source[places]]
         found: Array = places[(ahead_ns >= least_ns) & (ahead_ns <= most_ns)]
