@@ -400,8 +400,8 @@ def hf_wav2vec2(batch: int = 2, size: str = "tiny") -> Made:
 def hf_whisper(batch: int = 2, size: str = "tiny") -> Made:
     tiny: dict[str, Any] = {
         **_both_sides(2), "d_model": 64, "num_mel_bins": 16, "max_source_positions": 60,
-        "max_target_positions": 40, "vocab_size": 500, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "decoder_start_token_id": 3,
+        "max_target_positions": 40, "vocab_size": 500, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 3,
     }  # fmt: skip
     mels, frames, length = pick(size, (16, 120, 12), (80, 3000, 200))
     labels = torch.randint(4, 500, (batch, length))
