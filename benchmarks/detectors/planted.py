@@ -2,7 +2,7 @@
 
     python benchmarks/detectors/planted.py CORPUS --why TEXT [--scorer NAME ...] [--output FILE]
 
-Each fault (`lab/generation/injected_forms.py`) stands at two places of a trace and costs 12 % of
+Each fault (`lab/generation/event_faults.py`) stands at two places of a trace and costs 12 % of
 its time in all; those that a trace has by itself are left out. For each trace with a fault this
 gives the AUC of its windows: those of which the fault takes a tenth or more against those of which
 it takes less than a fiftieth (`all`). What the trace loses by itself counts as a window without a
@@ -30,8 +30,8 @@ import torchtraceap as ttap
 from torchtraceap.core.results import Windows
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
 from torchtraceap.lab.evaluation.splits import log_look
-from torchtraceap.lab.generation.injected_forms import FAULTS
-from torchtraceap.lab.generation.injection import Recording, plant
+from torchtraceap.lab.generation.event_faults import FILLS
+from torchtraceap.lab.generation.event_injection import Recording, inject
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
@@ -91,8 +91,10 @@ def planted(path: Path, passes: Sequence[Pass], folder: Path) -> Iterator[Plante
     for fault in (name for name in PLANTED if name not in present):
         faulty, truth, own, later = recording.copy(), [], lost.copy(), 0.0
         for at, thread in faulty.places(PLACES):
-            fill = FAULTS[fault]
-            new, shift = plant(faulty, (at + later, thread), lambda b, fill=fill: fill(b, us), True)
+            fill = FILLS[fault]
+            new, shift = inject(
+                faulty, (at + later, thread), lambda b, fill=fill: fill(b, us), True
+            )
             truth += new
             own[lost >= at * 1e3] += round(shift * 1e3)
             later += shift

@@ -22,7 +22,7 @@ def record(stage: Stage) -> None:
 
     entries = read_manifest(FORMS)
     if stage.tiny:
-        entries = [entry for entry in entries if entry.form.name in _TINY]
+        entries = [entry for entry in entries if entry.fault.name in _TINY]
     # A process that records gets 20 s beyond its time.
     minutes = 5.0 if stage.tiny else max(0.1, (stage.left_s() - 25) / 60)
     found = collect(stage.out / "traces", entries, minutes=minutes, device=stage.device)

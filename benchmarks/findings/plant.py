@@ -3,7 +3,7 @@
     python benchmarks/findings/plant.py TRACE ... [--places 4] [--share 0.15] [--output FILE]
 
 Each fault is put into a copy of each trace at four places, so that it costs 20 % of the time that
-was profiled (`torchtraceap/lab/generation/injection.py`); decoys look like faults and cost nothing.
+was profiled (`torchtraceap/lab/generation/event_injection.py`); look-alikes cost nothing.
 `found`: the type is present and was not before, or costs more by half of the truth. `place`: the
 intersection over the union of its intervals with the truth, within 1 ms of the blocks. `cost`: what
 its cost grew by, over the truth, minus 1. A fault that the trace holds already is left out, for
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torchtraceap as ttap
-from torchtraceap.lab.generation.injected_forms import DECOYS, FAULTS, Fill
-from torchtraceap.lab.generation.injection import Interval, Recording, plant
+from torchtraceap.lab.generation.event_faults import FILLS, Fill, Interval
+from torchtraceap.lab.generation.event_injection import Recording, inject
+from torchtraceap.lab.generation.faults import EVENT_FAULTS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results
@@ -94,7 +95,7 @@ def planted(
     truth: list[Interval] = []
     later = 0.0
     for at, thread in faulty.places(places):
-        new, shift = plant(faulty, (at + later, thread), lambda block: fill(block, us), drain)
+        new, shift = inject(faulty, (at + later, thread), lambda block: fill(block, us), drain)
         truth += new
         later += shift
     return diagnose(faulty.write()), truth
@@ -103,13 +104,13 @@ def planted(
 def judge(
     trace: Path, name: str, fill: Fill, before: Any, recording: Recording, options: Any
 ) -> Row:
-    us = recording.span_us() * options.share / options.places
-    after, truth = planted(recording, fill, us, options.places, name in FAULTS)
+    us, fault = recording.span_us() * options.share / options.places, EVENT_FAULTS[name]
+    after, truth = planted(recording, fill, us, options.places, not fault.look_alike)
     was, now = present(before), present(after)
     new = tuple(sorted(set(now) - set(was)))
     lead = (after.to_dict()["lead"] or {}).get("type")
-    if name in DECOYS:
-        wrong = tuple(t for t in new if t in DECOYS[name][1])
+    if fault.look_alike:
+        wrong = tuple(t for t in new if t in (fault.type, *fault.other_types))
         return Row(trace.name, name, not wrong, None, None, lead, wrong)
     finding = now.get(name)
     if finding is None:
@@ -129,13 +130,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="faults and decoys, by name")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    fills = {**FAULTS, **{name: fill for name, (fill, _) in DECOYS.items()}}
     rows = []
     for path in options.traces:
         data = path.read_bytes()
         recording = Recording(json.loads(gzip.decompress(data) if path.suffix == ".gz" else data))
         before = diagnose(recording.write())
-        for name, fill in fills.items():
+        for name, fill in FILLS.items():
             if (options.only and name not in options.only) or name in present(before):
                 continue
             if name == "graph_recapture" and recording.steps() < 3:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from torchtraceap import _core
-from torchtraceap.lab.building.blend import blend
-from torchtraceap.lab.building.generated import group_traces
-from torchtraceap.lab.building.plan import Group, planned
+from torchtraceap.lab.building.build import group_traces
+from torchtraceap.lab.building.plan import Group, plan_groups
+from torchtraceap.lab.generation.event_injection import blend
 from torchtraceap.trace.ranks import RankTrace
 
 Event = dict[str, Any]
@@ -68,7 +68,7 @@ def test_what_is_stated_stays_and_rates_are_of_the_copy() -> None:
 
 @cache
 def pairs() -> list[tuple[Event, RankTrace, RankTrace]]:
-    group = next(group for group in planned(640) if group.way == "event_space")
+    group = next(group for group in plan_groups(640) if group.way == "event_space")
     found = list(group_traces(group, 3))
     parts = {label["id"]: part for label, part in found}
     return [(label, part, parts[label["twin"]]) for label, part in found if label["twin"]]
@@ -84,7 +84,7 @@ def keys_of(part: RankTrace) -> dict[str, set[tuple[str, ...]]]:
 
 def test_a_fault_in_a_predicted_run_has_no_keys_of_its_own() -> None:
     group = Group(2, "train", 2, "segmentation", False, way="event_space")
-    assert group in planned(640)
+    assert group in plan_groups(640)
     for label, faulty, twin in pairs():
         assert label["source"]["kind"] == "lifted_event_space"
         if "nccl" in label["form"] or "collective" in label["form"]:

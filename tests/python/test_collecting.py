@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.lab.collection import collect as collecting
 from torchtraceap.lab.collection import pairs
 from torchtraceap.lab.collection.collect import collect
-from torchtraceap.lab.collection.manifest import FORMS, PlannedPair, read_manifest, shard
+from torchtraceap.lab.collection.manifest import PlannedPair, read_manifest, shard
 from torchtraceap.lab.collection.marker_removal import ORIGIN_NS
 from torchtraceap.lab.collection.markers import COSTS
-from torchtraceap.lab.collection.pairs import ACCEPTED_RATIO, RecordingOptions, ids_of
+from torchtraceap.lab.collection.pairs import ACCEPTED_RATIO, ids_of
+from torchtraceap.lab.generation.faults import STEP_FAULTS
 from torchtraceap.record.notices import RecordingError
 
 TYPES = ("single_process_data_loading", "no_memory_pin", "high_memcpy", "graph_break", "cpu_bound")
@@ -68,34 +68,35 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------- manifests
 
 
-def test_every_type_has_four_forms_to_train_on_and_some_for_tests() -> None:
+def test_every_type_has_four_faults_to_train_on_and_some_for_tests() -> None:
     for type_ in TYPES:
-        forms = [form for form in FORMS.values() if form.type == type_]
-        assert sum(not (form.test or form.decoy) for form in forms) >= 4
-        assert any(form.test for form in forms)
-        assert any(form.decoy for form in forms)
+        faults = [fault for fault in STEP_FAULTS.values() if fault.type == type_]
+        assert sum(not (fault.test or fault.look_alike) for fault in faults) >= 4
+        assert any(fault.test for fault in faults)
+        assert any(fault.look_alike for fault in faults)
     for type_ in OF_RANKS:
-        forms = [form for form in FORMS.values() if form.type == type_]
-        assert any(form.test for form in forms) and any(form.decoy for form in forms)
-    assert {form.type for form in FORMS.values()} == {*TYPES, *OF_RANKS}
+        faults = [fault for fault in STEP_FAULTS.values() if fault.type == type_]
+        assert any(fault.test for fault in faults)
+        assert any(fault.look_alike for fault in faults)
+    assert {fault.type for fault in STEP_FAULTS.values()} == {*TYPES, *OF_RANKS}
 
 
 @needs_torch
 def test_forms_of_ranks_are_those_that_are_emulated() -> None:
     from torchtraceap.lab.collection import emulated
 
-    def facts(forms: Iterable[Any]) -> dict[str, Any]:
-        return {form.name: (form.type, form.test, form.decoy) for form in forms}
-
-    ours = facts(form for form in FORMS.values() if form.parallel)
-    assert ours == facts(emulated.FORMS.values())
+    ours = {name: fault for name, fault in STEP_FAULTS.items() if fault.parallel}
+    assert set(emulated.FORMS) == set(ours)
+    for name, form in emulated.FORMS.items():
+        facts = (form.type, form.test, form.decoy)
+        assert facts == (ours[name].type, ours[name].test, ours[name].look_alike)
 
 
 @needs_torch
-def test_every_form_has_a_step() -> None:
+def test_every_fault_has_a_step() -> None:
     from torchtraceap.lab.collection.workloads import STEPS
 
-    assert set(STEPS) == set(FORMS)
+    assert set(STEPS) == set(STEP_FAULTS)
     assert {step.cost for step in STEPS.values()} == set(COSTS)
 
 
@@ -104,13 +105,13 @@ def test_the_shipped_manifest_has_all_tasks_types_and_forms() -> None:
     assert [entry.index for entry in entries] == list(range(len(entries)))
     for task in TASKS:
         of_task = [entry for entry in entries if entry.workload.task == task]
-        found = {entry.form.type for entry in of_task if not entry.form.decoy}
+        found = {entry.fault.type for entry in of_task if not entry.fault.look_alike}
         assert found == {*TYPES, *OF_RANKS}, task
-    assert {entry.form.name for entry in entries} == set(FORMS)
+    assert {entry.fault.name for entry in entries} == set(STEP_FAULTS)
     for entry in entries:
-        assert not (entry.form.test and entry.split == "train")
+        assert not (entry.fault.test and entry.split == "train")
         assert not (entry.workload.held_out and entry.split == "train")
-        assert not (entry.form.trained and not entry.workload.trains)
+        assert not (entry.fault.trained and not entry.workload.trains)
 
 
 def test_families_are_in_one_split() -> None:
@@ -186,8 +187,8 @@ def test_which_twin_comes_first_is_drawn() -> None:
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in FORMS if name != "shared_statistics"])
-def test_both_twins_of_every_form_run(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in STEP_FAULTS if name != "shared_statistics"])
+def test_both_twins_of_every_fault_run(name: str, tmp_path: Path) -> None:
     """`shared_statistics` needs a GPU."""
     import torch
 
@@ -340,7 +341,7 @@ class TestPartOfAGpu:
 
         import torch
 
-        from torchtraceap.lab.collection.workloads import platforms
+        from torchtraceap.lab.collection.workloads import steps as platforms
 
         whole = SimpleNamespace(multi_processor_count=132)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: whole)
@@ -409,12 +410,12 @@ def test_an_interrupted_call_leaves_labels_of_what_is_there(
 ) -> None:
     entries = entries_of(tmp_path)
 
-    def record(job: Any, group: list[PlannedPair], end: float) -> None:
+    def record(folder: Path, group: list[PlannedPair], *_: object) -> None:
         if group[0].workload.name == "other":
             raise Interrupted
         label = {"id": "000000", "collected": {"verdict": "accepted"}}
-        collecting._keep(Path(job.folder), group[0], [(label, b"trace")])
-        collecting._leave_out(Path(job.folder), group[1], "does not\nfit")
+        collecting._keep(folder, group[0], [(label, b"trace")])
+        collecting._leave_out(folder, group[1], "does not\nfit")
 
     monkeypatch.setattr(collecting, "_in_process", record)
     with pytest.raises(Interrupted):
@@ -441,16 +442,15 @@ def test_a_process_that_crashes_loses_one_pair(
     ]
 
 
-def test_copies_are_never_faults_without_a_device(tmp_path: Path) -> None:
-    entry = read_manifest()[1]
-    assert entry.form.type == "no_memory_pin"
-    assert pairs._verdict(entry, RecordingOptions("cpu", 0, 1), 2.0) == "benign"
-    assert pairs._verdict(entry, RecordingOptions("cuda", 0, 1), 2.0) == "accepted"
-    assert pairs._verdict(entry, RecordingOptions("cuda", 0, 1), 1.09) == "benign"
-    decoy = next(entry for entry in read_manifest() if entry.form.decoy)
-    assert pairs._verdict(decoy, RecordingOptions("cuda", 0, 1), 1.0) == "decoy"
+def test_copies_are_never_faults_without_a_device() -> None:
+    fault = STEP_FAULTS["pageable_workers"]
+    assert pairs._verdict(fault, 2.0, on_gpu=False) == "benign"
+    assert pairs._verdict(fault, 2.0, on_gpu=True) == "accepted"
+    assert pairs._verdict(fault, 1.09, on_gpu=True) == "benign"
+    look_alike = STEP_FAULTS["ready_batches"]
+    assert pairs._verdict(look_alike, 1.0, on_gpu=True) == "decoy"
     with pytest.raises(pairs.UnfitError, match=r"2\.00 times"):
-        pairs._verdict(decoy, RecordingOptions("cuda", 0, 1), 2.0)
+        pairs._verdict(look_alike, 2.0, on_gpu=True)
 
 
 def test_levels_rise_until_a_fault_costs_enough() -> None:

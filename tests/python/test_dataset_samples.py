@@ -14,8 +14,8 @@ import torchtraceap as ttap
 from torchtraceap.datasets.labels import window_costs, window_labels
 from torchtraceap.datasets.samples import EVIDENCE, TYPES, Sample, load_samples
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
-from torchtraceap.lab.generation.faults import FAULTS
 from torchtraceap.lab.generation.generate import generate
+from torchtraceap.lab.generation.graph_faults import FAULTS
 from torchtraceap.tables.windows import build_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def assert_same(one: list[Sample], two: list[Sample]) -> None:
 
 
 def test_types_are_those_of_the_faults_that_can_be_put_in() -> None:
-    assert set(TYPES) == {form.type for form in FAULTS}
+    assert set(TYPES) == {fault.type for fault in FAULTS}
     assert list(TYPES) == sorted(TYPES)
 
 

@@ -21,8 +21,7 @@ from torchtraceap.datasets.writer import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building import build as building
 from torchtraceap.lab.building.add import add, add_labelled, export
-from torchtraceap.lab.building.generated import group_traces
-from torchtraceap.lab.building.plan import GROUP, Group, planned, planned_mini, type_order
+from torchtraceap.lab.building.plan import GROUP, Group, plan_groups, plan_mini_groups, type_order
 from torchtraceap.lab.generation.generate import generate
 from torchtraceap.trace.ranks import RankTrace
 
@@ -191,8 +190,8 @@ def test_the_small_set_has_every_type_with_its_twin() -> None:
 @pytest.mark.slow
 def test_a_group_of_the_small_set_is_made_again_byte_by_byte(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (group,) = [group for group in planned_mini() if group.split == "validation"]
-    write_shard(tmp_path, group.shard, group_traces(group, 1))
+    (group,) = [group for group in plan_mini_groups() if group.split == "validation"]
+    write_shard(tmp_path, group.shard, building.group_traces(group, 1))
     kept = ROOT / "examples/mini_dataset"
     for path in tmp_path.rglob("*.parquet"):
         assert path.read_bytes() == (kept / path.relative_to(tmp_path)).read_bytes()
@@ -202,7 +201,7 @@ def test_a_group_of_the_small_set_is_made_again_byte_by_byte(tmp_path: Path) -> 
 
 
 def test_splits_have_the_proportions_of_the_paper() -> None:
-    groups = planned(610)
+    groups = plan_groups(610)
     traces = {
         split: GROUP * sum(group.split == split for group in groups)
         for split in ("train", "validation", "seen", "unseen")
@@ -220,7 +219,7 @@ def test_splits_have_the_proportions_of_the_paper() -> None:
 def test_every_type_and_task_gets_its_turns_in_every_split() -> None:
     import random
 
-    groups = planned(640)
+    groups = plan_groups(640)
     for split in ("train", "validation", "seen", "unseen"):
         mine = [group for group in groups if group.split == split]
         firsts = {
@@ -234,7 +233,7 @@ def test_every_type_and_task_gets_its_turns_in_every_split() -> None:
 
 def test_too_few_traces_for_all_splits_are_refused() -> None:
     with pytest.raises(OptionError, match="10 traces are too few"):
-        planned(10)
+        plan_groups(10)
 
 
 # ------------------------------------------------------------------------------ building

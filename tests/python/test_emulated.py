@@ -30,7 +30,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from torchtraceap.lab.collection.emulated import FORMS, process_group  # noqa: E402
-from torchtraceap.lab.collection.emulated.kernels import build_kernels, kernel_name  # noqa: E402
+from torchtraceap.lab.collection.emulated.transfers import build_kernels, kernel_name  # noqa: E402
 from torchtraceap.record.notices import RecordingError  # noqa: E402
 
 RANKS = 4
@@ -437,7 +437,7 @@ def test_without_a_compiler_the_error_says_what_is_missing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("torchtraceap.lab.collection.emulated.kernels._HOMES", ())
+    monkeypatch.setattr("torchtraceap.lab.collection.emulated.transfers._HOMES", ())
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(RecordingError, match="nvcc"):
         build_kernels("sm_90")

@@ -1,4 +1,4 @@
-"""Generated traces: the labels hold, of each fault and decoy, and the same seed gives the same."""
+"""Generated traces: labels of faults and look-alikes hold, and a seed gives the same traces."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from torchtraceap.cli import main
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation import bases as bases_module
-from torchtraceap.lab.generation.decoys import DECOYS
-from torchtraceap.lab.generation.faults import FAULTS
-from torchtraceap.lab.generation.generate import TYPES, generate
-from torchtraceap.lab.generation.lost_time import covered_windows, lost_intervals
-from torchtraceap.lab.generation.pairs import Pair, drawn_pair
-from torchtraceap.lab.generation.processes import in_processes
-from torchtraceap.lab.generation.renumber import as_rank
+from torchtraceap.lab.generation.faults import GRAPH_FAULTS, STEP_FAULTS
+from torchtraceap.lab.generation.generate import TYPES, generate, in_processes
+from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES
+from torchtraceap.lab.generation.labels import (
+    covered_windows,
+    lost_intervals,
+    window_labels,
+)
+from torchtraceap.lab.generation.pairs import Pair, draw_pair
+from torchtraceap.lab.generation.recorder import as_rank
 from torchtraceap.lab.generation.scene import Outcome
 from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder
 from torchtraceap.tables.gpu.recorded_device import recorded_device
@@ -238,7 +241,7 @@ def test_a_base_without_gpu_work_is_refused(tmp_path: Path) -> None:
         generate(tmp_path / "out", 2, bases=[str(tmp_path / "host.json")])
 
 
-# ---------------------------------------------------------------------------------- each form
+# ---------------------------------------------------------------------------------- each fault
 
 
 @pytest.fixture(scope="module")
@@ -264,16 +267,17 @@ def _excerpt(whole: RankTrace, start_ns: int, end_ns: int) -> tuple[Any, None, A
 
 
 @pytest.mark.slow  # generates traces and diagnoses them
-@pytest.mark.parametrize("form", [*FAULTS, *DECOYS], ids=lambda form: form.name)
-def test_every_form_finds_a_place(whole: RankTrace, form: Any) -> None:
-    base = base_of(whole, 2 if form.name in NEEDS_TWO else 1)
-    pair: Pair = drawn_pair(base, [form], "1")
+@pytest.mark.parametrize("fault", [*FAULTS, *LOOK_ALIKES], ids=lambda fault: fault.name)
+def test_every_fault_finds_a_place(whole: RankTrace, fault: Any) -> None:
+    base = base_of(whole, 2 if fault.name in NEEDS_TWO else 1)
+    pair: Pair = draw_pair(base, [fault], "1")
     (side,) = pair.sides
     parts = [ttap.Trace([part]) for part in (side.faulty, side.twin)]
     cost_ns = length_ns(parts[0]) - length_ns(parts[1])
     assert cost_ns == side.cost_ns
-    assert (cost_ns >= 0.03 * length_ns(parts[1])) is not form.decoy
-    assert any(side.windows(100)) is not form.decoy
+    assert (cost_ns >= 0.03 * length_ns(parts[1])) is not fault.look_alike
+    windows = window_labels(side.faulty, side.intervals)
+    assert any(windows["100"]) is not fault.look_alike
 
 
 # ---------------------------------------------------------------------------------- ranks
@@ -281,8 +285,8 @@ def test_every_form_finds_a_place(whole: RankTrace, form: Any) -> None:
 
 @pytest.fixture(scope="module")
 def with_a_late_rank(whole: RankTrace) -> Pair:
-    form = next(form for form in FAULTS if form.name == "late_rank_by_its_loader")
-    return drawn_pair(base_of(whole, 2), [form], "2", 3)
+    fault = next(fault for fault in FAULTS if fault.name == "late_rank_by_its_loader")
+    return draw_pair(base_of(whole, 2), [fault], "2", 3)
 
 
 def as_files(pair: Pair, folder: Path, which: str) -> ttap.Trace:
@@ -320,7 +324,7 @@ def test_ranks_are_processes_with_a_gpu_each(with_a_late_rank: Pair) -> None:
 def test_names_of_processes_stay_with_theirs(whole: RankTrace) -> None:
     """Of all GPUs of the machine there are some, and of a stream the name goes with it."""
     program = base_of(whole, 1).program(random.Random(0))
-    process = program.like_call["pid"]
+    process = program.template_call["pid"]
     lines = [
         '{"name": "process_labels", "ph": "M", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},',
         '{"name": "thread_name", "ph": "M", "pid": 0, "tid": 7, "args": {"name": "stream 7"}},',
@@ -359,10 +363,16 @@ def test_a_shorter_set_has_the_beginning_of_a_longer_one(tmp_path: Path) -> None
     same_files(tmp_path / "whole", tmp_path / "grown")
 
 
+def test_the_documentation_names_every_fault() -> None:
+    for page, faults in (("generation.md", GRAPH_FAULTS), ("collecting.md", STEP_FAULTS)):
+        text = (ROOT / "docs" / page).read_text("utf-8")
+        assert [name for name in faults if f"`{name}`" not in text] == []
+
+
 def test_types_are_those_of_the_product() -> None:
     known = set(load_knowledge())
     assert set(TYPES) <= known
-    assert {form.type for form in DECOYS} <= known
+    assert {fault.type for fault in LOOK_ALIKES} <= known
 
 
 def test_tasks_that_are_never_trained_on_are_unseen(whole: RankTrace) -> None:
@@ -380,9 +390,9 @@ def test_a_predicted_run_does_not_depend_on_others() -> None:
     from torchtraceap.lab.generation.predicted_bases import PredictedBases
 
     alone, later = (PredictedBases(2, ("classification",)) for _ in range(2))
-    text = _core.trace_json(alone.of(0, 0).part.table)
-    assert _core.trace_json(later.of(1, 0).part.table) != text
-    assert _core.trace_json(later.of(0, 0).part.table) == text
+    text = _core.trace_json(alone.get(0, 0).part.table)
+    assert _core.trace_json(later.get(1, 0).part.table) != text
+    assert _core.trace_json(later.get(0, 0).part.table) == text
 
 
 def test_traces_of_predicted_runs(tmp_path: Path) -> None:
@@ -477,12 +487,16 @@ def test_a_process_that_is_killed_is_said_and_not_a_defect() -> None:
 
 def test_a_heavier_network_is_the_same_one_and_ends_at_sizes_in_use() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    from torchtraceap.lab.generation.workloads import drawn_workload
+    from torchtraceap.lab.generation.predicted_bases import draw_workload
 
-    drawn = drawn_workload("classification", random.Random(3))
+    drawn = draw_workload("classification", random.Random(3))
     heavier = drawn.heavier()
     assert heavier is not None
-    assert (heavier.kind, heavier.depth, heavier.side) == (drawn.kind, drawn.depth, drawn.side)
+    assert (heavier.network, heavier.depth, heavier.side) == (
+        drawn.network,
+        drawn.depth,
+        drawn.side,
+    )
     assert heavier.batch == 4 * drawn.batch and heavier.width == 2 * drawn.width
     sizes = []
     while heavier is not None:

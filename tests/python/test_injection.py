@@ -9,10 +9,10 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.datasets.labels import TYPES, costs_of, window_costs, window_labels
-from torchtraceap.lab.building.generated import group_traces
-from torchtraceap.lab.building.plan import GROUP, Group, planned
-from torchtraceap.lab.generation.injected_forms import DECOYS, FAULTS
-from torchtraceap.lab.generation.injection import Block
+from torchtraceap.lab.building.build import group_traces
+from torchtraceap.lab.building.plan import GROUP, Group, plan_groups
+from torchtraceap.lab.generation.event_faults import FILLS, Block
+from torchtraceap.lab.generation.faults import EVENT_FAULTS, Fault
 from torchtraceap.trace.ranks import RankTrace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,13 +20,12 @@ BASE = str(ROOT / "examples/traces/resnet50_num_workers_4.json.gz")
 GROUP_OF_BASE = Group(7, "real", 0, None, True, BASE, "event_space")
 
 
-@pytest.mark.parametrize("name", [*FAULTS, *DECOYS])
-def test_a_block_lasts_as_long_as_its_fault_costs(name: str) -> None:
+@pytest.mark.parametrize("fault", EVENT_FAULTS.values(), ids=lambda fault: fault.name)
+def test_a_block_lasts_as_long_as_its_fault_costs(fault: Fault) -> None:
     block = Block(100.0, (1, 1), (0, 7), 5)
-    fill = FAULTS[name] if name in FAULTS else DECOYS[name][0]
-    fill(block, 20_000.0)
+    FILLS[fault.name](block, 20_000.0)
     assert all(event["dur"] >= 0 and event["ts"] >= 100 for event in block.events)
-    if name in FAULTS:
+    if not fault.look_alike:
         lost = sum(end - begin for begin, end in block.truth)
         assert 0.8 * 20_000 <= lost <= 1.2 * 20_000
 
@@ -58,7 +57,7 @@ def _bounds(part: RankTrace) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def test_what_is_made_of_recorded_traces_is_for_tests_alone() -> None:
-    real = [group for group in planned(64, [BASE]) if group.base is not None]
+    real = [group for group in plan_groups(64, [BASE]) if group.base is not None]
     assert {group.split for group in real} == {"real"}
     assert {group.way for group in real} == {"real_graph", "event_space"}
     assert all(group.is_test for group in real)

@@ -16,12 +16,12 @@ from torchtraceap.errors import OptionError, ParseError, SchemaError
 from torchtraceap.lab.collection.marker_removal import (
     ORIGIN_NS,
     first_ns,
-    packed,
+    pack,
     read_document,
-    unmarked,
+    remove_markers,
 )
 from torchtraceap.lab.collection.markers import (
-    clipped,
+    clip,
     cost_intervals,
     is_marker,
     marked_intervals,
@@ -195,9 +195,9 @@ def test_sets_are_clipped(tmp_path: Path) -> None:
     )
     marked = marked_intervals(_core.read_trace(str(path), threads=1))
     assert marked.tolist() == [[0, 90], [200, 300]]
-    assert clipped(marked, 80, 250).tolist() == [[80, 90], [200, 250]]
-    assert clipped(marked, 90, 200).shape == (0, 2)
-    assert clipped(marked[:0], 0, 9).dtype == np.int64
+    assert clip(marked, 80, 250).tolist() == [[80, 90], [200, 250]]
+    assert clip(marked, 90, 200).shape == (0, 2)
+    assert clip(marked[:0], 0, 9).dtype == np.int64
 
 
 # ------------------------------------------------------------------------- without markers
@@ -233,7 +233,7 @@ def document() -> dict[str, Any]:
 def cleaned(tmp_path: Path, start_ns: int = 0, end_ns: int = 3000) -> dict[str, Any]:
     path = tmp_path / "raw.json"
     path.write_text(json.dumps(document()))
-    data = packed(unmarked(read_document(path), start_ns, end_ns), ["NVIDIA"])
+    data = pack(remove_markers(read_document(path), start_ns, end_ns), ["NVIDIA"])
     result = json.loads(gzip.decompress(data))
     assert isinstance(result, dict)
     return result
@@ -287,7 +287,7 @@ def test_times_start_at_one_second_and_stay_exact() -> None:
     for event in late["traceEvents"]:
         event["ts"] = Decimal(str(event["ts"])) + Decimal("4428476383717.443")
     begin = first_ns(late)
-    events = unmarked(late, begin, begin + 3000)["traceEvents"]
+    events = remove_markers(late, begin, begin + 3000)["traceEvents"]
     starts = {e["name"]: round(e["ts"] * 1000) for e in events if e["ph"] == "X"}
     assert starts["ProfilerStep#0"] == ORIGIN_NS and starts["k"] == ORIGIN_NS + 300
     assert all(len(json.dumps(e["ts"]).partition(".")[2]) <= 3 for e in events)

@@ -1,4 +1,4 @@
-"""`add`: a labelled trace of one's own into a data set; `export`: a trace of it as a file.
+"""`add` puts labeled traces of one's own into a data set; `export` writes one as a file.
 
 Labels are JSON: what `generate` writes of a trace, or the intervals alone, in nanoseconds of the
 trace's clock:
@@ -30,6 +30,7 @@ from torchtraceap.datasets.reader import ABOUT, DataSet, Run, is_dataset, labele
 from torchtraceap.datasets.writer import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building.describe import describe
+from torchtraceap.lab.generation.labels import NO_FAULT
 from torchtraceap.tables.gpu.recorded_device import recorded_device
 from torchtraceap.trace.load import load
 from torchtraceap.trace.ranks import RankTrace
@@ -41,16 +42,16 @@ _NO_NAME = re.compile(r"[^\w.]+")
 
 
 def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | None = None) -> str:
-    """Adds a trace, as a shard of its own.
+    """Add a trace, as a shard of its own.
 
     Args:
         dataset: A data set, or a new or empty folder for one.
         trace: A file of one rank.
-        labels: A file of JSON; see above.
-        split: The one that it is in; None: what the labels say, else none.
+        labels: A file of JSON, as described above.
+        split: The split that it is in; None: what the labels say, else none.
 
     Returns:
-        Its id: that of the labels, else the name of the file.
+        Its id: the id in the labels, else the name of the file.
 
     Raises:
         MissingFileError: A file is not there.
@@ -60,13 +61,13 @@ def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | No
         ParseError: The trace can't be read.
         SchemaError: The labels can't be read, or do not fit the trace.
     """
-    known = _opened(Path(dataset))
+    known = _open_or_begin(Path(dataset))
     _check_split(split)
     ranks = load(trace).ranks
     if len(ranks) != 1:
         raise OptionError(f"{trace}: a file of one rank is needed, not of {len(ranks)}")
-    given = _read(Path(labels))
-    label = _completed(given, ranks[0], Path(trace), _split_of(given, split))
+    given, costs = _read_labels(Path(labels))
+    label = _complete_label(given, costs, ranks[0], Path(trace), _split_of(given, split))
     _check_new(known, label)
     shard = f"{label['split'] or 'own'}-{label['id']}"
     write_shard(known.path, shard, [(label, ranks[0])])
@@ -75,15 +76,15 @@ def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | No
 
 
 def add_labelled(dataset: PathLike, folder: PathLike, *, split: str | None = None) -> int:
-    """Adds the traces of a folder that `generate` or `collect` made, a shard for each base.
+    """Add the traces of a folder that `generate` or `collect` made, a shard for each base.
 
     Args:
         dataset: A data set, or a new or empty folder for one.
-        folder: Of the traces and their labels.
-        split: The one that all of them are in; None: what the labels say.
+        folder: A folder of traces and their labels.
+        split: The split that all of them are in; None: what the labels say.
 
     Returns:
-        How many traces were added.
+        The number of added traces.
 
     Raises:
         MissingFileError: There is no such folder, or a trace is missing.
@@ -91,37 +92,34 @@ def add_labelled(dataset: PathLike, folder: PathLike, *, split: str | None = Non
             split of others.
         SchemaError: The labels can't be read.
     """
-    target = _opened(Path(dataset))
+    target = _open_or_begin(Path(dataset))
     _check_split(split)
     by_base: dict[str, list[Run]] = {}
     for run in labeled_runs(folder):
         by_base.setdefault(run.labels[0]["source"]["base"], []).append(run)
-    counts = [_add_base(target, base, runs, split) for base, runs in sorted(by_base.items())]
+    count = 0
+    for base, runs in sorted(by_base.items()):
+        known = DataSet(target.path)
+        traces = []
+        for run in runs:
+            for label, part in zip(run.labels, run.load().ranks, strict=True):
+                own = {
+                    # Ids of ranks are paths in a folder of traces.
+                    key: label[key] and label[key].replace("/", "-")
+                    for key in ("id", "run", "twin")
+                }
+                label = {**label, **own, "split": _split_of(label, split)}
+                _check_new(known, label)
+                traces.append((label, part))
+        number = hashlib.blake2b(base.encode(), digest_size=4).hexdigest()
+        write_shard(target.path, f"{traces[0][0]['split'] or 'own'}-{number}", traces)
+        count += len(traces)
     describe(target.path)
-    return sum(counts)
-
-
-def _add_base(target: DataSet, base: str, runs: Sequence[Run], split: str | None) -> int:
-    known = DataSet(target.path)
-    traces = []
-    for run in runs:
-        for label, part in zip(run.labels, run.load().ranks, strict=True):
-            own = {key: _flat(label[key]) for key in ("id", "run", "twin")}
-            label = {**label, **own, "split": _split_of(label, split)}
-            _check_new(known, label)
-            traces.append((label, part))
-    number = hashlib.blake2b(base.encode(), digest_size=4).hexdigest()
-    write_shard(target.path, f"{traces[0][0]['split'] or 'own'}-{number}", traces)
-    return len(traces)
-
-
-def _flat(name: str | None) -> str | None:
-    """Ids of ranks are paths in a folder of traces."""
-    return None if name is None else name.replace("/", "-")
+    return count
 
 
 def export(dataset: PathLike, trace: str, out: PathLike) -> Path:
-    """Writes a trace of a data set as a profiler would have, JSON or with the suffix .gz gzip.
+    """Write a trace of a data set as a profiler would have, JSON or with the suffix .gz gzip.
 
     Raises:
         OptionError: There is no trace of that id.
@@ -134,10 +132,14 @@ def export(dataset: PathLike, trace: str, out: PathLike) -> Path:
     return Path(out)
 
 
-def _opened(folder: Path) -> DataSet:
-    """The data set, which is begun where there is none."""
+def _open_or_begin(folder: Path) -> DataSet:
+    """Return the data set, which is begun where there is none."""
     if not is_dataset(folder):
-        _begin(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise OptionError(f"{folder}: a data set, or a new or empty folder, is needed")
+        with naming(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / ABOUT, json.dumps({"format": FORMAT}, indent=1) + "\n")
     return DataSet(folder)
 
 
@@ -147,7 +149,7 @@ def _check_split(split: str | None) -> None:
 
 
 def _split_of(label: Mapping[str, Any], asked: str | None) -> str | None:
-    """Traces that were collected on a CPU are no data of GPUs, whoever asks."""
+    """Return the split of a trace; traces that were collected on a CPU are no data of GPUs."""
     said: str | None = label.get("split")
     if said == CPU_SPLIT and asked not in (None, CPU_SPLIT):
         raise OptionError(
@@ -157,16 +159,8 @@ def _split_of(label: Mapping[str, Any], asked: str | None) -> str | None:
     return asked or said
 
 
-def _begin(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(f"{folder}: a data set, or a new or empty folder, is needed")
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / ABOUT, json.dumps({"format": FORMAT}, indent=1) + "\n")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The labels as they are given."""
+def _read_labels(path: Path) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
+    """Return the labels of a file, and their intervals by type."""
     try:
         given = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -176,13 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
     label = {"intervals": given} if isinstance(given, list) else given
     if not isinstance(label, dict) or not isinstance(label.get("intervals"), list):
         raise SchemaError(f"{path}: an object with a list of `intervals` is needed")
-    costs = _costs(label, path)
-    return {**label, "costs": costs}
-
-
-def _costs(label: Mapping[str, Any], path: Path) -> dict[str, list[list[int]]]:
-    """Intervals by type."""
-    found: dict[str, list[list[int]]] = {}
+    costs: dict[str, list[list[int]]] = {}
     for number, interval in enumerate(label["intervals"]):
         if isinstance(interval, dict):
             cells: list[Any] = [interval.get(key) for key in ("start_ns", "end_ns", "type")]
@@ -196,31 +184,41 @@ def _costs(label: Mapping[str, Any], path: Path) -> dict[str, list[list[int]]]:
             raise SchemaError(f"{where} has the type {name!r}, none of {', '.join(TYPES)}")
         if end_ns <= start_ns:
             raise SchemaError(f"{where} ends at {end_ns}, before it begins at {start_ns}")
-        found.setdefault(name, []).append([start_ns, end_ns])
-    return found
+        costs.setdefault(name, []).append([start_ns, end_ns])
+    return label, costs
 
 
-def _completed(
-    given: Mapping[str, Any], part: RankTrace, path: Path, split: str | None
+def _complete_label(
+    given: Mapping[str, Any],
+    costs: Mapping[str, list[list[int]]],
+    part: RankTrace,
+    path: Path,
+    split: str | None,
 ) -> dict[str, Any]:
-    """The label with all that it may leave out."""
+    """Return the label with all that it may leave out."""
     _check_split(split)
     name = _NO_NAME.sub("_", str(given.get("id") or path.name.split(".")[0])) or "trace"
-    costs = given["costs"]
-    lengths = {of: _length_ns(intervals) for of, intervals in costs.items()}
+    lengths = {type_: _length_ns(intervals) for type_, intervals in costs.items()}
     cost_ns = _length_ns([each for intervals in costs.values() for each in intervals])
-    kind = max(lengths, key=lambda of: lengths[of], default=None)
-    _check_inside(costs, part, path)
+    kind = max(lengths, key=lambda type_: lengths[type_], default=None)
+    begin_ns, end_ns = part.tree.profiled
+    for type_, intervals in costs.items():  # labels of another clock are a common mistake
+        for start, end in intervals:
+            if end <= begin_ns or start >= end_ns:
+                raise SchemaError(
+                    f"{path}: the trace lasts from {begin_ns} to {end_ns} ns, and the interval "
+                    f"[{start}, {end}] of {type_} is outside"
+                )
     device = next(filter(None, map(recorded_device, part.table.devices)), None)
     rest: dict[str, Any] = {
-        "task": None, "device": device.name if device else None, "strategy": None,
+        **NO_FAULT, "task": None, "device": device.name if device else None, "strategy": None,
         "world_size": part.world_size or 1, "rank": part.rank or 0, "profiler": None,
-        "form": "recorded" if costs else "none", "decoy": False, "looks_like": kind,
-        "late_rank": None, "role": None, "twin": None, "cost_ns": cost_ns,
+        "form": "recorded" if costs else "none", "looks_like": kind, "cost_ns": cost_ns,
         "severity": cost_ns / max(1, part.profiled_ns - cost_ns), "already": [], "seed": None,
         "licence": None, "source": {"kind": "recorded", "base": name},
     }  # fmt: skip
-    return {**rest, **given, "id": name, "run": name, "type": kind, "split": split}
+    own = {"costs": costs, "id": name, "run": name, "type": kind, "split": split}
+    return {**rest, **given, **own}
 
 
 def _length_ns(intervals: Sequence[Sequence[int]]) -> int:
@@ -228,22 +226,8 @@ def _length_ns(intervals: Sequence[Sequence[int]]) -> int:
     return int((disjoint[:, 1] - disjoint[:, 0]).sum())
 
 
-def _check_inside(
-    costs: Mapping[str, Sequence[Sequence[int]]], part: RankTrace, path: Path
-) -> None:
-    """Labels of another clock are a common mistake."""
-    begin_ns, end_ns = part.tree.profiled
-    for name, intervals in costs.items():
-        for start, end in intervals:
-            if end <= begin_ns or start >= end_ns:
-                raise SchemaError(
-                    f"{path}: the trace lasts from {begin_ns} to {end_ns} ns, and the interval "
-                    f"[{start}, {end}] of {name} is outside"
-                )
-
-
 def _check_new(known: DataSet, label: Mapping[str, Any]) -> None:
-    """Neither the id nor, in another split, the base is there already."""
+    """Raise an error if the id is there already, or in another split the base."""
     if label["id"] in known.entries:
         raise OptionError(f"{known.path}: has a trace {label['id']!r} already")
     source = label["source"]

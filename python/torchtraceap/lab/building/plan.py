@@ -1,4 +1,4 @@
-"""What a data set is made of: a group of traces for each base, and which split it is in.
+"""The plan of a data set: a group of traces for each base, and the split that it is in.
 
 Note [Splits]: of 610 traces the paper trains on 460 and tests on 75 of tasks that training sees and
 on 75 of tasks that it does not. So are the groups here, and one of eight that could be trained on
@@ -7,11 +7,9 @@ a run and its twin. Of the groups for the test of seen tasks, one of three is of
 training sees too, in another configuration; two are of networks kept for that. What is made of
 recorded traces is for testing alone.
 
-Note [Kept for tests]: some forms of faults are never in training or validation.
-
 Note [Turns]: types take turns, so that all are in every split: in every third group those of
-collectives, which need a training run of several ranks, in the others the rest. Which form it is,
-or if it is a decoy, is drawn; where a type does not fit the base, the next one does.
+collectives, which need a training run of several ranks, in the others the rest. The fault of the
+type is drawn, or a look-alike; where a type does not fit the base, the next one does.
 
 Note [Two injectors]: in every third group faults are blocks of events between those of the run,
 in the others edits of its graph whose price a replay finds. What is learned from one alone may
@@ -29,32 +27,27 @@ from torchtraceap.datasets.labels import SEEN_TASKS, TASKS, TYPES
 from torchtraceap.errors import OptionError
 
 __all__ = [
-    "DECOY",
-    "FORMS_FOR_TESTS",
     "GROUP",
+    "LOOK_ALIKE",
     "NETWORKS_FOR_TESTS",
     "Group",
-    "planned",
-    "planned_mini",
+    "plan_groups",
+    "plan_mini_groups",
     "type_order",
 ]
 
 GROUP = 8
 """Traces of a base."""
-DECOY = "decoy"
-"""In place of a type."""
-FORMS_FOR_TESTS = frozenset(
-    {"slow_collate", "uploads_by_sample", "small_at_the_end", "late_rank_by_its_gpu"}
-)
-"""See Note [Kept for tests]."""
+LOOK_ALIKE = "look_alike"
+"""Takes the place of a type."""
 NETWORKS_FOR_TESTS = frozenset({"separable_classifier", "query_detector", "dilated_segmenter"})
 """See Note [Splits]."""
 _TEST, _VALIDATION = 75 / 610, 1 / 8
 _COLLECTIVE = ("small_nccl_kernels", "straggler", "nccl_blocks_main_stream",
                "nccl_compute_not_overlapped")  # fmt: skip
 _OTHERS = tuple(name for name in TYPES if name not in _COLLECTIVE)
-_DECOYS = 0.25
-"""Of pairs."""
+_LOOK_ALIKES = 0.25
+"""Share of pairs."""
 
 
 @dataclass(frozen=True)
@@ -64,43 +57,43 @@ class Group:
     number: int
     split: str
     place: int
-    """Among the groups of its split."""
+    """Place among the groups of its split."""
     task: str | None
     is_new: bool
-    """Its network is none of those that training sees."""
+    """True if its network is none of those that training sees."""
     base: str | None = None
     """Path of a recorded trace; None: a run is predicted."""
     way: str = "lifted"
-    """How faults come into it: "lifted", "real_graph" or "event_space" (Note [Two injectors])."""
+    """Injector: "lifted", "real_graph" or "event_space". See Note [Two injectors]."""
     types: tuple[str, ...] = ()
-    """What its pairs are, one after the other, and nothing else: types, or "decoy"."""
+    """Types of its pairs in order, if nothing else will do, or `LOOK_ALIKE`."""
 
     @property
     def size(self) -> int:
-        """Traces."""
+        """Number of traces."""
         return 2 * len(self.types) or GROUP
 
     @property
     def shard(self) -> str:
-        """The name of its files."""
+        """Name of its files."""
         return f"{self.split}-{self.number:04d}"
 
     @property
     def is_test(self) -> bool:
-        """Nothing is fitted to it."""
+        """True if nothing is fitted to it."""
         return self.split not in ("train", "validation")
 
     @property
     def is_collective(self) -> bool:
-        """Faults of collectives come first, or there is nothing else. See Note [Turns]."""
+        """True if faults of collectives come first, or alone. See Note [Turns]."""
         return set(self.types) <= set(_COLLECTIVE) if self.types else self.place % 3 == 0
 
 
-def planned(count: int, bases: Sequence[str] = ()) -> list[Group]:
-    """The groups of a data set. See Note [Splits].
+def plan_groups(count: int, bases: Sequence[str] = ()) -> list[Group]:
+    """Return the groups of a data set. See Note [Splits].
 
     Args:
-        count: How many traces of predicted runs there are at least.
+        count: Least number of traces of predicted runs.
         bases: Paths of recorded traces.
 
     Raises:
@@ -132,9 +125,9 @@ def _predicted(number: int, split: str, place: int, types: tuple[str, ...] = ())
     return Group(number, split, place, task, is_new, way=way, types=types)
 
 
-def planned_mini() -> list[Group]:
-    """Groups of four traces: each type once, and two decoys."""
-    kinds = [*_COLLECTIVE, *_OTHERS, DECOY, DECOY]
+def plan_mini_groups() -> list[Group]:
+    """Return groups of four traces: each type once, and two look-alikes."""
+    kinds = [*_COLLECTIVE, *_OTHERS, LOOK_ALIKE, LOOK_ALIKE]
     pairs = [tuple(kinds[place : place + 2]) for place in range(0, len(kinds), 2)]
     splits = ("train", "seen", "validation", "train", "unseen", "train", "seen", "train")
     found = []
@@ -145,12 +138,12 @@ def planned_mini() -> list[Group]:
 
 
 def type_order(group: Group, rng: random.Random, place: int) -> tuple[bool, list[str]]:
-    """What a pair of a group is: a decoy first, or a fault; and types, the first one first.
+    """Return True if a pair of a group is a look-alike first, and types in order of preference.
 
     Args:
         group: The group.
-        rng: Draws.
-        place: Of the pair in the group.
+        rng: Random numbers.
+        place: Place of the pair in the group.
     """
     pairs = GROUP // 2
     turn = (group.place // 3 if group.is_collective else group.place - group.place // 3) * pairs
@@ -158,4 +151,4 @@ def type_order(group: Group, rng: random.Random, place: int) -> tuple[bool, list
     start = (turn + place + (group.place // 3 if group.is_collective else 0)) % len(first)
     rest = list(second)
     rng.shuffle(rest)
-    return rng.random() < _DECOYS, [*first[start:], *first[:start], *rest]
+    return rng.random() < _LOOK_ALIKES, [*first[start:], *first[:start], *rest]

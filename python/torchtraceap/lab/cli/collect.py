@@ -75,8 +75,8 @@ def _lines(entries: Sequence[PlannedPair]) -> list[str]:
     """One for each pair."""
     return [
         f"{entry.index:4} {entry.split:7} {entry.workload.task:15} {entry.workload.name:20} "
-        f"{entry.form.type:28} {entry.form.name}"
-        f"{' (decoy)' if entry.form.decoy else ' (test)' if entry.form.test else ''}"
+        f"{entry.fault.type:28} {entry.fault.name}"
+        f"{' (decoy)' if entry.fault.look_alike else ' (test)' if entry.fault.test else ''}"
         for entry in entries
     ]
 

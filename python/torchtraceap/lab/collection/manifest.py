@@ -1,15 +1,15 @@
-"""`read_manifest`: which workloads are recorded, and in which forms, in which order.
+"""`read_manifest`: the workloads that are recorded, the faults of each, and their order.
 
-Note [Rounds]: without forms of its own a workload gets one of each type and a decoy: of those that
-fit it the one that came least often so far. Forms for tests alone go to workloads that nothing is
-trained on.
+Note [Rounds]: without forms of its own a workload gets one fault of each type and a look-alike: of
+those that fit it the one that came least often so far. Faults for tests alone go to workloads that
+nothing is trained on.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -18,88 +18,16 @@ from typing import Any
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.datasets.labels import SEEN_TASKS, TASKS
 from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.lab.generation.faults import STEP_FAULTS, Fault
 
-__all__ = [
-    "FORMS",
-    "PRECISIONS",
-    "Form",
-    "PlannedPair",
-    "Scale",
-    "Workload",
-    "read_manifest",
-    "shard",
-]
+__all__ = ["PRECISIONS", "PlannedPair", "Scale", "Workload", "read_manifest", "shard"]
 
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A way in which a fault, or a decoy, is put into a step."""
-
-    name: str
-    type: str
-    """Of the fault, or what the decoy looks like."""
-    decoy: bool = False
-    test: bool = False
-    """Never in what anything is trained on."""
-    trained: bool = False
-    """There must be a backward pass."""
-    compiled: bool = False
-    parallel: bool = False
-    """In the collectives of several ranks, which are emulated."""
-
-
-def _forms(type_: str, names: str, **facts: bool) -> list[Form]:
-    return [Form(name, type_, **facts) for name in names.split()]
-
-
-def _exchanges(type_: str, names: str, **facts: bool) -> list[Form]:
-    return _forms(type_, names, trained=True, parallel=True, **facts)
-
-
-_LOADING, _PIN, _COPIES = "single_process_data_loading", "no_memory_pin", "high_memcpy"
-_BREAK, _HOST = "graph_break", "cpu_bound"
-_SMALL, _BLOCKING = "small_nccl_kernels", "nccl_blocks_main_stream"
-_SERIAL = "nccl_compute_not_overlapped"
-
-FORMS: dict[str, Form] = {
-    form.name: form
-    for form in [
-        *_forms(_LOADING, "decode_in_main collate_in_main one_slow_worker recreated_loader"),
-        *_forms(_LOADING, "locked_samples generator_input", test=True),
-        *_forms(_LOADING, "ready_batches", decoy=True),
-        *_forms(_PIN, "pageable_workers blocking_upload upload_from_numpy uploads_by_sample"),
-        *_forms(_PIN, "small_targets", test=True),
-        *_forms(_PIN, "small_constants", decoy=True),
-        *_forms(_COPIES, "activations_to_host layers_on_host item_per_layer metrics_in_numpy"),
-        *_forms(_COPIES, "average_on_host", trained=True),
-        *_forms(_COPIES, "offloaded_activations", test=True, trained=True),
-        *_forms(_COPIES, "outputs_as_lists", test=True),
-        *_forms(_COPIES, "one_item outputs_home", decoy=True),
-        *_forms(_BREAK, "explicit_break log_in_forward branch_on_value", compiled=True),
-        *_forms(_BREAK, "numpy_call disabled_operator", compiled=True),
-        *_forms(_BREAK, "changing_shapes failing_guards", test=True, compiled=True),
-        *_forms(_BREAK, "break_outside", decoy=True, compiled=True),
-        *_forms(_HOST, "python_between image_by_image metrics_by_sample"),
-        *_forms(_HOST, "unfused_operators one_core"),
-        *_forms(_HOST, "unfused_optimizer average_by_tensor", trained=True),
-        *_forms(_HOST, "anomaly_mode", test=True, trained=True),
-        *_forms(_HOST, "heavy_hooks tiny_modules", test=True),
-        *_forms(_HOST, "brief_python", decoy=True),
-        *_exchanges(_SMALL, "tiny_buckets all_reduce_by_parameter shared_statistics"),
-        *_exchanges(_SMALL, "shards_of_leaves", test=True),
-        *_exchanges(_SMALL, "hidden_statistics", decoy=True),
-        *_exchanges(_BLOCKING, "waits_for_each_bucket metrics_in_forward"),
-        *_exchanges(_BLOCKING, "waits_for_each_gradient", test=True),
-        *_exchanges(_BLOCKING, "waits_for_what_is_over", decoy=True),
-        *_exchanges(_SERIAL, "all_reduce_after_backward one_bucket"),
-        *_exchanges(_SERIAL, "reduced_at_the_end one_shard", test=True),
-        *_exchanges(_SERIAL, "norm_at_the_end", decoy=True),
-    ]
-}  # fmt: skip
-"""Every form by its name; the steps themselves need torch."""
 PRECISIONS = ("fp32", "bf16")
-"""With bf16 by automatic mixed precision."""
-_TYPES = (_LOADING, _PIN, _COPIES, _BREAK, _HOST, _SMALL, _BLOCKING, _SERIAL)
+"""bf16 is by automatic mixed precision."""
+_TYPES = tuple(dict.fromkeys(fault.type for fault in STEP_FAULTS.values()))
+_KEYS = {"name": str, "task": str, "family": str, "make": str, "inputs": str,
+         "tiny": dict, "full": dict, "trains": bool, "compiles": bool, "parallel": bool,
+         "held_out": bool, "precision": str, "multiprocessors": int, "forms": list}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +36,19 @@ class Scale:
 
     batch: int
     side: int
-    """Of an image, pixels."""
+    """Pixels of an image's edge."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What else the model is built from."""
+    """Other arguments of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model and what it is fed."""
+    """A model and its inputs."""
 
     name: str
     task: str
     family: str
-    """Of models: all of one are in one split."""
+    """Family of models; all of one are in one split."""
     make: str
     """`LIBRARY:NAME`."""
     inputs: str
@@ -128,20 +56,21 @@ class Workload:
     full: Scale
     trains: bool = True
     compiles: bool = False
-    """Its forward pass is one graph."""
+    """True if its forward pass is one graph."""
     parallel: bool = False
-    """All its weights get gradients, so that ranks can share its training."""
+    """True if all its weights get gradients, so that ranks can share its training."""
     held_out: bool = False
-    """Its family is only tested on."""
+    """True if its family is for tests alone."""
     precision: str = "fp32"
-    """Of `PRECISIONS`: what products and convolutions compute in."""
+    """One of `PRECISIONS`, in which products and convolutions compute."""
     multiprocessors: int = 0
-    """It may use so many of a GPU's; 0: all of them."""
+    """Number of a GPU's multiprocessors that it may use; 0: all of them."""
     forms: tuple[str, ...] = ()
+    """Names of its faults; empty: see Note [Rounds]."""
 
     @property
     def split(self) -> str:
-        """Of its traces, by its family and task."""
+        """Split of its traces, by its family and task."""
         if self.task not in SEEN_TASKS:
             return "unseen"
         return "seen" if self.held_out else "train"
@@ -153,31 +82,37 @@ class PlannedPair:
 
     index: int
     workload: Workload
-    form: Form
+    fault: Fault
 
     @property
     def split(self) -> str:
-        """A form for tests alone is never trained on."""
+        """Split of its traces; a fault for tests alone is never trained on."""
         found = self.workload.split
-        return "seen" if self.form.test and found == "train" else found
+        return "seen" if self.fault.test and found == "train" else found
 
     def __str__(self) -> str:
-        return f"{self.workload.name} {self.form.name}"
+        return f"{self.workload.name} {self.fault.name}"
 
 
 def read_manifest(path: PathLike | None = None) -> list[PlannedPair]:
-    """The pairs of a manifest in their order.
+    """Return the pairs of a manifest in their order.
 
     Args:
         path: A TOML file (docs/collecting.md); None: the one that is shipped.
 
     Raises:
         MissingFileError: There is no such file.
-        OptionError: It is no manifest: what is wrong with which workload.
+        OptionError: It is no manifest; the message names the workload and what is wrong.
     """
     name = "the shipped manifest" if path is None else str(path)
+    if path is not None and not Path(path).is_file():
+        raise MissingFileError(f"{path}: no such file")
     try:
-        document = tomllib.loads(_text(path))
+        if path is None:
+            text = (files("torchtraceap.lab.collection") / "manifest.toml").read_text("utf-8")
+        else:
+            text = Path(path).read_text("utf-8")
+        document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{name}: is no TOML ({error})") from None
     given = document.get("workload")
@@ -188,11 +123,13 @@ def read_manifest(path: PathLike | None = None) -> list[PlannedPair]:
     for each in names:
         if names.count(each) > 1:
             raise OptionError(f"{name}: two workloads are called {each!r}")
-    return _entries(workloads)
+    used: Counter[str] = Counter()
+    pairs = [(each, fault) for each in workloads for fault in _faults_of(each, used)]
+    return [PlannedPair(index, workload, fault) for index, (workload, fault) in enumerate(pairs)]
 
 
 def shard(entries: Sequence[PlannedPair], number: int, count: int) -> list[PlannedPair]:
-    """Every count-th entry: part `number` (from 1 on) of so many.
+    """Return every count-th entry: part `number` (from 1 on) of so many.
 
     Raises:
         OptionError: There is no such part.
@@ -200,19 +137,6 @@ def shard(entries: Sequence[PlannedPair], number: int, count: int) -> list[Plann
     if not 1 <= number <= count:
         raise OptionError(f"there is no part {number} of {count}; parts are counted from 1")
     return list(entries[number - 1 :: count])
-
-
-def _text(path: PathLike | None) -> str:
-    if path is None:
-        return (files("torchtraceap.lab.collection") / "manifest.toml").read_text("utf-8")
-    if not Path(path).is_file():
-        raise MissingFileError(f"{path}: no such file")
-    return Path(path).read_text("utf-8")
-
-
-_KEYS = {"name": str, "task": str, "family": str, "make": str, "inputs": str,
-         "tiny": dict, "full": dict, "trains": bool, "compiles": bool, "parallel": bool,
-         "held_out": bool, "precision": str, "multiprocessors": int, "forms": list}  # fmt: skip
 
 
 def _workload(where: str, given: dict[str, Any]) -> Workload:
@@ -229,54 +153,41 @@ def _workload(where: str, given: dict[str, Any]) -> Workload:
         raise OptionError(f"{where}: unknown task {given['task']!r}: {', '.join(TASKS)}")
     if given.get("precision", "fp32") not in PRECISIONS:
         raise OptionError(f"{where}: unknown precision: {', '.join(PRECISIONS)}")
-    if given.get("multiprocessors", 0) < 0 or (given.get("multiprocessors") and _shared(given)):
-        raise OptionError(f"{where}: multiprocessors are a number of one rank's")
-    for form in given.get("forms", ()):
-        if form not in FORMS:
-            raise OptionError(f"{where}: unknown form {form!r}: {', '.join(FORMS)}")
-    scales = {key: _scale(f"{where}, {key}", given[key]) for key in ("tiny", "full")}
-    facts = {"family": given["name"], **given, **scales, "forms": tuple(given.get("forms", ()))}
-    return Workload(**facts)
-
-
-def _shared(given: dict[str, Any]) -> bool:
-    """Emulated collectives run beside the limit: they would take nothing from what computes."""
-    return bool(given.get("parallel")) or any(
-        FORMS[form].parallel for form in given.get("forms", ()) if form in FORMS
+    forms = tuple(given.get("forms", ()))
+    # Emulated collectives run beside the limit: they would take nothing from what computes.
+    shared = given.get("parallel") or any(
+        STEP_FAULTS[form].parallel for form in forms if form in STEP_FAULTS
     )
+    if given.get("multiprocessors", 0) < 0 or (given.get("multiprocessors") and shared):
+        raise OptionError(f"{where}: multiprocessors are a number of one rank's")
+    for form in forms:
+        if form not in STEP_FAULTS:
+            raise OptionError(f"{where}: unknown form {form!r}: {', '.join(STEP_FAULTS)}")
+    scales = {}
+    for key in ("tiny", "full"):
+        config = {name: x for name, x in given[key].items() if name not in ("batch", "side")}
+        batch, side = given[key].get("batch"), given[key].get("side")
+        if not all(isinstance(size, int) and size > 0 for size in (batch, side)):
+            raise OptionError(f"{where}, {key}: batch and side must be numbers above 0")
+        scales[key] = Scale(batch, side, config)
+    return Workload(**{"family": given["name"], **given, **scales, "forms": forms})
 
 
-def _scale(where: str, given: dict[str, Any]) -> Scale:
-    config = {key: value for key, value in given.items() if key not in ("batch", "side")}
-    sizes = [given.get("batch"), given.get("side")]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise OptionError(f"{where}: batch and side must be numbers above 0")
-    return Scale(given["batch"], given["side"], config)
-
-
-def _entries(workloads: Sequence[Workload]) -> list[PlannedPair]:
-    used: Counter[str] = Counter()
-    pairs = [(each, form) for each in workloads for form in _forms_of(each, used)]
-    return [PlannedPair(index, workload, form) for index, (workload, form) in enumerate(pairs)]
-
-
-def _forms_of(workload: Workload, used: Counter[str]) -> list[Form]:
-    """See Note [Rounds]."""
+def _faults_of(workload: Workload, used: Counter[str]) -> list[Fault]:
+    """Return the faults of a workload. See Note [Rounds]."""
     if workload.forms:
-        return [FORMS[name] for name in workload.forms]
-    fitting = list(_fitting(workload))
-    pools = [[f for f in fitting if f.type == type_ and not f.decoy] for type_ in _TYPES]
-    pools.append([form for form in fitting if form.decoy])
-    found = [min(pool, key=lambda form: used[form.name]) for pool in pools if pool]
-    used.update(form.name for form in found)
-    return found
-
-
-def _fitting(workload: Workload) -> Iterator[Form]:
+        return [STEP_FAULTS[name] for name in workload.forms]
     tested = workload.split != "train"
-    for form in FORMS.values():
-        trains = workload.trains or not form.trained
-        compiles = workload.compiles or not form.compiled
-        shared = workload.parallel or not form.parallel
-        if trains and compiles and shared and (tested or not form.test):
-            yield form
+    fitting = [
+        fault
+        for fault in STEP_FAULTS.values()
+        if (workload.trains or not fault.trained)
+        and (workload.compiles or not fault.compiled)
+        and (workload.parallel or not fault.parallel)
+        and (tested or not fault.test)
+    ]
+    pools = [[f for f in fitting if f.type == type_ and not f.look_alike] for type_ in _TYPES]
+    pools.append([fault for fault in fitting if fault.look_alike])
+    found = [min(pool, key=lambda fault: used[fault.name]) for pool in pools if pool]
+    used.update(fault.name for fault in found)
+    return found

@@ -1,4 +1,4 @@
-"""Takes the markers out of a recorded trace, and all that tells of them or of the machine.
+"""Removal of the markers from a recorded trace, and of all that tells of them or the machine.
 
 Note [Neutral]: a marker advances every counter that a `record_function` advances, so all of them
 are numbered anew without gaps. Copies of annotations on the GPU cover only the kernels that the
@@ -23,7 +23,7 @@ from typing import Any
 from torchtraceap.errors import ParseError
 from torchtraceap.lab.collection.markers import is_marker
 
-__all__ = ["ORIGIN_NS", "first_ns", "packed", "read_document", "unmarked"]
+__all__ = ["ORIGIN_NS", "first_ns", "pack", "read_document", "remove_markers"]
 
 Event = dict[str, Any]
 
@@ -42,10 +42,10 @@ _STEP = "ProfilerStep#"
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """An exported trace, with times as they are written.
+    """Return an exported trace, with times as they are written.
 
     Raises:
-        ParseError: It is none.
+        ParseError: It is no trace.
     """
     data = path.read_bytes()
     text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -56,17 +56,17 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def first_ns(document: dict[str, Any]) -> int:
-    """When the first event starts. Metadata has arbitrary times in some versions."""
+    """Return the start of the first event. Metadata has arbitrary times in some versions."""
     return min(_ns(e["ts"]) for e in document["traceEvents"] if _is_complete(e))
 
 
-def unmarked(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, Any]:
-    """The trace from one time to another without markers. See Note [Neutral] and Note [Crop].
+def remove_markers(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, Any]:
+    """Return the trace from one time to another without markers. See Note [Neutral], Note [Crop].
 
     Args:
-        document: As it was read; its events are changed.
-        start_ns: On its clock.
-        end_ns: On its clock.
+        document: The trace as it was read; its events are changed.
+        start_ns: Begin, on its clock.
+        end_ns: End, on its clock.
 
     Returns:
         A trace whose clock shows `ORIGIN_NS` at `start_ns`, with times in microseconds.
@@ -74,15 +74,30 @@ def unmarked(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, 
     gone: list[Event] = []
     events: list[Event] = []
     for event in document["traceEvents"]:
-        _use_ns(event)
+        for key in ("ts", "dur"):
+            if key in event:
+                event[key] = _ns(event[key])
         (events if _is_kept(event, start_ns, end_ns) else gone).append(event)
-    events = _without_broken_flows(events, gone)
+    # Arrows from and to what is gone go too; others may dangle, as Kineto leaves some.
+    places = {_place(e) for e in gone if _is_complete(e)}
+    places -= {_place(e) for e in events if _is_complete(e)}
+    lost = {_flow(e) for e in gone if _is_flow(e)}
+    lost |= {_flow(e) for e in events if _is_flow(e) and _place(e) in places}
+    events = [e for e in events if not (_is_flow(e) and _flow(e) in lost)]
     _renumber_ids(events)
     _renumber_processes(events)
     _renumber_steps(events)
     for event in events:
-        _shorten_paths_of(event)
-        _use_us(event, start_ns)
+        event["name"] = _shorten_paths(str(event.get("name", "")))
+        if "args" in event:
+            event["args"] = _shorten_paths(event["args"])
+        # Microseconds are exact: below 2^53, and three decimals.
+        if event.get("ph") == "M" and "ts" in event:
+            event["ts"] = 0
+        elif "ts" in event:
+            event["ts"] = (event["ts"] - start_ns + ORIGIN_NS) / 1000
+        if "dur" in event:
+            event["dur"] = event["dur"] / 1000
     result = {key: document[key] for key in _KEPT if key in document}
     result["baseTimeNanoseconds"] = 0
     result["deviceProperties"] = [
@@ -98,14 +113,20 @@ def unmarked(document: dict[str, Any], start_ns: int, end_ns: int) -> dict[str, 
     return result
 
 
-def packed(document: dict[str, Any], private: Iterable[str] = ()) -> bytes:
-    """Compressed text, which depends on the document alone.
+def pack(document: dict[str, Any], private: Iterable[str] = ()) -> bytes:
+    """Return compressed text, which depends on the document alone.
 
     Args:
-        document: What `unmarked` gave.
-        private: Words that must not be in the text whatever they stand in; they become "~".
+        document: A result of `remove_markers`.
+        private: Words that must not be anywhere in the text; they become "~".
     """
-    text = json.dumps(document, separators=(",", ":"), default=_plain_number)
+
+    def plain(value: object) -> float | int:  # decimals of other values, such as an occupancy
+        if not isinstance(value, Decimal):
+            raise TypeError(f"{type(value).__name__} in a trace")
+        return int(value) if value == value.to_integral_value() else float(value)
+
+    text = json.dumps(document, separators=(",", ":"), default=plain)
     for word in sorted(private, key=len, reverse=True):
         text = text.replace(word, "~")
     return gzip.compress(text.encode(), 6, mtime=0)
@@ -131,15 +152,6 @@ def _is_kept(event: Event, start_ns: int, end_ns: int) -> bool:
     return bool(start_ns <= begin and begin + event.get("dur", 0) <= end_ns)
 
 
-def _without_broken_flows(events: list[Event], gone: list[Event]) -> list[Event]:
-    """Drops arrows from and to what is gone; others may dangle, as Kineto leaves some."""
-    places = {_place(e) for e in gone if _is_complete(e)}
-    places -= {_place(e) for e in events if _is_complete(e)}
-    lost = {_flow(e) for e in gone if _is_flow(e)}
-    lost |= {_flow(e) for e in events if _is_flow(e) and _place(e) in places}
-    return [e for e in events if not (_is_flow(e) and _flow(e) in lost)]
-
-
 def _place(event: Event) -> tuple[Any, Any, Any]:
     return event.get("pid"), event.get("tid"), event.get("ts")
 
@@ -148,34 +160,15 @@ def _flow(event: Event) -> tuple[Any, Any]:
     return event.get("cat"), event.get("id")
 
 
-# ------------------------------------------------------------------------- times
-
-
 def _ns(microseconds: Decimal | int | str) -> int:
     return int((Decimal(microseconds) * 1000).to_integral_value(ROUND_HALF_EVEN))
-
-
-def _use_ns(event: Event) -> None:
-    for key in ("ts", "dur"):
-        if key in event:
-            event[key] = _ns(event[key])
-
-
-def _use_us(event: Event, start_ns: int) -> None:
-    """Exact: below 2^53, and three decimals."""
-    if event.get("ph") == "M" and "ts" in event:
-        event["ts"] = 0
-    elif "ts" in event:
-        event["ts"] = (event["ts"] - start_ns + ORIGIN_NS) / 1000
-    if "dur" in event:
-        event["dur"] = event["dur"] / 1000
 
 
 # ------------------------------------------------------------------------- numbers
 
 
 class _Numbers:
-    """Gives the values that it has seen the numbers from `first` on, in their order."""
+    """New numbers from `first` on for the values that were seen, in their order."""
 
     def __init__(self, first: int, least: int) -> None:
         self._first, self._least = first, least
@@ -194,7 +187,7 @@ class _Numbers:
 
 
 def _renumber_ids(events: list[Event]) -> None:
-    """Closes the gaps in every counter."""
+    """Close the gaps in every counter."""
     counters = {
         "external id": _Numbers(1, 1),
         "record function id": _Numbers(1, 1),
@@ -231,7 +224,7 @@ def _renumber_ids(events: list[Event]) -> None:
 
 
 def _renumber_processes(events: list[Event]) -> None:
-    """Replaces the operating system's process and thread numbers."""
+    """Replace the operating system's process and thread numbers."""
     host = {e["pid"] for e in events if e.get("cat") == "cpu_op" and isinstance(e["pid"], int)}
     processes, threads = _Numbers(_FIRST_PROCESS, 0), _Numbers(_FIRST_PROCESS, 1)
     ours = [event for event in events if event.get("pid") in host]
@@ -241,23 +234,18 @@ def _renumber_processes(events: list[Event]) -> None:
     processes.close()
     threads.close()
     for event in ours:
-        if event.get("ph") == "M":
-            _rename(event, processes, threads)
+        if event.get("ph") == "M":  # names such as "thread 4711 (python)" and sort indices
+            args = event.get("args", {})
+            old, new = event.get("tid"), threads(event.get("tid"))
+            if isinstance(args.get("name"), str):
+                args["name"] = re.sub(rf"\b{old}\b", str(new), args["name"])
+            if "sort_index" in args:
+                args["sort_index"] = threads(processes(args["sort_index"]))
         event["pid"], event["tid"] = processes(event["pid"]), threads(event.get("tid", 0))
 
 
-def _rename(event: Event, processes: _Numbers, threads: _Numbers) -> None:
-    """Names such as "thread 4711 (python)" and sort indices repeat the numbers."""
-    args = event.get("args", {})
-    old, new = event.get("tid"), threads(event.get("tid"))
-    if isinstance(args.get("name"), str):
-        args["name"] = re.sub(rf"\b{old}\b", str(new), args["name"])
-    if "sort_index" in args:
-        args["sort_index"] = threads(processes(args["sort_index"]))
-
-
 def _renumber_steps(events: list[Event]) -> None:
-    """`ProfilerStep#0` is the first that is there."""
+    """Number the steps from `ProfilerStep#0` on."""
     numbers = _Numbers(0, 0)
     steps = [e for e in events if str(e.get("name", "")).startswith(_STEP)]
     for event in steps:
@@ -270,25 +258,12 @@ def _renumber_steps(events: list[Event]) -> None:
 # ------------------------------------------------------------------------- texts
 
 
-def _shorten_paths_of(event: Event) -> None:
-    """Absolute paths become their last part, in the name and in arguments."""
-    event["name"] = _shortened(str(event.get("name", "")))
-    if "args" in event:
-        event["args"] = _shortened(event["args"])
-
-
-def _shortened(value: Any) -> Any:
+def _shorten_paths(value: Any) -> Any:
+    """Return a value in whose texts absolute paths are their last part."""
     if isinstance(value, str):
         return _PATH.sub(r"\1", value) if "/" in value else value
     if isinstance(value, list):
-        return [_shortened(item) for item in value]
+        return [_shorten_paths(item) for item in value]
     if isinstance(value, dict):
-        return {key: _shortened(item) for key, item in value.items()}
+        return {key: _shorten_paths(item) for key, item in value.items()}
     return value
-
-
-def _plain_number(value: object) -> float | int:
-    """Decimals outside of `ts` and `dur`, such as an occupancy."""
-    if not isinstance(value, Decimal):
-        raise TypeError(f"{type(value).__name__} in a trace")
-    return int(value) if value == value.to_integral_value() else float(value)

@@ -1,8 +1,8 @@
-"""`Base`: a run into which faults are put.
+"""`Base`: a run into which faults are injected.
 
-A base is a rank of a trace that somebody recorded, or of one that was predicted for a workload. Of
-a long one some whole steps are taken, drawn for each trace, with a part of the steps around them:
-as a recording that begins and ends anywhere.
+A base is a rank of a trace that somebody recorded, or of one that was predicted for a workload
+(`predicted_bases.py`). Of a long one some whole steps are taken, drawn for each trace, with a part
+of the steps around them: as a recording that begins and ends anywhere.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from torchtraceap.trace.ranks import Ranks, RankTrace
 __all__ = ["Base", "Bases", "RecordedBases"]
 
 _EVENTS = 20_000
-"""Of a trace, about."""
+"""Events of a trace, about."""
 _LEAST_STEPS = 2
 _LEAST_BACKWARD = 32
 """Operators of a backward pass, where gradients come one by one."""
 _CUT = 0.5
-"""Of traces, those that begin, and those that end, in the middle of a step."""
+"""Share of traces that begin, and share of traces that end, in the middle of a step."""
 _MOST_RANKS = 8
 _DROPPED = ("traceEvents", "distributedInfo", "predicted_by")
 
@@ -54,27 +54,25 @@ class Base:
     """real_graph or lifted."""
     task: str | None
     types: frozenset[str]
-    """Of anti-patterns that it has by itself."""
+    """Types of anti-patterns that it has by itself."""
     strategy: str | None = None
-    """How its ranks share the work, where it is one of several."""
+    """Strategy by which its ranks share the work, where it is one of several."""
     world_size: int = 1
-    """How many they are."""
     profiler: str | None = None
     """Version of PyTorch that writes as it is written, where that is stated."""
     waits: Array | None = None
-    """int64 `[n, 2]`: correlations of GPU work and of what waits for it on another stream, where
-    they are known; else they are found by times."""
+    """int64 `[n, 2]`: correlations of GPU work and of work that waits for it on another stream,
+    where they are known; else they are found by times."""
 
     @cached_property
     def device(self) -> str | None:
-        """Its name."""
+        """Name of its GPU, if it is known."""
         found = map(recorded_device, self.part.table.devices)
-        known = next((device for device in found if device is not None), None)
-        return None if known is None else known.name
+        return next((device.name for device in found if device is not None), None)
 
     @property
     def split(self) -> str:
-        """Traces of one base are all in one split; tasks that are never trained on are unseen."""
+        """Split of all of its traces; tasks that are never trained on are unseen."""
         if self.task is not None and self.task not in SEEN_TASKS:
             return "unseen"
         place = int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % 8
@@ -82,22 +80,24 @@ class Base:
 
     @cached_property
     def members(self) -> dict[str, str]:
-        """What the file says beside its events, as JSON."""
+        """Members of the file beside its events, as JSON."""
         return {key: text for key, text in self.part.table.metadata if key not in _DROPPED}
 
     @cached_property
     def _frame(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Names of processes and threads, and the profiler's own span."""
         table = self.part.table
-        kinds = (EventKind.METADATA, EventKind.PROFILER_TRACE)
-        found = []
-        for kind in kinds:
-            rows = np.flatnonzero(table.kind == kind).tolist()
-            found.append([json.loads(table.event_json(row)) for row in rows])
-        return found[0], found[1]
+        names, spans = (
+            [
+                json.loads(table.event_json(row))
+                for row in np.flatnonzero(table.kind == kind).tolist()
+            ]
+            for kind in (EventKind.METADATA, EventKind.PROFILER_TRACE)
+        )
+        return names, spans
 
     def frame(self, start_ns: int, end_ns: int) -> list[str]:
-        """Events that say what the recording is."""
+        """Return the events that describe the recording, for one from and to these times."""
         names, spans = self._frame
         texts: list[str] = []
         for events, dur_ns in ((names, None), (spans, end_ns - start_ns)):
@@ -107,14 +107,22 @@ class Base:
         return texts
 
     def program(self, rng: random.Random) -> Program:
-        """Some of its steps."""
+        """Return some of its steps as a program."""
         part = self.excerpt(rng)
-        known = {} if self.waits is None else {part.rank: _rows_of(part, self.waits)}
+        known = {}
+        if self.waits is not None:  # by rows, as far as both sides are there
+            rows = part.tree.linked_gpu_rows.astype(np.int64)
+            rows = rows[np.argsort(part.table.correlation[rows], kind="stable")]
+            ids = part.table.correlation[rows]
+            place = np.searchsorted(ids, self.waits).clip(max=len(ids) - 1)
+            sides = rows[place[(ids[place] == self.waits).all(axis=1)]]
+            columns = {"producer_row": sides[:, 0], "consumer_row": sides[:, 1]}
+            known[part.rank] = ColumnTable(columns)
         return Program(SimulatedRun(Ranks([part]), dependencies=known))
 
     @cached_property
-    def spreads(self) -> tuple[int, ...]:
-        """With how many ranks all of them can be recorded."""
+    def rank_counts(self) -> tuple[int, ...]:
+        """Numbers of ranks with which all of them can be recorded."""
         if self.world_size > 1:
             return (self.world_size,)
         tree = self.part.tree
@@ -125,7 +133,7 @@ class Base:
         return tuple(range(2, _MOST_RANKS + 1)) if per_step >= _LEAST_BACKWARD else ()
 
     def excerpt(self, rng: random.Random) -> RankTrace:
-        """Some of its steps, as a trace of its own."""
+        """Return some of its steps as a trace of its own."""
         part = self.part
         steps = part.tree.steps
         share = _EVENTS / max(1, len(part.table))
@@ -144,39 +152,31 @@ class Base:
         return RankTrace(table, part.rank, tree)
 
 
-def _rows_of(part: RankTrace, waits: Array) -> ColumnTable:
-    """Waits by rows, as far as both sides are there."""
-    rows = part.tree.linked_gpu_rows.astype(np.int64)
-    rows = rows[np.argsort(part.table.correlation[rows], kind="stable")]
-    ids = part.table.correlation[rows]
-    place = np.searchsorted(ids, waits).clip(max=len(ids) - 1)
-    sides = rows[place[(ids[place] == waits).all(axis=1)]]
-    return ColumnTable({"producer_row": sides[:, 0], "consumer_row": sides[:, 1]})
-
-
 class Bases(Protocol):
-    """The bases of each unit."""
+    """A source of bases, for pairs of traces in units."""
 
-    def of(self, unit: int, place: int) -> Base:
-        """That of a pair of a unit, made when it is asked for."""
+    def get(self, unit: int, place: int) -> Base:
+        """Return the base of a pair of a unit."""
         ...
 
 
 class RecordedBases:
-    """Traces that somebody recorded, in turn."""
+    """Traces that somebody recorded, in turn, from another one on in each unit."""
 
     def __init__(self, paths: Sequence[str], task: str | None) -> None:
         self._paths, self._task = tuple(paths), task
         self._kept: dict[str, Base] = {}
 
-    def of(self, unit: int, place: int) -> Base:
-        """In turn, from another one on in each unit."""
-        path = self._paths[(unit + place) % len(self._paths)]
-        if path not in self._kept:
-            self._kept[path] = self._read(path)
-        return self._kept[path]
+    def get(self, unit: int, place: int) -> Base:
+        """Return the base of a pair of a unit, read once.
 
-    def _read(self, path: str) -> Base:
+        Raises:
+            OptionError: The trace has several ranks, or no GPU work with its launches.
+            ParseError: The trace can't be read.
+        """
+        path = self._paths[(unit + place) % len(self._paths)]
+        if path in self._kept:
+            return self._kept[path]
         trace = load(path)
         if len(trace.ranks) != 1:
             raise OptionError(f"{path}: a base is a file of one rank, not {len(trace.ranks)}")
@@ -186,7 +186,7 @@ class RecordedBases:
         types = frozenset(present_findings(trace))
         ranks = part.table.world_size or 1
         has_others = bool((part.tree.gpu_class == GpuClass.COMMUNICATION).any())
-        is_of_many = has_others and 1 < ranks <= _MOST_RANKS
-        return Base(
-            part, path, "real_graph", self._task, types, world_size=ranks if is_of_many else 1
-        )
+        world_size = ranks if has_others and ranks <= _MOST_RANKS else 1
+        base = Base(part, path, "real_graph", self._task, types, world_size=world_size)
+        self._kept[path] = base
+        return base

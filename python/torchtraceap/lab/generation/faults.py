@@ -1,347 +1,203 @@
-"""The faults: the inverse of what `simulation/edits/` mends, put into a run.
+"""The registry of faults that can be injected into runs, and of their look-alikes.
 
-Each function puts one form into the steps of a scene, so that about `planting.ns` of host or GPU
-time is lost in each. How much that costs the run, the replay says.
+A look-alike resembles a fault and costs nothing. Each fault has a back end that injects it: into
+the graph of a run (`graph_faults.py`), as events between those of a trace (`event_faults.py`), or
+into the steps of a real workload (`lab/collection/workloads/`, and for collectives
+`lab/collection/emulated/faults.py`). The order of a registry decides what a seed draws.
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
+from dataclasses import dataclass
 
-import numpy as np
+__all__ = ["EVENT_FAULTS", "GRAPH_FAULTS", "STEP_FAULTS", "Fault"]
 
-from torchtraceap._core import Phase
-from torchtraceap.lab.generation.data_parallel import DataParallel
-from torchtraceap.lab.generation.placement import Form, NoPlaceError, Planting
-from torchtraceap.lab.generation.scene import Block, NewEvent
 
-__all__ = ["FAULTS", "fetch", "hold_up", "read_item", "slow_down"]
+@dataclass(frozen=True)
+class Fault:
+    """A fault that can be injected, or a look-alike of one."""
 
-_POINTWISE = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
-    "at::detail::Array<char*, 3> >(int, at::native::CUDAFunctor_add<float>, "
-    "at::detail::Array<char*, 3>)"
+    name: str
+    type: str
+    """Type in the product; for a look-alike, the type that it resembles."""
+    description: str
+    look_alike: bool = False
+    test: bool = False
+    """True if nothing may be trained on it."""
+    other_types: tuple[str, ...] = ()
+    """Further types that a look-alike resembles."""
+    trained: bool = False
+    """True if it needs a backward pass."""
+    compiled: bool = False
+    """True if it needs a compiled forward pass."""
+    parallel: bool = False
+    """True if it is in the collectives of several ranks."""
+
+
+def _registry(*faults: Fault) -> dict[str, Fault]:
+    return {fault.name: fault for fault in faults}
+
+
+_LOADING, _PIN, _COPIES = "single_process_data_loading", "no_memory_pin", "high_memcpy"
+_READBACK, _READ, _SYNC = "pageable_readback", "host_sync_in_loop", "explicit_synchronize"
+_ALLOCATOR, _HOST, _SILENCE = "allocator_thrash", "cpu_bound", "host_silence"
+_BREAK, _STRAGGLER = "graph_break", "straggler"
+_SMALL, _BLOCKING = "small_nccl_kernels", "nccl_blocks_main_stream"
+_SERIAL = "nccl_compute_not_overlapped"
+
+GRAPH_FAULTS = _registry(
+    Fault("slow_loader", _LOADING, "The training process loads its batches itself."),
+    Fault("slow_collate", _LOADING, "It also takes long to collate them.", test=True),
+    Fault("pageable_upload", _PIN, "The batch comes from memory that is not pinned."),
+    Fault("uploads_by_sample", _PIN, "Each sample comes from such memory by itself.", test=True),
+    Fault("copies_back_and_forth", _COPIES, "Activations of layers go to the host and back."),
+    Fault("activations_read_back", _READBACK, "Results are copied to memory that is not pinned."),
+    Fault("item_reads", _READ, "The host reads single values in the step."),
+    Fault("device_synchronize", _SYNC, "The program waits for the device, as to measure times."),
+    Fault("allocator_churn", _ALLOCATOR, "Memory is freed to the device and requested again."),
+    Fault("slow_host", _HOST, "All host work is slower, as on a processor that others use."),
+    Fault("many_small_operators", _HOST, "Hundreds of kernels do what one could do."),
+    Fault("pauses", _SILENCE, "The host does nothing that is recorded, as in garbage collection."),
+    Fault("graph_breaks", _BREAK, "Python runs between separately compiled parts of a pass."),
+    Fault("small_buckets", _SMALL, "Gradients are reduced by parameter as soon as they are there."),
+    Fault("small_at_the_end", _SMALL, "They are reduced by parameter after the pass.", test=True),
+    Fault("waited_for", _BLOCKING, "Compute waits for each bucket at once."),
+    Fault("behind_the_backward_pass", _SERIAL, "All gradients are reduced after the last one."),
+    Fault("late_rank", _STRAGGLER, "A rank stands still in each step."),
+    Fault("late_rank_by_its_gpu", _STRAGGLER, "The GPU of a rank has a lower clock.", test=True),
+    Fault("late_rank_by_its_loader", _STRAGGLER, "A rank loads its batches itself."),
+    Fault("late_rank_by_its_host", _STRAGGLER, "The host of a rank is slower."),
+    Fault("hidden_fetch", _LOADING, "A batch is loaded while the GPU has work.", look_alike=True),
+    Fault("hidden_upload", _PIN, "A pinned copy runs beside compute.", look_alike=True),
+    Fault("small_constants", _PIN, "A few numbers come from pageable memory.", look_alike=True),
+    Fault("hidden_readback", _COPIES, "A pinned copy that nobody waits for.", look_alike=True),
+    Fault("idle_read", _READ, "One value a step is read of finished work.", look_alike=True),
+    Fault("idle_synchronize", _SYNC, "The program waits for an idle device.", look_alike=True),
+    Fault("hidden_slow_host", _HOST, "A slow host, ahead of a busy GPU.", look_alike=True),
+    Fault("hidden_allocations", _ALLOCATOR, "Allocations under GPU work.", look_alike=True),
+    Fault("more_buckets", _SMALL, "Smaller buckets that the pass still hides.", look_alike=True),
+    Fault("late_but_awaited", _STRAGGLER, "A rank is late by less than it may.", look_alike=True),
 )
-_FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-_SAMPLE_NS = 2_500_000
-"""What the host takes to decode one image, about."""
-_MOST_OPS = 1_500
-"""Small operators that are put into a step."""
-
-
-# ------------------------------------------------------------------------- data
-
-
-def slow_loader(planting: Planting) -> None:
-    """The training process loads its batches itself."""
-    for step in planting.steps:
-        fetch(planting, step, planting.ns, collate=0.1)
-
-
-def slow_collate(planting: Planting) -> None:
-    """It puts them together for long, too."""
-    for step in planting.steps:
-        fetch(planting, step, planting.ns, collate=0.6)
-
-
-def fetch(planting: Planting, step: int, ns: float, collate: float) -> None:
-    """A fetch at the first place of a step takes so long; one that the step has becomes it."""
-    rows = planting.program.loader_rows
-    removed = rows[planting.program.step_of_rows(rows) == step].tolist()
-    planting.scene.removed[planting.rank] += removed
-    block = planting.block(planting.first(step))
-    with block.range("annotation", _FETCH):
-        samples = max(1, round(ns * (1 - collate) / _SAMPLE_NS))
-        for _ in range(min(samples, 64)):
-            with block.op("aten::empty", dims=[[]]):
-                block.spend(3_000)
-            block.spend(ns * (1 - collate) / min(samples, 64))
-        with block.op("aten::stack", dims=[[]]), block.op("aten::cat", dims=[[]]):
-            block.spend(ns * collate)
-    block.close()
-
-
-def pageable_upload(planting: Planting) -> None:
-    """The batch comes from memory that is not pinned."""
-    for step in planting.steps:
-        _upload(planting, planting.first(step), planting.ns)
-
-
-def uploads_by_sample(planting: Planting) -> None:
-    """Each sample comes from such memory by itself."""
-    parts = planting.rng.randint(4, 16)
-    for step in planting.steps:
-        for _ in range(parts):
-            _upload(planting, planting.first(step), planting.ns / parts)
-
-
-def _upload(planting: Planting, place: int, ns: float) -> None:
-    block = planting.block(place)
-    rate = planting.rng.uniform(3, 6)  # bytes per ns, as pageable copies of public traces
-    size = round(ns * rate)
-    with block.copying(size // 4):
-        block.work("copy", "Memcpy HtoD (Pageable -> Device)", ns, blocking=True, bytes=size)
-        block.wait("StreamSynchronize")
-    block.close()
-
-
-# ------------------------------------------------------------------------- copies and waits
-
-
-def copies_back_and_forth(planting: Planting) -> None:
-    """Layers whose activations go to the host and back."""
-    count = planting.rng.randint(2, 10)
-    for step in planting.steps:
-        for place in planting.some(planting.among(step, Phase.FORWARD), count):
-            ns = planting.ns / count / 2
-            size = round(ns * planting.rng.uniform(8, 20))
-            block = planting.block(place)
-            for name in ("Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device)"):
-                with block.copying(size // 4):
-                    block.work("copy", name, ns, bytes=size)
-                    block.wait("StreamSynchronize")
-            block.close()
-
-
-def activations_read_back(planting: Planting) -> None:
-    """Results that the host copies to memory that is not pinned, again and again."""
-    count = planting.rng.randint(3, 12)
-    for step in planting.steps:
-        for place in planting.some(planting.among(step, Phase.FORWARD), count):
-            ns = planting.ns / count
-            size = max(round(ns * planting.rng.uniform(2, 6)), 1 << 17)
-            block = planting.block(place)
-            with block.copying(size // 4):
-                name = "Memcpy DtoH (Device -> Pageable)"
-                block.work("copy", name, ns, blocking=True, bytes=size)
-                block.wait("StreamSynchronize")
-            block.close()
-
-
-def item_reads(planting: Planting) -> None:
-    """The host reads single values on its way."""
-    count = planting.rng.randint(3, 40)
-    for step in planting.steps:
-        for place in planting.some(planting.among(step), count):
-            read_item(planting.block(place))
-
-
-def read_item(block: Block) -> None:
-    """`.item()`."""
-    with block.op("aten::item", dims=[[]]), block.op("aten::_local_scalar_dense", dims=[[]]):
-        block.work("copy", "Memcpy DtoH (Device -> Pageable)", 1_500, bytes=4)
-        block.wait("StreamSynchronize")
-    block.close()
-
-
-def device_synchronize(planting: Planting) -> None:
-    """The program waits for the device, as to measure times."""
-    count = planting.rng.randint(2, 20)
-    for step in planting.steps:
-        for place in planting.some(planting.among(step), count):
-            block = planting.block(place)
-            block.wait("DeviceSynchronize")
-            block.close()
-
-
-def allocator_churn(planting: Planting) -> None:
-    """Memory goes back to the device and is asked for again."""
-    count = planting.rng.randint(3, 15)
-    for step in planting.steps:
-        for place in planting.some(planting.among(step), count):
-            ns = planting.ns / count
-            block = planting.block(place)
-            with block.op("aten::empty", dims=[[]]):
-                block.wait("Free")
-                block.spend(ns * 0.1)
-                block.call("Malloc", ns * 0.9)
-            block.close()
-
-
-# ------------------------------------------------------------------------- the host
-
-
-def slow_host(planting: Planting) -> None:
-    """The host takes longer for what it does anyway, as on a processor that others use."""
-    for step in planting.steps:
-        slow_down(planting, step, planting.ns)
-
-
-def slow_down(planting: Planting, step: int, ns: float, start: int | None = None) -> None:
-    """Work of the main thread from a place of a step on takes so much more in all."""
-    scene, program = planting.scene, planting.program
-    places = planting.among(step)
-    begin = planting.rng.choice(places[: max(1, len(places) // 2)].tolist())
-    begin = begin if start is None else start
-    bounds = program.main.point[[begin, places[-1]]]
-    edges = program.view.edges_into(np.arange(bounds[0] + 1, bounds[1]), "program_order")
-    cost_ns = scene.cost_ns[planting.rank]
-    factor = planting.rng.uniform(1, 4)
-    grown = np.cumsum(cost_ns[edges]) * factor
-    if not len(edges) or grown[-1] < ns:
-        raise NoPlaceError
-    chosen = edges[: int(np.searchsorted(grown, ns)) + 1]
-    cost_ns[chosen] = np.rint(cost_ns[chosen] * (1 + factor))
-
-
-def many_small_operators(planting: Planting) -> None:
-    """What one kernel could do is done in hundreds."""
-    op_ns = planting.program.view.operator_cost_ns * planting.rng.uniform(1, 2)
-    parts = planting.rng.randint(1, 6)
-    for step in planting.steps:
-        count = min(_MOST_OPS, int(planting.ns / op_ns)) // parts
-        for place in planting.some(planting.among(step, Phase.FORWARD), parts):
-            block = planting.block(place)
-            for _ in range(count):
-                with block.op("aten::add", dims=[[64], [64], []]):
-                    block.spend(op_ns / 2)
-                    block.work("kernel", _POINTWISE, 1_600, grid=[1, 1, 1], block=[64, 1, 1])
-                block.spend(op_ns / 2)
-            block.close()
-
-
-def pauses(planting: Planting) -> None:
-    """The host does nothing that is recorded, as in a collection of garbage or a checkpoint."""
-    for step in planting.steps:
-        ns = max(planting.ns, 11e6)
-        block = planting.block(planting.some(planting.among(step), 1)[0])
-        block.spend(ns)
-        block.close()
-
-
-# ------------------------------------------------------------------------- compiled code
-
-
-def compiled(planting: Planting) -> None:
-    """The forward pass of each step is one compiled region; in the twin."""
-    for step in planting.all_steps:
-        _compile(planting, *_region(planting, step), [], 0)
-
-
-def graph_breaks(planting: Planting) -> None:
-    """Python between parts of the forward pass, which are compiled one by one."""
-    broken = planting.steps
-    count = planting.rng.randint(1, 4)
-    for step in planting.all_steps:
-        first, last = _region(planting, step)
-        inside = np.arange(first + 1, last)
-        cuts = planting.some(inside, count) if step in broken else []
-        _compile(planting, first, last, cuts, planting.ns / count)
-
-
-def _compile(planting: Planting, first: int, last: int, cuts: list[int], ns: float) -> None:
-    """As dynamo records it: what is left behind a break is a region inside the first one."""
-    regions: list[NewEvent] = []
-    call: NewEvent | None = None
-    for frame, place in enumerate([first, *cuts]):
-        block = planting.block(place)
-        if call is not None:
-            block.shut(call)
-            block.spend(ns)
-        regions.append(block.open("op", f"Torch-Compiled Region: {frame}/0"))
-        call = block.open("op", "CompiledFunction")
-        block.close()
-    block = planting.block(last)
-    for event in (call, *reversed(regions)):
-        if event is not None:
-            block.shut(event)
-    block.close()
-
-
-def _region(planting: Planting, step: int) -> tuple[int, int]:
-    """The longest stretch of places of the forward pass with nothing around that ends in it."""
-    places = planting.among(step, Phase.FORWARD)
-    parents = planting.program.main.parent[places]
-    bounds = np.flatnonzero((np.diff(parents) != 0) | (np.diff(places) != 1)) + 1
-    longest = max(np.split(places, bounds), key=len)
-    if len(longest) < 8:
-        raise NoPlaceError
-    return int(longest[0]), int(longest[-1])
-
-
-# ------------------------------------------------------------------------- collectives
-
-
-def small_buckets(rng: random.Random, good: DataParallel) -> tuple[DataParallel, DataParallel]:
-    """Gradients are reduced parameter by parameter, when they are there."""
-    pieces = rng.randint(40, 120)
-    good = replace(good, elements=pieces * rng.randint(500, 12_000))
-    return good, replace(good, pieces=pieces)
-
-
-def small_at_the_end(rng: random.Random, good: DataParallel) -> tuple[DataParallel, DataParallel]:
-    """They are reduced one by one behind the backward pass."""
-    pieces = rng.randint(15, 60)
-    good = replace(good, elements=pieces * rng.randint(500, 12_000))
-    return good, replace(good, pieces=pieces, late=True)
-
-
-def waited_for(rng: random.Random, good: DataParallel) -> tuple[DataParallel, DataParallel]:
-    """What computes waits for each bucket at once."""
-    return good, replace(good, waits=True)
-
-
-def behind_the_backward_pass(
-    rng: random.Random, good: DataParallel
-) -> tuple[DataParallel, DataParallel]:
-    """All gradients are reduced when the last of them is there."""
-    return good, replace(good, late=True)
-
-
-# ------------------------------------------------------------------------- one rank
-
-
-def late_rank(planting: Planting) -> None:
-    """A rank stands still in each step."""
-    hold_up(planting, planting.ns)
-
-
-def late_rank_by_its_gpu(planting: Planting) -> None:
-    """The GPU of a rank runs at a lower clock."""
-    program, scene = planting.program, planting.scene
-    edges = np.setdiff1d(program.run.edges_of("execution"), program.edges_through_collectives)
-    factor = 1 + planting.ns / program.step_ns * 2
-    cost_ns = scene.cost_ns[planting.rank]
-    cost_ns[edges] = np.rint(cost_ns[edges] * factor)
-
-
-def hold_up(planting: Planting, ns: float) -> None:
-    """A rank stands still for so long in steps."""
-    for step in planting.steps:
-        place = planting.some(planting.among(step, Phase.FORWARD), 1)[0]
-        block = planting.block(place)
-        block.spend(ns)
-        block.close()
-
-
-FAULTS = (
-    Form("slow_loader", "single_process_data_loading", slow_loader),
-    Form("slow_collate", "single_process_data_loading", slow_collate),
-    Form("pageable_upload", "no_memory_pin", pageable_upload),
-    Form("uploads_by_sample", "no_memory_pin", uploads_by_sample),
-    Form("copies_back_and_forth", "high_memcpy", copies_back_and_forth),
-    Form("activations_read_back", "pageable_readback", activations_read_back),
-    Form("item_reads", "host_sync_in_loop", item_reads),
-    Form("device_synchronize", "explicit_synchronize", device_synchronize),
-    Form("allocator_churn", "allocator_thrash", allocator_churn),
-    Form("slow_host", "cpu_bound", slow_host),
-    Form("many_small_operators", "cpu_bound", many_small_operators, idles=True),
-    Form("pauses", "host_silence", pauses),
-    Form("graph_breaks", "graph_break", graph_breaks, in_twin=compiled),
-    Form("small_buckets", "small_nccl_kernels", spread=small_buckets),
-    Form("small_at_the_end", "small_nccl_kernels", spread=small_at_the_end),
-    Form("waited_for", "nccl_blocks_main_stream", spread=waited_for),
-    Form(
-        "behind_the_backward_pass", "nccl_compute_not_overlapped", spread=behind_the_backward_pass
+"""Faults of the graph of a run, by name; the faults first."""
+
+EVENT_FAULTS = _registry(
+    Fault(_LOADING, _LOADING, "The main thread makes a batch."),
+    Fault(_PIN, _PIN, "An upload from pageable memory."),
+    Fault(_COPIES, _COPIES, "A copy to the host and back."),
+    Fault(_BREAK, _BREAK, "Host work between two compiled regions."),
+    Fault(_HOST, _HOST, "Operators that launch too slowly."),
+    Fault(_SMALL, _SMALL, "One small collective after the other."),
+    Fault(_SILENCE, _SILENCE, "Time in which nothing is recorded."),
+    Fault(_READBACK, _READBACK, "A copy to pageable memory."),
+    Fault("unfused_pointwise", "unfused_pointwise", "Pointwise kernels that could be one."),
+    Fault("small_grids", "small_grids", "A kernel on few multiprocessors."),
+    Fault("shared_gpu", "shared_gpu", "Gaps between kernels that wait already."),
+    Fault("synchronous_memset", "synchronous_memset", "A memset that the host waits for."),
+    Fault("created_on_host", "created_on_host", "Random numbers of the host that are copied."),
+    Fault("for_loop_indexing", "for_loop_indexing", "A loop over the rows of a tensor."),
+    Fault("graph_recapture", "graph_recapture", "A graph is captured anew."),
+    Fault(
+        "hidden_loader", _LOADING, "A batch is made while the GPU has work.",
+        look_alike=True, other_types=(_SILENCE,),
     ),
-    Form("late_rank", "straggler", late_rank, of_one_rank=True),
-    Form("late_rank_by_its_gpu", "straggler", late_rank_by_its_gpu, of_one_rank=True),
-    Form(
-        "late_rank_by_its_loader", "straggler", slow_loader,
-        of_one_rank=True, own_type="single_process_data_loading",
+    Fault(
+        "hidden_upload", _PIN, "A pinned copy on its own stream while the GPU computes.",
+        look_alike=True, other_types=(_COPIES, "blocking_copy"),
     ),
-    Form(
-        "late_rank_by_its_host", "straggler", slow_host, of_one_rank=True, own_type="cpu_bound"
+    Fault(
+        "three_pointwise", "unfused_pointwise", "The end of a layer.",
+        look_alike=True, other_types=("tiny_kernels",),
+    ),
+    Fault(
+        "asynchronous_memset", "synchronous_memset", "A long call while the GPU works.",
+        look_alike=True, other_types=(_HOST,),
+    ),
+    Fault(
+        "short_loop", "for_loop_indexing", "Nine turns under a kernel.",
+        look_alike=True, other_types=(_HOST,),
+    ),
+    Fault(
+        "one_large_collective", _SMALL, "A collective under a kernel of the main stream.",
+        look_alike=True, other_types=(_BLOCKING, _SERIAL),
     ),
 )  # fmt: skip
+"""Faults as blocks of events, by name; the faults first."""
+
+
+def _exchange(
+    name: str, type_: str, description: str, *, look_alike: bool = False, test: bool = False
+) -> Fault:
+    """Return a fault in the collectives of a training step."""
+    return Fault(name, type_, description, look_alike, test, trained=True, parallel=True)
+
+
+STEP_FAULTS = _registry(
+    Fault("decode_in_main", _LOADING, "num_workers=0: the training process decodes every sample."),
+    Fault("collate_in_main", _LOADING, "num_workers=0, and collating decodes the whole batch."),
+    Fault("one_slow_worker", _LOADING, "One worker, which is slower than the training step."),
+    Fault("recreated_loader", _LOADING, "Workers are started anew for every short epoch."),
+    Fault("locked_samples", _LOADING, "Only one worker at a time may decode.", test=True),
+    Fault("generator_input", _LOADING, "A generator in the process makes batches.", test=True),
+    Fault("ready_batches", _LOADING, "num_workers=0, and the batches are ready.", look_alike=True),
+    Fault("pageable_workers", _PIN, "Workers with pin_memory=False, and a blocking copy."),
+    Fault("blocking_upload", _PIN, "Pinned memory, but a blocking copy on the compute stream."),
+    Fault("upload_from_numpy", _PIN, "Arrays in ordinary memory, copied when they are needed."),
+    Fault("uploads_by_sample", _PIN, "Every few samples are copied on their own."),
+    Fault("small_targets", _PIN, "Many small tensors are copied on their own.", test=True),
+    Fault("small_constants", _PIN, "A constant of a few bytes in every step.", look_alike=True),
+    Fault("activations_to_host", _COPIES, "Activations are copied to the host for statistics."),
+    Fault("layers_on_host", _COPIES, "A function of layers' outputs is computed on the host."),
+    Fault("item_per_layer", _COPIES, "A value is read by `.item()` after layers."),
+    Fault("metrics_in_numpy", _COPIES, "Scores are copied to the host and ranked by NumPy."),
+    Fault("average_on_host", _COPIES, "The average of the weights is on the host.", trained=True),
+    Fault(
+        "offloaded_activations", _COPIES, "The backward pass's inputs are in pageable memory.",
+        test=True, trained=True,
+    ),
+    Fault("outputs_as_lists", _COPIES, "Scores are taken apart as Python lists.", test=True),
+    Fault("one_item", _COPIES, "One value is logged each step, one step late.", look_alike=True),
+    Fault("outputs_home", _COPIES, "Outputs are copied without waiting.", look_alike=True),
+    Fault("explicit_break", _BREAK, "A graph break after layers.", compiled=True),
+    Fault("log_in_forward", _BREAK, "A statistic goes to a Python list.", compiled=True),
+    Fault("branch_on_value", _BREAK, "An `if` on a tensor's value after layers.", compiled=True),
+    Fault("numpy_call", _BREAK, "A function works on NumPy's arrays.", compiled=True),
+    Fault("disabled_operator", _BREAK, "An operator must not be compiled.", compiled=True),
+    Fault(
+        "changing_shapes", _BREAK, "Another number of targets in every batch.",
+        test=True, compiled=True,
+    ),
+    Fault(
+        "failing_guards", _BREAK, "Every step changes a text that the code depends on.",
+        test=True, compiled=True,
+    ),
+    Fault(
+        "break_outside", _BREAK, "A summary of the first step breaks, the step does not.",
+        look_alike=True, compiled=True,
+    ),
+    Fault("python_between", _HOST, "Python work after layers, while nothing is launched."),
+    Fault("image_by_image", _HOST, "A loop over the images of a batch, two at a time."),
+    Fault("metrics_by_sample", _HOST, "Metrics by sample: a few tiny kernels each."),
+    Fault("unfused_operators", _HOST, "An activation is written out in single operators."),
+    Fault("one_core", _HOST, "One core and one thread, which prepare the batch as well."),
+    Fault("unfused_optimizer", _HOST, "An optimizer updates tensor by tensor.", trained=True),
+    Fault("average_by_tensor", _HOST, "Averages of weights tensor by tensor.", trained=True),
+    Fault("anomaly_mode", _HOST, "Anomaly detection is left on.", test=True, trained=True),
+    Fault("heavy_hooks", _HOST, "Hooks with Python work at all modules.", test=True),
+    Fault("tiny_modules", _HOST, "Many tiny modules do what one does.", test=True),
+    Fault("brief_python", _HOST, "A few microseconds that the queue hides.", look_alike=True),
+    _exchange("tiny_buckets", _SMALL, "DDP with buckets of 50 KiB."),
+    _exchange("all_reduce_by_parameter", _SMALL, "An all-reduce for each gradient."),
+    _exchange("shared_statistics", _SMALL, "Batch normalization over all ranks in both passes."),
+    _exchange("shards_of_leaves", _SMALL, "FSDP2 with every layer as a unit.", test=True),
+    _exchange("hidden_statistics", _SMALL, "Small averages under compute.", look_alike=True),
+    _exchange("waits_for_each_bucket", _BLOCKING, "A communication hook that waits."),
+    _exchange("metrics_in_forward", _BLOCKING, "Averages of activations, waited for at once."),
+    _exchange("waits_for_each_gradient", _BLOCKING, "A wait at each gradient.", test=True),
+    _exchange("waits_for_what_is_over", _BLOCKING, "A wait for an old sum.", look_alike=True),
+    _exchange("all_reduce_after_backward", _SERIAL, "One reduction after the backward pass."),
+    _exchange("one_bucket", _SERIAL, "DDP with one bucket, full with the last gradient."),
+    _exchange("reduced_at_the_end", _SERIAL, "`no_sync`, then each gradient.", test=True),
+    _exchange("one_shard", _SERIAL, "FSDP2 with the model as one unit.", test=True),
+    _exchange("norm_at_the_end", _SERIAL, "One number is summed at the end.", look_alike=True),
+)  # fmt: skip
+"""Faults of the steps of a real workload, by name."""

@@ -1,8 +1,13 @@
-"""`Program`: one rank of a run as injections see it, where work can be put and what it looks like.
+"""`Program`: one rank of a run as injections see it, with the places where work can be injected.
 
-Note [Places]: work is put between two operators of a thread that lie in no other operator, right
-behind what comes before. On a stream it stands behind everything that was launched before that
-place and ahead of what was launched later.
+Note [Places]: work is injected between two operators of a thread that lie in no other operator,
+right behind what comes before. On a stream it follows everything that was launched before that
+place and precedes what was launched later.
+
+Note [Noise]: times of the host vary, as what a profiler sees repeatedly never takes the same time.
+The quantiles are medians over eight public traces (H100, A100, V100, MI300X, RTX 2080 Ti) of the
+times of launches that repeat by name, over their median. The tail is long: interrupts, other
+threads, the allocator.
 """
 
 from __future__ import annotations
@@ -10,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,25 +23,40 @@ import numpy as np
 
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
-from torchtraceap.lab.generation.noise import USUAL_VARIATION
 from torchtraceap.lab.prediction.timeline.profilers import Profiler, detect_profiler
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 
-__all__ = ["Places", "Program", "Ticks"]
+__all__ = ["Places", "Program", "host_noise"]
 
 LOADER = r"^enumerate\(DataLoader\)#"
 _RANGES = rf"{LOADER}|^(ProfilerStep#|Optimizer\.|DistributedDataParallel|Torch-Compiled|##)"
 """Operators by category that are ranges around operators, as torch before 1.12 writes them."""
 _TICKS = 0.6
-"""Of the times, those that are whole ticks of a clock."""
+"""Share of the times that are whole ticks of a clock."""
 _LEAST_REPEATS = 4
 _FIRST = 64
-"""Of the operators of a thread, those that others are written like."""
+"""Operators of a thread that may serve as a template for injected ones."""
 _LEAST_PLACES = 8
 _LEAST_NOISE = 0.15
 _GPU_NOISE = (0.005, 0.1)
 """Bounds of the noise that is drawn: beyond them what repeats by name is not the same work."""
+_SHARES = np.array([0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98, 0.995, 1])
+_LOGS = np.array([-0.6, -0.44, -0.28, -0.15, 0, 0.17, 0.33, 0.64, 1.1, 1.6])
+_MEAN = float(np.exp(np.interp((np.arange(10_000) + 0.5) / 10_000, _SHARES, _LOGS)).mean())
+_USUAL_VARIATION = 0.25
+"""Median over the traces of Note [Noise] of a launch's standard deviation over its mean."""
+
+
+def host_noise(uniform: Array, share: float) -> Array:
+    """Return factors with a mean of about 1, float64 `[n]`. See Note [Noise].
+
+    Args:
+        uniform: float64 `[n]`, drawn from 0 to 1.
+        share: Share of the usual noise, 0 to 1, as a recording varies already.
+    """
+    factors: Array = np.exp(share * np.interp(uniform, _SHARES, _LOGS)) / _MEAN**share
+    return factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +75,7 @@ class Places:
     step: Array
     """int64 `[places]`: index of the run's step; -1 outside of all."""
     phase: Array
-    """uint8 `[places]`: of the operator behind."""
+    """uint8 `[places]`: phase of the operator behind."""
     parent: Array
     """int64 `[places]`: row around the operator behind, or NO_ROW."""
 
@@ -64,34 +83,11 @@ class Places:
         return len(self.edge)
 
 
-@dataclass(frozen=True, slots=True)
-class Ticks:
-    """In what steps a recording tells times."""
-
-    gpu_tick_ns: int
-    """Times of GPU work are multiples of it, but for a nanosecond of conversion."""
-    host_tick_ns: int
-    """Times of the host are."""
-    is_coarse: bool
-    """All times are multiples of the host's tick, starts of GPU work too."""
-
-    def written(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
-        """Starts and lengths of the host's events and, where it is said, of GPU work."""
-        tick = np.where(is_work & (not self.is_coarse), 1, self.host_tick_ns)
-        starts: Array = ts_ns // tick * tick
-        lengths: Array = (ts_ns + dur_ns) // tick * tick - starts
-        if self.gpu_tick_ns == 1:
-            return starts, lengths
-        ticks = np.maximum(np.rint(dur_ns / self.gpu_tick_ns), 1).astype(np.int64)
-        of_gpu = ticks * self.gpu_tick_ns - (ts_ns % 7 == 0)
-        return starts, np.where(is_work, of_gpu, lengths)
-
-
 class Program:
-    """One rank of a run. Nothing here changes.
+    """One rank of a run; immutable.
 
     Args:
-        run: Of one rank, with GPU work.
+        run: A run of one rank with GPU work.
     """
 
     def __init__(self, run: SimulatedRun) -> None:
@@ -103,13 +99,13 @@ class Program:
 
     @cached_property
     def main(self) -> Places:
-        """Of the thread that carries the steps."""
+        """Places of the thread that carries the steps."""
         track = self.tree.main_track
         return self._places_on(-1 if track is None else track)
 
     @cached_property
     def backward(self) -> Places:
-        """Of the thread that runs the backward pass; of the main thread where that does."""
+        """Places of the thread that runs the backward pass, which may be the main thread."""
         ops = np.flatnonzero(self._is_op & (self.tree.phase == Phase.BACKWARD))
         tracks, counts = np.unique(self.table.track[ops], return_counts=True)
         if not len(tracks):
@@ -149,8 +145,8 @@ class Program:
 
     @cached_property
     def step_bounds(self) -> Array:
-        """int64 `[steps, 2]`: of the host's ranges, measured, on the graph's clock; none where the
-        whole trace is one."""
+        """Begins and ends of steps on the host, int64 `[steps, 2]`, measured, on the graph's clock;
+        none where the whole trace is one step."""
         if not self.run.per_step:
             return np.zeros((0, 2), dtype=np.int64)
         times = self.graph.time_ns
@@ -159,7 +155,7 @@ class Program:
 
     @property
     def is_usable(self) -> bool:
-        """It has places, and kernels with their launches."""
+        """True if it has places, and kernels with their launches."""
         return len(self.main) >= _LEAST_PLACES and bool(self.steps) and len(self._kernels) > 0
 
     @cached_property
@@ -168,12 +164,12 @@ class Program:
         return sorted({step for step in self.main.step.tolist() if step >= 0})
 
     def step_of_rows(self, rows: Array) -> Array:
-        """int64: the step in which host rows begin; -1 outside of all."""
+        """Return the steps in which host rows begin, int64; -1 outside of all."""
         return self._step_at(self.graph.time_ns[self.view.begin_of[rows]])
 
     @property
     def step_ns(self) -> float:
-        """The mean iteration, measured."""
+        """The mean measured iteration."""
         return float(self.run.mean_ns(self.run.measured_ns))
 
     @cached_property
@@ -201,18 +197,19 @@ class Program:
         return launched
 
     def slots(self, times_ns: Array) -> Array:
-        """int64: index in `stream_rows` of the first work that is launched then or later."""
+        """Return for each time the index in `stream_rows` of the first work that is launched then
+        or later, int64."""
         found: Array = np.searchsorted(self._launched_ns, times_ns)
         return found
 
     @cached_property
     def launch_latency_ns(self) -> float:
-        """From the begin of a launch to that of its work on a stream that is free."""
+        """Time from the begin of a launch to that of its work on a free stream."""
         return float(self.view.launch_latency_ns(np.zeros(0, dtype=np.int64)))
 
     @cached_property
     def backward_share(self) -> float:
-        """Of the launches, those of the backward pass."""
+        """Share of the launches that are in the backward pass."""
         phases = self.view.phase_of(self.stream_rows)
         return float((phases == Phase.BACKWARD).mean()) if len(phases) else 0.0
 
@@ -220,7 +217,7 @@ class Program:
 
     @cached_property
     def collectives(self) -> Array:
-        """GPU rows of what it exchanges with other ranks, by launch."""
+        """GPU rows of the program's own collectives, by launch."""
         rows = self.view.gpu_rows
         rows = rows[self.tree.gpu_class[rows] == GpuClass.COMMUNICATION]
         in_order: Array = rows[np.argsort(self.view.begin_of[rows], kind="stable")]
@@ -228,7 +225,7 @@ class Program:
 
     @cached_property
     def edges_through_collectives(self) -> Array:
-        """int64: of each of these the edge from its begin to its end."""
+        """The edge from begin to end of each of `collectives`, int64."""
         begins = self.view.begin_of[self.collectives]
         edges = self.view.edges_into(self.view.end_of[self.collectives], "execution")
         edges = edges[np.isin(self.graph.source[edges], begins)]
@@ -240,8 +237,7 @@ class Program:
 
     @cached_property
     def gpu_noise(self) -> float:
-        """Coefficient of variation of kernels that repeat with the same name and grid: the median
-        over such."""
+        """Median coefficient of variation of kernels that repeat with the same name and grid."""
         view = self.view
         rows = view.gpu_rows[view.is_kind(EventKind.KERNEL)[view.gpu_rows]]
         rows = rows[self.tree.gpu_class[rows] == GpuClass.COMPUTE]
@@ -251,56 +247,70 @@ class Program:
 
     @cached_property
     def host_noise(self) -> float:
-        """Share of the usual noise that makes its own variation up to it; a little in any case."""
+        """Share of the usual noise that complements the recording's own; a little in any case."""
         calls = self.view.launch_of(self._kernels)
-        own = _variation(self.table.name[calls], self.table.dur_ns[calls], 0.0, USUAL_VARIATION)
-        return max(_LEAST_NOISE, math.sqrt(1 - (own / USUAL_VARIATION) ** 2))
+        own = _variation(self.table.name[calls], self.table.dur_ns[calls], 0.0, _USUAL_VARIATION)
+        return max(_LEAST_NOISE, math.sqrt(1 - (own / _USUAL_VARIATION) ** 2))
 
     # ------------------------------------------------------------------------- clock
 
     @cached_property
     def is_work(self) -> Array:
-        """bool `[rows]`: work of a GPU."""
+        """True for the rows of GPU work, bool `[rows]`."""
         kinds = (EventKind.KERNEL, EventKind.GPU_MEMCPY, EventKind.GPU_MEMSET)
         found: Array = np.isin(self.table.kind, kinds)
         return found
 
     @cached_property
-    def ticks(self) -> Ticks:
-        """As its own times say."""
+    def _ticks(self) -> tuple[int, int, bool]:
+        """Tick of GPU durations and of host times, ns, but for a nanosecond of conversion, and True
+        if starts of GPU work are multiples of the host's tick too; as found in its own times."""
         table = self.table
         whole = np.concatenate([table.ts_ns, table.dur_ns])
         if (whole % 1_000 == 0).mean() > _TICKS:
-            return Ticks(1, 1_000, True)
+            return 1, 1_000, True
         host, gpu = table.dur_ns[self._is_op], table.dur_ns[self.is_work]
-        of_host = 10 if len(host) and (host % 10 == 0).mean() > _TICKS else 1
+        host_tick_ns = 10 if len(host) and (host % 10 == 0).mean() > _TICKS else 1
         for each in (40, 32) if len(gpu) else ():
             if (np.minimum(gpu % each, -gpu % each) <= 1).mean() > _TICKS:
-                return Ticks(each, of_host, False)
-        return Ticks(1, of_host, False)
+                return each, host_tick_ns, False
+        return 1, host_tick_ns, False
 
-    # ------------------------------------------------------------------------- looks
+    def quantize(self, ts_ns: Array, dur_ns: Array, is_work: Array) -> tuple[Array, Array]:
+        """Return starts and lengths, ns, of host events and of GPU work in the resolution of the
+        recording."""
+        gpu_tick_ns, host_tick_ns, is_coarse = self._ticks
+        tick = np.where(is_work & (not is_coarse), 1, host_tick_ns)
+        starts: Array = ts_ns // tick * tick
+        lengths: Array = (ts_ns + dur_ns) // tick * tick - starts
+        if gpu_tick_ns == 1:
+            return starts, lengths
+        ticks = np.maximum(np.rint(dur_ns / gpu_tick_ns), 1).astype(np.int64)
+        of_gpu = ticks * gpu_tick_ns - (ts_ns % 7 == 0)
+        return starts, np.where(is_work, of_gpu, lengths)
 
-    def like_op(self, track: int) -> dict[str, Any]:
-        """That of the first operators of a thread which says most, such as its inputs."""
+    # ------------------------------------------------------------------------- templates
+
+    def template_op(self, track: int) -> dict[str, Any]:
+        """Return that of the first operators of a thread which has most arguments."""
         rows = np.flatnonzero(self._is_op & (self.table.track == track))[:_FIRST]
         return max((self._fields(row) for row in rows.tolist()), key=lambda of: len(of["args"]))
 
     @cached_property
-    def like_annotation(self) -> dict[str, Any] | None:
-        """A range of the user, where they are no operators."""
+    def template_annotation(self) -> dict[str, Any] | None:
+        """A range of the user, where such ranges are not operators."""
         rows = self.view.rows_named("", EventKind.USER_ANNOTATION)
         return self._fields(int(rows[0])) if len(rows) else None
 
     @cached_property
-    def like_call(self) -> dict[str, Any]:
+    def template_call(self) -> dict[str, Any]:
         """A call that launches a kernel."""
         calls = self.view.launch_of(self._kernels)
         of_runtime = calls[self.view.is_kind(EventKind.RUNTIME)[calls]]
         return self._fields(int(of_runtime[0] if len(of_runtime) else calls[0]))
 
     @cached_property
-    def like_kernel(self) -> dict[str, Any]:
+    def template_kernel(self) -> dict[str, Any]:
         """An element-wise kernel, else any short one."""
         rows = self._kernels
         pointwise = rows[self.view.has_name("elementwise")[rows]]
@@ -308,12 +318,12 @@ class Program:
         return self._fields(int(rows[self.table.dur_ns[rows].argmin()]))
 
     @cached_property
-    def like_copy(self) -> dict[str, Any]:
-        """A copy; where there is none, what a kernel says of its place."""
+    def template_copy(self) -> dict[str, Any]:
+        """A copy; where there is none, one made of a kernel's place."""
         rows = self.view.gpu_rows[self.view.is_kind(EventKind.GPU_MEMCPY)[self.view.gpu_rows]]
         if len(rows):
             return self._fields(int(rows[0]))
-        fields = dict(self.like_kernel)
+        fields = dict(self.template_kernel)
         fields["cat"] = "gpu_memcpy" if fields["cat"] == "kernel" else "Memcpy"
         kept = ("device", "context", "stream", "correlation", "external id", "External id")
         fields["args"] = {key: fields["args"][key] for key in kept if key in fields["args"]}
@@ -328,7 +338,7 @@ class Program:
 
     @cached_property
     def arrows(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Of the arrow from a call to its work both ends, where the recording has such."""
+        """Both ends of the arrow from a call to its work, where the recording has such."""
         found: dict[str, dict[str, Any]] = {}
         ids = set(self.table.correlation[self._kernels[:2_000]].tolist())
         for row in np.flatnonzero(self.table.kind == EventKind.FLOW).tolist():
@@ -341,18 +351,18 @@ class Program:
 
     @cached_property
     def profiler(self) -> Profiler:
-        """The version that writes most like the recording."""
+        """The version of the profiler that writes most like the recording."""
         return detect_profiler(self.table)
 
     @cached_property
     def is_ancient(self) -> bool:
-        """It is of a torch before 1.12, with categories of its own."""
-        return self.like_kernel.get("cat") == "Kernel"
+        """True if it is of a torch before 1.12, with categories of its own."""
+        return self.template_kernel.get("cat") == "Kernel"
 
     @cached_property
     def runtime(self) -> str:
-        """Prefix of its calls: "cuda" or "hip"."""
-        return "hip" if re.match("hip", str(self.like_call["name"])) else "cuda"
+        """Prefix of its runtime calls: "cuda" or "hip"."""
+        return "hip" if re.match("hip", str(self.template_call["name"])) else "cuda"
 
     def _fields(self, row: int) -> dict[str, Any]:
         fields: dict[str, Any] = json.loads(self.table.event_json(row))
@@ -360,15 +370,9 @@ class Program:
         fields["args"] = dict(fields.get("args") or {})
         return fields
 
-    @cached_property
-    def heads(self) -> tuple[Mapping[str, Any], ...]:
-        """Names of processes and threads."""
-        rows = np.flatnonzero(self.table.kind == EventKind.METADATA)
-        return tuple(json.loads(self.table.event_json(row)) for row in rows.tolist())
-
 
 def _variation(keys: Array, ns: Array, low: float, high: float) -> float:
-    """The median coefficient of variation of what has one key, in bounds."""
+    """Return the median coefficient of variation of times with one key, within bounds."""
     found = []
     order = np.argsort(keys, kind="stable")
     for group in np.split(ns[order], np.flatnonzero(np.diff(keys[order])) + 1):

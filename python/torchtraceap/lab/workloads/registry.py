@@ -1,7 +1,8 @@
 """Workloads by name: those of the suite, of other packages, of files, and of TorchBench.
 
 Listing them imports neither torch nor what they need: the suite's own are read from its source,
-those of other packages from what these declare.
+those of other packages from what these declare. TorchBench (github.com/pytorch/benchmark) has a
+class `torchbenchmark.models.<name>.Model` for each model.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ SIZES = ("tiny", "full")
 """Sizes: a step in milliseconds on one core, and one for a GPU."""
 
 _SUITE = "torchtraceap.lab.workloads.suite"
+_TORCHBENCH_PACKAGE = "torchbenchmark"
 _EXTRAS = {"transformers": "bench", "diffusers": "collect", "timm": "collect",
            "torchvision": "collect"}  # fmt: skip
 
@@ -107,22 +109,12 @@ class Source:
 
         Raises:
             OptionError: It can't be made so, or is no workload.
+            MissingDependencyError: It needs what is not installed.
         """
         from torchtraceap.lab.workloads.workload import check_workload
 
         if self.is_torchbench:
             raise OptionError(f"{self.name} is a model of TorchBench, which makes its own steps")
-        return check_workload(_call_seeded(self, self._options(batch, size)))
-
-    def batch(self, asked: int | None = None) -> int | None:
-        """Samples per step; None if the function does not tell."""
-        if asked is not None:
-            return asked
-        parameter = inspect.signature(self.making).parameters.get("batch")
-        default = None if parameter is None else parameter.default
-        return default if isinstance(default, int) else None
-
-    def _options(self, batch: int | None, size: str) -> dict[str, Any]:
         if size not in SIZES:
             raise OptionError(f"a size is {' or '.join(SIZES)}, not {size!r}")
         if batch is not None and batch < 1:
@@ -133,14 +125,41 @@ class Source:
         if size != "tiny" and "size" not in takes:
             raise OptionError(f"{self.name} has one size: its function has no argument 'size'")
         options: dict[str, Any] = {} if batch is None else {"batch": batch}
-        return {**options, "size": size} if "size" in takes else options
+        if "size" in takes:
+            options["size"] = size
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                made = self.making(**options)
+            except (OptionError, MissingDependencyError):
+                raise
+            except ImportError as error:
+                missing = getattr(error, "name", None) or str(error).splitlines()[0]
+                raise MissingDependencyError(
+                    f"{self.name} needs {missing}: {_how_to_install((str(missing),))}"
+                ) from error
+        return check_workload(made)
+
+    def batch(self, asked: int | None = None) -> int | None:
+        """Samples per step; None if the function does not tell."""
+        if asked is not None:
+            return asked
+        parameter = inspect.signature(self.making).parameters.get("batch")
+        default = None if parameter is None else parameter.default
+        return default if isinstance(default, int) else None
 
 
 def workloads() -> tuple[Entry, ...]:
     """Return the workloads of the suite, then those of installed packages, each sorted by name."""
+    from importlib.metadata import entry_points
+
     own = _suite()
     names = {entry.name for entry in own}
-    return (*own, *(each for each in _package_entries() if each.name not in names))
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    added = tuple(_entry_of_point(point) for point in points if point.name not in names)
+    return (*own, *added)
 
 
 def table() -> list[dict[str, Any]]:
@@ -163,42 +182,19 @@ def find(name: str) -> Source:
 
     head, colon, rest = name.partition(":")
     if colon and head == TORCHBENCH:
-        from torchtraceap.lab.workloads.torchbench import torchbench_model
-
-        return Source(name, None, torchbench_model(rest), is_torchbench=True)
+        return Source(name, None, _torchbench_model(rest), is_torchbench=True)
     if colon:
         return Source(name, None, find_workload(name))
     entry = next((each for each in workloads() if each.name == name), None)
     if entry is None:
-        raise OptionError(f"there is no workload {name!r}{_like(name)}")
+        near = difflib.get_close_matches(name, [each.name for each in workloads()], cutoff=0.5)
+        hint = "; `torchtraceap bench list` names them, and FILE.py:FUNCTION is one of your own"
+        if near:
+            hint = f", did you mean {' or '.join(near)}?"
+        raise OptionError(f"there is no workload {name!r}{hint}")
     if entry.missing:
         raise MissingDependencyError(entry.why_not)
     return Source(name, entry, find_workload(entry.place))
-
-
-def _like(name: str) -> str:
-    known = [entry.name for entry in workloads()]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if near:
-        return f", did you mean {' or '.join(near)}?"
-    return "; `torchtraceap bench list` names them, and FILE.py:FUNCTION is one of your own"
-
-
-def _call_seeded(source: Source, options: dict[str, Any]) -> Any:
-    """Call a function with seeded random numbers, and restore their state."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        try:
-            return source.making(**options)
-        except (OptionError, MissingDependencyError):
-            raise
-        except ImportError as error:
-            missing = getattr(error, "name", None) or str(error).splitlines()[0]
-            raise MissingDependencyError(
-                f"{source.name} needs {missing}: {_how_to_install((str(missing),))}"
-            ) from error
 
 
 def _how_to_install(modules: Sequence[str]) -> str:
@@ -216,27 +212,19 @@ def _how_to_install(modules: Sequence[str]) -> str:
 
 @cache
 def _suite() -> tuple[Entry, ...]:
-    folder = Path(__file__).parent / "suite"
-    found = [each for path in sorted(folder.glob("*.py")) for each in _in_file(path)]
+    """Return the functions of the suite's modules with a `@workload`, read from their source."""
+    found = []
+    for path in sorted((Path(__file__).parent / "suite").glob("*.py")):
+        for node in ast.parse(path.read_text("utf-8"), str(path)).body:
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            for each in node.decorator_list:
+                if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "workload":
+                    said = {key.arg or "": ast.literal_eval(key.value) for key in each.keywords}
+                    sized = any(argument.arg == "size" for argument in node.args.args)
+                    place = f"{_SUITE}.{path.stem}:{node.name}"
+                    found.append(_entry(node.name, said, sized, "suite", place))
     return tuple(sorted(found, key=lambda entry: entry.name))
-
-
-def _in_file(path: Path) -> Iterator[Entry]:
-    for node in ast.parse(path.read_text("utf-8"), str(path)).body:
-        if isinstance(node, ast.FunctionDef):
-            said = _declaration(node)
-            if said is not None:
-                sized = any(argument.arg == "size" for argument in node.args.args)
-                place = f"{_SUITE}.{path.stem}:{node.name}"
-                yield _entry(node.name, said, sized, "suite", place)
-
-
-def _declaration(function: ast.FunctionDef) -> dict[str, Any] | None:
-    """Return the arguments of a function's `@workload`."""
-    for each in function.decorator_list:
-        if isinstance(each, ast.Call) and getattr(each.func, "id", "") == "workload":
-            return {key.arg or "": ast.literal_eval(key.value) for key in each.keywords}
-    return None
 
 
 def _entry(name: str, said: dict[str, Any], sized: bool, source: str, place: str) -> Entry:
@@ -258,13 +246,6 @@ def _is_installed(module: str) -> bool:
 # ------------------------------------------------------------------------- of other packages
 
 
-def _package_entries() -> tuple[Entry, ...]:
-    from importlib.metadata import entry_points
-
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    return tuple(_entry_of_point(point) for point in points)
-
-
 def _entry_of_point(point: EntryPoint) -> Entry:
     """Return the entry of an entry point. Its description is known only if its module is already
     loaded, because listing must not run foreign code."""
@@ -275,3 +256,40 @@ def _entry_of_point(point: EntryPoint) -> Entry:
     package = point.dist.name if point.dist is not None else module.partition(".")[0]
     sized = making is not None and "size" in inspect.signature(making).parameters
     return _entry(point.name, workload_declaration(making), sized, package, point.value)
+
+
+# ------------------------------------------------------------------------- of TorchBench
+
+
+def _torchbench_model(name: str) -> Callable[..., Any]:
+    """Return the class `Model` of a TorchBench model.
+
+    Raises:
+        MissingDependencyError: TorchBench, or what the model needs, is not installed.
+        OptionError: It has no such model, or it can't be imported.
+    """
+    if not name.isidentifier():
+        raise OptionError(f"a model of TorchBench is torchbench:MODEL, not torchbench:{name}")
+    if importlib.util.find_spec(_TORCHBENCH_PACKAGE) is None:
+        raise MissingDependencyError(
+            "TorchBench is not installed: clone github.com/pytorch/benchmark, run its install.py "
+            "with the model's name, and put the checkout on PYTHONPATH"
+        )
+    place = f"{_TORCHBENCH_PACKAGE}.models.{name}"
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing and place.startswith(missing):
+            raise OptionError(f"TorchBench has no model {name!r}") from error
+        raise MissingDependencyError(
+            f"torchbench:{name} needs {missing}: its checkout's `install.py {name}` installs it"
+        ) from error
+    except Exception as error:  # a model's module installs and imports whatever it likes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+        raise OptionError(f"torchbench:{name} can't be imported: {reason}") from error
+    model = getattr(module, "Model", None)
+    if not callable(model):
+        raise OptionError(f"{place} has no class Model")
+    found: Callable[..., Any] = model
+    return found

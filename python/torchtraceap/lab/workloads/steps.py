@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,7 +22,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 class _Runnable(Protocol):
-    """Interface of an object that makes steps, from a workload or a TorchBench model."""
+    """An object that makes steps, of a workload or of a TorchBench model."""
 
     batch: int | None
     model: Any
@@ -109,7 +110,10 @@ def make_step(
         import torch
     except ImportError as error:
         raise MissingDependencyError("a workload is run by torch, which is not there") from error
-    _check(mode, precision)
+    if mode not in MODES:
+        raise OptionError(f"a step is {' or '.join(MODES)}, not {mode!r}")
+    if precision not in PRECISIONS:
+        raise OptionError(f"a precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
     target = _device(device)
     if precision == "tf32" and target.type != "cuda":
         raise OptionError("tf32 is a mode of NVIDIA's tensor cores: on a CPU take fp32 or bf16")
@@ -120,15 +124,13 @@ def make_step(
             settings.enter_context(_tf32(precision == "tf32"))
         runs: _Runnable
         if isinstance(workload, Source) and workload.is_torchbench:
-            from torchtraceap.lab.workloads.torchbench import TorchBenchRuns
-
-            _refuse_size(size)
-            runs = TorchBenchRuns(workload.making, mode, target, precision, compiled, batch)
+            if size != "tiny":
+                raise OptionError("models of TorchBench have one size")
+            runs = _TorchBench(workload.making, mode, target, precision, compiled, batch)
         else:
             made, samples = _make(workload, target, batch, size)
-            autocast = _autocast(target, precision)
             kind = _Training if mode == "train" else _Forward
-            runs = kind(made, samples, autocast, compiled, target)
+            runs = kind(made, samples, precision == "bf16", compiled, target)
         torch.manual_seed(0)  # dropout and the like: the same in each process
         return Step(runs, target, settings.pop_all())
 
@@ -154,22 +156,20 @@ def on_device(value: Any, device: Any) -> Any:
 class _Forward:
     """A forward pass without anything kept for a backward pass."""
 
-    def __init__(
-        self,
-        made: Workload,
-        batch: int | None,
-        autocast: Callable[[], AbstractContextManager[Any]],
-        compiled: bool,
-        device: torch.device,
-    ) -> None:
-        self.batch = batch
-        self.model = made.model.to(device).train(self._trains(made))
-        self._inputs = on_device(made.inputs, device)
-        self._autocast = autocast
-        self._call = _compile(self.model) if compiled else self.model
+    trains = False
 
-    def _trains(self, made: Workload) -> bool:
-        return False
+    def __init__(
+        self, made: Workload, batch: int | None, bf16: bool, compiled: bool, device: torch.device
+    ) -> None:
+        import torch
+
+        self.batch = batch
+        self.model = made.model.to(device).train(self.trains)
+        self._inputs = on_device(made.inputs, device)
+        self._autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if bf16:
+            self._autocast = partial(torch.autocast, device.type, torch.bfloat16)
+        self._call = torch.compile(self.model) if compiled else self.model
 
     def step(self) -> Any:
         """Return the output."""
@@ -187,6 +187,8 @@ class _Forward:
 class _Training(_Forward):
     """A training step: forward, loss, backward, optimizer."""
 
+    trains = True
+
     def __init__(self, made: Workload, *rest: Any) -> None:
         super().__init__(made, *rest)
         loss = made.loss
@@ -198,9 +200,6 @@ class _Training(_Forward):
             self._optimizer = None
         else:
             self._optimizer = made.optimizer(trained)
-
-    def _trains(self, made: Workload) -> bool:
-        return True
 
     def step(self) -> Any:
         """Return the detached loss."""
@@ -215,19 +214,46 @@ class _Training(_Forward):
         return loss.detach()
 
 
+class _TorchBench:
+    """Steps of a TorchBench model, made as TorchBench's `run.py` makes them.
+
+    Their contract: `Model(test, device, batch_size, extra_args)` with `invoke()`, else `train()`
+    and `eval()`; `get_module()` returns the module and its inputs.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        mode: str,
+        device: torch.device,
+        precision: str,
+        compiled: bool,
+        batch: int | None,
+    ) -> None:
+        # TF32 is set outside of it; their default precision may be another than fp32.
+        extra = ["--precision", "amp_bf16" if precision == "bf16" else "fp32"]
+        extra += ["--torchdynamo", "inductor"] if compiled else []
+        try:
+            self._made = model(test=mode, device=str(device), batch_size=batch, extra_args=extra)
+        except NotImplementedError as error:
+            said = f": {error}" if str(error) else ""
+            raise OptionError(f"this model of TorchBench doesn't do that{said}") from error
+        except SystemExit as error:  # their arguments are parsed by argparse
+            raise OptionError(f"this model of TorchBench doesn't take {' '.join(extra)}") from error
+        self._mode = mode
+        self.batch = getattr(self._made, "batch_size", batch)
+        try:
+            self.model: Any = self._made.get_module()[0]
+        except (AttributeError, NotImplementedError):
+            self.model = None
+
+    def step(self) -> Any:
+        """Run the model's step and return its result: nothing in training."""
+        invoke = getattr(self._made, "invoke", None) or getattr(self._made, self._mode)
+        return invoke()
+
+
 # ------------------------------------------------------------------------- options
-
-
-def _check(mode: str, precision: str) -> None:
-    if mode not in MODES:
-        raise OptionError(f"a step is {' or '.join(MODES)}, not {mode!r}")
-    if precision not in PRECISIONS:
-        raise OptionError(f"a precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
-
-
-def _refuse_size(size: str) -> None:
-    if size != "tiny":
-        raise OptionError("models of TorchBench have one size")
 
 
 def _device(name: str) -> torch.device:
@@ -280,14 +306,6 @@ def _batch_size(value: Any) -> int | None:
     return None
 
 
-def _autocast(device: torch.device, precision: str) -> Callable[[], AbstractContextManager[Any]]:
-    if precision != "bf16":
-        return nullcontext
-    import torch
-
-    return lambda: torch.autocast(device.type, torch.bfloat16)
-
-
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
     """Run products and convolutions of a GPU in TF32, or none of them; the settings are restored
@@ -303,9 +321,3 @@ def _tf32(allowed: bool) -> Iterator[None]:
     finally:
         for place, was in zip(places, before, strict=True):
             place.allow_tf32 = was
-
-
-def _compile(model: Any) -> Any:
-    import torch
-
-    return torch.compile(model)

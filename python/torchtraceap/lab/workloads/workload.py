@@ -59,15 +59,15 @@ def find_workload(source: str) -> Callable[[], Any]:
     module = _module_of_file(Path(place)) if place.endswith(".py") else _import_module(place)
     found = getattr(module, name, None)
     if not callable(found):
-        known = sorted(n for n, value in vars(module).items() if _is_own_function(value, module))
+        known = sorted(
+            each
+            for each, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        )
         listed = f" It has {', '.join(known)}." if known else ""
         raise OptionError(f"{place} has no function {name!r}.{listed}")
     function: Callable[[], Any] = found
     return function
-
-
-def _is_own_function(value: object, module: Any) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _module_of_file(path: Path) -> Any:
@@ -108,21 +108,18 @@ def _import_errors_as_options(place: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also what ends a program
-        line = _line_in(place, error)
+        frames = [
+            each.lineno
+            for each in extract_tb(error.__traceback__)
+            if Path(each.filename) == Path(place)
+        ]
+        line = f":{frames[-1]}" if frames else ""
+        if isinstance(error, SyntaxError) and Path(error.filename or "") == Path(place):
+            line = f":{error.lineno}"
         said = (str(error).strip() or "no reason given").splitlines()[0][:300]
         raise OptionError(
             f"{place}{line}: can't be imported ({type(error).__name__}: {said})"
         ) from error
-
-
-def _line_in(place: str, error: BaseException) -> str:
-    """Return the last line of a file that led to an error, as ":12"."""
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == Path(place):
-        return f":{error.lineno}"
-    frames = [
-        each for each in extract_tb(error.__traceback__) if Path(each.filename) == Path(place)
-    ]
-    return f":{frames[-1].lineno}" if frames else ""
 
 
 def check_workload(made: Any) -> Workload:

@@ -6,10 +6,9 @@
     ...     ...
 
 DDP, FSDP2 and what else calls `torch.distributed` run unmodified in this one process, as rank 0.
-What they issue, when and with how many bytes is real; how long a transfer takes is drawn from
+What they issue, when and with how many bytes is real; the time of a transfer is drawn from
 `torchtraceap.ops.durations`, and its result is what rank 0 would get if all ranks held the same
-data.
-docs/emulated_collectives.md. torch is imported when a name that needs it is asked for.
+data (docs/emulated_collectives.md). torch is imported when a name that needs it is used.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torchtraceap.lab.collection.emulated.network import NETWORKS, Network, Tran
 from torchtraceap.record.export import as_nccl_records
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.collection.emulated.forms import FORMS, Form, Parallel
+    from torchtraceap.lab.collection.emulated.faults import FORMS, Form, Parallel
     from torchtraceap.lab.collection.emulated.group import EmulatedGroup, process_group
 
 _MODULES = {
-    "FORMS": "forms",
+    "FORMS": "faults",
     "EmulatedGroup": "group",
-    "Form": "forms",
-    "Parallel": "forms",
+    "Form": "faults",
+    "Parallel": "faults",
     "process_group": "group",
 }
 

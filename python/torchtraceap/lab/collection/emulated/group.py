@@ -5,8 +5,8 @@ kernel: its operator (`c10d::allreduce_`), the description of the collective (`r
 and the title of its work (`nccl:all_reduce`). A group in Python is asked before these are written,
 so it writes them itself: same nesting, same arguments. The profiler of torch takes the second name
 for its own and breaks where C++ did not prepare it, so that event is recorded as `DESCRIPTION`, and
-`as_nccl_records` (records.py) gives the trace its name. On a CPU the title is that of gloo
-(`gloo:all_reduce`), and lasts, as with gloo, until the transfer is over.
+`as_nccl_records` (`record/emulated_records.py`) gives the trace its name. On a CPU the title is
+that of gloo (`gloo:all_reduce`), and lasts, as with gloo, until the transfer is over.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import record_function
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.collection.emulated.kernels import kernel_name
-from torchtraceap.lab.collection.emulated.lanes import DeviceLane, HostLane, Lane, Transfer
 from torchtraceap.lab.collection.emulated.network import NETWORKS, RANKS, Network, TransferTimes
-from torchtraceap.lab.collection.emulated.results import Copies, reduction_factor
+from torchtraceap.lab.collection.emulated.transfers import (
+    Copies,
+    DeviceLane,
+    HostLane,
+    Lane,
+    Transfer,
+    kernel_name,
+    reduction_factor,
+)
 from torchtraceap.ops.durations.collectives import bus_factor
 from torchtraceap.record.export import DESCRIPTION
 from torchtraceap.record.torch_access import EMULATED
@@ -67,14 +73,10 @@ _NAMES = {
 }
 
 
-def _kind(form: str) -> str:
-    return form.removesuffix("_into").removesuffix("_coalesced")
-
-
 class EmulatedGroup(dist.ProcessGroup):
     """Rank 0's view of a group; `process_group` and `new_group` make them.
 
-    Every operation gives a work whose `wait` is ProcessGroupNCCL's: it makes the current stream
+    Every operation returns a work whose `wait` is ProcessGroupNCCL's: it makes the current stream
     wait on a GPU, and the host on a CPU.
     """
 
@@ -88,12 +90,12 @@ class EmulatedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """As torch numbers groups."""
+        """Name of the group, as torch numbers groups."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """Such as `default_pg`."""
+        """Description such as `default_pg`."""
         return self._description
 
     def _set_group_name(self, name: str) -> None:
@@ -103,11 +105,11 @@ class EmulatedGroup(dist.ProcessGroup):
         self._description = description
 
     def getBackendName(self) -> str:  # noqa: N802  # a name of torch
-        """`emu`."""
+        """Return `emu`."""
         return EMULATED
 
     def shutdown(self) -> None:
-        """Waits for what runs."""
+        """Wait for what runs."""
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
@@ -117,68 +119,68 @@ class EmulatedGroup(dist.ProcessGroup):
     # ------------------------------------------------------------------- what torch calls
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Every tensor becomes the reduction of equal ones."""
+        """Make every tensor the reduction of equal ones."""
         return self._reduced("all_reduce", tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """As `allreduce`, in one transfer."""
+        """Do as `allreduce`, in one transfer."""
         return self._reduced("all_reduce_coalesced", tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """As `allreduce` where rank 0 is the root; else nothing changes here."""
+        """Do as `allreduce` where rank 0 is the root; else change nothing here."""
         if opts is not None and opts.rootRank != 0:
             return self._transfer("reduce", tensors, tensors, [])
         return self._reduced("reduce", tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Any:
-        """Nothing changes: the root holds the same."""
+        """Change nothing: the root holds the same."""
         return self._transfer("broadcast", tensors, tensors, [])
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Every output becomes the input."""
+        """Make every output the input."""
         copies = [Copies(own, out) for own, outs in zip(inputs, outputs) for out in outs]  # noqa: B905
         return self._transfer("all_gather", inputs, list(itertools.chain(*outputs)), copies)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
-        """The output becomes copies of the input, one behind the other."""
+        """Make the output copies of the input, one behind the other."""
         return self._transfer("all_gather_into", [given], [output], [Copies(given, output)])
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
-        """As `all_gather_single` for several, in one transfer."""
+        """Do as `all_gather_single` for several, in one transfer."""
         copies = [Copies(own, out) for own, out in zip(inputs, outputs, strict=True)]
         return self._transfer("all_gather_coalesced", inputs, outputs, copies)
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> Any:
-        """The output becomes the reduction of equal first inputs."""
+        """Make the output the reduction of equal first inputs."""
         firsts = [each[0] for each in inputs]
         copies = self._sums(firsts, outputs, opts)
         return self._transfer("reduce_scatter", list(itertools.chain(*inputs)), outputs, copies)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
-        """The output becomes the reduction of equal first parts of the input."""
+        """Make the output the reduction of equal first parts of the input."""
         copies = self._sums([self._first_part(given)], [output], opts)
         return self._transfer("reduce_scatter_into", [given], [output], copies)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> Any:
-        """As `reduce_scatter_single` for several, in one transfer."""
+        """Do as `reduce_scatter_single` for several, in one transfer."""
         copies = self._sums([self._first_part(each) for each in inputs], outputs, opts)
         return self._transfer("reduce_scatter_coalesced", inputs, outputs, copies)
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
-        """Every rank sends what is for rank 0: all outputs become the first input."""
+        """Make all outputs the first input: every rank sends what is for rank 0."""
         copies = [Copies(inputs[0], out) for out in outputs]
         return self._transfer("all_to_all", inputs, outputs, copies)
 
     def all_to_all_single(
         self, output: Tensor, given: Tensor, out_splits: Any, in_splits: Any, opts: Any = None
     ) -> Any:
-        """The output becomes copies of the part of the input that is for rank 0.
+        """Make the output copies of the part of the input that is for rank 0.
 
         Raises:
             OptionError: Ranks with the same data would not send parts of the sizes asked for.
@@ -193,29 +195,29 @@ class EmulatedGroup(dist.ProcessGroup):
         return self._transfer("all_to_all_into", [given], [output], copies, splits)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
-        """As `allgather` where rank 0 is the root."""
+        """Do as `allgather` where rank 0 is the root."""
         copies = [Copies(own, out) for own, outs in zip(inputs, outputs) for out in outs]  # noqa: B905
         return self._transfer("gather", inputs, list(itertools.chain(*outputs)) or inputs, copies)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
-        """The output becomes the first input where rank 0 is the root."""
+        """Make the output the first input where rank 0 is the root."""
         copies = [Copies(parts[0], out) for parts, out in zip(inputs, outputs)]  # noqa: B905
         return self._transfer("scatter", list(itertools.chain(*inputs)) or outputs, outputs, copies)
 
     def send(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Any:
-        """Takes its time."""
+        """Take the time of a transfer."""
         return self._transfer("send_recv", tensors, tensors, [])
 
     def recv(self, tensors: list[Tensor], rank: int, tag: int = 0) -> Any:
-        """Takes its time; what was in the tensors stays, as no other rank's data is known."""
+        """Take the time of a transfer; the tensors stay, as no other rank's data is known."""
         return self._transfer("send_recv", tensors, tensors, [])
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Any:
-        """As `recv`."""
+        """Do as `recv`."""
         return self.recv(tensors, 0, tag)
 
     def barrier(self, opts: Any = None) -> Any:
-        """Makes the host wait for everything before it, as NCCL's barrier does."""
+        """Make the host wait for everything before it, as NCCL's barrier does."""
         device = torch.device("cuda", torch.cuda.current_device()) if self._on_gpu() else "cpu"
         work = self._transfer("barrier", [torch.zeros(1, device=device)], [], [])
         work.wait()
@@ -227,7 +229,7 @@ class EmulatedGroup(dist.ProcessGroup):
         self._last = None
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        """Transfers run in order, so the last one's work stands for all."""
+        """Return the last work, which stands for all as transfers run in order."""
         return self._last if self._last is not None else self.barrier()
 
     # The names of torch up to 2.12.
@@ -255,7 +257,7 @@ class EmulatedGroup(dist.ProcessGroup):
         return self._transfer(form, tensors, tensors, self._sums(tensors, tensors, opts))
 
     def _first_part(self, given: Tensor) -> Tensor:
-        """Of as many as there are ranks."""
+        """Return the first of as many parts as there are ranks."""
         if len(given) % self._ranks:
             raise OptionError(f"{len(given)} rows can't be dealt to {self._ranks} ranks")
         return given[: len(given) // self._ranks]
@@ -268,25 +270,23 @@ class EmulatedGroup(dist.ProcessGroup):
         copies: Sequence[Copies],
         splits: dict[str, list[int]] | None = None,
     ) -> Any:
-        kind, dtype = _kind(form), inputs[0].dtype
+        kind, dtype = form.removesuffix("_into").removesuffix("_coalesced"), inputs[0].dtype
         size = max(sum(map(_bytes, inputs)), sum(map(_bytes, outputs)))
         ns = self._times.draw_ns(kind, size, self._ranks)
         factor = bus_factor("all_reduce" if kind == "barrier" else kind, self._ranks)
         # What comes over the links is read and written once more.
         transfer = Transfer(kernel_name(kind, dtype), ns, int(2 * factor * size), copies, outputs)
-        lane = self._lane(inputs[0].device)
+        device = inputs[0].device
+        if device not in self._lanes:
+            on_gpu = device.type == "cuda"
+            self._lanes[device] = DeviceLane(device) if on_gpu else HostLane()
+        lane = self._lanes[device]
         with self._recorded(form, inputs, outputs, splits or {}) as title:
             done = lane.run(transfer)
             if isinstance(lane, HostLane):
                 done = title._call_end_callbacks_on_future(done)
             self._last = torch._C._distributed_c10d._create_work_from_future(done)
         return self._last
-
-    def _lane(self, device: torch.device) -> Lane:
-        if device not in self._lanes:
-            make = DeviceLane(device) if device.type == "cuda" else HostLane()
-            self._lanes[device] = make
-        return self._lanes[device]
 
     @contextlib.contextmanager
     def _recorded(
@@ -296,7 +296,7 @@ class EmulatedGroup(dist.ProcessGroup):
         outputs: Sequence[Tensor],
         splits: dict[str, list[int]],
     ) -> Iterator[record_function]:
-        """See Note [As NCCL records]; gives the title."""
+        """Record a collective and yield its title. See Note [As NCCL records]."""
         operator, name = _NAMES[form]
         described = {
             "Collective name": name,
@@ -330,14 +330,14 @@ def _bytes(tensor: Tensor) -> int:
 def process_group(
     world_size: int, network: str | Network = "nvlink", *, seed: int = 0
 ) -> Iterator[dist.ProcessGroup]:
-    """Makes this process rank 0 of a job of `world_size` ranks, none of which is there.
+    """Make this process rank 0 of a job of `world_size` ranks, none of which is there.
 
     Groups that are made inside (`new_group`, device meshes) are emulated as well.
 
     Args:
-        world_size: Ranks, 2 to 8.
+        world_size: Number of ranks, 2 to 8.
         network: A name in `NETWORKS`, or the links themselves.
-        seed: Of the jitter and the late ranks.
+        seed: Seed of the jitter and the late ranks.
 
     Raises:
         OptionError: Another number of ranks, or an unknown network.

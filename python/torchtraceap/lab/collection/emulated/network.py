@@ -1,4 +1,4 @@
-"""How long a transfer between ranks takes: a model of the links, with jitter and late ranks.
+"""The time of a transfer between ranks: a model of the links, with jitter and late ranks.
 
 Note [Late ranks]: a kernel of NCCL runs from the moment that its rank comes until the slowest rank
 has come and the data has passed. So a late rank makes the kernel longer, and nothing else of it is
@@ -22,7 +22,7 @@ __all__ = ["NETWORKS", "RANKS", "Network", "TransferTimes"]
 RANKS = range(2, 9)
 """World sizes that are emulated: those of one machine, which the durations were measured on."""
 _SMALLEST_BYTES = 4
-# What no table knows by its name takes as long as what brings as many bytes over a link.
+# Collectives that no table has take as long as others that send as many bytes over a link.
 _ALIKE = MappingProxyType(
     {"barrier": "all_reduce", "gather": "all_gather", "scatter": "reduce_scatter"}
 )
@@ -37,17 +37,17 @@ class Network:
     rate: float = 0.0
     """Bytes per second in one direction, of links that no device has."""
     start_ns: float = 0.0
-    """Of a transfer over such links."""
+    """Constant part of a transfer over such links."""
     step_ns: float = 0.0
-    """For each rank beyond the first, over such links."""
+    """Time for each rank beyond the first, over such links."""
     jitter: float = 0.05
     """Standard deviation of the logarithm of a transfer's time."""
     late_share: float = 0.02
-    """Of the transfers that wait for a late rank."""
+    """Share of transfers that wait for a late rank."""
     late_ns: float = 200_000.0
     """Mean time for which such a rank is late; exponential."""
     factor: float = 1.0
-    """How much longer everything takes, such as where the compute is slower as well."""
+    """Factor on all times, such as where the compute is slower as well."""
 
     def __post_init__(self) -> None:
         numbers = (self.rate, self.start_ns, self.step_ns, self.jitter, self.late_ns, self.factor)
@@ -59,10 +59,10 @@ class Network:
             raise OptionError("a network needs a device, or the rate of its links")
 
     def transfer_ns(self, kind: str, size: int, ranks: int) -> float:
-        """Time once all ranks have come, without jitter.
+        """Return the time of a transfer once all ranks have come, without jitter.
 
         Args:
-            kind: As `torchtraceap.ops.durations` spells it, or barrier, gather, scatter.
+            kind: Kind in `torchtraceap.ops.durations`, or barrier, gather, scatter.
             size: Bytes of the larger of one rank's input and output.
             ranks: Members of the group.
 
@@ -97,14 +97,14 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
 
 
 class TransferTimes:
-    """Draws the times of transfers; the same for one seed and one order of calls."""
+    """Drawn times of transfers, the same for one seed and one order of calls."""
 
     def __init__(self, network: Network, seed: int = 0) -> None:
         self.network = network
         self._random = random.Random(seed)
 
     def draw_ns(self, kind: str, size: int, ranks: int) -> int:
-        """Of one transfer, with jitter and, now and then, a late rank (Note [Late ranks]).
+        """Draw the time of a transfer, with jitter and sometimes a late rank (Note [Late ranks]).
 
         Raises:
             UnknownDurationError: Nothing tells it.

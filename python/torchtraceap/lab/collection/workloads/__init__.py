@@ -5,19 +5,13 @@ Imports torch; `torchtraceap.lab.collection.manifest` names them without it.
 
 from __future__ import annotations
 
-from torchtraceap.lab.collection.workloads import breaks, copies, exchanges, host, loading
-from torchtraceap.lab.collection.workloads.platforms import use_platform
-from torchtraceap.lab.collection.workloads.steps import STEPS, Context, Step, measured
+from torchtraceap.lab.collection.workloads import data, exchanges, host
+from torchtraceap.lab.collection.workloads.steps import (
+    STEPS,
+    Context,
+    Step,
+    calibrate,
+    use_platform,
+)
 
-__all__ = [
-    "STEPS",
-    "Context",
-    "Step",
-    "breaks",
-    "copies",
-    "exchanges",
-    "host",
-    "loading",
-    "measured",
-    "use_platform",
-]
+__all__ = ["STEPS", "Context", "Step", "calibrate", "data", "exchanges", "host", "use_platform"]

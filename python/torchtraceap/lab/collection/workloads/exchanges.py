@@ -17,30 +17,28 @@ __all__: list[str] = []
 
 _RANKS = (2, 4, 8)
 _SHARDED = frozenset({"shards_of_leaves", "one_shard"})
-_SMALL = "small_nccl_kernels"
 
 
 class _Exchanging(Step):
-    """Other ranks are emulated; how many, and by what they are connected, is drawn."""
+    """A step among emulated ranks; their number and network are drawn."""
 
-    cost = "exchanges"
     parts = ("forward", "backward")
-    form: ClassVar[str] = ""
+    fault: ClassVar[str] = ""
 
     def prepare(self) -> None:
         super().prepare()
-        rng = random.Random(f"{self.context.seed}/{self.context.workload.name}/{self.form}")
+        rng = random.Random(f"{self.context.seed}/{self.context.workload.name}/{self.fault}")
         self.world_size = rng.choice(_RANKS)
-        self.strategy = "fsdp2" if self.form in _SHARDED else "ddp"
+        self.strategy = "fsdp2" if self.fault in _SHARDED else "ddp"
         network = rng.choice(list(NETWORKS))
         self.group = ExitStack()
         self.group.enter_context(process_group(self.world_size, network, seed=self.context.seed))
         try:
-            self.parallel = FORMS[self.form].make(self.model, self.bad)
+            self.parallel = FORMS[self.fault].make(self.model, self.bad)
         except BaseException:
             self.close()
             raise
-        self.optimizer = self._optimizer()  # shards are other weights than those before
+        self.optimizer = self.build_optimizer()  # shards are other weights than those before
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-4)
@@ -57,5 +55,5 @@ class _Exchanging(Step):
 
 
 for _name, _form in FORMS.items():
-    _cost = "runs_of_exchanges" if _form.type == _SMALL else "exchanges"
-    STEPS[_name] = type(f"_{_name}", (_Exchanging,), {"form": _name, "cost": _cost})
+    _cost = "runs_of_exchanges" if _form.type == "small_nccl_kernels" else "exchanges"
+    STEPS[_name] = type(f"_{_name}", (_Exchanging,), {"fault": _name, "cost": _cost})

@@ -1,4 +1,6 @@
-"""Steps that are bound by the host."""
+"""Steps that lose time by the host: Python work, many small launches, and compiled code that breaks
+apart or is compiled again. `lab/generation/faults.py` describes each fault by name.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from torchtraceap.lab.collection.workloads.models import Batch
-from torchtraceap.lab.collection.workloads.steps import PIECES, Step, register
+from torchtraceap.lab.collection.workloads.models import Batch, loss_and_scores
+from torchtraceap.lab.collection.workloads.steps import (
+    PIECES,
+    SITES,
+    LayerStep,
+    Step,
+    register,
+)
 
 __all__: list[str] = []
 
 _BRIEF_S = 2e-5
 _DEEP = 64
 """Tiny modules in a row."""
+_MOST_COMPILATIONS = 256
+_TARGETS = 512
 
 
 def _spin(seconds: float) -> int:
-    """Python work of about that length; the interpreter is busy throughout."""
+    """Do Python work of about that length; the interpreter is busy throughout."""
     end = time.perf_counter() + seconds
     count = 0
     while time.perf_counter() < end:
@@ -29,67 +39,41 @@ def _spin(seconds: float) -> int:
     return count
 
 
-class _Layers(Step):
-    parts = ("layer",)
-
-    def prepare(self) -> None:
-        super().prepare()
-        self.hook_layers(self._hook)
-
-    def _hook(self, place: int, x: Tensor) -> Tensor:
-        with self.marked("layer"):
-            return self.at_layer(x)
-
-    def at_layer(self, x: Tensor) -> Tensor:
-        """What goes on in the layer's place."""
-        raise NotImplementedError
-
-
 @register("python_between")
-class _PythonBetween(_Layers):
-    """Python work behind layers, while nothing is launched."""
-
+class _PythonBetween(LayerStep):
     levels = 4
 
-    def at_layer(self, x: Tensor) -> Tensor:
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
         if self.bad:
             _spin(self.context.host_work_s * self.level)
         return x
 
 
 @register("brief_python")
-class _BriefPython(_Layers):
-    """A few microseconds of Python behind layers, which the queue hides."""
-
-    def at_layer(self, x: Tensor) -> Tensor:
+class _BriefPython(LayerStep):
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
         if self.bad:
             _spin(_BRIEF_S)
         return x
 
 
 @register("unfused_operators")
-class _UnfusedOperators(_Layers):
-    """An activation written out in single operators behind layers."""
-
+class _UnfusedOperators(LayerStep):
     levels = 4
     tight = True
 
-    def at_layer(self, x: Tensor) -> Tensor:
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
         for _ in range(self.level):
-            x = _written_out(x) if self.bad else functional.gelu(x, approximate="tanh")
+            if self.bad:
+                inner = 0.7978845608 * (x + 0.044715 * (x * x * x))
+                x = 0.5 * x * (1.0 + torch.tanh(inner))
+            else:
+                x = functional.gelu(x, approximate="tanh")
         return x
-
-
-def _written_out(x: Tensor) -> Tensor:
-    cube = x * x * x
-    inner = 0.7978845608 * (x + 0.044715 * cube)
-    return 0.5 * x * (1.0 + torch.tanh(inner))
 
 
 @register("image_by_image")
 class _ImageByImage(Step):
-    """A loop over the images of a batch, two at a time: one alone is no batch to normalise."""
-
     parts = ("forward",)
 
     def forward(self, inputs: Batch) -> tuple[Tensor, Tensor]:
@@ -105,8 +89,6 @@ class _ImageByImage(Step):
 
 @register("metrics_by_sample")
 class _MetricsBySample(Step):
-    """Metrics computed sample by sample: a few tiny kernels each."""
-
     parts = ("finish",)
     levels = 8
     tight = True
@@ -127,8 +109,6 @@ def _metrics(rows: Tensor) -> list[Tensor]:
 
 @register("unfused_optimizer")
 class _UnfusedOptimizer(Step):
-    """An optimiser that updates tensor by tensor."""
-
     parts = ("update",)
     tight = True
 
@@ -140,8 +120,6 @@ class _UnfusedOptimizer(Step):
 
 @register("average_by_tensor")
 class _AverageByTensor(Step):
-    """Running averages of the weights kept tensor by tensor: a tiny kernel each."""
-
     parts = ("finish",)
     levels = 6
     tight = True
@@ -162,8 +140,6 @@ class _AverageByTensor(Step):
 
 @register("one_core")
 class _OneCore(Step):
-    """One core and one thread for the host, which prepares the batch as well."""
-
     parts = ("fetch",)
     levels = 4
 
@@ -187,8 +163,6 @@ class _OneCore(Step):
 
 @register("anomaly_mode")
 class _AnomalyMode(Step):
-    """Autograd's anomaly detection left on."""
-
     parts = ("forward", "backward")
 
     def step(self) -> None:
@@ -198,27 +172,24 @@ class _AnomalyMode(Step):
 
 @register("heavy_hooks")
 class _HeavyHooks(Step):
-    """Hooks at all modules, each with Python work."""
-
     parts = ("forward",)
     levels = 4
 
     def prepare(self) -> None:
         super().prepare()
         modules = [m for m in self.model.modules() if m is not self.model]
-        for module in modules:
-            module.register_forward_hook(self._watch)
-        self.pause_s = 4 * self.context.host_work_s / max(1, len(modules))
+        pause_s = 4 * self.context.host_work_s / max(1, len(modules))
 
-    def _watch(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self.bad:
-            _spin(self.pause_s * self.level)
+        def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+            if self.bad:
+                _spin(pause_s * self.level)
+
+        for module in modules:
+            module.register_forward_hook(watch)
 
 
 @register("tiny_modules")
 class _TinyModules(Step):
-    """A head of many tiny modules in a row, where one does the same."""
-
     parts = ("finish",)
     levels = 8
     tight = True
@@ -233,3 +204,155 @@ class _TinyModules(Step):
         rows = functional.adaptive_avg_pool1d(scores.flatten(1)[:, None], 8)[:, 0]
         for _ in range(self.level if self.bad else 1):
             self.pooled = self.many(rows) if self.bad else self.one(rows)
+
+
+# ------------------------------------------------------------------------- compiled code
+
+
+class _Compiled(Step):
+    """A step whose forward pass is compiled."""
+
+    cost = "breaks"
+    parts = ("forward",)
+
+    def prepare(self) -> None:
+        super().prepare()
+        torch._dynamo.reset()  # twins run one after the other; none may find the other's code
+        self.hook_layers(self.at_layer)
+        self.compiled = torch.compile(
+            self.run, backend=self.context.backend, dynamic=False, fullgraph=self.is_whole
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it must be one graph, as the twin without a fault."""
+        return not self.bad
+
+    def run(self, inputs: Batch) -> tuple[Tensor, Tensor]:
+        """Return loss and scores; this is compiled."""
+        return loss_and_scores(self.context.workload, self.model, inputs)
+
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        """Return what replaces the output of a layer."""
+        return x
+
+    def forward(self, inputs: Batch) -> tuple[Tensor, Tensor]:
+        # What follows a break is code that all layers share: each shape is compiled for itself.
+        with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILATIONS):
+            result: tuple[Tensor, Tensor] = self.compiled(inputs)
+        return result
+
+    def close(self) -> None:
+        torch._dynamo.reset()
+
+
+@register("explicit_break")
+class _ExplicitBreak(_Compiled):
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        if self.bad:
+            torch._dynamo.graph_break()
+        return x
+
+
+@register("log_in_forward")
+class _LogInForward(_Compiled):
+    def prepare(self) -> None:
+        self.logged: list[float] = []
+        self.kept = torch.zeros(SITES, device=self.context.device)
+        super().prepare()
+
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        value = x.detach().abs().mean()
+        if self.bad:
+            _write(self.logged, value)
+        else:
+            self.kept[place] = value
+        return x
+
+
+@torch.compiler.disable
+def _write(logged: list[float], value: Tensor) -> None:
+    logged.append(float(value))
+    del logged[:-SITES]
+
+
+@register("branch_on_value")
+class _BranchOnValue(_Compiled):
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        large = x.detach().mean() > 1e6
+        if not self.bad:
+            return torch.where(large, x * 0.5, x)
+        return x * 0.5 if large else x
+
+
+@register("numpy_call")
+class _NumpyCall(_Compiled):
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        part = x.detach().flatten()[:256]
+        factor = _clipped_in_numpy(part) if self.bad else part.clamp(-1, 1).mean()
+        return x + 1e-6 * factor
+
+
+@torch.compiler.disable
+def _clipped_in_numpy(part: Tensor) -> float:
+    return float(part.float().cpu().numpy().clip(-1, 1).mean())
+
+
+@register("disabled_operator")
+class _DisabledOperator(_Compiled):
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        return _gate(x) if self.bad else x * torch.sigmoid(x)
+
+
+@torch.compiler.disable
+def _gate(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+class _Recompiled(_Compiled):
+    """A step that is compiled again every time."""
+
+    cost = "host"
+    is_whole = True
+
+
+@register("changing_shapes")
+class _ChangingShapes(_Recompiled):
+    def fetch(self) -> Batch:
+        batch = super().fetch()
+        many = _TARGETS - self.cursor % _TARGETS if self.bad else _TARGETS
+        return {**batch, "__targets": torch.ones(many)}
+
+    def run(self, inputs: Batch) -> tuple[Tensor, Tensor]:
+        batch = {key: value for key, value in inputs.items() if key != "__targets"}
+        loss, scores = super().run(batch)
+        return loss + 0.0 * inputs["__targets"].sum(), scores
+
+
+@register("failing_guards")
+class _FailingGuards(_Recompiled):
+    mode = "step"
+
+    def fetch(self) -> Batch:
+        self.mode = f"step {self.cursor}" if self.bad else "step"
+        return super().fetch()
+
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        return x + 1.0 if self.mode == "none" else x
+
+
+@register("break_outside")
+class _BreakOutside(_Compiled):
+    is_whole = True
+
+    def forward(self, inputs: Batch) -> tuple[Tensor, Tensor]:
+        result = super().forward(inputs)
+        if self.bad and self.cursor <= 1:
+            torch.compile(_summary, backend=self.context.backend)(result[1])
+        return result
+
+
+def _summary(scores: Tensor) -> Any:
+    mean = scores.mean()
+    torch._dynamo.graph_break()
+    return mean + scores.amax()

@@ -1,8 +1,14 @@
-"""`Step`: one iteration of a workload, with a part that is made in two ways, good and bad.
+"""`Step`: one iteration of a workload, with one part made in two ways, good and bad.
 
 A twin is built from the same seed and data as its sibling and differs in that part only. The part
 lies inside a marker in both, as often in one as in the other, so that neither the markers' own cost
 nor their number tells the twins apart.
+
+Note [Virtual]: a green context of CUDA has some of the multiprocessors, and what is launched on its
+stream runs on those alone. Autograd launches the backward pass on the streams of the forward pass,
+so the process's current stream is made that of the context; to make the context itself current
+would limit this thread alone, and autograd has others. Copies and the profiler are as before. That
+work is really slower is measured before anything is recorded: the API is a young one.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import random
 import statistics
 import time
@@ -22,31 +29,50 @@ from torch import Tensor, nn
 from torchtraceap.lab.collection.manifest import Scale, Workload
 from torchtraceap.lab.collection.workloads.models import (
     Batch,
+    StoredSamples,
     build_model,
     loss_and_scores,
     make_batch,
 )
-from torchtraceap.lab.collection.workloads.platforms import autocast
-from torchtraceap.lab.collection.workloads.samples import StoredSamples
+from torchtraceap.record.notices import RecordingError
 
-__all__ = ["PIECES", "SITES", "STEPS", "WORKERS", "Context", "Step", "measured", "register"]
+__all__ = [
+    "PIECES",
+    "SITES",
+    "STEPS",
+    "WORKERS",
+    "Context",
+    "LayerStep",
+    "Step",
+    "calibrate",
+    "register",
+    "use_platform",
+]
 
 SITES = 4
-"""Layers at which something is put in, at most."""
+"""Most layers at which something is injected."""
 WORKERS = "fork"
-"""How workers of loaders start, as by default on Linux: the process itself was spawned."""
+"""Start method of workers of loaders, the default on Linux; the process itself was spawned."""
 PIECES = 32
-"""Rows of a batch are handled in at most so many pieces, to keep the traces small."""
+"""Most pieces in which rows of a batch are handled, to keep the traces small."""
 _BATCHES = 2
 _LOST = 0.7
-"""Of a step: what a fault of chosen strength costs the host."""
+"""Share of a step that a fault of chosen strength costs the host."""
+
+_LOOSE, _TIGHT = 0.5, 0.85
+"""Share of a step for which the host launches: below it the GPU always has work waiting, also under
+the profiler, which makes launching half as slow again."""
+_TRIAL = 4096
+"""Rows and columns of a product whose time the multiprocessors bound."""
+_LONGEST_S = 0.06
+_LARGEST_BYTES = 96 << 20
 
 Hook = Callable[[int, Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """What both twins of a pair share."""
+    """The settings that both twins of a pair share."""
 
     workload: Workload
     scale: Scale
@@ -54,7 +80,7 @@ class Context:
     seed: int
     workers: int
     backend: str
-    """Of torch.compile."""
+    """Backend of torch.compile."""
     decode_passes: int = 1
     host_work_s: float = 0.001
     """Python work at each site, and the like, at level 1."""
@@ -64,55 +90,60 @@ class Context:
         return bool(self.device.type == "cuda")
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The workload's precision, for the forward pass."""
-        return autocast(self.workload.precision, self.device)
+        """Return a context of the workload's precision, for the forward pass."""
+        if self.workload.precision != "bf16":
+            return contextlib.nullcontext()
+        found: contextlib.AbstractContextManager[Any] = torch.autocast(
+            self.device.type, dtype=torch.bfloat16
+        )
+        return found
 
     def make_batches(self) -> list[Batch]:
-        """Different batches in ordinary host memory, which a step cycles through."""
+        """Make different batches in ordinary host memory, which a step cycles through."""
         generator = torch.Generator().manual_seed(self.seed)
         return [make_batch(self.workload, self.scale, generator) for _ in range(_BATCHES)]
 
     def synchronize(self) -> None:
-        """Waits for the GPU, if there is one."""
+        """Wait for the GPU, if there is one."""
         if self.on_gpu:
             torch.cuda.synchronize()
 
 
 STEPS: dict[str, type[Step]] = {}
-"""By form."""
+"""Steps by the name of their fault (`lab/generation/faults.py`)."""
 
 
-def register(form: str) -> Callable[[type[Step]], type[Step]]:
-    """Makes a step known under the name of its form."""
+def register(fault: str) -> Callable[[type[Step]], type[Step]]:
+    """Register a step under the name of its fault."""
 
     def add(step: type[Step]) -> type[Step]:
-        STEPS[form] = step
+        STEPS[fault] = step
         return step
 
     return add
 
 
 class Step:
-    """One side of a pair. The methods below are the parts that a form may make differently."""
+    """One side of a pair. The methods are the parts that a fault may make differently."""
 
     cost: ClassVar[str] = "host"
-    """The rule of markers.py."""
+    """Rule of `markers.py`."""
     parts: ClassVar[tuple[str, ...]] = ()
-    """Those that are marked: fetch, upload, forward, backward, update, finish, layer."""
+    """Marked parts: fetch, upload, forward, backward, update, finish, layer."""
     levels: ClassVar[int] = 1
-    """How strong the fault may be."""
+    """Number of levels of the fault's strength."""
     world_size = 1
     strategy: str | None = None
-    """How ranks share the work, where there are several."""
+    """Strategy by which ranks share the work, where there are several."""
     tight: ClassVar[bool] = False
-    """The host must be nearly busy in the good twin for this fault to cost anything."""
+    """True if the host must be nearly busy in the good twin for the fault to cost anything."""
 
     def __init__(self, context: Context, bad: bool) -> None:
         self.context, self.bad, self.level = context, bad, 1
         self.batches = context.make_batches()
         model = build_model(context.workload, context.scale, context.seed)
         self.model = model.to(context.device)
-        self.optimizer = self._optimizer()
+        self.optimizer = self.build_optimizer()
         self.side = torch.cuda.Stream() if context.on_gpu else None
         self.finished: list[Any] = []
         self.cursor = self._marks = 0
@@ -120,24 +151,25 @@ class Step:
         self.prepare()
 
     def prepare(self) -> None:
-        """Sets up what the form needs; by default pinned batches."""
+        """Set up what the fault needs; by default pinned batches."""
         if self.context.on_gpu:
             self.batches = [{k: v.pin_memory() for k, v in b.items()} for b in self.batches]
 
     def close(self) -> None:
-        """Ends worker processes, and gives back what was changed in this one."""
+        """End worker processes, and restore what was changed in this one."""
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Of the weights."""
+        """Return the optimizer of the weights."""
         return torch.optim.AdamW(parameters, lr=1e-4, fused=True)
 
-    def _optimizer(self) -> torch.optim.Optimizer | None:
+    def build_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the optimizer of the model, if it has weights to train."""
         weights = [p for p in self.model.parameters() if p.requires_grad]
         return self.make_optimizer(weights) if weights else None
 
     @contextlib.contextmanager
     def marked(self, part: str) -> Iterator[None]:
-        """A marker around a part, if it is one that the form changes."""
+        """Put a marker around a part, if it is one that the fault changes."""
         if part not in self.parts:
             yield
             return
@@ -146,7 +178,7 @@ class Step:
         self._marks += 1
 
     def step(self) -> None:
-        """One iteration."""
+        """Run one iteration."""
         self._marks = 0
         with self.marked("fetch"):
             batch = self.fetch()
@@ -163,15 +195,19 @@ class Step:
                 self.optimizer.zero_grad()
         with torch.no_grad(), self.marked("finish"):
             self.finish(scores)
-        self._hold_back()
+        # Keep the host at most one step ahead of the GPU, without draining its queue.
+        if self.context.on_gpu:
+            self.finished.append(torch.cuda.current_stream().record_event())
+            if len(self.finished) > 1:
+                self.finished.pop(0).synchronize()
 
     def fetch(self) -> Batch:
-        """The next batch on the host."""
+        """Return the next batch on the host."""
         self.cursor += 1
         return self.batches[self.cursor % len(self.batches)]
 
     def upload(self, batch: Batch) -> Batch:
-        """Copies the batch on a side stream while the one before it is worked on."""
+        """Copy the batch on a side stream while the one before it is worked on."""
         if self.side is None:
             return batch
         current = torch.cuda.current_stream()
@@ -192,86 +228,78 @@ class Step:
         return copies, arrived
 
     def blocking_upload(self, batch: Batch) -> Batch:
-        """Copies the batch, and waits for it."""
+        """Copy the batch, and wait for it."""
         return {key: value.to(self.context.device) for key, value in batch.items()}
 
     def forward(self, inputs: Batch) -> tuple[Tensor, Tensor]:
-        """Loss and scores."""
+        """Return loss and scores."""
         return loss_and_scores(self.context.workload, self.model, inputs)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients."""
+        """Compute gradients."""
         loss.backward()
 
     def finish(self, scores: Tensor) -> None:
-        """Work after the update, such as averages of weights or metrics."""
-
-    def _hold_back(self) -> None:
-        """Keeps the host at most one step ahead of the GPU, without draining its queue."""
-        if self.context.on_gpu:
-            self.finished.append(torch.cuda.current_stream().record_event())
-            if len(self.finished) > 1:
-                self.finished.pop(0).synchronize()
+        """Do work after the update, such as averages of weights or metrics."""
 
     def hook_layers(self, hook: Hook) -> None:
-        """Has the outputs of some layers, drawn by the seed, pass through a function."""
-        for place, layer in enumerate(self._layers()):
-            layer.register_forward_hook(_as_hook(hook, place))
+        """Pass the outputs of some layers, drawn by the seed, through a function.
 
-    def _layers(self) -> list[nn.Module]:
-        """Some that run once in a forward pass and give one tensor."""
+        They are layers that run once in a forward pass and return one tensor.
+        """
+        calls: dict[nn.Module, list[Any]] = {}  # outputs of modules, in the order of first calls
+
+        def note(module: nn.Module, inputs: Any, output: Any) -> None:
+            calls.setdefault(module, []).append(output)
+
         batch = {key: value.to(self.context.device) for key, value in self.batches[0].items()}
-        calls = _calls(
-            self.model, lambda: loss_and_scores(self.context.workload, self.model, batch)
-        )
-        fitting = [module for module, outputs in calls.items() if _is_one(outputs)]
+        inner = [module for module in self.model.modules() if module is not self.model]
+        handles = [module.register_forward_hook(note) for module in inner]
+        try:
+            with torch.no_grad():
+                loss_and_scores(self.context.workload, self.model, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        fitting = []
+        for module, (first, *more) in calls.items():
+            is_tensor = isinstance(first, Tensor) and not more
+            if is_tensor and first.is_floating_point() and first.ndim > 1:
+                fitting.append(module)
         rng = random.Random(self.context.seed)
         chosen = set(map(id, rng.sample(fitting, min(SITES, len(fitting)))))
-        return [module for module in fitting if id(module) in chosen]
+        for place, layer in enumerate(each for each in fitting if id(each) in chosen):
+
+            def call(module: nn.Module, inputs: Any, output: Tensor, place: int = place) -> Tensor:
+                return hook(place, output)
+
+            layer.register_forward_hook(call)
 
 
-def _as_hook(hook: Hook, place: int) -> Callable[..., Tensor]:
-    def call(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return hook(place, output)
+class LayerStep(Step):
+    """A step whose fault is at the outputs of some layers."""
 
-    return call
+    parts = ("layer",)
 
+    def prepare(self) -> None:
+        super().prepare()
 
-def _calls(model: nn.Module, run: Callable[[], object]) -> dict[nn.Module, list[Any]]:
-    """What every module inside the model gave, in the order of their first call."""
-    calls: dict[nn.Module, list[Any]] = {}
+        def hook(place: int, x: Tensor) -> Tensor:
+            with self.marked("layer"):
+                return self.at_layer(place, x)
 
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        calls.setdefault(module, []).append(output)
+        self.hook_layers(hook)
 
-    inner = [module for module in model.modules() if module is not model]
-    handles = [module.register_forward_hook(note) for module in inner]
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return calls
-
-
-def _is_one(outputs: list[Any]) -> bool:
-    if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
-        return False
-    return bool(outputs[0].is_floating_point() and outputs[0].ndim > 1)
+    def at_layer(self, place: int, x: Tensor) -> Tensor:
+        """Return what replaces the output of a layer."""
+        raise NotImplementedError
 
 
 # ------------------------------------------------------------------------- strength
 
-_LOOSE, _TIGHT = 0.5, 0.85
-"""Share of a step for which the host launches: below it the GPU always has work waiting, also under
-the profiler, which makes launching half as slow again."""
-_LONGEST_S = 0.06
-_LARGEST_BYTES = 96 << 20
 
-
-def measured(context: Context, step: type[Step], compiled: bool) -> tuple[Context, float]:
-    """The context with faults as strong as a healthy step allows, and that step's seconds.
+def calibrate(context: Context, step: type[Step], compiled: bool) -> tuple[Context, float]:
+    """Return the context with faults as strong as a healthy step allows, and that step's seconds.
 
     On a GPU the batch grows until the GPU, and not the host, bounds the healthy step; what is
     compiled keeps its small batch, as with a large one the GPU hides what a break costs.
@@ -287,14 +315,18 @@ def measured(context: Context, step: type[Step], compiled: bool) -> tuple[Contex
             break
         context = larger
         share, step_s = _measure(context)
-    passes = max(1, round(_LOST * step_s / _decoding_s(context)))
+    data = StoredSamples(context.make_batches(), 1)
+    start = time.perf_counter()
+    data.collate([data[i] for i in range(context.scale.batch)])
+    decoding_s = time.perf_counter() - start
+    passes = max(1, round(_LOST * step_s / decoding_s))
     work_s = max(0.0005, _LOST * step_s / SITES)
     return dataclasses.replace(context, decode_passes=passes, host_work_s=work_s), step_s
 
 
 @functools.lru_cache(maxsize=64)
 def _measure(context: Context) -> tuple[float, float]:
-    """Share of a healthy step for which the host launches, and the step's seconds."""
+    """Return the share of a healthy step for which the host launches, and the step's seconds."""
     healthy = Step(context, False)
     shares, seconds = [], []
     for _ in range(5):
@@ -309,9 +341,65 @@ def _measure(context: Context) -> tuple[float, float]:
     return statistics.median(shares[2:]), statistics.median(seconds[2:])
 
 
-def _decoding_s(context: Context) -> float:
-    """Of one batch, with one pass."""
-    data = StoredSamples(context.make_batches(), 1)
-    start = time.perf_counter()
-    data.collate([data[i] for i in range(context.scale.batch)])
-    return time.perf_counter() - start
+# ------------------------------------------------------------------------- platforms
+
+
+def use_platform(workload: Workload, device: torch.device) -> object:
+    """Limit this process to the multiprocessors that the workload may use. See Note [Virtual].
+
+    Returns:
+        An object that must be kept for as long as work runs.
+
+    Raises:
+        RecordingError: The precision or the limit is not to be had here; says why.
+    """
+    is_bf16 = workload.precision == "bf16" and device.type == "cuda"
+    if is_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise RecordingError(f"{torch.cuda.get_device_name()} does not compute in bf16")
+    count = workload.multiprocessors
+    if not count:
+        return None
+    if device.type != "cuda":
+        raise RecordingError(f"{device.type}: only a GPU has multiprocessors to be limited")
+    there = torch.cuda.get_device_properties(device).multi_processor_count
+    if count >= there:
+        raise RecordingError(f"{count} multiprocessors are no limit: the GPU has {there}")
+    try:
+        context = _green_context(count, device)
+        stream = context.Stream()
+    except (AttributeError, ImportError, RuntimeError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RecordingError(f"no green context of {count} multiprocessors: {reason}") from error
+    whole_ms = _trial_ms(device)
+    with torch.cuda.stream(stream):
+        part_ms = _trial_ms(device)
+    if part_ms < whole_ms * math.sqrt(there / count):  # nearer to no limit than to this one
+        raise RecordingError(
+            f"a green context of {count} multiprocessors of {there} limits nothing: both passes of "
+            f"a product take {part_ms:.2f} ms in it, and {whole_ms:.2f} ms without"
+        )
+    torch.cuda.set_stream(stream)
+    return context
+
+
+def _green_context(count: int, device: torch.device) -> Any:
+    """Return a context, of torch 2.11 or later, whose contexts have a stream."""
+    from torch.cuda.green_contexts import GreenContext
+
+    return GreenContext.create(num_sms=count, device_id=device.index or 0)
+
+
+def _trial_ms(device: torch.device) -> float:
+    """Return the time of both passes of a product on the current stream: autograd runs one of them
+    elsewhere."""
+    left = torch.randn(_TRIAL, _TRIAL, device=device, requires_grad=True)
+    right = torch.randn(_TRIAL, _TRIAL, device=device)
+    times = []
+    for _ in range(5):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        (left @ right).sum().backward()
+        after.record()
+        after.synchronize()
+        times.append(float(before.elapsed_time(after)))
+    return statistics.median(times)

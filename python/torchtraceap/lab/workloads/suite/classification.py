@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,6 +21,11 @@ from torchtraceap.lab.workloads.suite.layers import (
     supervised,
     trained,
 )  # fmt: skip
+
+
+def _classifier(net: nn.Module, batch: int, side: int, **options: Any) -> Made:
+    """Make the parts of a classifier of random images in 1,000 classes."""
+    return supervised(net, torch.randn(batch, 3, side, side), classes(batch, 1000), **options)
 
 
 class _Head(nn.Sequential):
@@ -63,9 +70,7 @@ def resnet(batch: int = 8, size: str = "tiny") -> Made:
             layers.append(_Bottleneck(inputs, outputs, 2 if stage and not place else 1))
             inputs = 4 * outputs
     net = nn.Sequential(*layers, _Head(inputs, 1000))
-    return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, 1000), optimizer=momentum
-    )
+    return _classifier(net, batch, side, optimizer=momentum)
 
 
 @workload(
@@ -86,9 +91,7 @@ def vgg(batch: int = 4, size: str = "tiny") -> Made:
     flat = inputs * (side // 32) ** 2
     head = (nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(), nn.Dropout(), nn.Linear(hidden, 1000))
     net = nn.Sequential(*layers, *head)
-    return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, 1000), optimizer=momentum
-    )
+    return _classifier(net, batch, side, optimizer=momentum)
 
 
 def _inverted(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -159,8 +162,8 @@ def densenet(batch: int = 8, size: str = "tiny") -> Made:
         layers += [conv(width, width // 2, 1), nn.AvgPool2d(2)]
         width //= 2
     net = nn.Sequential(*layers, _Head(width, 1000))
-    return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, 1000),
+    return _classifier(
+        net, batch, side,
         optimizer=lambda weights: torch.optim.SGD(weights, lr=0.01, momentum=0.9, nesterov=True),
     )  # fmt: skip
 
@@ -202,9 +205,9 @@ def efficientnet(batch: int = 8, size: str = "tiny") -> Made:
         layers += [_SqueezeExcite(here) for _ in range(depth)]
         layers.append(conv(here, 2 * here, 3, 2))
     net = nn.Sequential(*layers, nn.Dropout(0.2), _Head(8 * width, 1000))
-    return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, 1000),
-        lambda output, target: functional.cross_entropy(output, target, label_smoothing=0.1),
+    return _classifier(
+        net, batch, side,
+        loss=lambda output, target: functional.cross_entropy(output, target, label_smoothing=0.1),
     )  # fmt: skip
 
 
@@ -277,8 +280,8 @@ def vit(batch: int = 8, size: str = "tiny") -> Made:
         Patches(side, 16, width), *(Block(width, heads) for _ in range(depth)),
         nn.LayerNorm(width), _FirstToken(), nn.Linear(width, 1000),
     )  # fmt: skip
-    return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, 1000),
+    return _classifier(
+        net, batch, side,
         optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-4, fused=True),
     )  # fmt: skip
 
@@ -343,7 +346,7 @@ def swin(batch: int = 8, size: str = "tiny") -> Made:
             for place in range(depth)
         ]
     net = nn.Sequential(*layers, nn.LayerNorm(here), _MeanOfPlaces(), nn.Linear(here, 1000))
-    return supervised(net, torch.randn(batch, 3, side, side), classes(batch, 1000))
+    return _classifier(net, batch, side)
 
 
 class _Mixing(nn.Module):
@@ -374,7 +377,7 @@ def mixer(batch: int = 8, size: str = "tiny") -> Made:
         *(_Mixing(places, width) for _ in range(depth)),
         nn.LayerNorm(width), _MeanOfPlaces(), nn.Linear(width, 1000),
     )  # fmt: skip
-    return supervised(net, torch.randn(batch, 3, side, side), classes(batch, 1000))
+    return _classifier(net, batch, side)
 
 
 @workload(
@@ -398,9 +401,7 @@ def shufflenet(batch: int = 8, size: str = "tiny") -> Made:
             )  # fmt: skip
         layers.append(conv(here, 2 * here, 3, 2, groups=3))
     net = nn.Sequential(*layers, _Head(8 * width, 1000))
-    return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, 1000), optimizer=momentum
-    )
+    return _classifier(net, batch, side, optimizer=momentum)
 
 
 class _TwoViews(nn.Module):
@@ -417,7 +418,7 @@ class _TwoViews(nn.Module):
         return (seen @ seen.T / 0.1).float().masked_fill(own, float("-inf"))
 
 
-def _other_view(alike: Tensor) -> Tensor:
+def _other_view_loss(alike: Tensor) -> Tensor:
     target = torch.arange(len(alike), device=alike.device).roll(len(alike) // 2)
     return functional.cross_entropy(alike, target)
 
@@ -437,4 +438,4 @@ def simclr(batch: int = 8, size: str = "tiny") -> Made:
         layers.append(conv(here, 2 * here, 3, 2))
     net = nn.Sequential(*layers, _Head(8 * width, 128), nn.ReLU(), nn.Linear(128, 64))
     views = (torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side))
-    return trained(_TwoViews(net), views, _other_view, momentum)
+    return trained(_TwoViews(net), views, _other_view_loss, momentum)

@@ -50,7 +50,7 @@ class UNet(nn.Module):
         return self.last(x)
 
 
-def _dice(output: Tensor, target: Tensor) -> Tensor:
+def _dice_loss(output: Tensor, target: Tensor) -> Tensor:
     likely = output.float().softmax(1)
     wanted = functional.one_hot(target, _CLASSES).permute(0, 3, 1, 2)
     shared = (likely * wanted).sum((2, 3))
@@ -68,7 +68,11 @@ def unet(batch: int = 2, size: str = "tiny") -> Made:
     width, depth, side = pick(size, (8, 3, 48), (64, 5, 256))
     net = UNet(3, _CLASSES, width, depth)
     return supervised(
-        net, torch.randn(batch, 3, side, side), classes(batch, _CLASSES, side, side), _dice, adam
+        net,
+        torch.randn(batch, 3, side, side),
+        classes(batch, _CLASSES, side, side),
+        _dice_loss,
+        adam,
     )
 
 
@@ -240,7 +244,7 @@ class _Joints(nn.Module):
         return heat, torch.stack([(share.sum(2) * at).sum(-1), (share.sum(3) * at).sum(-1)], -1)
 
 
-def _heat_and_place(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+def _heat_and_place_loss(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
     return functional.mse_loss(output[0], target[0]) + functional.huber_loss(output[1], target[1])
 
 
@@ -255,7 +259,7 @@ def heatmap_pose(batch: int = 4, size: str = "tiny") -> Made:
     width, depth, side = pick(size, (16, 2, 64), (256, 8, 256))
     target = (torch.rand(batch, 17, side // 4, side // 4), torch.rand(batch, 17, 2))
     net = _Joints(width, depth, 17)
-    return supervised(net, torch.randn(batch, 3, side, side), target, _heat_and_place, adam)
+    return supervised(net, torch.randn(batch, 3, side, side), target, _heat_and_place_loss, adam)
 
 
 class _Hourglass(nn.Module):

@@ -167,7 +167,7 @@ class _TwoStages(nn.Module):
         return self.head(cut), score
 
 
-def _both_stages(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
+def _both_stages_loss(output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> Tensor:
     logits, score = output
     return functional.cross_entropy(
         logits, target[0].flatten()
@@ -184,7 +184,7 @@ def faster_rcnn(batch: int = 2, size: str = "tiny") -> Made:
     width, most, side = pick(size, (16, 16, 64), (256, 256, 512))
     target = (classes(batch, _CLASSES + 1, most), torch.rand(batch, (side // 4) ** 2, 1).round())
     net = _TwoStages(width, most)
-    return supervised(net, torch.randn(batch, 3, side, side), target, _both_stages, momentum)
+    return supervised(net, torch.randn(batch, 3, side, side), target, _both_stages_loss, momentum)
 
 
 class _Heat(nn.Module):
@@ -204,7 +204,7 @@ class _Heat(nn.Module):
         return heat, sizes, best
 
 
-def _penalty_reduced(output: tuple[Tensor, Tensor, Tensor], target: Tensor) -> Tensor:
+def _penalty_reduced_loss(output: tuple[Tensor, Tensor, Tensor], target: Tensor) -> Tensor:
     heat, sizes, _ = output
     heat = heat.float().clamp(1e-4, 1 - 1e-4)
     hit = target.ge(0.99)
@@ -224,4 +224,4 @@ def centernet(batch: int = 4, size: str = "tiny") -> Made:
     width, depth, side = pick(size, (16, 1, 64), (128, 3, 512))
     target = torch.rand(batch, _CLASSES, side // 4, side // 4) ** 0.1
     net = _Heat(width, depth)
-    return supervised(net, torch.randn(batch, 3, side, side), target, _penalty_reduced)
+    return supervised(net, torch.randn(batch, 3, side, side), target, _penalty_reduced_loss)

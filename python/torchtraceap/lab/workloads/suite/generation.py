@@ -52,7 +52,7 @@ class _Variational(nn.Module):
         return self.decoder(code), apart
 
 
-def _evidence(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+def _evidence_loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     made, apart = output
     entropy = functional.binary_cross_entropy_with_logits(made, target, reduction="none")
     return (entropy.flatten(1).sum(1) + apart).mean()
@@ -67,7 +67,7 @@ def vae(batch: int = 8, size: str = "tiny") -> Made:
     """A variational autoencoder (arXiv 1312.6114) with convolutions."""
     width, code, side = pick(size, (16, 4, 32), (128, 16, 128))
     images = torch.rand(batch, 3, side, side)
-    return supervised(_Variational(width, code), images, images, _evidence, adam)
+    return supervised(_Variational(width, code), images, images, _evidence_loss, adam)
 
 
 class _Quantised(nn.Module):
@@ -137,7 +137,7 @@ class _Adversaries(nn.Module):
         return self.discriminator(real), self.discriminator(fake.detach()), judged
 
 
-def _hinge(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def _hinge_loss(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     real, fake, judged = output
     return (1 - real).relu().mean() + (1 + fake).relu().mean() - judged.mean()
 
@@ -152,7 +152,7 @@ def gan(batch: int = 8, size: str = "tiny") -> Made:
     width, code = pick(size, (16, 16), (128, 128))
     inputs = (torch.randn(batch, 3, 32, 32), torch.randn(batch, code, 1, 1))
     return trained(
-        _Adversaries(width, code), inputs, _hinge,
+        _Adversaries(width, code), inputs, _hinge_loss,
         lambda weights: torch.optim.Adam(weights, lr=2e-4, betas=(0.5, 0.999)),
     )  # fmt: skip
 
@@ -321,7 +321,7 @@ class _Flow(nn.Module):
         return (spread - total).mean() / x[0].numel()
 
 
-def _itself(output: Tensor) -> Tensor:
+def _identity(output: Tensor) -> Tensor:
     return output
 
 
@@ -333,7 +333,7 @@ def _itself(output: Tensor) -> Tensor:
 def glow(batch: int = 4, size: str = "tiny") -> Made:
     """A normalizing flow after Glow (arXiv 1807.03039)."""
     width, depth, side = pick(size, (16, 4, 24), (512, 32, 64))
-    return trained(_Flow(width, depth), (torch.randn(batch, 3, side, side),), _itself, adam)
+    return trained(_Flow(width, depth), (torch.randn(batch, 3, side, side),), _identity, adam)
 
 
 @workload(
@@ -393,7 +393,7 @@ def style_transfer(batch: int = 2, size: str = "tiny") -> Made:
     """Style transfer by perceptual losses of a frozen network (arXiv 1603.08155)."""
     width, side = pick(size, (16, 48), (128, 256))
     inputs = (torch.randn(batch, 3, side, side), torch.randn(batch, 3, side, side))
-    return trained(_Styled(width), inputs, _itself, adamw)
+    return trained(_Styled(width), inputs, _identity, adamw)
 
 
 class _Masked(nn.Conv2d):

@@ -74,7 +74,7 @@ class _Rotary(nn.Module):
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
         parts = self.mixed(self.norms[0](x)).unflatten(-1, (-1, self.each)).transpose(1, 2)
         query, key, value = parts.split([self.heads, self.groups, self.groups], 1)
-        query, key = _turned(query, turn), _turned(key, turn)
+        query, key = _rotate(query, turn), _rotate(key, turn)
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, enable_gqa=True
         )
@@ -83,7 +83,7 @@ class _Rotary(nn.Module):
         return x + self.down(functional.silu(gate) * up)
 
 
-def _turned(x: Tensor, turn: Tensor) -> Tensor:
+def _rotate(x: Tensor, turn: Tensor) -> Tensor:
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
@@ -139,7 +139,7 @@ class _Bert(nn.Module):
         return self.head(self.layers(y, src_key_padding_mask=x == 0))
 
 
-def _masked_words(output: Tensor, target: Tensor) -> Tensor:
+def _masked_words_loss(output: Tensor, target: Tensor) -> Tensor:
     hidden = target >= 0
     return functional.cross_entropy(output[hidden], target[hidden])
 
@@ -157,7 +157,7 @@ def bert(batch: int = 4, size: str = "tiny") -> Made:
     target = text.masked_fill(torch.rand(batch, length) > 0.15, -1)
     target[:, 0] = text[:, 0]
     inputs = (text.masked_fill(target >= 0, 1), classes(batch, 2, length))
-    return supervised(_Bert(words, width, depth, heads, length), inputs, target, _masked_words)
+    return supervised(_Bert(words, width, depth, heads, length), inputs, target, _masked_words_loss)
 
 
 class _T5(nn.Module):
@@ -442,12 +442,12 @@ class _Preferred(nn.Module):
         with torch.no_grad():
             hidden = self.net(both)
         seen = self.net.words(both)
-        apart = _likely(hidden + seen @ self.down @ self.up, both) - _likely(hidden, both)
+        apart = _log_prob(hidden + seen @ self.down @ self.up, both) - _log_prob(hidden, both)
         good, bad = apart.chunk(2)
         return good - bad
 
 
-def _likely(logits: Tensor, words: Tensor) -> Tensor:
+def _log_prob(logits: Tensor, words: Tensor) -> Tensor:
     each = logits.float().log_softmax(-1)[:, :-1]
     return each.gather(2, words[:, 1:, None]).sum((1, 2))
 

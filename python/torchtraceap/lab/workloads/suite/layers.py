@@ -86,7 +86,14 @@ def classes(batch: int, many: int, *more: int) -> Tensor:
 
 
 def conv(
-    inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1, dilation: int = 1
+    inputs: int,
+    outputs: int,
+    kernel: int = 3,
+    stride: int = 1,
+    groups: int = 1,
+    dilation: int = 1,
+    *,
+    inplace: bool = True,
 ) -> nn.Sequential:
     """Return a convolution that keeps the resolution up to its stride, with batch normalization and
     ReLU."""
@@ -94,7 +101,7 @@ def conv(
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups, bias=False),
         nn.BatchNorm2d(outputs),
-        nn.ReLU(inplace=True),
+        nn.ReLU(inplace=inplace),
     )
 
 

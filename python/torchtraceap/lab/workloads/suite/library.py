@@ -43,6 +43,12 @@ def _model_parts(
     }
 
 
+def _both_sides(heads: int) -> dict[str, int]:
+    """Return the sizes of a tiny encoder and a tiny decoder."""
+    sizes = {"layers": 2, "attention_heads": heads, "ffn_dim": 128}
+    return {f"{side}_{key}": size for side in ("encoder", "decoder") for key, size in sizes.items()}
+
+
 def _images(batch: int, side: int) -> Tensor:
     return torch.randn(batch, 3, side, side)
 
@@ -184,10 +190,7 @@ def hf_t5(batch: int = 4, size: str = "tiny") -> Made:
     exercises="Encoder and decoder with learned places and layer drop.",
 )
 def hf_bart(batch: int = 4, size: str = "tiny") -> Made:
-    sides = ("encoder", "decoder")
-    tiny = {"d_model": 64, "vocab_size": 500, "max_position_embeddings": 64}
-    for side in sides:
-        tiny |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 128}
+    tiny = {"d_model": 64, "vocab_size": 500, "max_position_embeddings": 64, **_both_sides(2)}
     return _model_parts(
         "BartForConditionalGeneration",
         pick(size, tiny, {}),
@@ -255,10 +258,7 @@ def _objects(batch: int) -> list[dict[str, Tensor]]:
     exercises="Hungarian matching on the host: costs go there, an assignment comes back.",
 )
 def hf_detr(batch: int = 2, size: str = "tiny") -> Made:
-    sides = ("encoder", "decoder")
-    tiny: dict[str, Any] = {"d_model": 64, "num_queries": 12}
-    for side in sides:
-        tiny |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 128}
+    tiny: dict[str, Any] = {"d_model": 64, "num_queries": 12, **_both_sides(4)}
     resnet = _library("ResNetConfig")(**pick(size, _RESNET, {}), out_features=["stage4"])
     own = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
     config = {**pick(size, tiny, {}), **own, "backbone_config": resnet, "num_labels": 3}
@@ -398,14 +398,11 @@ def hf_wav2vec2(batch: int = 2, size: str = "tiny") -> Made:
     exercises="A spectrogram through convolutions, an encoder and a decoder.",
 )
 def hf_whisper(batch: int = 2, size: str = "tiny") -> Made:
-    sides = ("encoder", "decoder")
     tiny: dict[str, Any] = {
-        "d_model": 64, "num_mel_bins": 16, "max_source_positions": 60, "max_target_positions": 40,
-        "vocab_size": 500, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "decoder_start_token_id": 3,
+        **_both_sides(2), "d_model": 64, "num_mel_bins": 16, "max_source_positions": 60,
+        "max_target_positions": 40, "vocab_size": 500, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2, "decoder_start_token_id": 3,
     }  # fmt: skip
-    for side in sides:
-        tiny |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 128}
     mels, frames, length = pick(size, (16, 120, 12), (80, 3000, 200))
     labels = torch.randint(4, 500, (batch, length))
     inputs = {"input_features": torch.randn(batch, mels, frames), "labels": labels}

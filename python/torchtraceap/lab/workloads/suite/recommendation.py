@@ -23,7 +23,7 @@ def _clicks(batch: int) -> Tensor:
     return torch.rand(batch).round()
 
 
-def _clicked(output: Tensor, target: Tensor) -> Tensor:
+def _click_loss(output: Tensor, target: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(output.float(), target)
 
 
@@ -59,7 +59,7 @@ def dlrm(batch: int = 64, size: str = "tiny") -> Made:
     ids = classes(tables, rows, longest)
     inputs = (torch.randn(batch, 13), ids, starts - starts[:, :1])
     return supervised(
-        _Dlrm(tables, rows, width), inputs, _clicks(batch), _clicked,
+        _Dlrm(tables, rows, width), inputs, _clicks(batch), _click_loss,
         lambda weights: torch.optim.SGD(weights, lr=0.01),
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ def deepfm(batch: int = 64, size: str = "tiny") -> Made:
     """DeepFM (arXiv 1703.04247)."""
     fields, rows, width = pick(size, (10, 500, 8), (39, 100_000, 16))
     net = _Factors(fields, rows, width)
-    return supervised(net, classes(batch, rows, fields), _clicks(batch), _clicked, adam)
+    return supervised(net, classes(batch, rows, fields), _clicks(batch), _click_loss, adam)
 
 
 class _Crosses(nn.Module):
@@ -153,7 +153,7 @@ def dcn(batch: int = 64, size: str = "tiny") -> Made:
     """DCN-V2 (arXiv 2008.13535)."""
     fields, rows, width, depth = pick(size, (8, 500, 8, 2), (39, 100_000, 16, 3))
     net = _Crosses(fields, rows, width, depth)
-    return supervised(net, classes(batch, rows, fields), _clicks(batch), _clicked)
+    return supervised(net, classes(batch, rows, fields), _clicks(batch), _click_loss)
 
 
 class _Interest(nn.Module):
@@ -183,7 +183,7 @@ def din(batch: int = 32, size: str = "tiny") -> Made:
     rows, width, length = pick(size, (2000, 16, 20), (1_000_000, 64, 100))
     history = classes(batch, rows, length).masked_fill_(torch.rand(batch, length) < 0.3, 0)
     inputs = (history, classes(batch, rows))
-    return supervised(_Interest(rows, width), inputs, _clicks(batch), _clicked, adam)
+    return supervised(_Interest(rows, width), inputs, _clicks(batch), _click_loss, adam)
 
 
 class _Sequence(nn.Module):
@@ -234,7 +234,7 @@ class _Tasks(nn.Module):
         return torch.cat(found, 1), self.unsure
 
 
-def _weighed(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+def _weighted_loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     logits, unsure = output
     each = functional.binary_cross_entropy_with_logits(logits, target, reduction="none").mean(0)
     return (each * torch.exp(-unsure) + unsure).sum()
@@ -250,7 +250,7 @@ def mmoe(batch: int = 64, size: str = "tiny") -> Made:
     inputs, width, experts, tasks = pick(size, (32, 32, 4, 3), (512, 512, 16, 8))
     net = _Tasks(inputs, width, experts, tasks)
     return supervised(
-        net, torch.randn(batch, inputs), torch.rand(batch, tasks).round(), _weighed,
+        net, torch.randn(batch, inputs), torch.rand(batch, tasks).round(), _weighted_loss,
         lambda weights: torch.optim.NAdam(weights, lr=1e-3),
     )  # fmt: skip
 
@@ -278,5 +278,5 @@ def ncf(batch: int = 64, size: str = "tiny") -> Made:
     rows, width = pick(size, (2000, 16), (500_000, 64))
     return supervised(
         _Neural(rows, width), (classes(batch, rows), classes(batch, rows)), _clicks(batch),
-        _clicked, lambda weights: torch.optim.Adamax(weights, lr=2e-3),
+        _click_loss, lambda weights: torch.optim.Adamax(weights, lr=2e-3),
     )  # fmt: skip

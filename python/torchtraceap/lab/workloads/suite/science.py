@@ -21,7 +21,7 @@ from torchtraceap.lab.workloads.suite.layers import (
 )  # fmt: skip
 
 
-def _itself(output: Tensor) -> Tensor:
+def _identity(output: Tensor) -> Tensor:
     return output
 
 
@@ -469,7 +469,7 @@ class _Fusion(nn.Module):
         return self.head(self.last(x[:, -self.ahead :]))
 
 
-def _quantiles(output: Tensor, target: Tensor) -> Tensor:
+def _quantile_loss(output: Tensor, target: Tensor) -> Tensor:
     apart = target[..., None] - output
     levels = torch.tensor([0.1, 0.5, 0.9], device=output.device)
     return torch.maximum(levels * apart, (levels - 1) * apart).mean()
@@ -484,7 +484,7 @@ def tft(batch: int = 4, size: str = "tiny") -> Made:
     """A network after the temporal fusion transformer (arXiv 1912.09363)."""
     variables, width, length, ahead = pick(size, (6, 16, 24, 6), (24, 256, 192, 24))
     past, target = torch.randn(batch, length, variables), torch.randn(batch, ahead)
-    return supervised(_Fusion(variables, width, ahead), past, target, _quantiles)
+    return supervised(_Fusion(variables, width, ahead), past, target, _quantile_loss)
 
 
 # ------------------------------------------------------------------------- learning itself
@@ -550,7 +550,7 @@ class _Process(nn.Module):
 def gaussian_process(batch: int = 96, size: str = "tiny") -> Made:
     """Deep kernel learning (arXiv 1511.02222); the batch is the number of points."""
     width = pick(size, 32, 512)
-    return trained(_Process(width), (torch.randn(batch, 8), torch.randn(batch)), _itself, adam)
+    return trained(_Process(width), (torch.randn(batch, 8), torch.randn(batch)), _identity, adam)
 
 
 class _Transport(nn.Module):
@@ -578,7 +578,7 @@ def sinkhorn(batch: int = 96, size: str = "tiny") -> Made:
     """A generator that learns by Sinkhorn divergences (arXiv 1706.00292)."""
     width, rounds = pick(size, (32, 10), (512, 50))
     points = (torch.randn(batch, 2), torch.randn(batch, 2))
-    return trained(_Transport(width, rounds), points, _itself)
+    return trained(_Transport(width, rounds), points, _identity)
 
 
 class _Wide(nn.Module):

@@ -321,7 +321,7 @@ class _Voices(nn.Module):
         return functional.linear(a, b)
 
 
-def _with_margin(near: Tensor, voice: Tensor) -> Tensor:
+def _margin_loss(near: Tensor, voice: Tensor) -> Tensor:
     angle = near.clamp(-0.999, 0.999).acos()
     own = functional.one_hot(voice, near.shape[1]).bool()
     return functional.cross_entropy(20 * torch.where(own, angle + 0.2, angle).cos(), voice)
@@ -337,7 +337,7 @@ def speaker(batch: int = 8, size: str = "tiny") -> Made:
     width, voices, frames = pick(size, (48, 200, 48), (512, 7000, 300))
     net = _Voices(width, voices)
     return supervised(
-        net, torch.randn(batch, 24, frames), classes(batch, voices), _with_margin, adam
+        net, torch.randn(batch, 24, frames), classes(batch, voices), _margin_loss, adam
     )
 
 
@@ -408,7 +408,7 @@ class _Vocoder(nn.Module):
         return self.layers(mel).squeeze(1)
 
 
-def _several_spectra(output: Tensor, target: Tensor) -> Tensor:
+def _spectra_loss(output: Tensor, target: Tensor) -> Tensor:
     apart = []
     for window in (64, 128, 256):
         hann = torch.hann_window(window, device=output.device)
@@ -429,4 +429,4 @@ def vocoder(batch: int = 2, size: str = "tiny") -> Made:
     """A generator after HiFi-GAN (arXiv 2010.05646) with spectral losses only."""
     width, frames = pick(size, (32, 16), (512, 200))
     mel, wave = torch.randn(batch, 40, frames), torch.randn(batch, 64 * frames)
-    return supervised(_Vocoder(width), mel, wave, _several_spectra)
+    return supervised(_Vocoder(width), mel, wave, _spectra_loss)

@@ -1,23 +1,163 @@
-"""Steps that copy too much between host and device, or from the wrong memory."""
+"""Steps that lose time by data: batches that come late, uploads from the wrong memory, and copies
+between host and device. `lab/generation/faults.py` describes each fault by name.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import multiprocessing
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from torchtraceap.lab.collection.workloads.models import Batch
-from torchtraceap.lab.collection.workloads.samples import WholeBatches
-from torchtraceap.lab.collection.workloads.steps import PIECES, SITES, WORKERS, Step, register
+from torchtraceap.lab.collection.workloads.models import Batch, StoredSamples, WholeBatches
+from torchtraceap.lab.collection.workloads.steps import (
+    PIECES,
+    SITES,
+    WORKERS,
+    LayerStep,
+    Step,
+    register,
+)
 
 __all__: list[str] = []
 
+_PREFETCHED = 2
+_EPOCH = 2
+"""Batches of a loader that is made anew for each epoch."""
 _VALUES = 1 << 19
-"""Of a layer's output that are looked at, at level 1."""
+"""Values of a layer's output that are looked at, at level 1."""
 _TARGETS = 96
 """Small tensors that come with a batch."""
+
+
+# ------------------------------------------------------------------------- loading
+
+
+@register("decode_in_main")
+class _Loading(Step):
+    cost = "fetches"
+    parts = ("fetch",)
+    levels = 3
+    decode_here: ClassVar[bool] = True
+
+    def prepare(self) -> None:
+        passes = self.context.decode_passes
+        self.data = StoredSamples(self.batches, passes, decode_here=self.decode_here)
+        self.fetched = 0
+        self.samples: Iterator[Batch] | None = self.begin()
+
+    def begin(self) -> Iterator[Batch]:
+        """Return the source of batches."""
+        return iter(self.loader(0 if self.bad else self.context.workers))
+
+    def loader(self, workers: int, *, persistent: bool = True) -> DataLoader[Any]:
+        """Return a loader of decoded samples."""
+        of_workers: dict[str, Any] = {
+            "persistent_workers": persistent,
+            "prefetch_factor": _PREFETCHED,
+            "multiprocessing_context": WORKERS,
+        }
+        return DataLoader(
+            self.data,
+            batch_size=self.context.scale.batch,
+            num_workers=workers,
+            collate_fn=self.data.collate,
+            pin_memory=self.context.on_gpu,
+            **(of_workers if workers else {}),
+        )
+
+    def fetch(self) -> Batch:
+        """Return the next batch of the loader."""
+        self.data.passes = self.context.decode_passes * self.level
+        self.fetched += 1
+        return next(self.samples)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End the worker processes, which end with the iterator."""
+        self.samples = None
+
+
+@register("collate_in_main")
+class _CollateInMain(_Loading):
+    decode_here = False
+
+
+@register("one_slow_worker")
+class _OneSlowWorker(_Loading):
+    levels = 1
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.samples = None
+        self.data.passes = 3 * self.context.decode_passes if self.bad else 1
+        self.samples = iter(self.loader(1 if self.bad else self.context.workers))
+
+    def fetch(self) -> Batch:
+        return next(self.samples)  # type: ignore[arg-type]
+
+
+@register("recreated_loader")
+class _RecreatedLoader(_Loading):
+    levels = 1
+
+    def begin(self) -> Iterator[Batch]:
+        return iter(self.loader(self.context.workers, persistent=not self.bad))
+
+    def fetch(self) -> Batch:
+        if self.bad and self.fetched and self.fetched % _EPOCH == 0:
+            self.samples = None  # the old workers end before new ones start
+            self.samples = self.begin()
+        return super().fetch()
+
+
+@register("locked_samples")
+class _LockedSamples(_Loading):
+    levels = 1
+
+    def begin(self) -> Iterator[Batch]:
+        if self.bad:
+            self.data.lock = multiprocessing.get_context(WORKERS).Lock()
+            self.data.passes = 3 * self.context.decode_passes
+        return iter(self.loader(self.context.workers))
+
+    def fetch(self) -> Batch:
+        return next(self.samples)  # type: ignore[arg-type]
+
+
+@register("generator_input")
+class _GeneratorInput(_Loading):
+    def begin(self) -> Iterator[Batch]:
+        return self._generated() if self.bad else super().begin()
+
+    def _generated(self) -> Iterator[Batch]:
+        size, place = self.context.scale.batch, 0
+        while True:
+            batch = self.data.collate([self.data[place + i] for i in range(size)])
+            place += size
+            if self.context.on_gpu:
+                batch = {key: value.pin_memory() for key, value in batch.items()}
+            yield batch
+
+
+@register("ready_batches")
+class _ReadyBatches(_Loading):
+    levels = 1
+
+    def begin(self) -> Iterator[Batch]:
+        workers = 0 if self.bad else self.context.workers
+        of_workers = {"persistent_workers": True, "multiprocessing_context": WORKERS}
+        return iter(
+            DataLoader(
+                WholeBatches(self.batches),
+                batch_size=None,
+                num_workers=workers,
+                pin_memory=self.context.on_gpu,
+                **(of_workers if workers else {}),
+            )
+        )
 
 
 # ------------------------------------------------------------------------- no memory pin
@@ -37,8 +177,6 @@ class _Upload(Step):
 
 @register("pageable_workers")
 class _PageableWorkers(_Upload):
-    """DataLoader workers with pin_memory=False and a blocking copy to the device."""
-
     def prepare(self) -> None:
         self.loader: Any = iter(
             DataLoader(
@@ -61,16 +199,12 @@ class _PageableWorkers(_Upload):
 
 @register("blocking_upload")
 class _BlockingUpload(_Upload):
-    """Pinned memory, but a blocking copy on the stream that computes."""
-
     def prepare(self) -> None:
         Step.prepare(self)
 
 
 @register("upload_from_numpy")
 class _UploadFromNumpy(_Upload):
-    """Arrays in ordinary host memory, copied to the device when they are needed."""
-
     def blocking_upload(self, batch: Batch) -> Batch:
         arrays = {key: value.numpy() for key, value in batch.items()}
         device = self.context.device
@@ -79,8 +213,6 @@ class _UploadFromNumpy(_Upload):
 
 @register("uploads_by_sample")
 class _UploadsBySample(_Upload):
-    """Every few samples copied to the device on their own from ordinary host memory."""
-
     def blocking_upload(self, batch: Batch) -> Batch:
         device = self.context.device
         return {
@@ -91,8 +223,6 @@ class _UploadsBySample(_Upload):
 
 @register("small_targets")
 class _SmallTargets(_Upload):
-    """Targets as many small tensors, each copied to the device on its own."""
-
     levels = 4
 
     def upload(self, batch: Batch) -> Batch:
@@ -112,8 +242,6 @@ class _SmallTargets(_Upload):
 
 @register("small_constants")
 class _SmallConstants(_Upload):
-    """A constant of a few bytes from ordinary host memory in every step, as in its twin's setup."""
-
     def prepare(self) -> None:
         Step.prepare(self)
         self.constant = torch.tensor([0.5]).to(self.context.device)
@@ -128,44 +256,32 @@ class _SmallConstants(_Upload):
 # ------------------------------------------------------------------------- copies in the step
 
 
-class _Layers(Step):
-    """Something at the outputs of some layers."""
+class _Layers(LayerStep):
+    """A step that keeps the latest statistics of layers."""
 
     cost = "copies"
-    parts = ("layer",)
 
     def prepare(self) -> None:
-        super().prepare()
         self.statistics: list[Any] = []
-        self.hook_layers(self._hook)
+        super().prepare()
 
-    def _hook(self, place: int, x: Tensor) -> Tensor:
-        with self.marked("layer"):
-            x = self.at_layer(place, x)
+    def keep(self, value: Any) -> None:
+        self.statistics.append(value)
         del self.statistics[: -2 * SITES]
-        return x
-
-    def at_layer(self, place: int, x: Tensor) -> Tensor:
-        """What goes on in the layer's place."""
-        raise NotImplementedError
 
 
 @register("activations_to_host")
 class _ActivationsToHost(_Layers):
-    """Activations copied to the host after layers, for statistics."""
-
     levels = 4
 
     def at_layer(self, place: int, x: Tensor) -> Tensor:
         part = x.detach().flatten()[: _VALUES * self.level]
-        self.statistics.append((part.cpu() if self.bad else part).abs().amax())
+        self.keep((part.cpu() if self.bad else part).abs().amax())
         return x
 
 
 @register("layers_on_host")
 class _LayersOnHost(_Layers):
-    """A function of layers' outputs that is computed on the host, with copies back and forth."""
-
     def at_layer(self, place: int, x: Tensor) -> Tensor:
         if not self.bad:
             return x.clamp(-1e4, 1e4)
@@ -174,21 +290,17 @@ class _LayersOnHost(_Layers):
 
 @register("item_per_layer")
 class _ItemPerLayer(_Layers):
-    """A value read by `.item()` after layers."""
-
     levels = 8
 
     def at_layer(self, place: int, x: Tensor) -> Tensor:
         for _ in range(self.level):
             value = x.detach().abs().amax()
-            self.statistics.append(value.item() if self.bad else value)
+            self.keep(value.item() if self.bad else value)
         return x
 
 
 @register("metrics_in_numpy")
 class _MetricsInNumpy(Step):
-    """A few samples' scores at a time copied to the host and ranked by NumPy."""
-
     cost = "copies"
     parts = ("finish",)
     levels = 8
@@ -205,8 +317,6 @@ class _MetricsInNumpy(Step):
 
 @register("average_on_host")
 class _AverageOnHost(Step):
-    """The running average of the weights kept on the host: all weights copied in every step."""
-
     cost = "copies"
     parts = ("finish",)
 
@@ -224,30 +334,25 @@ class _AverageOnHost(Step):
 
 @register("offloaded_activations")
 class _OffloadedActivations(Step):
-    """What the backward pass needs is kept in the host's ordinary memory."""
-
     cost = "copies"
     parts = ("forward", "backward")
 
     def forward(self, inputs: Batch) -> tuple[Tensor, Tensor]:
         if not self.bad:
             return super().forward(inputs)
-        with torch.autograd.graph.saved_tensors_hooks(_packed, _unpacked):
+
+        def pack(x: Tensor) -> tuple[Tensor, torch.device]:
+            return x.cpu() if x.device.type != "cpu" else x.clone(), x.device
+
+        def unpack(kept: tuple[Tensor, torch.device]) -> Tensor:
+            return kept[0].to(kept[1])
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             return super().forward(inputs)
-
-
-def _packed(x: Tensor) -> tuple[Tensor, torch.device]:
-    return x.cpu() if x.device.type != "cpu" else x.clone(), x.device
-
-
-def _unpacked(kept: tuple[Tensor, torch.device]) -> Tensor:
-    return kept[0].to(kept[1])
 
 
 @register("outputs_as_lists")
 class _OutputsAsLists(Step):
-    """Scores taken apart as Python lists."""
-
     cost = "copies"
     parts = ("finish",)
     levels = 4
@@ -262,8 +367,6 @@ class _OutputsAsLists(Step):
 
 @register("one_item")
 class _OneItem(Step):
-    """One value read at the end of each step, as for a log, one step late."""
-
     cost = "copies"
     parts = ("finish",)
 
@@ -276,8 +379,6 @@ class _OneItem(Step):
 
 @register("outputs_home")
 class _OutputsHome(Step):
-    """Some outputs copied to pinned memory of the host, without waiting."""
-
     cost = "copies"
     parts = ("finish",)
 
