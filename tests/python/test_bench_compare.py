@@ -24,10 +24,9 @@ from torchtraceap.lab.bench.comparison.pairs import Pairs
 from torchtraceap.lab.bench.comparison.report import comparison_lines
 from torchtraceap.lab.bench.comparison.sides import open_sides, split_command, workload_program
 from torchtraceap.lab.bench.comparison.stored import compare_stored
-from torchtraceap.lab.bench.processes.fresh import ProgramError
-from torchtraceap.lab.bench.statistics.orders import abba
-from torchtraceap.lab.bench.statistics.sequential import Plan
-from torchtraceap.lab.bench.store.run_store import MeasuredRun, Samples, Store
+from torchtraceap.lab.bench.processes.programs import ProgramError
+from torchtraceap.lab.bench.runs.run_store import MeasuredRun, Samples, Store
+from torchtraceap.lab.bench.statistics.sequential import Plan, abba
 
 INTERFACE = ["schema", "verdict", "change", "pairs", "alpha", "method", "counts", "causes"]
 MS = 1_000_000

@@ -89,26 +89,37 @@ def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Se
             raise OptionError(f"{each.name} takes {each.seconds} seconds, which makes no sense")
     ordered = sorted(candidates, key=lambda each: (each.name, each.mode))
     limit = math.inf if budget_s is None else budget_s
-    chosen = _greedily(ordered, limit)
-    if budget_s is None:
-        chosen = _drop_redundant(chosen)
+    affordable = [each for each in ordered if each.seconds <= limit]
+    chosen = _choose_greedily(ordered, limit)
+    if budget_s is None:  # those whose items others cover by now, the most expensive first
+        for each in sorted(chosen, key=lambda one: -one.seconds):
+            others = [other for other in chosen if other is not each]
+            if each.covers <= _union(others):
+                chosen = others
     else:
-        single = [each for each in ordered if each.seconds <= limit]
-        best = max(single, key=lambda each: len(each.covers), default=None)
+        best = max(affordable, key=lambda each: len(each.covers), default=None)
         if best is not None and len(best.covers) > len(_union(chosen)):
-            chosen = _greedily(ordered, limit, first=best)
-    everything = _union(ordered)
+            chosen = _choose_greedily(ordered, limit, first=best)
+    covered, told = set[str](), []
+    for each in chosen:
+        adds = len(each.covers - covered)
+        told.append(Chosen(each.name, each.mode, each.seconds, each.measured, adds))
+        covered |= each.covers
+    reachable = len(_union(affordable))
+    bound = reachable
+    if budget_s is not None:
+        bound = min(_bound(covered, affordable, budget_s), reachable)
     return Selection(
         budget_s,
-        _as_chosen(chosen),
+        tuple(told),
         sum(each.seconds for each in chosen),
-        len(_union(chosen)),
-        len(everything),
-        len(everything) if budget_s is None else _bound(chosen, ordered, budget_s),
+        len(covered),
+        len(_union(ordered)),
+        bound,
     )
 
 
-def _greedily(
+def _choose_greedily(
     ordered: Sequence[Candidate], limit: float, first: Candidate | None = None
 ) -> list[Candidate]:
     chosen = [] if first is None else [first]
@@ -129,25 +140,12 @@ def _worth(adds: int, seconds: float) -> tuple[float, int]:
     return (adds / seconds if seconds else math.inf, adds)
 
 
-def _drop_redundant(chosen: Sequence[Candidate]) -> list[Candidate]:
-    """Drop workloads whose items others cover by now, the most expensive first."""
-    kept = list(chosen)
-    for each in sorted(chosen, key=lambda one: -one.seconds):
-        others = [other for other in kept if other is not each]
-        if each.covers <= _union(others):
-            kept = others
-    return kept
-
-
-def _bound(chosen: Sequence[Candidate], ordered: Sequence[Candidate], budget_s: float) -> int:
+def _bound(covered: set[str], affordable: Sequence[Candidate], budget_s: float) -> int:
     """Return an upper bound of the coverage: the covered items, and the best that the whole budget
     buys of additions, the last one in part. A selection never adds more than the sum of its
     members' additions."""
-    covered = _union(chosen)
     adds = [
-        (len(each.covers - covered), each.seconds)
-        for each in ordered
-        if each.seconds <= budget_s and each.covers - covered
+        (len(each.covers - covered), each.seconds) for each in affordable if each.covers - covered
     ]
     found, left = float(len(covered)), budget_s
     for gain, seconds in sorted(adds, key=lambda pair: _worth(*pair), reverse=True):
@@ -156,21 +154,11 @@ def _bound(chosen: Sequence[Candidate], ordered: Sequence[Candidate], budget_s: 
         left -= share * seconds
         if share < 1:
             break
-    reachable = _union([each for each in ordered if each.seconds <= budget_s])
-    return min(math.floor(found + 1e-9), len(reachable))
+    return math.floor(found + 1e-9)
 
 
 def _union(chosen: Sequence[Candidate]) -> frozenset[str]:
     return frozenset(chain.from_iterable(each.covers for each in chosen))
-
-
-def _as_chosen(chosen: Sequence[Candidate]) -> tuple[Chosen, ...]:
-    covered, told = set[str](), []
-    for each in chosen:
-        adds = len(each.covers - covered)
-        told.append(Chosen(each.name, each.mode, each.seconds, each.measured, adds))
-        covered |= each.covers
-    return tuple(told)
 
 
 def seconds_of_run(

@@ -24,17 +24,18 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.lab.bench.processes.fresh import ProgramError, check_success, run_fresh
-from torchtraceap.lab.bench.processes.interleaved import can_take_turns, run_together
 from torchtraceap.lab.bench.processes.programs import (
+    ProgramError,
     ProgramRun,
+    check_success,
+    run_fresh,
     run_program,
     shorten_command,
     trace_program,
 )
-from torchtraceap.lab.bench.processes.turns import Turn
+from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
 from torchtraceap.lab.bench.revisions import Checkouts, Repository
-from torchtraceap.lab.bench.store.run_store import Store, StoredRun
+from torchtraceap.lab.bench.runs.run_store import Store, StoredRun
 
 __all__ = [
     "LOOP",
@@ -111,7 +112,15 @@ class ProgramSide:
         """
         self.name = name
         self.argv = list(argv)
-        self.identity = identity or _identity(self.argv, cwd or Path.cwd())
+        self.identity = identity
+        if not identity:  # the words of the command, and the contents of the files that they name
+            folder = cwd or Path.cwd()
+            contents = [
+                sha256(path.read_bytes()).hexdigest()
+                for path in (folder / word for word in self.argv)
+                if "\0" not in str(path) and path.is_file() and path.stat().st_size <= _MOST_BYTES
+            ]
+            self.identity = json.dumps([self.argv, str(folder), contents])
         self.target = target
         self.last: ProgramRun | None = None
         self._cwd = cwd
@@ -123,9 +132,9 @@ class ProgramSide:
         self.last = run_program(self.argv, self._cwd, self._env, self._timeout_s)
         return self.last.median_ns
 
-    def run_in_turn(self, turn: Turn) -> ProgramRun:
-        """Run with steps that take turns with those of other programs."""
-        return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turn)
+    def run_in_turn(self, turns: Mapping[str, str | None]) -> ProgramRun:
+        """Run with variables by which steps take turns with those of other programs."""
+        return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turns)
 
     def trace(self) -> Path | None:
         """Record a run. See `Side`."""
@@ -134,16 +143,6 @@ class ProgramSide:
         if self.target.exists():  # left by an interrupted comparison that is resumed
             return self.target
         return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
-
-
-def _identity(argv: Sequence[str], folder: Path) -> str:
-    """Identify a command by its words and the contents of the files that they name."""
-    contents = [
-        sha256(path.read_bytes()).hexdigest()
-        for path in (folder / word for word in argv)
-        if "\0" not in str(path) and path.is_file() and path.stat().st_size <= _MOST_BYTES
-    ]
-    return json.dumps([list(argv), str(folder), contents])
 
 
 def run_side(side: Side, label: str) -> int:
@@ -162,7 +161,8 @@ def run_side(side: Side, label: str) -> int:
         try:
             return side.run()
         except ProgramError as error:
-            told = _stderr_end(error)
+            lines = error.finished.stderr.strip().splitlines() if error.finished else []
+            told = "".join(f"\n  {line}" for line in lines[-_TOLD_LINES:])
             raise ProgramError(f"{label} failed twice: {error}{told}", error.finished) from error
 
 
@@ -193,11 +193,6 @@ def sides_can_take_turns(side_a: Side, side_b: Side) -> bool:
     """Return True if both sides reported steps when they ran last."""
     sides = [side for side in (side_a, side_b) if isinstance(side, ProgramSide)]
     return len(sides) == 2 and can_take_turns([side.last for side in sides])
-
-
-def _stderr_end(error: ProgramError) -> str:
-    lines = error.finished.stderr.strip().splitlines() if error.finished else []
-    return "".join(f"\n  {line}" for line in lines[-_TOLD_LINES:])
 
 
 def steps_of_last_run(side: Side, median_ns: int) -> Array:
@@ -305,19 +300,16 @@ def word_side(word: str, timeout_s: float | None = None) -> ProgramSide:
     """
     if word.startswith(WORKLOAD):
         return ProgramSide(word, workload_program(word), timeout_s=timeout_s)
-    words = split_command(word)
-    if len(words) == 1 and which(words[0]) is None and _is_revision(word):
-        raise OptionError(
-            f"{word}: is a revision; say what runs in it: bench compare A B -- python script.py"
-        )
+    words, is_revision = split_command(word), False
+    if len(words) == 1 and which(words[0]) is None:
+        with suppress(TraceError):
+            Repository().commit(word)
+            is_revision = True
+        if is_revision:
+            raise OptionError(
+                f"{word}: is a revision; say what runs in it: bench compare A B -- python script.py"
+            )
     return ProgramSide(word, words, timeout_s=timeout_s)
-
-
-def _is_revision(word: str) -> bool:
-    with suppress(TraceError):
-        Repository().commit(word)
-        return True
-    return False
 
 
 def split_command(text: str) -> list[str]:

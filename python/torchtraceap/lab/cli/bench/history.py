@@ -3,28 +3,18 @@ speed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parser import (
-    FINE,
-    Command,
-    Options,
-    Parser,
-    UsageError,
-    add_json,
-    fraction,
-    seconds,
-)
+from torchtraceap.cli.parser import FINE, Command, Options, Parser, UsageError, add_json
 from torchtraceap.core.progress import progress_stage
+from torchtraceap.lab.cli import print_document
+from torchtraceap.lab.cli.bench.run import add_alpha, add_effect, add_run_timeout, add_store
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.bench.bisection.bisect import Bisection, Settings
-    from torchtraceap.lab.bench.bisection.rounds import Journal
-    from torchtraceap.lab.bench.revisions import Places, Repository, Revision
+    from torchtraceap.lab.bench.bisect import Bisection
+    from torchtraceap.lab.bench.revisions import Places
 
 _STATE_FOLDER = "torchtraceap-bisect"
 
@@ -83,20 +73,14 @@ def _describe_bisect(parser: Parser) -> None:
         "--measure", choices=("time", "memory"), default="time",
         help="the median step, or the peak of the resident set [time]",
     )  # fmt: skip
-    parser.add_argument(
-        "--minimal-effect", type=fraction, default=0.02, metavar="E",
-        help="changes below it do not matter [2%%]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--alpha", type=fraction, default=0.01, metavar="P",
-        help="false alarms of each comparison of two [0.01]",
-    )  # fmt: skip
+    add_effect(parser, "changes below it do not matter")
+    add_alpha(parser, "false alarms of each comparison of two")
     parser.add_argument(
         "--looks", type=_looks, default=(10, 20, 40), metavar="N,N,...",
         help="rounds after which it may be decided [10,20,40]",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the orders [0]")
-    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="so long a run may take")
+    add_run_timeout(parser)
     parser.add_argument(
         "--state", metavar="FILE",
         help="where runs are kept, to go on after an interruption [in .git, until it is done]",
@@ -107,20 +91,69 @@ def _describe_bisect(parser: Parser) -> None:
 
 
 def _bisect(options: Options) -> int:
-    from torchtraceap.lab.bench.bisection.bisect import bisect
+    import json
+    from hashlib import sha256
+
+    from torchtraceap.core.writing import staging
+    from torchtraceap.lab.bench.bisect import Settings, bisect
+    from torchtraceap.lab.bench.comparison.sides import split_command
+    from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
+    from torchtraceap.lab.bench.rounds import Journal, RevisionRuns
 
     if not options.program:
         raise UsageError("bench bisect needs a program: bench bisect A..B -- python train.py")
     if bool(options.range) == bool(options.package):
         raise UsageError("bench bisect needs a range of commits A..B, or --package and --versions")
     with ExitStack() as stack:
-        line, places, repository = _line(options, stack)
-        settings = _settings(options)
-        journal, temporary = _journal(options, line, repository)
+        places: Places
+        repository = None
+        if options.package:
+            if not options.versions:
+                raise UsageError("--package needs --versions, such as 1.0..1.4")
+            source = Source(options.package, options.find_links, options.with_dependencies)
+            line = package_versions(source, options.versions)
+            places = stack.enter_context(Installs.of(source))
+        else:
+            repository = Repository(options.repo)
+            line = repository.range(options.range, first_parent=not options.all_parents)
+            places = stack.enter_context(repository.checkouts())
+        settings = Settings(
+            options.minimal_effect,
+            options.alpha,
+            options.looks,
+            seed=options.seed,
+            improvement=options.improvement,
+        )
+        header = {
+            "revisions": [revision.id for revision in line],
+            "package": options.package,
+            "program": options.program,
+            "setup": options.setup,
+            "pythonpath": options.pythonpath,
+            "measure": options.measure,
+            "folder": repository.prefix if repository else "",
+            "looks": list(options.looks),
+            "seed": options.seed,
+            "improvement": options.improvement,
+        }
+        temporary = None  # the file of rounds, which goes when the answer is known
+        if repository is not None and not options.state:
+            key = sha256(json.dumps(header).encode()).hexdigest()[:16]
+            temporary = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+        journal = Journal(options.state or temporary, header)
         if journal.resumed and not options.quiet:
             note(f"goes on behind {journal.resumed} rounds that were measured before")
-        runner = _runner(options, places, [line[0], line[-1]])
-        traces = None if options.no_causes else stack.enter_context(_scratch())
+        runner = RevisionRuns(
+            places,
+            options.program,
+            setup=split_command(options.setup) if options.setup else None,
+            measure=options.measure,
+            pythonpath=options.pythonpath,
+            timeout_s=options.timeout,
+            kept=[line[0], line[-1]],
+        )
+        traces = None if options.no_causes else stack.enter_context(staging(None))
         with progress_stage("bisecting"):
             found = bisect(
                 line,
@@ -134,85 +167,6 @@ def _bisect(options: Options) -> int:
         temporary.unlink(missing_ok=True)
     print_text(found.to_json() if options.json else bisection_text(found))
     return FINE
-
-
-def _line(options: Options, stack: ExitStack) -> tuple[list[Revision], Places, Repository | None]:
-    """Return the revisions, the place where they are prepared, and their repository."""
-    from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
-
-    if options.package:
-        if not options.versions:
-            raise UsageError("--package needs --versions, such as 1.0..1.4")
-        source = Source(options.package, options.find_links, options.with_dependencies)
-        versions = package_versions(source, options.versions)
-        return versions, stack.enter_context(Installs.of(source)), None
-    repository = Repository(options.repo)
-    line = repository.range(options.range, first_parent=not options.all_parents)
-    return line, stack.enter_context(repository.checkouts()), repository
-
-
-def _settings(options: Options) -> Settings:
-    from torchtraceap.lab.bench.bisection.bisect import Settings
-
-    settings = Settings(
-        options.minimal_effect, options.alpha, options.looks, options.seed, options.improvement
-    )
-    _ = settings.plan  # says early what makes no sense
-    return settings
-
-
-def _runner(options: Options, places: Places, ends: Sequence[Revision]) -> Any:
-    from torchtraceap.lab.bench.bisection.revision_runs import RevisionRuns
-    from torchtraceap.lab.bench.comparison.sides import split_command
-
-    return RevisionRuns(
-        places,
-        options.program,
-        setup=split_command(options.setup) if options.setup else None,
-        measure=options.measure,
-        pythonpath=options.pythonpath,
-        timeout_s=options.timeout,
-        kept=ends,
-    )
-
-
-def _journal(
-    options: Options, line: Sequence[Revision], repository: Repository | None
-) -> tuple[Journal, Path | None]:
-    """Return the journal and the file to which it goes when the answer is known."""
-    import json
-    from hashlib import sha256
-
-    from torchtraceap.lab.bench.bisection.rounds import Journal
-
-    header = {
-        "revisions": [revision.id for revision in line],
-        "package": options.package,
-        "program": options.program,
-        "setup": options.setup,
-        "pythonpath": options.pythonpath,
-        "measure": options.measure,
-        "folder": repository.prefix if repository else "",
-        "looks": list(options.looks),
-        "seed": options.seed,
-        "improvement": options.improvement,
-    }
-    if options.state:
-        return Journal(options.state, header), None
-    if repository is None:
-        return Journal(None, header), None
-    key = sha256(json.dumps(header).encode()).hexdigest()[:16]
-    place = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return Journal(place, header), place
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    from torchtraceap.core.writing import staging
-
-    with staging(None) as folder:
-        yield folder
 
 
 def bisection_text(found: Bisection) -> str:
@@ -255,19 +209,14 @@ def _describe_history(parser: Parser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="of a workload or program [all that are kept]"
     )
-    parser.add_argument(
-        "--store", metavar="FOLDER", help="where runs are kept [$TORCHTRACEAP_BENCH, ttap_bench]"
-    )
-    parser.add_argument(
-        "--minimal-effect", type=fraction, default=0.02, metavar="E",
-        help="smaller changes are not told [2%%]",
-    )  # fmt: skip
+    add_store(parser)
+    add_effect(parser, "smaller changes are not told")
     parser.add_argument("--html", metavar="FILE", help="write the chart as a page")
     add_json(parser)
 
 
 def _history(options: Options) -> int:
-    from torchtraceap.lab.bench.store.history import histories, history_html, history_text
+    from torchtraceap.lab.bench.runs.history import histories, history_html, history_text
 
     found = histories(options.store, name=options.name, minimal_effect=options.minimal_effect)
     if options.html:
@@ -276,10 +225,8 @@ def _history(options: Options) -> int:
         write_text(options.html, history_html(found))
         note(f"wrote {options.html}")
     if options.json:
-        import json
-
-        document = {"schema": "torchtraceap.history/1", "series": [s.to_dict() for s in found]}
-        print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
+        series = [each.to_dict() for each in found]
+        print_document({"schema": "torchtraceap.history/1", "series": series})
     else:
         print_text(history_text(found))
     return FINE
