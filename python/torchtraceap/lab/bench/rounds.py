@@ -12,10 +12,10 @@ makes the same decisions from the same numbers, and measures from where it stopp
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,19 +25,16 @@ import numpy as np
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.writing import write_text
 from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.comparison.sides import ProgramSide
 from torchtraceap.lab.bench.processes.programs import (
     ProgramError,
-    ProgramRun,
     check_success,
     run_fresh,
-    run_program,
     shorten_command,
-    trace_program,
 )
 from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
 from torchtraceap.lab.bench.revisions import (
     REPOSITORY_VARIABLES,
-    Place,
     Places,
     Revision,
     UnusableRevisionError,
@@ -239,81 +236,78 @@ class RevisionRuns:
         self._pythonpath = list(pythonpath)
         self._timeout_s = timeout_s
         self._kept = {revision.id for revision in kept}
-        self._ready: dict[str, Place] = {}
-        self._last: dict[str, ProgramRun] = {}
+        self._sides: dict[str, ProgramSide] = {}
 
     def measure(self, revision: Revision) -> int:
         """Measure one revision; a run that fails is tried once more. See `Runner`."""
         try:
-            return self._once(revision)
+            return self._measure_once(revision)
         except ProgramError as error:
             if error.finished is not None and error.finished.returncode == SKIP:
                 raise UnusableRevisionError(f"{revision.short}: exit code {SKIP}") from error
         try:
-            return self._once(revision)
+            return self._measure_once(revision)
         except ProgramError as error:
             raise UnusableRevisionError(f"{revision.short}: failed twice: {error}") from error
+
+    def _measure_once(self, revision: Revision) -> int:
+        side = self._side(revision)
+        median_ns = side.run()
+        return side.last.max_rss_bytes if self._memory and side.last else median_ns
 
     def measure_together(
         self, revisions: Sequence[Revision], order: Sequence[int], seed: int
     ) -> dict[str, int]:
         """Measure several revisions together. See `Runner`."""
-        before = [self._last.get(revision.id) for revision in revisions]
-        if self._memory or not can_take_turns(before):
-            return {revisions[i].id: self.measure(revisions[i]) for i in order}
-        programs = [partial(self._run, self._place(revision)) for revision in revisions]
-        known = [run for run in before if run is not None]
-        try:
-            runs, steps = run_together(programs, known, seed)
-        except ProgramError:  # run alone, to learn which one fails
-            return {revisions[i].id: self.measure(revisions[i]) for i in order}
-        # On the same machine: the median of the first, times the ratio of each to it.
-        ratios = np.median(steps / steps[:, :1], axis=0)
-        first = runs[0].median_ns
-        return {r.id: round(first * float(x)) for r, x in zip(revisions, ratios, strict=True)}
-
-    def _once(self, revision: Revision) -> int:
-        run = self._run(self._place(revision))
-        self._last[revision.id] = run
-        return run.max_rss_bytes if self._memory else run.median_ns
-
-    def _run(self, place: Place, turns: Mapping[str, str | None] | None = None) -> ProgramRun:
-        words = place.words(self._program)
-        return run_program(words, place.folder, self._env(place), self._timeout_s, turns=turns)
+        sides = [self._side(revision) for revision in revisions]
+        before = [side.last for side in sides if side.last is not None]
+        if not self._memory and len(before) == len(sides) and can_take_turns(before):
+            with contextlib.suppress(ProgramError):  # they run alone, to learn which one fails
+                runs, steps = run_together([side.run_in_turn for side in sides], before, seed)
+                # On the same machine: the median of the first, times the ratio of each to it.
+                ratios = np.median(steps / steps[:, :1], axis=0)
+                first = runs[0].median_ns
+                pairs = zip(revisions, ratios, strict=True)
+                return {revision.id: round(first * float(ratio)) for revision, ratio in pairs}
+        return {revisions[i].id: self.measure(revisions[i]) for i in order}
 
     def trace(self, revision: Revision, target: Path) -> Path | None:
         """Record a run. See `Runner`."""
-        place = self._place(revision)
-        words = place.words(self._program)
-        return trace_program(words, place.folder, self._env(place), self._timeout_s, target=target)
+        side = self._side(revision)
+        side.target = target
+        return side.trace()
 
     def drop(self, revision: Revision) -> None:
         """Release a revision. See `Runner`."""
         if revision.id not in self._kept:
-            self._ready.pop(revision.id, None)
+            self._sides.pop(revision.id, None)
             self._places.drop(revision)
 
-    def _place(self, revision: Revision) -> Place:
-        place = self._ready.get(revision.id)
-        if place is None:
-            place = self._places.ready(revision)
-            if self._setup:
-                what = f"{revision.short}: {shorten_command(self._setup)}"
-                words, env = place.words(self._setup), self._env(place)
-                try:
-                    check_success(run_fresh(words, cwd=place.folder, env=env), what)
-                except (ProgramError, OptionError) as error:
-                    self._places.drop(revision)
-                    raise UnusableRevisionError(str(error)) from error
-            self._ready[revision.id] = place
-        return place
-
-    def _env(self, place: Place) -> dict[str, str | None]:
-        """Return variables that keep a program in a checkout from using another repository."""
-        env: dict[str, str | None] = dict.fromkeys(REPOSITORY_VARIABLES)
-        env |= place.env
+    def _side(self, revision: Revision) -> ProgramSide:
+        """Return the program in a revision, which is made ready if it is not."""
+        if revision.id in self._sides:
+            return self._sides[revision.id]
+        place = self._places.ready(revision)
+        # A program in a checkout must not use another repository.
+        env: dict[str, str | None] = {**dict.fromkeys(REPOSITORY_VARIABLES), **place.env}
         if place.folder is not None and self._pythonpath:
             before = [str(place.folder / folder) for folder in self._pythonpath]
             after = os.environ.get("PYTHONPATH")
             env["PYTHONPATH"] = os.pathsep.join([*before, *([after] if after else [])])
-        return env
+        if self._setup:
+            what = f"{revision.short}: {shorten_command(self._setup)}"
+            try:
+                done = run_fresh(place.words(self._setup), cwd=place.folder, env=env)
+                check_success(done, what)
+            except (ProgramError, OptionError) as error:
+                self._places.drop(revision)
+                raise UnusableRevisionError(str(error)) from error
+        self._sides[revision.id] = ProgramSide(
+            revision.short,
+            place.words(self._program),
+            cwd=place.folder,
+            env=env,
+            timeout_s=self._timeout_s,
+            identity=revision.id,
+        )
+        return self._sides[revision.id]

@@ -106,7 +106,7 @@ class Plan:
     """The fraction below which a change does not matter to the user."""
     alpha: float = DEFAULT_ALPHA
     looks: tuple[int, ...] = DEFAULT_LOOKS
-    """Rising numbers of pairs at which results are tested."""
+    """Numbers of pairs at which results are tested, from few to many."""
     least_share: float = LEAST_SHARE
 
     def __post_init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Commands `bench bisect` and `bench history`, which find the revision that changed a program's
-speed."""
+"""Commands `bench show`, `table`, `breakdown`, `history` and `bisect`: what is kept, and where it
+changed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parser import FINE, Command, Options, Parser, UsageError, add_json
+from torchtraceap.cli.parser import (
+    FINE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    add_no_color,
+)
+from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.lab.cli import print_document
-from torchtraceap.lab.cli.bench.run import add_alpha, add_effect, add_run_timeout, add_store
+from torchtraceap.lab.cli.bench.run import (
+    SCHEMA,
+    add_alpha,
+    add_effect,
+    add_run_timeout,
+    add_store,
+    open_store,
+    print_runs,
+)
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.bisect import Bisection
     from torchtraceap.lab.bench.revisions import Places
+    from torchtraceap.lab.bench.runs.run_store import StoredRun
 
+_TABLES = ("eager-compiled", "devices")
 _STATE_FOLDER = "torchtraceap-bisect"
 
 
@@ -24,6 +43,154 @@ def _looks(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{text!r}: are no numbers of rounds; write 10,20,40") from None
+
+
+# ---------------------------------------------------------------------------------- show
+
+
+def _describe_show(parser: Parser) -> None:
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="an id, the beginning of one, or a workload's name for its latest; without, all "
+        "are listed",
+    )
+    add_store(parser)
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _show(options: Options) -> int:
+    store = open_store(options)
+    runs = [store.load(name) for name in options.runs] or list(store.runs())
+    if options.json:
+        documents = [run.to_dict() for run in runs]
+        for run, document in zip(runs, documents, strict=True):
+            path = run.trace if options.runs else None
+            document["trace"] = str(path) if path else None
+        print_document({"schema": SCHEMA, "runs": documents})
+    elif options.runs:
+        print_text("\n\n".join(_run_description(run) for run in runs))
+    else:
+        print_runs(runs, options)
+    return FINE
+
+
+def _run_description(run: StoredRun) -> str:
+    """Describe a run in words."""
+    from torchtraceap.core.formatting import format_bytes, format_ns, format_share
+    from torchtraceap.lab.bench.runs.config import label_of
+    from torchtraceap.lab.bench.runs.tables import device_of
+
+    figures, step = run.metrics, run.metrics["step_ns"]
+    first, memory = figures["first_batch_ns"], figures["memory"]
+    lines = [
+        f"{run.id}  {label_of(run.config)}",
+        f"when         {run.when[:19].replace('T', ' ')} UTC, on {device_of(run)}",
+        f"step         {format_ns(step['median'])} (p10 {format_ns(step['p10'])}, "
+        f"p90 {format_ns(step['p90'])}); processes: "
+        + ", ".join(format_ns(ns) for ns in step["by_process"]),
+        f"free running {format_ns(figures['free_step_ns']['mean'])} a step; waiting behind each "
+        f"costs {format_share(figures['lost_overlap_share'])}",
+        f"first batch  {format_ns(first['total'])} from the start: import "
+        f"{format_ns(first['import'])}, construction {format_ns(first['construction'])}, first "
+        f"step {format_ns(first['first_step'])}",
+        f"memory       {format_bytes(memory['rss_peak_bytes'])} resident at most, "
+        f"{format_bytes(memory['rss_above_bytes'])} of it by the workload",
+    ]
+    if memory["allocated_peak_bytes"] is not None:
+        lines[-1] += (
+            f"; GPU: {format_bytes(memory['allocated_peak_bytes'])} by tensors, "
+            f"{format_bytes(memory['reserved_peak_bytes'])} reserved, "
+            f"{format_share(memory['fragmentation'])} lost between"
+        )
+    if figures["samples_per_s"]:
+        lines.append(
+            f"throughput   {figures['samples_per_s']:.4g} samples/s, batch {figures['batch']}"
+        )
+    if figures["flops_per_step"]:
+        lines.append(
+            f"work         {figures['flops_per_step'] / 1e9:.4g} GFLOP a step, by "
+            f"{figures['flops_by']}"
+        )
+    if run.counts:
+        lines.append("counts       " + ", ".join(f"{k} {v}" for k, v in run.counts.items()))
+    if run.diagnosis:
+        found = [finding["type"] for finding in run.diagnosis["findings"]]
+        lines.append(f"findings     {', '.join(found) or 'none'}")
+    if run.trace:
+        lines.append(f"trace        {run.trace}")
+    return "\n".join([*lines, *(f"note         {text}" for text in figures["notes"])])
+
+
+# --------------------------------------------------------------------------- table, breakdown
+
+
+def _describe_table(parser: Parser) -> None:
+    parser.add_argument("what", choices=_TABLES, metavar="WHAT", help=", ".join(_TABLES))
+    parser.add_argument(
+        "sides", nargs="*", metavar="DEVICE", help="devices: two names, such as A100 and H100"
+    )
+    add_store(parser)
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _table(options: Options) -> int:
+    from torchtraceap.lab.bench.runs.tables import devices_table, eager_compiled_table
+
+    wanted = 2 if options.what == "devices" else 0
+    if len(options.sides) != wanted:
+        raise UsageError(
+            "bench table devices A B compares two devices"
+            if wanted
+            else "bench table eager-compiled takes no further words"
+        )
+    check_table_output(options, [])
+    runs = open_store(options).runs()
+    if options.what == "devices":
+        return give_table(devices_table(runs, *options.sides), options)
+    return give_table(eager_compiled_table(runs), options)
+
+
+def _describe_breakdown(parser: Parser) -> None:
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="*", help="as show takes them [the latest of each kind]"
+    )
+    parser.add_argument(
+        "--by", choices=("run", "task"), default="run", metavar="WHAT", help="run, task [run]"
+    )
+    parser.add_argument("--html", metavar="FILE", help="draw it as a page")
+    add_store(parser)
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _breakdown(options: Options) -> int:
+    from torchtraceap.core.writing import check_target
+    from torchtraceap.lab.bench.runs.breakdown import (
+        break_down_runs,
+        breakdown_table,
+        task_table,
+        write_breakdown_page,
+    )
+
+    check_table_output(options, [])
+    if options.html:
+        check_target(options.html)
+    store = open_store(options)
+    runs = [store.load(name) for name in options.runs] or list(
+        {run.config_hash: run for run in store.runs()}.values()
+    )
+    found, notes = break_down_runs(runs)
+    if options.html:
+        write_breakdown_page(found, options.html, notes)
+        note(f"wrote {options.html}")
+    if not options.html or options.json or options.csv or options.parquet:
+        make = task_table if options.by == "task" else breakdown_table
+        return give_table(make(found, notes), options)
+    return FINE
 
 
 # ---------------------------------------------------------------------------------- bisect
@@ -233,6 +400,24 @@ def _history(options: Options) -> int:
 
 
 TRACK_ACTIONS: dict[str, Command] = {
+    "show": Command(
+        "runs that are kept",
+        _describe_show,
+        _show,
+        ("bench show", "bench show resnet", "bench show 3f2a --json"),
+    ),
+    "table": Command(
+        "runs beside each other: eager-compiled, devices A B",
+        _describe_table,
+        _table,
+        ("bench table eager-compiled", "bench table devices A100 H100 --csv devices.csv"),
+    ),
+    "breakdown": Command(
+        "active, data movement and idle time of a step, by workload and task",
+        _describe_breakdown,
+        _breakdown,
+        ("bench breakdown", "bench breakdown --by task --html breakdown.html"),
+    ),
     "bisect": Command(
         "find the commit, or version, that changed what a program takes",
         _describe_bisect,
