@@ -29,7 +29,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.lab.bench.causes import causes
+from torchtraceap.lab.bench.causes import Causes, causes
 from torchtraceap.lab.bench.revisions import Revision, UnusableRevisionError
 from torchtraceap.lab.bench.rounds import Journal, Rounds, Runner
 from torchtraceap.lab.bench.statistics.rank_tests import interval, p_values, walsh_averages
@@ -177,11 +177,11 @@ def bisect(
     """Find the revision that changed the time or memory of a program.
 
     Args:
-        line: Revisions in order, the first with the old, the last with the new behaviour.
+        line: Revisions in order, the first with the old, the last with the new behavior.
         runner: Measures them.
         settings: Decided before.
-        journal: What was measured before and is kept.
-        progress: Told what happens, in words.
+        journal: Keeps what was measured before and is measured now.
+        progress: Called with words that say what happens.
         traces: A folder for the traces of parent and culprit, which say why; None records none.
 
     Raises:
@@ -264,7 +264,8 @@ class _Search:
                 f"It explains {100 * best / whole:.0f} % of the difference between the ends: other "
                 "commits changed it too. Bisect again from it, or up to its parent."
             )
-        measured, explained = Change.of(change), None
+        measured = Change.of(change)
+        explained: Causes | None = None
         if traces is not None:
             self._say(f"recording {parent.short} and {culprit.short}")
             before, after = (
@@ -347,15 +348,14 @@ class _Search:
             return TestedRevision(
                 revision.id, revision.title, place, "skipped", 0, None, None, None, None, reason
             )
-        best, low, high = None, None, None
+        best: float | None = None
+        ends: list[float | None] = [None, None]
         whole = _estimate(settings.sign * (bad - good))[0]
         if whole > 0:
             best, low, high = (0.5 + each / whole for each in _estimate(values))
             self._several |= low > STEP_BETWEEN and high < 1 - STEP_BETWEEN
-            low, high = (end if math.isfinite(end) else None for end in (low, high))
-        return TestedRevision(
-            revision.id, revision.title, place, verdict, count, p, best, low, high
-        )
+            ends = [end if math.isfinite(end) else None for end in (low, high)]
+        return TestedRevision(revision.id, revision.title, place, verdict, count, p, best, *ends)
 
     def _largest_step(self, attempt: int, good: int, bad: int) -> int | None:
         """Return the index of the largest change between neighbors in a short range, if one is

@@ -66,11 +66,11 @@ def causes(
     change: float | None = None,
     findings: bool = True,
 ) -> Causes:
-    """Explain why `after` is slower or faster than `before`.
+    """Explain why a trace is slower or faster than another of the same program.
 
     Args:
         before: A trace, or its path.
-        after: Another of the same program.
+        after: Another one.
         change: The change that runs without a profiler show, after / before - 1. Its direction is
             then explained, even if the recordings were disturbed and differ the other way.
         findings: True to diagnose both, for new and gone findings and their price.

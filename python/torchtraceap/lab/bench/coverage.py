@@ -256,10 +256,10 @@ def measure_coverage(
     [Coverage].
 
     Args:
-        names: As `workloads.registry.find` takes them; None: all that are listed.
+        names: As `workloads.registry.find` takes them; None for all that are listed.
         modes: train, eval or both.
-        batch: Samples in a step; None: as each comes.
-        imports: Measure what imports take too, in processes of their own.
+        batch: Samples in a step; None for the workload's own.
+        imports: True to measure what imports take too, in processes of their own.
 
     Raises:
         OptionError: A name is of no workload.

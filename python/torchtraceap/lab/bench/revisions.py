@@ -123,9 +123,7 @@ class Repository:
     """A git repository, opened by any folder inside it."""
 
     def __init__(self, folder: PathLike = ".") -> None:
-        """
-        Args:
-            folder: In the repository; programs run in the same folder of each commit.
+        """Open a folder of the repository; programs run in the same folder of each commit.
 
         Raises:
             OptionError: It is in none.
@@ -163,12 +161,9 @@ class Repository:
         return self._read_revisions([found])[0]
 
     def range(self, text: str, *, first_parent: bool = True) -> list[Revision]:
-        """Return the commits of `A..B`, A first and B last.
+        """Return the commits of `A..B`, A first and B last; B may be left out, which is HEAD.
 
-        Args:
-            text: Two revisions with two dots between; B may be left out, which is HEAD.
-            first_parent: Only those on the main line of B; otherwise all that are in B, not in A,
-                in an order in which parents come first.
+        They are those on the main line of B, or else all that are in B, not in A, parents first.
 
         Raises:
             OptionError: It is no range, or A is not before B.
@@ -348,11 +343,8 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 def package_versions(source: Source, text: str) -> list[Revision]:
-    """Return the versions to test, first to last.
-
-    Args:
-        source: Names the package.
-        text: `1.0..1.4`, all that the source has from one to the other; or `1.0,1.1,1.4`, these.
+    """Return the versions to test, first to last, from `1.0..1.4`, all that the source has from one
+    to the other, or `1.0,1.1,1.4`, these.
 
     Raises:
         OptionError: No such package or version, or they are no range.

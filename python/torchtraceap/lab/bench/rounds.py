@@ -62,13 +62,8 @@ class Runner(Protocol):
     def measure_together(
         self, revisions: Sequence[Revision], order: Sequence[int], seed: int
     ) -> dict[str, int]:
-        """Return the result of a fresh run of each revision, by id. Their steps take turns if all
-        report steps; else they run one after the other.
-
-        Args:
-            revisions: Each was measured alone before.
-            order: In which they run, where they run one behind the other.
-            seed: Of who goes first in each exchange of steps.
+        """Return the result of a fresh run of each revision, by id, each of which was measured
+        alone before. Their steps take turns if all report steps; else they run in the given order.
 
         Raises:
             UnusableRevisionError: One can't be run.
@@ -85,10 +80,8 @@ class Journal:
     """A journal of measurements, in a file of JSON lines or only in memory."""
 
     def __init__(self, path: PathLike | None, header: Mapping[str, Any]) -> None:
-        """
-        Args:
-            path: The file; None keeps nothing.
-            header: What is measured; a file with another header is of another bisection.
+        """Read the file, if there is one; None keeps nothing. `header` says what is measured: a
+        file with another one is of another bisection.
 
         Raises:
             OptionError: The file holds something else.
@@ -163,15 +156,8 @@ class Rounds:
         seed: int,
         progress: Callable[[str, int], object],
     ) -> None:
-        """
-        Args:
-            test: Names it in the journal.
-            revisions: At least two.
-            runner: Who measures.
-            journal: Where rounds are kept.
-            seed: Of the orders, with the name of the test.
-            progress: Called with the test and the number of the round that begins.
-        """
+        """Prepare rounds of two or more revisions, whose orders `seed` and the name of the test
+        draw. `progress` is called with the test and the number of the round that begins."""
         self._test = test
         self._revisions = list(revisions)
         self._runner = runner

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError
 
-__all__ = ["Candidate", "Chosen", "Selection", "select"]
+__all__ = ["Candidate", "Selection", "select"]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Result):
+class Candidate:
     """A workload that can be chosen."""
 
     name: str
@@ -37,18 +39,8 @@ class Candidate(Result):
     covers: frozenset[str]
     measured: bool = False
     """True if `seconds` come from a kept run rather than from the suite's file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen(Result):
-    """A workload that was chosen."""
-
-    name: str
-    mode: str
-    seconds: float
-    measured: bool
-    adds: int
-    """Items that earlier choices do not cover."""
+    adds: int = 0
+    """If it is chosen, the number of items that earlier choices do not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +49,19 @@ class Selection(Result):
 
     budget_s: float | None
     """The time budget; None to cover everything."""
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[Candidate, ...]
     seconds: float
     covered: int
     of: int
     """Items that all candidates cover together."""
     bound: int
     """An upper bound of the coverage of any selection within this budget."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; of the chosen ones without what they cover."""
+        names = ("name", "mode", "seconds", "measured", "adds")
+        chosen = [{name: getattr(each, name) for name in names} for each in self.chosen]
+        return {**Result.to_dict(replace(self, chosen=())), "chosen": chosen}
 
     @property
     def share(self) -> float:
@@ -74,10 +72,8 @@ class Selection(Result):
 def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Selection:
     """Select workloads as in Note [Choosing]; ties are broken by name.
 
-    Args:
-        candidates: What there is.
-        budget_s: Seconds that the chosen may take together; None: all is to be covered, and one
-            that the others make needless is left out again.
+    Without a budget in seconds all is to be covered, and one that the others make needless is left
+    out again.
 
     Raises:
         OptionError: The budget or a cost makes no sense.
@@ -103,7 +99,7 @@ def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Se
     covered, told = set[str](), []
     for each in chosen:
         adds = len(each.covers - covered)
-        told.append(Chosen(each.name, each.mode, each.seconds, each.measured, adds))
+        told.append(replace(each, adds=adds))
         covered |= each.covers
     reachable = len(_union(affordable))
     bound = reachable
@@ -164,26 +160,17 @@ def _union(chosen: Sequence[Candidate]) -> frozenset[str]:
 def seconds_of_run(
     first_s: float, step_s: float, *, processes: int, steps: int, warmup: int
 ) -> float:
-    """Return the time that `bench run` takes for a workload in one mode, with its trace recorded
-    but not read.
-
-    Args:
-        first_s: From the start of a process to the end of its first step.
-        step_s: Of each step after it.
-        processes, steps, warmup: Its options; steps are timed in two ways.
-    """
+    """Return the seconds that `bench run` takes for a workload in one mode, with its trace recorded
+    but not read, from those of the first step, with the start of the process, and of each other
+    one."""
     return (processes + 1) * first_s + processes * (warmup - 1 + 2 * steps) * step_s
 
 
 def measured_seconds(
     runs: Sequence[Mapping[str, object]], *, processes: int, steps: int, warmup: int
 ) -> dict[tuple[str, str], float]:
-    """Return `seconds_of_run` by workload and mode from the latest kept run of each on a CPU.
-
-    Args:
-        runs: `StoredRun.to_dict()`, in the order of time.
-        processes, steps, warmup: As they would be run.
-    """
+    """Return `seconds_of_run` by workload and mode from the latest run of each on a CPU. `runs` are
+    those of `StoredRun.to_dict`, in the order of time."""
     found = {}
     for run in runs:
         config, metrics = run["config"], run["metrics"]

@@ -124,10 +124,12 @@ def what_if_stragglers(
     # The workers whose replica and stage are both slow, by the smaller of the two slowdowns.
     ideal_ns = max(float(replays.ideal.mean()), 1.0)
     workers = Groups(trace.rank).first
-    scores = [np.array(only[name])[key[workers]] / ideal_ns for name, (key, _) in located.items()]
+    by_replica, by_stage = (
+        np.array(only[name])[key[workers]] / ideal_ns for name, (key, _) in located.items()
+    )
     ranks = trace.rank[workers]
     count = -int(-WORST_WORKERS * len(ranks) // 1)
-    worst = ranks[np.lexsort((ranks, -np.minimum(*scores)))[:count]].tolist()
+    worst = ranks[np.lexsort((ranks, -np.minimum(by_replica, by_stage)))[:count]].tolist()
     measured = schedule.measured_step_ns
     steps = ColumnTable(
         {
@@ -139,7 +141,8 @@ def what_if_stragglers(
             "delay_slowdown": measured / np.maximum(replays.undelayed, 1),
         }
     )
-    by_column, member, columns = list[str](), list[str](), []
+    by_column, member = list[str](), list[str]()
+    columns: list[tuple[Array, Array, Array]] = []
     for name, (key, labels) in kinds.items():  # the largest slowdown first
         only_ns = np.array(only[name])
         recovered = np.array([replays.recovered(key == number) for number in range(len(labels))])

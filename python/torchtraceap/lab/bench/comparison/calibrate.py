@@ -163,10 +163,10 @@ def calibrate(
 
     Args:
         side: The program.
-        runs: Fresh processes, beside one that warms up the machine.
-        comparisons: Replays of each rule and effect.
-        plan: Of the comparisons; by default that of `compare`.
-        seed: Of windows and orders.
+        runs: Number of fresh processes, beside one that warms up the machine.
+        comparisons: Number of replays of each rule and effect.
+        plan: Settings of the comparisons; by default those of `compare`.
+        seed: Decides windows and orders.
 
     Raises:
         OptionError: Too few runs for the last look.
@@ -213,13 +213,11 @@ def build_calibration(
     """Calibrate with recorded runs; see Note [Replays].
 
     Args:
-        name: Of the program.
-        steps: Steps of each run, ns, in the order of time.
-        ratios: Log ratios of runs that took turns, of each two of them; None: they ran one behind
-            the other.
-        comparisons: Replays of each rule and effect.
-        plan: Of the comparisons.
-        seed: Of windows and orders.
+        name: Name of the program.
+        steps: Steps of each run in the order of time, ns.
+        ratios: Log ratios of each two runs, if they took turns; None if they ran one behind the
+            other.
+        comparisons, plan, seed: As for `calibrate`.
 
     Raises:
         OptionError: Too few runs for the last look, or no comparisons.
@@ -303,7 +301,7 @@ def replay_ours(
         logs: Logarithms of the median step of each run in order of time, float64 `[runs]`.
         effect: Fraction by which B is made slower.
         plan: As for a comparison; its last look takes half the runs at most.
-        comparisons: How many.
+        comparisons: Number of comparisons.
         generator: Draws windows and orders.
         in_turns: True if each two runs took turns, so that only their difference means something.
 
@@ -326,18 +324,9 @@ def replay_rule(
     comparisons: int,
     generator: np.random.Generator,
 ) -> dict[str, int]:
-    """Return the answers of a rule that sees its runs of A and then those of B, next to each other.
-
-    Args:
-        steps: Steps of each run, ns, in the order of time.
-        effect: Fraction by which B is made slower.
-        rule: One of `RULES`.
-        comparisons: How many.
-        generator: Draws windows.
-
-    Returns:
-        Numbers of answers: slower, faster, no difference.
-    """
+    """Return the numbers of the answers of a rule, "slower", "faster" and "no difference", that
+    sees its runs of A and then those of B, next to each other; see `replay_ours`. `steps` are those
+    of each run in the order of time, ns."""
     starts = generator.integers(0, len(steps) - 2 * rule.runs + 1, comparisons)
     places, times = np.unique(starts, return_counts=True)
     counts = {"slower": 0, "faster": 0, "no difference": 0}
@@ -357,20 +346,8 @@ def least_effect(
     *,
     in_turns: bool = False,
 ) -> float | None:
-    """Return the smallest effect that is called slower with the given frequency if it is the
-    minimal effect.
-
-    Args:
-        logs: As for `replay_ours`.
-        plan: Its minimal effect gives way to the one that is tried.
-        comparisons: For each effect that is tried.
-        seed: The same draws for each.
-        wanted: Share of comparisons.
-        in_turns: As for `replay_ours`.
-
-    Returns:
-        In steps of 0.1 %; None if it is beyond 100 %.
-    """
+    """Return the smallest effect, in steps of 0.1 %, that a share `wanted` of comparisons calls
+    slower if it is the minimal effect; None if it is beyond 100 %. See `replay_ours`."""
 
     def is_found(tenths: int) -> bool:
         effect = tenths / 1000

@@ -222,13 +222,13 @@ def compare(
     """Run two sides in pairs of fresh processes until it is decided which is slower.
 
     Args:
-        side_a: Before.
-        side_b: After.
+        side_a: The side before.
+        side_b: The side after.
         minimal_effect: Fraction; changes below it do not matter.
         alpha: Probability of a false alarm, over all looks together.
         looks: Numbers of pairs after which it may be decided.
-        seed: Of the order within pairs.
-        causes: Record both sides at the end, for counts and causes.
+        seed: Decides the order within pairs.
+        causes: True to record both sides at the end, for counts and causes.
         kept: A file of JSON lines that keeps the pairs; a comparison goes on from it.
         reproduce: The command to state.
 
@@ -327,13 +327,9 @@ def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Si
 
 
 def apply_rules(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
-    """Return the answers of named rules to the same runs.
+    """Return the answers of named rules to the same runs, given the steps of each run in ns.
 
     Pairs ran in turn, which helps rules that would run block after block.
-
-    Args:
-        before: Steps of each run of A, ns.
-        after: Of B.
     """
     said = {}
     for rule in RULES.values():
@@ -355,13 +351,8 @@ def record_evidence(side_a: Side, side_b: Side, look: Look) -> Evidence:
 
 
 def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evidence:
-    """Return counts and causes of the difference of two traces.
-
-    Args:
-        before: Trace of side A; None where there is none.
-        after: Of side B.
-        look: The last one: where it says slower or faster, that direction is explained.
-    """
+    """Return counts and causes of the difference of two traces, None where a side has none. If the
+    last look says slower or faster, that direction is explained."""
     missing = [name for name, path in (("A", before), ("B", after)) if path is None]
     if before is None or after is None:
         sides = " and ".join(missing)

@@ -84,10 +84,10 @@ def compare_many(
     """Run the comparisons of a suite one after the other, then correct for their number.
 
     Args:
-        entries: What is compared; names are unique.
-        seed: Of the order within pairs.
-        causes: Record sides, for counts and causes.
-        fdr: False ones among the alarms, at most on average.
+        entries: The comparisons, with unique names.
+        seed: Decides the orders within pairs.
+        causes: True to record sides, for counts and causes.
+        fdr: The largest expected share of false ones among the alarms.
         reproduce: The command to state.
 
     Raises:
@@ -189,15 +189,8 @@ def open_comparison(
     seed: int,
     timeout_s: float | None = None,
 ) -> SuiteEntry:
-    """Open the sides of a comparison for as long as the stack is open.
-
-    Args:
-        stack: Takes what has to be tidied up.
-        described: From `read_suite`.
-        plan: With its own minimal effect.
-        parent: Where its folder is made.
-        seed: Of the order within pairs.
-        timeout_s: So long a run may take.
+    """Open the sides of a comparison for as long as the stack is open; its folder is made in
+    `parent`.
 
     Raises:
         OptionError: A side can't be run.

@@ -77,15 +77,10 @@ class Pairs:
         kept: Path | None = None,
         name: str = "",
     ) -> None:
-        """
-        Args:
-            side_a: Before.
-            side_b: After.
-            most: Pairs that may be asked for.
-            seed: Of the orders.
-            kept: A file of JSON lines with the pairs so far; a comparison that was interrupted
-                goes on from it.
-            name: Of the comparison, for whoever watches.
+        """Prepare up to `most` pairs in orders that `seed` draws.
+
+        `kept` is a file of JSON lines with the pairs so far; a comparison that was interrupted goes
+        on from it. Progress shows `name`.
 
         Raises:
             OptionError: The file is none of such pairs.

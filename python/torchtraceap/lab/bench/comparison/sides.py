@@ -100,15 +100,12 @@ class ProgramSide:
         target: Path | None = None,
         identity: str = "",
     ) -> None:
-        """
+        """Make a side of a program, whose arguments are those of `run_fresh`.
+
         Args:
-            name: How it is called in sentences.
-            argv: The program and its arguments.
-            cwd: Its folder [that of this process].
-            env: Environment variables beyond those of this process; None takes one away.
-            timeout_s: So long a run may take.
-            target: Where its trace goes; without it none is recorded.
-            identity: What stays the same if it is measured again, such as a commit [the program].
+            target: The file of its trace; without it none is recorded.
+            identity: What stays the same if it is measured again, such as a commit; by default the
+                program and the files that it names.
         """
         self.name = name
         self.argv = list(argv)
@@ -146,14 +143,10 @@ class ProgramSide:
 
 
 def run_side(side: Side, label: str) -> int:
-    """Return the median step of one fresh process; a run that fails is tried once more.
-
-    Args:
-        side: What runs.
-        label: How it is called if it fails again.
+    """Return the median step of one fresh process in ns; a run that fails is tried once more.
 
     Raises:
-        ProgramError: It failed twice.
+        ProgramError: It failed twice; the message calls it `label`.
     """
     try:
         return side.run()
@@ -168,15 +161,10 @@ def run_side(side: Side, label: str) -> int:
 
 def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[float, int]:
     """Run both sides at the same time, step by step in turn (processes/turns.py); `last` of each
-    holds its run.
-
-    Args:
-        side_a: Before; it ran alone before, as the other one.
-        side_b: After.
-        seed: Of who goes first in each exchange of steps.
+    holds its run. Both ran alone before.
 
     Returns:
-        The median over exchanges of the log ratio after / before, and how many there were.
+        The median over exchanges of the log ratio after / before, and the number of exchanges.
 
     Raises:
         ProgramError: A side failed, or they had no exchange behind their warm-up.
@@ -238,17 +226,12 @@ def open_sides(
     setup: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[tuple[ProgramSide, ProgramSide]]:
-    """Open the two sides that words name; see Note [What A and B are].
+    """Yield the two sides that words name; see Note [What A and B are]. Checkouts are gone at the
+    end.
 
     Args:
-        a: The side before.
-        b: The side after.
-        program: What runs in a checkout of each, where they are revisions.
+        program: The program that runs in a checkout of each, where they are revisions.
         setup: A command that runs once in each checkout.
-        timeout_s: So long a run may take.
-
-    Yields:
-        The sides; their checkouts are gone at the end.
 
     Raises:
         OptionError: A word stands for nothing that can run.
@@ -343,9 +326,8 @@ _NUMBERS = ("batch", "steps", "warmup", "threads")
 def workload_program(word: str) -> list[str]:
     """Return the program that runs a workload of the suite.
 
-    Args:
-        word: `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`,
-            and `batch=N`, `steps=N`, `warmup=N`, `threads=N`, `size=tiny`.
+    `word` is `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`, and
+    `batch=N`, `steps=N`, `warmup=N`, `threads=N`, `size=tiny`.
 
     Raises:
         OptionError: There is no such workload or word.

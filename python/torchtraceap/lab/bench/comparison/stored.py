@@ -62,13 +62,8 @@ def compare_stored(
 ) -> Comparison:
     """Compare two runs of the store, as far as runs without pairs allow it.
 
-    Args:
-        run_a: Before.
-        run_b: After.
-        minimal_effect: Fraction; changes below it do not matter.
-        alpha: Probability of a false alarm if nothing but the order of processes is random.
-        causes: Compare the kept traces too.
-        reproduce: The command to state.
+    The arguments are those of `compare`; `alpha` holds if nothing but the order of processes is
+    random. With `causes` the kept traces are compared too.
 
     Raises:
         OptionError: They have no steps of the same mode.
@@ -132,7 +127,7 @@ def compare_unpaired(before: Array, after: Array, plan: Plan) -> tuple[Look, str
     """Compare two samples of processes at once; see Note [No pairs].
 
     Args:
-        before: float64 `[processes]`: log of the median step of each process of A.
+        before: Log of the median step of each process of A, float64 `[processes]`.
         after: The same of B.
         plan: Its alpha and minimal effect count.
 

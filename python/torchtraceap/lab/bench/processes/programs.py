@@ -52,7 +52,7 @@ _INJECTED_FOLDER = Path(__file__).resolve().with_name("injected")
 _WHOLE = "TORCHTRACEAP_WHOLE"
 """Name of the variable with the path to which `sitecustomize.py` in that folder writes its
 recording."""
-_QUIET = {STEPS: None, FREE: None, TRACE: None, _WHOLE: None, TURNS: None}
+_QUIET: dict[str, str | None] = {STEPS: None, FREE: None, TRACE: None, _WHOLE: None, TURNS: None}
 """Variables to clear, because a program that measures others must not pass on its own
 instructions."""
 
@@ -141,12 +141,12 @@ def run_fresh(
 
     Args:
         argv: The program and its arguments.
-        cwd: Its folder [that of this process].
+        cwd: Its folder; None for that of this process.
         env: Environment variables beyond those of this process; None takes one away.
-        timeout_s: So long it may take; then it is killed with all that it started.
+        timeout_s: The time after which it is killed with all that it started.
 
     Returns:
-        How it ended; a failure or a time-out is no error here.
+        The end of the program; a failure or a time-out is no error here.
 
     Raises:
         OptionError: There is no such program or folder, or it can't be run.
@@ -155,7 +155,7 @@ def run_fresh(
         raise OptionError("there is no program to run")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began_ns = time.perf_counter_ns()
-        variables = {**os.environ, STARTED: str(began_ns), **(env or {})}
+        variables: dict[str, str | None] = {**os.environ, STARTED: str(began_ns), **(env or {})}
         try:
             process = subprocess.Popen(
                 list(argv),
@@ -225,11 +225,7 @@ def _tail(stream: IO[bytes]) -> str:
 
 
 def check_success(finished: ProgramResult, what: str) -> None:
-    """Check that a program succeeded.
-
-    Args:
-        finished: How it ended.
-        what: What the message calls it.
+    """Check that a program succeeded, which the message calls `what`.
 
     Raises:
         ProgramError: It failed, or its time was over.
@@ -262,15 +258,10 @@ def run_program(
     free: bool = False,
     turns: Mapping[str, str | None] | None = None,
 ) -> ProgramRun:
-    """Run a program in a fresh process and time it.
+    """Run a program in a fresh process, as `run_fresh` does, and time it.
 
-    Args:
-        argv: The program and its arguments.
-        cwd: Its folder [that of this process].
-        env: Environment variables beyond those of this process; None takes one away.
-        timeout_s: So long it may take.
-        free: The GPU is waited for once, not behind each step.
-        turns: Variables by which its steps take turns with those of another program.
+    With `free` the GPU is waited for once, not behind each step. `turns` are variables by which its
+    steps take turns with those of another program.
 
     Raises:
         OptionError: It can't be started.
@@ -278,7 +269,8 @@ def run_program(
     """
     with tempfile.TemporaryDirectory(prefix="ttap-steps-") as folder:
         target = Path(folder) / "steps.json"
-        asked = {**_QUIET, STEPS: str(target), FREE: "1" if free else None, **(turns or {})}
+        asked = {**_QUIET, STEPS: str(target), FREE: "1" if free else None}
+        asked |= turns or {}
         finished = run_fresh(argv, cwd=cwd, env={**(env or {}), **asked}, timeout_s=timeout_s)
         check_success(finished, shorten_command(argv))
         document = read_steps(target) if target.exists() else None
@@ -322,21 +314,15 @@ def trace_program(
     *,
     target: PathLike,
 ) -> Path | None:
-    """Run a program in a fresh process without timing it, and record it.
+    """Run a program in a fresh process, as `run_fresh` does, and record it without timing it.
 
     A program with `measured` has some of its steps recorded. Of another one everything is recorded
     from the import of torch to its end, in the first process alone; not if it has a profiler of its
     own.
 
-    Args:
-        argv: The program and its arguments.
-        cwd: Its folder [that of this process].
-        env: Environment variables beyond those of this process; None takes one away.
-        timeout_s: So long it may take.
-        target: The file to be, `.json` or `.json.gz`, without what names a machine or a person.
-
     Returns:
-        The file; None where the program failed or there was nothing to record.
+        `target`, a `.json` or `.json.gz` file without what names a machine or a person; None where
+        the program failed or there was nothing to record.
 
     Raises:
         OptionError: It can't be started.

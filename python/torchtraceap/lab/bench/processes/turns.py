@@ -51,14 +51,14 @@ def run_together(
     """Run programs at the same time, step by step in turn.
 
     Args:
-        programs: Each runs a program in a fresh process with the given variables, by which it takes
-            part, and gives back its run.
+        programs: Functions that run a program in a fresh process with the given variables, by
+            which it takes part, and return its run.
         before: A run of each alone, which says whether one processor is enough for all.
-        seed: Of who goes first in each exchange of steps, and of the processor.
+        seed: Decides who goes first in each exchange of steps, and the processor.
 
     Returns:
-        Their runs, and what stood next to each other behind all warm-ups: ns of a step of each,
-        int64 `[exchanges, programs]`.
+        The runs, and the steps that stood next to each other behind all warm-ups, in ns, int64
+        `[exchanges, programs]`.
 
     Raises:
         ProgramError: One failed, or there was no exchange behind the warm-up.
@@ -99,12 +99,8 @@ def _give_turns(
 ) -> None:
     """Let processes run their steps in turn until all have left.
 
-    Args:
-        listener: Where they come.
-        sides: Their letters.
-        seed: Of who goes first in each exchange.
-        is_running: Whether the process of a side still runs: one that ends without a step never
-            comes.
+    A process that ends without a step never comes to the listener, so `is_running` says of a side
+    whether its process still runs.
     """
     rng = random.Random(seed)
     with contextlib.ExitStack() as at_the_end:

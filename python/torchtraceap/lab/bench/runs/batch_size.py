@@ -89,7 +89,7 @@ def search_batch(
     Args:
         measure: Measures one size.
         start: The first size.
-        memory_ceiling_bytes: What a process may take.
+        memory_ceiling_bytes: Memory that a process may take.
 
     Raises:
         OptionError: Not even the first size fits.
@@ -137,12 +137,8 @@ def _try_size(measure: Measure, batch: int, ceiling: int | None) -> Point | None
 
 
 def robust_line(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
-    """Return intercept and slope of the Theil-Sen line, which outliers do not move.
-
-    Args:
-        x: Different numbers `[n]`, n > 1.
-        y: Numbers `[n]`.
-    """
+    """Return intercept and slope of the Theil-Sen line through two or more places, which outliers
+    do not move."""
     line = scipy_stats().theilslopes(np.asarray(y, np.float64), x, method="joint")
     return float(line.intercept), float(line.slope)
 

@@ -90,10 +90,8 @@ def group_of(part: str) -> str:
 def break_down(trace: Ranks, where: str | None = None) -> Breakdown | None:
     """Break down the steps of all ranks; None if the trace does not hold the work.
 
-    Args:
-        trace: One or several ranks.
-        where: "gpu" or "host", where it is known what the run computes on [`computes_on`]: of a run
-            whose operators are lost among Python code the trace does not tell.
+    `where` is "gpu" or "host", where it is known what the run computes on: of a run whose operators
+    are lost among Python code the trace does not tell.
     """
     where = where or computes_on(trace)
     if where is None:
@@ -295,12 +293,7 @@ def write_breakdown_page(
 
 
 def breakdown_page(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> str:
-    """Return a page with a figure for each mode, workloads grouped by task.
-
-    Args:
-        found: Breakdowns of runs.
-        notes: Sentences below the figures.
-    """
+    """Return a page with a figure for each mode, workloads grouped by task, and notes below."""
     modes = sorted(
         {each.mode for each in found}, key=lambda mode: (mode not in _MODES, mode != "train", mode)
     )

@@ -148,11 +148,19 @@ def _measure_process(spec: Spec) -> dict[str, Any]:
             times[way] = measure(step, spec.steps)
         on_gpu = step.device.type == "cuda"
         peak = peak_rss_bytes()
-        allocated = torch.cuda.max_memory_allocated() if on_gpu else None
-        reserved = torch.cuda.max_memory_reserved() if on_gpu else None
-        fragmentation = None
-        if on_gpu:  # the share of the reserved peak that tensors did not hold at their own peak
-            fragmentation = 1.0 - allocated / reserved if reserved else 0.0
+        memory: dict[str, Any] = {
+            "rss_peak_bytes": peak,
+            "rss_baseline_bytes": baseline,
+            "rss_above_bytes": max(0, peak - baseline),
+            "allocated_peak_bytes": None,
+            "reserved_peak_bytes": None,
+            "fragmentation": None,
+        }
+        if on_gpu:
+            allocated = memory["allocated_peak_bytes"] = torch.cuda.max_memory_allocated()
+            reserved = memory["reserved_peak_bytes"] = torch.cuda.max_memory_reserved()
+            # The share of the reserved peak that tensors did not hold at their own peak.
+            memory["fragmentation"] = 1.0 - allocated / reserved if reserved else 0.0
         return {
             "batch": step.batch,
             "first_batch_ns": {
@@ -162,14 +170,7 @@ def _measure_process(spec: Spec) -> dict[str, Any]:
                 "first_step": first_ns - made_ns,
             },
             "times": times,
-            "memory": {
-                "rss_peak_bytes": peak,
-                "rss_baseline_bytes": baseline,
-                "rss_above_bytes": max(0, peak - baseline),
-                "allocated_peak_bytes": allocated,
-                "reserved_peak_bytes": reserved,
-                "fragmentation": fragmentation,
-            },
+            "memory": memory,
             "device": torch.cuda.get_device_name(step.device) if on_gpu else None,
             "threads": torch.get_num_threads(),
         }

@@ -117,13 +117,8 @@ def select_names(
     domain: str | None = None,
     task: str | None = None,
 ) -> list[str]:
-    """Return the given names of workloads, or those of the suite that match.
-
-    Args:
-        names: As they are given; then nothing else may be.
-        everything: All that are known here.
-        domain: Those of a domain.
-        task: Those of a task.
+    """Return the given names of workloads, or else those of the suite: everything, or those of a
+    domain or of a task.
 
     Raises:
         OptionError: Both ways are used, none is, none fits, or a name is of no workload.

@@ -108,12 +108,8 @@ class History(Result):
 def histories(
     store: PathLike | None = None, *, name: str | None = None, minimal_effect: float = 0.02
 ) -> list[History]:
-    """Return the series that a store holds.
-
-    Args:
-        store: Its folder [as `Store`].
-        name: Only of this workload or program.
-        minimal_effect: Smaller steps are not told.
+    """Return the series that a store holds, of one name if it is given. Smaller steps than the
+    minimal effect are not told.
 
     Raises:
         OptionError: There are no such runs.
@@ -210,7 +206,7 @@ def find_steps(logs: Array, *, minimal_effect: float = 0.02) -> list[int]:
     """Find the steps of a series, as indices of the first run after each step.
 
     Args:
-        logs: Logarithms of what runs took, in order of time.
+        logs: Logarithms of what runs took, in order of time, float64 `[runs]`.
         minimal_effect: Fraction; smaller steps are not told.
 
     Raises:

@@ -117,17 +117,10 @@ def check_device(device: str) -> None:
 def run_all(
     asked: Sequence[WorkloadConfig], protocol: Protocol, store: Store, *, resume: bool = False
 ) -> Iterator[Outcome]:
-    """Measure configurations one after the other and store each at once.
+    """Measure configurations one after the other, store each at once, and yield its outcome.
 
-    Args:
-        asked: What.
-        protocol: How.
-        store: Where.
-        resume: What the store has of the same configuration and environment, of as many processes
-            and steps, is not measured again.
-
-    Yields:
-        What came of each.
+    With `resume`, what the store has of the same configuration and environment, of as many
+    processes and steps, is not measured again.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
@@ -176,12 +169,8 @@ def _measure_and_store(asked: WorkloadConfig, protocol: Protocol, store: Store) 
 
 
 def measure(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> MeasuredRun:
-    """Measure a configuration; see Note [A run].
-
-    Args:
-        asked: What.
-        protocol: How.
-        folder: For files that may be gone when the run is kept.
+    """Measure a configuration; see Note [A run]. `folder` is for files that may be gone when the
+    run is kept.
 
     Raises:
         WorkloadError: A process failed.
@@ -213,12 +202,8 @@ def _spec(asked: WorkloadConfig, protocol: Protocol, **more: Any) -> Spec:
 
 
 def run_process(spec: Spec, timeout_s: float | None, folder: Path) -> dict[str, Any]:
-    """Run one process of a workload and return its measurements.
-
-    Args:
-        spec: What it runs.
-        timeout_s: So long it may take.
-        folder: Where its result is written meanwhile.
+    """Run one process of a workload and return its measurements, which it writes into `folder`
+    meanwhile.
 
     Raises:
         WorkloadError: It failed.
@@ -260,7 +245,9 @@ def _with_trace(
 
     target, result = folder / "trace.json.gz", folder / "flops.json"
     spec = _spec(asked, protocol, flops=True, result=str(result))
-    flops, flops_by, notes = None, None, list[str]()
+    flops: int | None = None
+    flops_by: str | None = None
+    notes: list[str] = []
     try:
         env = {**_QUIET, TRACE: str(target)}
         _check(run_fresh(spec.command(), env=env, timeout_s=protocol.timeout_s))
@@ -269,7 +256,8 @@ def _with_trace(
     if result.exists():
         flops = json.loads(result.read_text("utf-8"))["flops"]
         flops_by = "torch.utils.flop_counter" if flops else None
-    diagnosis, counted = None, dict[str, int]()
+    diagnosis: dict[str, Any] | None = None
+    counted: dict[str, int] = {}
     if target.exists():
         try:
             trace = load(target)

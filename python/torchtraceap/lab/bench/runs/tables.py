@@ -65,12 +65,8 @@ def eager_compiled_table(runs: Iterable[StoredRun]) -> ColumnTable:
 
 
 def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnTable:
-    """Compare two devices by workload: speed-up is the first one's time over the second's.
-
-    Args:
-        runs: From which the latest of each are taken.
-        first: A part of the name of a device, such as A100, or cpu.
-        second: The other one.
+    """Compare two devices by workload: speed-up is the first one's time over the second's. `first`
+    and `second` are parts of their names, such as A100, or cpu.
 
     Raises:
         OptionError: A name fits no run, or both fit the same device.
@@ -190,15 +186,9 @@ def _integers(values: Iterable[int]) -> Any:
 def ratio_interval(
     upper: npt.ArrayLike, lower: npt.ArrayLike
 ) -> tuple[float, float | None, float | None]:
-    """Return the ratio of two typical positive numbers with Welch's 95 % interval of logarithms.
-
-    Args:
-        upper: Numbers `[n]`, one for each process.
-        lower: Numbers `[m]`.
-
-    Returns:
-        Ratio of the geometric means, low and high; these None where either has a single number.
-    """
+    """Return the ratio of the geometric means of two sets of positive numbers, one for each
+    process, with the ends of Welch's 95 % interval of logarithms; these None where either has a
+    single number."""
     a, b = (np.log(np.asarray(each, dtype=np.float64)) for each in (upper, lower))
     distance = float(a.mean() - b.mean())
     if len(a) < 2 or len(b) < 2:

@@ -37,14 +37,8 @@ __all__ = [
 
 
 def p_values(values: Array) -> Array:
-    """Return exact two-sided p values of the hypothesis that values are symmetric around 0.
-
-    Args:
-        values: float64 `[..., n]`; each row is a sample of its own.
-
-    Returns:
-        float64 `[...]`, exact.
-    """
+    """Return exact two-sided p values, float64 `[...]`, of the hypothesis that the values of each
+    row, float64 `[..., n]`, are symmetric around 0."""
     rows = np.atleast_2d(np.asarray(values, np.float64))
     found = np.ones(rows.shape[:-1])
     sizes = np.sort(np.abs(rows), axis=-1)
@@ -91,16 +85,8 @@ def _doubled_midranks(sizes: Array) -> Array:
 
 
 def walsh_averages(values: Array) -> Array:
-    """Return the means of every two values, each with itself too, sorted.
-
-    Their median is the estimate of Hodges and Lehmann (1963).
-
-    Args:
-        values: float64 `[..., n]`.
-
-    Returns:
-        float64 `[..., n (n + 1) / 2]`.
-    """
+    """Return the means of every two values of rows `[..., n]`, each with itself too, sorted,
+    float64 `[..., n (n + 1) / 2]`. Their median is the estimate of Hodges and Lehmann (1963)."""
     first, second = np.triu_indices(np.shape(values)[-1])
     means = (values[..., first] + values[..., second]) / 2
     means.sort(axis=-1)

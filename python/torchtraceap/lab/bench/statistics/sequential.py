@@ -84,12 +84,8 @@ def abba(pairs: int, generator: np.random.Generator, rows: int | None = None) ->
 
 
 def log_ratios(logs: Array, a_first: Array) -> Array:
-    """Return the log ratios B / A of runs in order of time.
-
-    Args:
-        logs: float64 `[..., 2 * pairs]`: log of what each run took.
-        a_first: `[..., pairs]` of `abba`.
-    """
+    """Return the log ratios B / A, float64 `[..., pairs]`, of the logs of what runs took in order
+    of time, `[..., 2 * pairs]`, with orders as from `abba`."""
     rise = logs[..., 1::2] - logs[..., 0::2]
     return np.where(a_first, rise, -rise)
 
@@ -169,9 +165,9 @@ def judge(values: Array, plan: Plan, look: int) -> tuple[Array, Array, Array, Ar
     """Judge many comparisons at one look.
 
     Args:
-        values: float64 `[..., pairs]`: log ratios after / before of the pairs so far.
+        values: Log ratios after / before of the pairs so far, float64 `[..., pairs]`.
         plan: As it was before the first run.
-        look: Which of its looks.
+        look: Number of the look.
 
     Returns:
         Of each row, `[...]`: index into `VERDICTS`; p; estimate of the log ratio after / before;
@@ -212,15 +208,10 @@ def look_at(values: Sequence[float] | Array, plan: Plan, look: int) -> Look:
 
 
 def decide(values: Sequence[float] | Array, plan: Plan) -> tuple[Look, ...]:
-    """Take looks at pairs in the order in which they ran, until one decides.
+    """Take looks at pairs in the order in which they ran, until one decides, and return them.
 
-    Args:
-        values: Log ratios after / before; at least as many as the first look takes. Looks that
-            take more than there are don't happen.
-        plan: As it was before the first run.
-
-    Returns:
-        Every look that was taken; the last one has the verdict.
+    The log ratios after / before are at least as many as the first look takes. Looks that take more
+    than there are don't happen.
     """
     ratios = np.asarray(values, np.float64)
     looks: list[Look] = []
@@ -253,11 +244,8 @@ _AT_ONCE = 2_000
 
 
 def decide_many(values: Array, plan: Plan) -> tuple[Array, Array]:
-    """Apply `decide` to many comparisons.
-
-    Args:
-        values: float64 `[comparisons, pairs]`, as many pairs as the last look takes.
-        plan: As it was before the first run.
+    """Apply `decide` to many comparisons, float64 `[comparisons, pairs]`, with as many pairs as the
+    last look takes.
 
     Returns:
         Index into `VERDICTS` and pairs used, int64 `[comparisons]` both.
