@@ -211,7 +211,7 @@ def test_more_processes_than_are_kept_are_measured_again(
     monkeypatch.setattr(running, "fingerprint", lambda: environment)
     made = replace(made_run(environment=environment), config=asked.config())
     how = Protocol(processes=2, steps=3)
-    made.config["protocol"] = how.kept()
+    made.config["protocol"] = how.stored_values()
     kept = store.save(made)
     assert next(running.run_all([asked], how, store, resume=True)).run == kept.id
     measured: list[WorkloadConfig] = []

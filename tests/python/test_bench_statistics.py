@@ -18,7 +18,7 @@ from torchtraceap.lab.bench.comparison.calibrate import (
     replay_rule,
     share_of,
 )
-from torchtraceap.lab.bench.comparison.stored import compare_unpaired
+from torchtraceap.lab.bench.comparison.stored_runs import compare_unpaired
 from torchtraceap.lab.bench.statistics import rank_tests as signed
 from torchtraceap.lab.bench.statistics.rank_tests import rank_sum_p, shift, shift_interval
 from torchtraceap.lab.bench.statistics.rules import MACHINES, RULES, Machine

@@ -243,7 +243,7 @@ class _Search:
                 good, bad = found - 1, found
             change, decided, _ = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
             if decided == 1:
-                return self._found(bad, change, traces)
+                return self._culprit_answer(bad, change, traces)
             self._say(f"{line[bad].short} beside its parent does not show the change")
         self._notes.append(
             "The last commit before the change and the first behind it do not differ in fresh "
@@ -252,7 +252,7 @@ class _Search:
         )
         return self._answer("undecided", range=(line[bad],))
 
-    def _found(self, place: int, change: Array, traces: Path | None) -> Bisection:
+    def _culprit_answer(self, place: int, change: Array, traces: Path | None) -> Bisection:
         """Return the answer that names a culprit, with the causes if traces are wanted."""
         assert self._difference is not None
         parent, culprit = self._line[place - 1], self._line[place]
@@ -331,7 +331,7 @@ class _Search:
         revision, verdict = line[place], "abstained"
         rounds = self._rounds(f"{attempt} middle {place}", [line[0], revision, line[-1]])
         levels = Plan(settings.minimal_effect, STEP_ALPHA, settings.looks).levels
-        reason = self._journal.skipped(revision)
+        reason = self._journal.skip_reason(revision)
         if reason is None:
             try:
                 for count, level in zip(settings.looks, levels, strict=True):
@@ -366,7 +366,7 @@ class _Search:
         changes: dict[int, float] = {}
         for place in places:
             ends = self._line[place - 1], self._line[place]
-            if any(self._journal.skipped(each) for each in ends):
+            if any(self._journal.skip_reason(each) for each in ends):
                 return None
             values, decided, _ = self._pair(f"{attempt} neighbours {place}", *ends)
             if decided == 1:

@@ -41,7 +41,7 @@ __all__ = [
     "FailedWorkload",
     "WorkloadCoverage",
     "all_types",
-    "found_types",
+    "finding_types",
     "measure_coverage",
     "read_coverage",
     "stored_coverage",
@@ -131,7 +131,7 @@ class Coverage(Result):
             "functions": self.surface, "ops": self.operators, "families": FAMILIES
         }[kind]  # fmt: skip
 
-    def reached(self, kind: str) -> frozenset[str]:
+    def covered(self, kind: str) -> frozenset[str]:
         """Return the part of `universe` that the workloads cover together."""
         if kind != "ops":
             return self.union(kind) & frozenset(self.universe(kind))
@@ -139,11 +139,11 @@ class Coverage(Result):
             self.operators
         )
 
-    def unreached(self, kind: str) -> tuple[str, ...]:
+    def uncovered(self, kind: str) -> tuple[str, ...]:
         """Return the part of `universe` that no workload covers, sorted."""
-        return tuple(sorted(frozenset(self.universe(kind)) - self.reached(kind)))
+        return tuple(sorted(frozenset(self.universe(kind)) - self.covered(kind)))
 
-    def alone(self, kind: str) -> dict[str, tuple[str, ...]]:
+    def unique(self, kind: str) -> dict[str, tuple[str, ...]]:
         """Return for each workload the items that no other one covers, if there are any."""
         by_name: dict[str, set[str]] = {}
         for row in self.rows:
@@ -162,7 +162,7 @@ class Coverage(Result):
             (*other.rows, *self.rows), (*other.missing, *self.missing),
         )  # fmt: skip
 
-    def only(self, names: Collection[str], modes: Collection[str]) -> Coverage:
+    def restrict(self, names: Collection[str], modes: Collection[str]) -> Coverage:
         """Return the coverage of some workloads and modes."""
         return Coverage(
             self.torch, self.surface, self.operators, self.imports_s,
@@ -430,7 +430,7 @@ def all_types() -> tuple[str, ...]:
     return tuple(sorted(rule.type for rule in _core.rules()))
 
 
-def found_types(store: Store) -> dict[str, tuple[str, ...]]:
+def finding_types(store: Store) -> dict[str, tuple[str, ...]]:
     """Return the types of findings in the diagnoses of each workload's kept runs, sorted.
 
     Raises:

@@ -123,7 +123,7 @@ class Journal:
         self._rounds[test, number] = dict(ns)
         self._keep({"test": test, "round": number, "ns": dict(ns)})
 
-    def skipped(self, revision: Revision) -> str | None:
+    def skip_reason(self, revision: Revision) -> str | None:
         """Return the reason why a revision cannot be used; None if it can."""
         return self._skipped.get(revision.id)
 

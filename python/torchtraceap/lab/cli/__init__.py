@@ -27,15 +27,15 @@ ENTRIES = {
     ),
     "collect": Entry(
         "labelled traces of real runs: workloads with a fault, and their twins without",
-        "torchtraceap.lab.cli.labelled",
+        "torchtraceap.lab.cli.data_sets",
     ),
     "generate": Entry(
         "traces with faults whose place and cost are known, and their twins without",
-        "torchtraceap.lab.cli.labelled",
+        "torchtraceap.lab.cli.data_sets",
     ),
     "dataset": Entry(
         "labelled traces as a data set: built, described, exported, added to",
-        "torchtraceap.lab.cli.labelled",
+        "torchtraceap.lab.cli.data_sets",
     ),
     "train": Entry("a scorer from labelled traces", "torchtraceap.lab.cli.scorers"),
     "evaluate": Entry(

@@ -108,12 +108,12 @@ class Coefficients:
         """Return the coefficients that data sheets suggest."""
         return cls(PRIOR_MEANS.copy(), np.diag(PRIOR_DEVIATIONS**2))
 
-    def carried_over(self) -> Coefficients:
+    def for_another_program(self) -> Coefficients:
         """Return the coefficients for another program on another machine."""
         wider = self.covariance + CARRIED**2 * np.eye(len(self.mean))
         return Coefficients(self.mean, wider)
 
-    def on_another_gpu(self) -> Coefficients:
+    def for_another_gpu(self) -> Coefficients:
         """Return the coefficients for a GPU that comes closer to its peaks, or less close, in
         everything."""
         return Coefficients(self.mean, self.covariance + OTHER_GPU**2)
@@ -389,12 +389,12 @@ class PublishedJobs:
     def model_for(self, machine: Machine, device: Device) -> CalibratedJobs:
         """Return a model that is carried over to another cluster, and to another GPU if it is
         one."""
-        start = self.coefficients.carried_over()
+        start = self.coefficients.for_another_program()
         if device.id not in self.devices:
-            start = start.on_another_gpu()
+            start = start.for_another_gpu()
         return CalibratedJobs(machine, [], start, self.deviations)
 
-    def outside(self, job: TrainingJob, device: Device) -> tuple[str, ...]:
+    def unmeasured_properties(self, job: TrainingJob, device: Device) -> tuple[str, ...]:
         """Return the properties in which a job lies outside of the measured ones."""
         found = [] if device.id in self.devices else [f"{device.name} was not measured"]
         for name, (low, high) in self.ranges.items():

@@ -204,7 +204,7 @@ def choose_parallelism(
         data = where.gpus // (tensor * pipeline)
         if where.gpus % (tensor * pipeline):
             continue
-        reason = _why_not(sizes, global_batch, machine, tensor, data, pipeline)
+        reason = _refusal_reason(sizes, global_batch, machine, tensor, data, pipeline)
         shares = [m for m in dict.fromkeys(micros) if global_batch // data % m == 0]
         if not reason and not shares:
             reason = f"{global_batch} sequences can't be divided among {data} replicas"
@@ -218,7 +218,7 @@ def choose_parallelism(
                 tensor, data, pipeline, sizes.vocabulary, sizes.heads, sizes.key_value_heads,
                 sizes.head_size, sizes.feed_forward, sizes.gated, flash_attention,
             )  # fmt: skip
-            found, reason = _fitting(list(_variants(plain, recompute, zero)), machine)
+            found, reason = _fit_memory(list(_variants(plain, recompute, zero)), machine)
             fitting += found
             if reason:
                 refused.append(RefusedStrategy(tensor, data, pipeline, micro, reason))
@@ -244,7 +244,7 @@ def choose_parallelism(
     )
 
 
-def _why_not(
+def _refusal_reason(
     model: Transformer, global_batch: int, machine: Machine, tensor: int, data: int, pipeline: int
 ) -> str:
     """Return the reason why a split is impossible or can't be timed, or an empty string."""
@@ -283,7 +283,7 @@ def _variants(
         yield replace(plain, recompute=way, sequence_parallel=split, zero=stage, chunks=chunks)
 
 
-def _fitting(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:
+def _fit_memory(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:
     """Return the jobs that fit into memory, and the reason if none does."""
     if not jobs:
         return [], "flash attention leaves nothing to compute again selectively"
@@ -319,7 +319,7 @@ def _fastest_variants(
             continue
         step = float(times[row])
         if published is not None:
-            unmeasured = published.outside(job, device)
+            unmeasured = published.unmeasured_properties(job, device)
         else:
             unmeasured = () if predictor.has_measured(job) else ("this shape of a layer",)
         layer = 2.0 * job.layer_parameters + 4.0 * job.sequence * job.attention_width

@@ -118,7 +118,7 @@ def what_if_stragglers(
     kinds = {name: _members(trace, name) for name in dict.fromkeys(by)}
     located = {name: kinds.get(name) or _members(trace, name) for name in ("dp_rank", "stage")}
     only = {  # mean step times if only one member is as recorded
-        name: [replays.only(key == number) for number in range(len(labels))]
+        name: [replays.mean_step_ns(key == number) for number in range(len(labels))]
         for name, (key, labels) in {**located, **kinds}.items()
     }
     # The workers whose replica and stage are both slow, by the smaller of the two slowdowns.
@@ -145,7 +145,9 @@ def what_if_stragglers(
     columns: list[tuple[Array, Array, Array]] = []
     for name, (key, labels) in kinds.items():  # the largest slowdown first
         only_ns = np.array(only[name])
-        recovered = np.array([replays.recovered(key == number) for number in range(len(labels))])
+        recovered = np.array(
+            [replays.recovered_share(key == number) for number in range(len(labels))]
+        )
         order = np.argsort(-(only_ns / ideal_ns), kind="stable")
         by_column += [name] * len(order)
         member += [labels[i] for i in order.tolist()]
@@ -179,8 +181,8 @@ def what_if_stragglers(
         ideal_ns=float(replays.ideal.mean()),
         steps=steps,
         attribution=attribution,
-        last_stage_share=replays.recovered(trace.stage == trace.stage.max()),
-        worst_workers_share=replays.recovered(np.isin(trace.rank, worst)),
+        last_stage_share=replays.recovered_share(trace.stage == trace.stage.max()),
+        worst_workers_share=replays.recovered_share(np.isin(trace.rank, worst)),
         worst_workers=tuple(worst),
         notes=(*notes, *schedule.notes),
     )
@@ -229,12 +231,12 @@ class _Replays:
     def _steps(self, work_ns: Array) -> Array:
         return self._schedule.step_ns(self._schedule.replay(work_ns))
 
-    def only(self, chosen: Array) -> float:
+    def mean_step_ns(self, chosen: Array) -> float:
         """Return the mean step time if only these operators take as long as recorded."""
         work_ns = np.where(chosen, self._schedule.work_ns, self._ideal_work_ns)
         return float(self._steps(work_ns).mean())
 
-    def recovered(self, chosen: Array) -> float:
+    def recovered_share(self, chosen: Array) -> float:
         """Return the share of the loss that is gone if only these operators are ideal; NaN without
         a loss."""
         work_ns = np.where(chosen, self._ideal_work_ns, self._schedule.work_ns)

@@ -174,7 +174,7 @@ class Costs:
             f"rank {worst} would hold {held[worst] / 2**30:.1f} GiB of {self.limit / 2**30:.1f} GiB"
         )
 
-    def exchanged(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
+    def exchange_ns(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
         """Return the time of all exchanges of a step; see Note [Max of max].
 
         Args:
@@ -232,9 +232,9 @@ class Costs:
 
         Args:
             times: `[n, ranks]`: of lookups.
-            widths, index_widths: See `exchanged`.
+            widths, index_widths: See `exchange_ns`.
         """
-        exchanged = self.exchanged(widths, index_widths)[0]
+        exchanged = self.exchange_ns(widths, index_widths)[0]
         return np.asarray(times.max(axis=1) + 2.0 * START_NS + exchanged + self.dense_ns)
 
     def step_time(self, ranks: IntArray) -> float:
@@ -245,7 +245,7 @@ class Costs:
     def candidate(self, sharder: str, ranks: IntArray) -> Candidate:
         """Return one assignment with its details."""
         sums = (self.sums(values, ranks)[None] for values in (self.width, self.index_width))
-        exchanged, least, most = self.exchanged(*sums)[:, 0].tolist()
+        exchanged, least, most = self.exchange_ns(*sums)[:, 0].tolist()
         loads = []
         for rank in range(self.ranks):
             own = np.flatnonzero(ranks == rank)

@@ -169,8 +169,8 @@ def _objective(
 
 
 def _steps_from(costs: Costs, ranks: IntArray, rank: int) -> _Steps:
-    own = _thinned(np.flatnonzero(ranks == rank), costs.time, _MOST_OWN)
-    others = _thinned(np.flatnonzero(ranks != rank), costs.time, _MOST_OTHERS)
+    own = _thin_out(np.flatnonzero(ranks == rank), costs.time, _MOST_OWN)
+    others = _thin_out(np.flatnonzero(ranks != rank), costs.time, _MOST_OTHERS)
     targets = np.delete(np.arange(costs.ranks), rank)
     moved, to = np.meshgrid(own, targets, indexing="ij")
     swapped, other = np.meshgrid(own, others, indexing="ij")
@@ -181,7 +181,7 @@ def _steps_from(costs: Costs, ranks: IntArray, rank: int) -> _Steps:
     )
 
 
-def _thinned(parts: IntArray, times: FloatArray, most: int) -> IntArray:
+def _thin_out(parts: IntArray, times: FloatArray, most: int) -> IntArray:
     """Return at most so many parts, evenly from the longest to the shortest."""
     if len(parts) <= most:
         return parts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.lab.bench.comparison.calibrate import Calibration
 from torchtraceap.lab.bench.comparison.compare import Comparison, CountChange, Evidence
-from torchtraceap.lab.bench.comparison.many import Comparisons
+from torchtraceap.lab.bench.comparison.suites import Comparisons
 from torchtraceap.report.tables import TextTable
 
 __all__ = [

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         (text,) = arguments
         spec = Spec(**json.loads(text if text.startswith("{") else Path(text).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        return _left(UNFIT, f"no specification of a process: {error}")
+        return _fail(UNFIT, f"no specification of a process: {error}")
     try:
         if STEPS in os.environ or TRACE in os.environ:  # a program like any other
             _prepare(spec)
@@ -80,22 +80,22 @@ def main(arguments: Sequence[str]) -> int:
             result = {"flops": _count_flops(spec)} if spec.flops else _measure_process(spec)
             write_text(spec.result, json.dumps(result, allow_nan=False))
     except MissingDependencyError as error:
-        return _left(MISSING, str(error))
+        return _fail(MISSING, str(error))
     except OptionError as error:
-        return _left(UNFIT, str(error))
+        return _fail(UNFIT, str(error))
     except MemoryError as error:
-        return _left(OUT_OF_MEMORY, str(error) or "out of memory")
+        return _fail(OUT_OF_MEMORY, str(error) or "out of memory")
     except Exception as error:
         known = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
         on_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
         if on_host or (known is not None and isinstance(error, known)):
-            return _left(OUT_OF_MEMORY, str(error))
+            return _fail(OUT_OF_MEMORY, str(error))
         traceback.print_exc()
         return CRASHED
     return 0
 
 
-def _left(code: int, reason: str) -> int:
+def _fail(code: int, reason: str) -> int:
     sys.stderr.write(f"{' '.join(reason.split())}\n")
     return code
 

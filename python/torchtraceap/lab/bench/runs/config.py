@@ -105,7 +105,7 @@ class Protocol:
         if not self.timeout_s > 0:
             raise OptionError("a time-out is above 0 seconds")
 
-    def kept(self) -> dict[str, int]:
+    def stored_values(self) -> dict[str, int]:
         """Return the values that a run stores."""
         return {"processes": self.processes, "steps": self.steps, "warmup": self.warmup}
 

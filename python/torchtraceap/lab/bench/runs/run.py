@@ -137,7 +137,7 @@ def run_all(
             if run.environment_hash == environment
             and all(
                 run.config.get("protocol", {}).get(key, 0) >= number
-                for key, number in protocol.kept().items()
+                for key, number in protocol.stored_values().items()
             )
         ]
         if kept:
@@ -185,7 +185,7 @@ def measure(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> Measured
     run = MeasuredRun(
         name=asked.name,
         when=when,
-        config={**asked.config(), "protocol": protocol.kept()},
+        config={**asked.config(), "protocol": protocol.stored_values()},
         environment=environment,
         metrics={**metrics_of(results), "flops_per_step": None, "flops_by": None, "notes": []},
         counts={},

@@ -111,7 +111,7 @@ def _exit_code(options: Options, comparisons: list[Comparison]) -> int:
 
 def _compare_stored(options: Options) -> Comparison | None:
     from torchtraceap.lab.bench.comparison.sides import stored_runs
-    from torchtraceap.lab.bench.comparison.stored import compare_stored
+    from torchtraceap.lab.bench.comparison.stored_runs import compare_stored
     from torchtraceap.lab.bench.runs.run_store import Store
 
     if options.program is not None:
@@ -183,8 +183,8 @@ def _reproduce_command(options: Options) -> str:
 
 
 def _compare_suite(options: Options) -> int:
-    from torchtraceap.lab.bench.comparison.many import compare_many, open_comparison, read_suite
     from torchtraceap.lab.bench.comparison.pairs import keep, parent_folder
+    from torchtraceap.lab.bench.comparison.suites import compare_many, open_comparison, read_suite
 
     if options.sides or options.program is not None or options.setup:
         raise UsageError("--suite names the sides; programs and setups stand in its file")

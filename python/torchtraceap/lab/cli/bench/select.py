@@ -61,9 +61,9 @@ def _coverage_of(options: Options, *, measure: bool = False) -> Coverage:
     known = {row.name for row in stored.rows} | {each.name for each in stored.missing}
     new = [name for name in options.names if name not in known]
     if not new:
-        return stored.only(options.names or known, modes)
+        return stored.restrict(options.names or known, modes)
     found = measure_coverage(new, modes)
-    return found.merge(stored.only(options.names, modes))  # with what imports take
+    return found.merge(stored.restrict(options.names, modes))  # with what imports take
 
 
 # ------------------------------------------------------------------------- coverage
@@ -84,7 +84,7 @@ def _describe_coverage(parser: Parser) -> None:
 
 
 def _coverage(options: Options) -> int:
-    from torchtraceap.lab.bench.coverage import found_types, write_coverage
+    from torchtraceap.lab.bench.coverage import finding_types, write_coverage
 
     if options.write and not options.measure:
         raise UsageError("--write keeps what --measure measures")
@@ -92,7 +92,7 @@ def _coverage(options: Options) -> int:
     store = open_store(options)
     types: dict[str, tuple[str, ...]] = {}
     if store.folder.is_dir():
-        types = found_types(store)
+        types = finding_types(store)
     elif options.store is not None:
         raise UsageError(f"{options.store}: there is no such folder")
     for each in found.missing:
@@ -122,10 +122,10 @@ def _coverage_document(found: Coverage, types: dict[str, tuple[str, ...]]) -> di
         "union": {
             kind: {
                 "distinct": len(found.union(kind)),
-                "covered": len(found.reached(kind)),
+                "covered": len(found.covered(kind)),
                 "of": len(found.universe(kind)),
-                "share": len(found.reached(kind)) / len(found.universe(kind)),
-                "uncovered": list(found.unreached(kind)),
+                "share": len(found.covered(kind)) / len(found.universe(kind)),
+                "uncovered": list(found.uncovered(kind)),
             }
             for kind in KINDS
         },
@@ -140,7 +140,7 @@ def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options:
     from torchtraceap.lab.bench.coverage import all_types
     from torchtraceap.report.tables import TextTable
 
-    alone = found.alone(options.by)
+    alone = found.unique(options.by)
     columns = ["workload", "mode", *_KINDS, f"{options.by} of it alone", "step ms"]
     columns += ["findings"] if types else []
     rows = []
@@ -156,8 +156,8 @@ def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options:
         "families": "kernel families",
     }
     together = [
-        (text, len(found.reached(kind)), len(found.universe(kind)),
-         f"{len(found.reached(kind)) / len(found.universe(kind)):.1%}")
+        (text, len(found.covered(kind)), len(found.universe(kind)),
+         f"{len(found.covered(kind)) / len(found.universe(kind)):.1%}")
         for kind, text in what.items()
     ]  # fmt: skip
     if types:
@@ -171,7 +171,7 @@ def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options:
         TextTable("All together", ("", "covered", "of", "share"), together, pairs),
     ]
     print_tables(tables, options.no_color)
-    nobody = found.unreached(options.by)
+    nobody = found.uncovered(options.by)
     if nobody:
         shown = nobody if options.uncovered else nobody[:_SHOWN]
         more = "" if len(shown) == len(nobody) else f" and {len(nobody) - len(shown)} more"
