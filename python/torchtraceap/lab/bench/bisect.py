@@ -179,7 +179,7 @@ def bisect(
     Args:
         line: Revisions in order, the first with the old, the last with the new behavior.
         runner: Measures them.
-        settings: Decided before.
+        settings: Settings that are fixed before the first run.
         journal: Keeps what was measured before and is measured now.
         progress: Called with words that say what happens.
         traces: A folder for the traces of parent and culprit, which say why; None records none.
@@ -349,12 +349,12 @@ class _Search:
                 revision.id, revision.title, place, "skipped", 0, None, None, None, None, reason
             )
         best: float | None = None
-        ends: list[float | None] = [None, None]
+        ends: tuple[float | None, float | None] = (None, None)
         whole = _estimate(settings.sign * (bad - good))[0]
         if whole > 0:
             best, low, high = (0.5 + each / whole for each in _estimate(values))
             self._several |= low > STEP_BETWEEN and high < 1 - STEP_BETWEEN
-            ends = [end if math.isfinite(end) else None for end in (low, high)]
+            ends = low if math.isfinite(low) else None, high if math.isfinite(high) else None
         return TestedRevision(revision.id, revision.title, place, verdict, count, p, best, *ends)
 
     def _largest_step(self, attempt: int, good: int, bad: int) -> int | None:

@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,18 +158,20 @@ class Coverage(Result):
 
     def merge(self, other: Coverage) -> Coverage:
         """Return this coverage with another one's rows in front."""
-        return Coverage(
-            self.torch, self.surface, self.operators, {**other.imports_s, **self.imports_s},
-            (*other.rows, *self.rows), (*other.missing, *self.missing),
-        )  # fmt: skip
+        return replace(
+            self,
+            imports_s={**other.imports_s, **self.imports_s},
+            rows=(*other.rows, *self.rows),
+            missing=(*other.missing, *self.missing),
+        )
 
     def restrict(self, names: Collection[str], modes: Collection[str]) -> Coverage:
         """Return the coverage of some workloads and modes."""
-        return Coverage(
-            self.torch, self.surface, self.operators, self.imports_s,
-            tuple(row for row in self.rows if row.name in names and row.mode in modes),
-            tuple(row for row in self.missing if row.name in names and row.mode in modes),
-        )  # fmt: skip
+        return replace(
+            self,
+            rows=tuple(row for row in self.rows if row.name in names and row.mode in modes),
+            missing=tuple(row for row in self.missing if row.name in names and row.mode in modes),
+        )
 
 
 # ------------------------------------------------------------------------- files
@@ -256,7 +259,7 @@ def measure_coverage(
     [Coverage].
 
     Args:
-        names: As `workloads.registry.find` takes them; None for all that are listed.
+        names: Names for `workloads.registry.find`; None for all that are listed.
         modes: train, eval or both.
         batch: Samples in a step; None for the workload's own.
         imports: True to measure what imports take too, in processes of their own.

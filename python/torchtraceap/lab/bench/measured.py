@@ -87,7 +87,7 @@ def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
     Outside of `torchtraceap bench` nothing is timed, and torch is not imported.
 
     Args:
-        iterable: What the loop goes over; use the items in a `for` loop.
+        iterable: The items of the loop; use them in a `for` loop.
         warmup: Steps at the beginning that are not counted. Of a second loop in the same process
             all count.
 

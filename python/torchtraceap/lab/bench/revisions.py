@@ -28,6 +28,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import staging, write_text
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.processes.programs import run_fresh
 
 __all__ = [
     "REPOSITORY_VARIABLES",
@@ -455,18 +456,9 @@ class Installs:
 
 
 def _pip(words: Sequence[str], what: str, error: type[OptionError] = OptionError) -> str:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=INSTALL_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise error(f"{what}: pip took more than {INSTALL_TIMEOUT_S} s") from late
+    done = run_fresh([sys.executable, "-m", "pip", *words], timeout_s=INSTALL_TIMEOUT_S)
+    if done.timed_out:
+        raise error(f"{what}: pip took more than {INSTALL_TIMEOUT_S} s")
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (lines or done.stderr.strip().splitlines() or ["pip failed"])[-1]

@@ -195,12 +195,12 @@ class RevisionRuns:
     """Run one program in each revision; see `Runner`.
 
     Args:
-        places: Where revisions are made ready.
+        places: Prepares revisions.
         program: The program and its arguments.
         setup: A command that runs once in each revision before the program.
         measure: "time" (the median step) or "memory" (the peak of the resident set).
         pythonpath: Folders inside each revision that stand first in PYTHONPATH.
-        timeout_s: So long a run may take.
+        timeout_s: Time limit of a run.
         kept: Revisions that stay ready until the end.
     """
 

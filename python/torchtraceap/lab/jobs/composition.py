@@ -337,10 +337,10 @@ def calibrate(
     How far shapes deviate from the smooth terms, and times from both, is chosen by the evidence.
 
     Args:
-        machine: What the jobs ran on.
+        machine: The machine on which the jobs ran.
         jobs: At least one.
         times_ns: Their iteration times.
-        start: What is known of the coefficients beforehand; by default what data sheets suggest.
+        start: Coefficients as known beforehand; by default those that data sheets suggest.
 
     Raises:
         OptionError: No job, or not a positive time for each.

@@ -171,9 +171,9 @@ def choose_parallelism(
         cluster: GPUs, nodes and the network (`Cluster.of`).
         global_batch: Sequences of a step, over all replicas.
         micro_batches: To try; by default powers of two up to 64.
-        recompute: What may be computed again to save memory: "none", "selective", "full".
-        zero: What replicas may split, as ZeRO's stages 0 to 3.
-        flash_attention: Whether scores of attention stay on the chip.
+        recompute: Parts that may be computed again to save memory: "none", "selective", "full".
+        zero: ZeRO stages to try, 0 to 3.
+        flash_attention: True if scores of attention stay on the chip.
         measured: A model calibrated on jobs of the same cluster; by default published jobs.
 
     Raises:
@@ -349,7 +349,7 @@ def parallelism_tables(document: Mapping[str, Any], *, limit: int = _MAX_ROWS) -
 
     Args:
         document: `torchtraceap.parallelism/1`.
-        limit: Of the strategies.
+        limit: The largest number of strategies.
     """
     from torchtraceap.report.tables import TextTable
 

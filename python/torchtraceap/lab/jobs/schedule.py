@@ -83,7 +83,7 @@ class _Template:
         start_ns: int64 `[instances, columns]`.
         end_ns: The same.
         stage: `[columns]`; compute operators first within a stage, in order of start.
-        types: By column.
+        types: The type of each column.
         chunk: `[columns]`.
         place: `[columns]`: model chunk within the model, -1 unknown.
         stages: Number of pipeline stages of the job.

@@ -104,7 +104,7 @@ def what_if_stragglers(
 
     Args:
         trace: A file for `read_operator_trace`, or what that returned.
-        by: What to attribute the slowdown to: `dp_rank`, `stage`, `op_type`, `rank`. Each member
+        by: Kinds of members to blame: `dp_rank`, `stage`, `op_type`, `rank`. Each member
             costs two replays; `rank` has as many as the job has workers.
 
     Raises:

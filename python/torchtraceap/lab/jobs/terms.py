@@ -146,8 +146,8 @@ def step_parts(
 
     Args:
         coefficients: Logarithms, in the order of `COEFFICIENTS`.
-        terms: Of the jobs.
-        layer_factor: What a layer of each job takes over what the terms say.
+        terms: Terms of the jobs.
+        layer_factor: Time of a layer of each job over that of the terms.
         end_factor: The same for the output layer.
     """
     use = dict(zip(COEFFICIENTS, np.exp(coefficients).tolist(), strict=True))

@@ -71,7 +71,7 @@ def choose_sharding(
             where the search gains by it.
         exchange_indices: Ranks read the indices of their own samples, and send them to the ranks
             that look them up (TorchRec); else they are there (as in the source).
-        sharders: Names of `SHARDERS`.
+        sharders: Names from `SHARDERS`.
         seed: Seed of the sharder "random".
 
     Raises:

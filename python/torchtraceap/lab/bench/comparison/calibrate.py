@@ -217,7 +217,7 @@ def build_calibration(
         steps: Steps of each run in the order of time, ns.
         ratios: Log ratios of each two runs, if they took turns; None if they ran one behind the
             other.
-        comparisons, plan, seed: As for `calibrate`.
+        comparisons, plan, seed: See `calibrate`.
 
     Raises:
         OptionError: Too few runs for the last look, or no comparisons.
@@ -300,7 +300,7 @@ def replay_ours(
     Args:
         logs: Logarithms of the median step of each run in order of time, float64 `[runs]`.
         effect: Fraction by which B is made slower.
-        plan: As for a comparison; its last look takes half the runs at most.
+        plan: Settings of a comparison; the last look takes half the runs at most.
         comparisons: Number of comparisons.
         generator: Draws windows and orders.
         in_turns: True if each two runs took turns, so that only their difference means something.

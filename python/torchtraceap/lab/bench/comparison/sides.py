@@ -104,8 +104,8 @@ class ProgramSide:
 
         Args:
             target: The file of its trace; without it none is recorded.
-            identity: What stays the same if it is measured again, such as a commit; by default the
-                program and the files that it names.
+            identity: A text that stays the same if it is measured again, such as a commit; by
+                default the program and the files that it names.
         """
         self.name = name
         self.argv = list(argv)

@@ -66,7 +66,7 @@ def fingerprint(cwd: PathLike | None = None) -> dict[str, Any]:
     """Return everything that may change how fast programs run here; torch is not imported.
 
     Args:
-        cwd: Whose git commit is told [the current folder].
+        cwd: The folder whose git commit is told; None for the current one.
 
     Returns:
         Plain values, absent ones None. What is momentary stands under `MOMENTARY`.

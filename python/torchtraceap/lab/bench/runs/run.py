@@ -286,7 +286,7 @@ def metrics_of(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the metrics of a run; times in ns, memory in bytes.
 
     Args:
-        processes: As `child` writes them, at least one.
+        processes: Results that `child` writes, at least one.
 
     Returns:
         `batch`; `step_ns` of fenced steps: median, p10 and p90 over all, medians `by_process`, and

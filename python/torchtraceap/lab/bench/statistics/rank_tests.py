@@ -97,7 +97,7 @@ def interval(averages: Array, pairs: int, error: float) -> tuple[Array, Array]:
     """Return the interval of values that the two-sided test does not exclude, by inversion.
 
     Args:
-        averages: Of `walsh_averages`.
+        averages: The result of `walsh_averages`.
         pairs: Number of values that they come from.
         error: Probability that the interval misses, at most.
 

@@ -166,7 +166,7 @@ def judge(values: Array, plan: Plan, look: int) -> tuple[Array, Array, Array, Ar
 
     Args:
         values: Log ratios after / before of the pairs so far, float64 `[..., pairs]`.
-        plan: As it was before the first run.
+        plan: The settings, fixed before the first run.
         look: Number of the look.
 
     Returns:

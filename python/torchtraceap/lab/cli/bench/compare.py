@@ -116,7 +116,8 @@ def _compare_stored(options: Options) -> Comparison | None:
 
     if options.program is not None:
         return None
-    found = stored_runs(*options.sides, Store(options.store))
+    a, b = options.sides
+    found = stored_runs(a, b, Store(options.store))
     if found is None:
         return None
     note("A and B are stored runs")
