@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from torchtraceap.lab.bench.comparison.compare import (
     build_comparison,
     record_evidence,
 )
-from torchtraceap.lab.bench.comparison.pairs import PAIRS, Pairs, make_folder
-from torchtraceap.lab.bench.comparison.sides import Side, open_sides, split_command
+from torchtraceap.lab.bench.comparison.pairs import Pairs
+from torchtraceap.lab.bench.comparison.sides import Side
 from torchtraceap.lab.bench.statistics.sequential import FDR, Plan, q_values
 
-__all__ = ["Comparisons", "SuiteEntry", "compare_many", "open_comparison", "read_suite"]
+__all__ = ["ComparisonSpec", "Comparisons", "SuiteEntry", "compare_many", "read_suite"]
 
 _ALARMS = ("slower", "faster")
 _KEYS = {"name", "a", "b", "program", "setup", "minimal_effect"}
@@ -178,27 +177,3 @@ def read_suite(path: Path) -> tuple[ComparisonSpec, ...]:
     if len(set(names)) < len(names):
         raise OptionError(f"{path}: two comparisons have the same name")
     return tuple(found)
-
-
-def open_comparison(
-    stack: ExitStack,
-    described: ComparisonSpec,
-    plan: Plan,
-    *,
-    parent: Path,
-    seed: int,
-    timeout_s: float | None = None,
-) -> SuiteEntry:
-    """Open the sides of a comparison for as long as the stack is open; its folder is made in
-    `parent`.
-
-    Raises:
-        OptionError: A side can't be run.
-    """
-    program = split_command(described.program) if described.program else None
-    sides = open_sides(
-        described.a, described.b, program=program, setup=described.setup, timeout_s=timeout_s
-    )
-    side_a, side_b = stack.enter_context(sides)
-    folder = make_folder(parent, side_a, side_b, [plan.looks, seed, described.name])
-    return SuiteEntry(described.name, side_a, side_b, plan, folder / PAIRS)

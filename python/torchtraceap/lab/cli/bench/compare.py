@@ -184,8 +184,9 @@ def _reproduce_command(options: Options) -> str:
 
 
 def _compare_suite(options: Options) -> int:
-    from torchtraceap.lab.bench.comparison.pairs import keep, parent_folder
-    from torchtraceap.lab.bench.comparison.suites import compare_many, open_comparison, read_suite
+    from torchtraceap.lab.bench.comparison.pairs import PAIRS, keep, make_folder, parent_folder
+    from torchtraceap.lab.bench.comparison.sides import open_sides, split_command
+    from torchtraceap.lab.bench.comparison.suites import SuiteEntry, compare_many, read_suite
 
     if options.sides or options.program is not None or options.setup:
         raise UsageError("--suite names the sides; programs and setups stand in its file")
@@ -200,12 +201,14 @@ def _compare_suite(options: Options) -> int:
                 except (ValueError, argparse.ArgumentTypeError):
                     raise UsageError(f'{each.name}: minimal_effect is 0.05 or "5%"') from None
                 plan = replace(plan, minimal_effect=effect)
-            seed = options.seed + place
-            entries.append(
-                open_comparison(
-                    stack, each, plan, parent=parent, seed=seed, timeout_s=options.timeout
-                )
+            program = split_command(each.program) if each.program else None
+            sides = open_sides(
+                each.a, each.b, program=program, setup=each.setup, timeout_s=options.timeout
             )
+            side_a, side_b = stack.enter_context(sides)
+            settings = [plan.looks, options.seed + place, each.name]
+            folder = make_folder(parent, side_a, side_b, settings)
+            entries.append(SuiteEntry(each.name, side_a, side_b, plan, folder / PAIRS))
         found = compare_many(
             entries,
             seed=options.seed,
