@@ -196,32 +196,9 @@ def choose_parallelism(
     )
     published = published_jobs()
     predictor = measured or published.model_for(machine, device)
-    micros = tuple(micro_batches) or tuple(2**n for n in range(LARGEST_MICRO_BATCH.bit_length()))
-    fitting: list[TrainingJob] = []
-    refused: list[RefusedStrategy] = []
-    divisors = [n for n in range(1, where.gpus + 1) if where.gpus % n == 0]
-    for tensor, pipeline in product(divisors, divisors):
-        data = where.gpus // (tensor * pipeline)
-        if where.gpus % (tensor * pipeline):
-            continue
-        reason = _refusal_reason(sizes, global_batch, machine, tensor, data, pipeline)
-        shares = [m for m in dict.fromkeys(micros) if global_batch // data % m == 0]
-        if not reason and not shares:
-            reason = f"{global_batch} sequences can't be divided among {data} replicas"
-            reason += " into such micro-batches" if micro_batches else ""
-        if reason:
-            refused.append(RefusedStrategy(tensor, data, pipeline, None, reason))
-            continue
-        for micro in shares:
-            plain = TrainingJob(
-                global_batch, micro, sizes.hidden, sizes.layers, sizes.sequence,
-                tensor, data, pipeline, sizes.vocabulary, sizes.heads, sizes.key_value_heads,
-                sizes.head_size, sizes.feed_forward, sizes.gated, flash_attention,
-            )  # fmt: skip
-            found, reason = _fit_memory(list(_variants(plain, recompute, zero)), machine)
-            fitting += found
-            if reason:
-                refused.append(RefusedStrategy(tensor, data, pipeline, micro, reason))
+    fitting, refused = _fitting_jobs(
+        sizes, where.gpus, global_batch, micro_batches, recompute, zero, flash_attention, machine
+    )
     notes = [] if measured else [published.source]
     if not machine.memory_bytes:
         notes.append("the memory of the GPU is not known: nothing was refused for lack of it")
@@ -242,6 +219,46 @@ def choose_parallelism(
         tuple(refused),
         tuple(notes),
     )
+
+
+def _fitting_jobs(
+    sizes: Transformer,
+    gpus: int,
+    global_batch: int,
+    micro_batches: Sequence[int],
+    recompute: Sequence[str],
+    zero: Sequence[int],
+    flash_attention: bool,
+    machine: Machine,
+) -> tuple[list[TrainingJob], list[RefusedStrategy]]:
+    """Return all ways to train a model on GPUs that fit, and the refused ones."""
+    micros = tuple(micro_batches) or tuple(2**n for n in range(LARGEST_MICRO_BATCH.bit_length()))
+    fitting: list[TrainingJob] = []
+    refused: list[RefusedStrategy] = []
+    divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    for tensor, pipeline in product(divisors, divisors):
+        data = gpus // (tensor * pipeline)
+        if gpus % (tensor * pipeline):
+            continue
+        reason = _refusal_reason(sizes, global_batch, machine, tensor, data, pipeline)
+        shares = [m for m in dict.fromkeys(micros) if global_batch // data % m == 0]
+        if not reason and not shares:
+            reason = f"{global_batch} sequences can't be divided among {data} replicas"
+            reason += " into such micro-batches" if micro_batches else ""
+        if reason:
+            refused.append(RefusedStrategy(tensor, data, pipeline, None, reason))
+            continue
+        for micro in shares:
+            plain = TrainingJob(
+                global_batch, micro, sizes.hidden, sizes.layers, sizes.sequence,
+                tensor, data, pipeline, sizes.vocabulary, sizes.heads, sizes.key_value_heads,
+                sizes.head_size, sizes.feed_forward, sizes.gated, flash_attention,
+            )  # fmt: skip
+            found, reason = _fit_memory(list(_variants(plain, recompute, zero)), machine)
+            fitting += found
+            if reason:
+                refused.append(RefusedStrategy(tensor, data, pipeline, micro, reason))
+    return fitting, refused
 
 
 def _refusal_reason(

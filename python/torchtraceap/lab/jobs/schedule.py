@@ -367,7 +367,7 @@ def build_schedule(trace: OperatorTrace) -> Schedule:
     # The model chunk within the model; if it is not recorded, as Megatron numbers chunks.
     derived = np.maximum(trace.chunk, 0) * trace.stages + trace.stage
     place = np.where(trace.place >= 0, trace.place, np.where(is_compute, derived, -1))
-    # The first operator of the exchange to which each belongs.
+    # The first operator of the pair to which each belongs.
     number = np.arange(len(trace), dtype=np.int64)
     edges, unpaired = [np.zeros((2, 0), dtype=np.int64)], 0
     for instances in _instances(trace, op_type, rows):
@@ -391,7 +391,32 @@ def build_schedule(trace: OperatorTrace) -> Schedule:
         if template.edges:
             before, after = np.array(template.edges).T
             edges.append(np.stack([instances[:, before].ravel(), instances[:, after].ravel()]))
-    # Collectives meet by type and order, compute operators counted together.
+    meeting = _meetings(trace, op_type, rows, key, number)
+    notes = []
+    if unpaired:
+        notes.append(f"{unpaired:,} sends or receives have no peer and wait for nobody.")
+    unknown = sorted({texts[code] for code in np.unique(op_type).tolist()} - KNOWN)
+    if unknown:
+        notes.append(
+            f"Types that this model does not know were placed by their times: {', '.join(unknown)}."
+        )
+    return Schedule(trace, np.concatenate(edges, axis=1), meeting, notes)
+
+
+def _meetings(
+    trace: OperatorTrace, op_type: Array, rows: Array, key: Array, number: Array
+) -> Array:
+    """Return the exchange to which each operator belongs, or -1; int64 `[operators]`.
+
+    Args:
+        trace: The operators.
+        op_type: The code of the type of each, int64 `[operators]`.
+        rows: Operators by (step, replica, stage) and `key`, in order of start.
+        key: The type of each; -1 for compute operators, which are counted together.
+        number: The send of the pair to which each belongs, or the operator itself; changed here for
+            collectives, which meet by type and order.
+    """
+    texts = trace.op_type.texts
     worker = (trace.step[rows], trace.dp_rank[rows], trace.stage[rows], key[rows])
     begins = np.flatnonzero(_is_new(worker))
     order = np.empty(len(rows), dtype=np.int64)
@@ -411,15 +436,7 @@ def build_schedule(trace: OperatorTrace) -> Schedule:
     exchanging = np.isin(op_type, [i for i, t in enumerate(texts) if t in EXCHANGES])
     meeting = np.full(len(trace), -1, dtype=np.int64)
     meeting[exchanging] = np.unique(number[exchanging], return_inverse=True)[1]
-    notes = []
-    if unpaired:
-        notes.append(f"{unpaired:,} sends or receives have no peer and wait for nobody.")
-    unknown = sorted({texts[code] for code in np.unique(op_type).tolist()} - KNOWN)
-    if unknown:
-        notes.append(
-            f"Types that this model does not know were placed by their times: {', '.join(unknown)}."
-        )
-    return Schedule(trace, np.concatenate(edges, axis=1), meeting, notes)
+    return meeting
 
 
 def _instances(trace: OperatorTrace, op_type: Array, rows: Array) -> list[Array]:

@@ -141,29 +141,6 @@ def what_if_stragglers(
             "delay_slowdown": measured / np.maximum(replays.undelayed, 1),
         }
     )
-    by_column, member = list[str](), list[str]()
-    columns: list[tuple[Array, Array, Array]] = []
-    for name, (key, labels) in kinds.items():  # the largest slowdown first
-        only_ns = np.array(only[name])
-        recovered = np.array(
-            [replays.recovered_share(key == number) for number in range(len(labels))]
-        )
-        order = np.argsort(-(only_ns / ideal_ns), kind="stable")
-        by_column += [name] * len(order)
-        member += [labels[i] for i in order.tolist()]
-        added = only_ns[order] - float(replays.ideal.mean())
-        columns.append((only_ns[order] / ideal_ns, added, recovered[order]))
-    parts = zip(*columns, strict=True) if columns else [[np.zeros(0)]] * 3
-    slowdown, added, recovered = (np.concatenate(part) for part in parts)
-    attribution = ColumnTable(
-        {
-            "by": encode_texts(by_column),
-            "member": encode_texts(member),
-            "slowdown": slowdown,
-            "added_ns": added,
-            "recovered_share": recovered,
-        }
-    )
     notes = [
         f"{len(trace):,} operators of {len(workers)} workers in {len(schedule.steps)} steps: "
         f"{trace.stages} stages, {len(np.unique(trace.dp_rank))} replicas; step times vary by "
@@ -180,11 +157,48 @@ def what_if_stragglers(
         undelayed_ns=float(replays.undelayed.mean()),
         ideal_ns=float(replays.ideal.mean()),
         steps=steps,
-        attribution=attribution,
+        attribution=_attribution(replays, kinds, only),
         last_stage_share=replays.recovered_share(trace.stage == trace.stage.max()),
         worst_workers_share=replays.recovered_share(np.isin(trace.rank, worst)),
         worst_workers=tuple(worst),
         notes=(*notes, *schedule.notes),
+    )
+
+
+def _attribution(
+    replays: _Replays, kinds: dict[str, tuple[Array, list[str]]], only: dict[str, list[float]]
+) -> ColumnTable:
+    """Return a table of the members of each kind, the largest slowdown first.
+
+    Args:
+        replays: Step times of the job.
+        kinds: Number of each operator's member, and names of the members, by kind.
+        only: Mean step times if only one member is as recorded, ns.
+    """
+    ideal_ns = float(replays.ideal.mean())
+    by_column, member = list[str](), list[str]()
+    columns: list[tuple[Array, Array, Array]] = []
+    for name, (key, labels) in kinds.items():
+        only_ns = np.array(only[name])
+        slowdowns = only_ns / max(ideal_ns, 1.0)
+        recovered = np.array(
+            [replays.recovered_share(key == number) for number in range(len(labels))]
+        )
+        order = np.argsort(-slowdowns, kind="stable")
+        by_column += [name] * len(order)
+        member += [labels[i] for i in order.tolist()]
+        added = only_ns[order] - ideal_ns
+        columns.append((slowdowns[order], added, recovered[order]))
+    parts = zip(*columns, strict=True) if columns else [[np.zeros(0)]] * 3
+    slowdown, added, recovered = (np.concatenate(part) for part in parts)
+    return ColumnTable(
+        {
+            "by": encode_texts(by_column),
+            "member": encode_texts(member),
+            "slowdown": slowdown,
+            "added_ns": added,
+            "recovered_share": recovered,
+        }
     )
 
 

@@ -232,28 +232,7 @@ def build_calibration(
     if ratios is not None:  # the second run of each two relative to the first
         logs = np.repeat(logs[0::2], 2)
         logs[1::2] += np.asarray(ratios)
-    rows: list[CalibrationRow] = []
-    for effect in PLANTED:
-        generator = np.random.default_rng(seed)
-        counts, used = replay_ours(logs, effect, plan, comparisons, generator, in_turns=in_turns)
-        answers = [(OURS, counts, float(used.mean()))]
-        for rule in RULES.values():
-            if 2 * rule.runs <= len(steps):
-                generator = np.random.default_rng(seed)
-                said = replay_rule(arrays, effect, rule, comparisons, generator)
-                answers.append((rule.name, said, rule.runs))
-        for rule_name, said, pairs in answers:
-            alarms = said["slower"] if effect else said["slower"] + said["faster"]
-            rows.append(
-                CalibrationRow(
-                    rule_name,
-                    effect,
-                    share_of(alarms, comparisons),
-                    said.get("undecided", 0) / comparisons,
-                    said.get("equivalent", 0) / comparisons,
-                    pairs,
-                )
-            )
+    rows = _calibration_rows(arrays, logs, plan, comparisons, seed, in_turns)
     width = 2 * plan.looks[-1]
     windows = len(steps) // width
     return Calibration(
@@ -276,6 +255,35 @@ def build_calibration(
             *_NOTES[1:],
         ),
     )
+
+
+def _calibration_rows(
+    steps: Sequence[Array], logs: Array, plan: Plan, comparisons: int, seed: int, in_turns: bool
+) -> list[CalibrationRow]:
+    """Return the answers of each rule to each planted effect, ours first."""
+    rows: list[CalibrationRow] = []
+    for effect in PLANTED:
+        generator = np.random.default_rng(seed)
+        counts, used = replay_ours(logs, effect, plan, comparisons, generator, in_turns=in_turns)
+        answers = [(OURS, counts, float(used.mean()))]
+        for rule in RULES.values():
+            if 2 * rule.runs <= len(steps):
+                generator = np.random.default_rng(seed)
+                said = replay_rule(steps, effect, rule, comparisons, generator)
+                answers.append((rule.name, said, rule.runs))
+        for rule_name, said, pairs in answers:
+            alarms = said["slower"] if effect else said["slower"] + said["faster"]
+            rows.append(
+                CalibrationRow(
+                    rule_name,
+                    effect,
+                    share_of(alarms, comparisons),
+                    said.get("undecided", 0) / comparisons,
+                    said.get("equivalent", 0) / comparisons,
+                    pairs,
+                )
+            )
+    return rows
 
 
 def share_of(count: int, of: int) -> Share:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.sides import (
     ProgramSide,
     Side,
-    key_of,
     run_side,
     sides_can_take_turns,
     steps_of_last_run,
@@ -186,7 +186,9 @@ def make_folder(
     Raises:
         OutputError: It can't be made.
     """
-    key = key_of(side_a, side_b, settings)
+    # What two sides and the settings of a comparison must share to resume it.
+    text = json.dumps([side_a.identity, side_b.identity, *settings])
+    key = sha256(text.encode()).hexdigest()[:16]
     names = (key if number == 1 else f"{key}-{number}" for number in count(1))
     folder = next(each for each in map(parent.joinpath, names) if not (each / _VERDICT).exists())
     with naming(folder):

@@ -10,7 +10,6 @@ shell.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,20 +34,17 @@ from torchtraceap.lab.bench.processes.programs import (
 )
 from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
 from torchtraceap.lab.bench.revisions import Checkouts, Repository
-from torchtraceap.lab.bench.runs.run_store import Store, StoredRun
 
 __all__ = [
     "LOOP",
     "WORKLOAD",
     "ProgramSide",
     "Side",
-    "key_of",
     "open_sides",
     "run_side",
     "sides_can_take_turns",
     "split_command",
     "steps_of_last_run",
-    "stored_runs",
     "take_turns",
     "word_side",
 ]
@@ -187,34 +183,6 @@ def steps_of_last_run(side: Side, median_ns: int) -> Array:
     """Return the steps of the last run in ns; only the median if a side does not keep them."""
     last: ProgramRun | None = getattr(side, "last", None)
     return np.asarray(last.step_ns if last else (median_ns,), np.int64)
-
-
-def key_of(side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]) -> str:
-    """Return the key that two sides and the settings of a comparison must share to resume it."""
-    text = json.dumps([side_a.identity, side_b.identity, *settings])
-    return sha256(text.encode()).hexdigest()[:16]
-
-
-_ID = re.compile(r"[0-9a-f]{4,16}")
-
-
-def stored_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | None:
-    """Return the runs whose ids two words are; None if a word cannot be an id.
-
-    Raises:
-        OptionError: An id begins several runs, or one of the two is of no run.
-        StoreError: A manifest is damaged.
-    """
-    ids = [path.stem for path in (store.folder / "runs").glob("*.json")]
-    known = [
-        bool(_ID.fullmatch(word)) and any(each.startswith(word) for each in ids) for word in (a, b)
-    ]
-    if not any(known):
-        return None
-    for word, is_known in zip((a, b), known, strict=True):
-        if not is_known:
-            raise OptionError(f"{word}: is no run of {store.folder}, though the other side is one")
-    return store.load(a), store.load(b)
 
 
 @contextmanager

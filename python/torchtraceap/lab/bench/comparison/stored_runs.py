@@ -9,6 +9,7 @@ effect rather than half of it, and says what it is blind to. Alpha is spent at o
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torchtraceap.lab.bench.comparison.compare import (
     build_evidence,
     fraction_from_log,
 )
-from torchtraceap.lab.bench.runs.run_store import MODES, StoredRun
+from torchtraceap.lab.bench.runs.run_store import MODES, Store, StoredRun
 from torchtraceap.lab.bench.statistics.rank_tests import (
     least_rank_sum_p,
     rank_sum_p,
@@ -37,8 +38,9 @@ from torchtraceap.lab.bench.statistics.sequential import (
     Plan,
 )
 
-__all__ = ["FEWEST_PROCESSES", "compare_stored", "compare_unpaired"]
+__all__ = ["FEWEST_PROCESSES", "compare_stored", "compare_unpaired", "find_runs"]
 
+_ID = re.compile(r"[0-9a-f]{4,16}")
 FEWEST_PROCESSES = 4
 """The fewest processes per side that show how processes differ."""
 _METHOD = (
@@ -49,6 +51,25 @@ _BLIND = (
     "the runs were made at different times: how far the machine drifted in between can't be "
     "known, and a difference may be that drift; comparing two commands in turn tells them apart"
 )
+
+
+def find_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | None:
+    """Return the runs whose ids two words are; None if a word cannot be an id.
+
+    Raises:
+        OptionError: An id begins several runs, or one of the two is of no run.
+        StoreError: A manifest is damaged.
+    """
+    ids = [path.stem for path in (store.folder / "runs").glob("*.json")]
+    known = [
+        bool(_ID.fullmatch(word)) and any(each.startswith(word) for each in ids) for word in (a, b)
+    ]
+    if not any(known):
+        return None
+    for word, is_known in zip((a, b), known, strict=True):
+        if not is_known:
+            raise OptionError(f"{word}: is no run of {store.folder}, though the other side is one")
+    return store.load(a), store.load(b)
 
 
 def compare_stored(

@@ -110,14 +110,13 @@ def _exit_code(options: Options, comparisons: list[Comparison]) -> int:
 
 
 def _compare_stored(options: Options) -> Comparison | None:
-    from torchtraceap.lab.bench.comparison.sides import stored_runs
-    from torchtraceap.lab.bench.comparison.stored_runs import compare_stored
+    from torchtraceap.lab.bench.comparison.stored_runs import compare_stored, find_runs
     from torchtraceap.lab.bench.runs.run_store import Store
 
     if options.program is not None:
         return None
     a, b = options.sides
-    found = stored_runs(a, b, Store(options.store))
+    found = find_runs(a, b, Store(options.store))
     if found is None:
         return None
     note("A and B are stored runs")

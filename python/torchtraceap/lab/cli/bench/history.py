@@ -3,7 +3,9 @@ changed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.output import note, print_text
@@ -31,7 +33,8 @@ from torchtraceap.lab.cli.bench.run import (
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.bisect import Bisection
-    from torchtraceap.lab.bench.revisions import Places
+    from torchtraceap.lab.bench.revisions import Places, Repository, Revision
+    from torchtraceap.lab.bench.rounds import Journal
     from torchtraceap.lab.bench.runs.run_store import StoredRun
 
 _TABLES = ("eager-compiled", "devices")
@@ -258,14 +261,11 @@ def _describe_bisect(parser: Parser) -> None:
 
 
 def _bisect(options: Options) -> int:
-    import json
-    from hashlib import sha256
-
     from torchtraceap.core.writing import staging
     from torchtraceap.lab.bench.bisect import Settings, bisect
     from torchtraceap.lab.bench.comparison.sides import split_command
     from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
-    from torchtraceap.lab.bench.rounds import Journal, RevisionRuns
+    from torchtraceap.lab.bench.rounds import RevisionRuns
 
     if not options.program:
         raise UsageError("bench bisect needs a program: bench bisect A..B -- python train.py")
@@ -291,24 +291,7 @@ def _bisect(options: Options) -> int:
             seed=options.seed,
             improvement=options.improvement,
         )
-        header = {
-            "revisions": [revision.id for revision in line],
-            "package": options.package,
-            "program": options.program,
-            "setup": options.setup,
-            "pythonpath": options.pythonpath,
-            "measure": options.measure,
-            "folder": repository.prefix if repository else "",
-            "looks": list(options.looks),
-            "seed": options.seed,
-            "improvement": options.improvement,
-        }
-        temporary = None  # the file of rounds, which goes when the answer is known
-        if repository is not None and not options.state:
-            key = sha256(json.dumps(header).encode()).hexdigest()[:16]
-            temporary = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
-            temporary.parent.mkdir(parents=True, exist_ok=True)
-        journal = Journal(options.state or temporary, header)
+        journal, temporary = _open_journal(options, line, repository)
         if journal.resumed and not options.quiet:
             note(f"goes on behind {journal.resumed} rounds that were measured before")
         runner = RevisionRuns(
@@ -334,6 +317,35 @@ def _bisect(options: Options) -> int:
         temporary.unlink(missing_ok=True)
     print_text(found.to_json() if options.json else bisection_text(found))
     return FINE
+
+
+def _open_journal(
+    options: Options, line: Sequence[Revision], repository: Repository | None
+) -> tuple[Journal, Path | None]:
+    """Return the journal, and its file if that goes when the answer is known."""
+    import json
+    from hashlib import sha256
+
+    from torchtraceap.lab.bench.rounds import Journal
+
+    header = {
+        "revisions": [revision.id for revision in line],
+        "package": options.package,
+        "program": options.program,
+        "setup": options.setup,
+        "pythonpath": options.pythonpath,
+        "measure": options.measure,
+        "folder": repository.prefix if repository else "",
+        "looks": list(options.looks),
+        "seed": options.seed,
+        "improvement": options.improvement,
+    }
+    if options.state or repository is None:
+        return Journal(options.state or None, header), None
+    key = sha256(json.dumps(header).encode()).hexdigest()[:16]
+    place = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return Journal(place, header), place
 
 
 def bisection_text(found: Bisection) -> str:
