@@ -196,9 +196,12 @@ def choose_parallelism(
     )
     published = published_jobs()
     predictor = measured or published.model_for(machine, device)
-    fitting, refused = _fitting_jobs(
-        sizes, where.gpus, global_batch, micro_batches, recompute, zero, flash_attention, machine
-    )
+    plain = TrainingJob(
+        global_batch, 1, sizes.hidden, sizes.layers, sizes.sequence, 1, 1, 1, sizes.vocabulary,
+        sizes.heads, sizes.key_value_heads, sizes.head_size, sizes.feed_forward, sizes.gated,
+        flash_attention,
+    )  # fmt: skip
+    fitting, refused = _fitting_jobs(plain, where.gpus, micro_batches, recompute, zero, machine)
     notes = [] if measured else [published.source]
     if not machine.memory_bytes:
         notes.append("the memory of the GPU is not known: nothing was refused for lack of it")
@@ -222,16 +225,14 @@ def choose_parallelism(
 
 
 def _fitting_jobs(
-    sizes: Transformer,
+    plain: TrainingJob,
     gpus: int,
-    global_batch: int,
     micro_batches: Sequence[int],
     recompute: Sequence[str],
     zero: Sequence[int],
-    flash_attention: bool,
     machine: Machine,
 ) -> tuple[list[TrainingJob], list[RefusedStrategy]]:
-    """Return all ways to train a model on GPUs that fit, and the refused ones."""
+    """Return all ways to split a job over GPUs that fit, and the refused ones."""
     micros = tuple(micro_batches) or tuple(2**n for n in range(LARGEST_MICRO_BATCH.bit_length()))
     fitting: list[TrainingJob] = []
     refused: list[RefusedStrategy] = []
@@ -240,21 +241,17 @@ def _fitting_jobs(
         data = gpus // (tensor * pipeline)
         if gpus % (tensor * pipeline):
             continue
-        reason = _refusal_reason(sizes, global_batch, machine, tensor, data, pipeline)
-        shares = [m for m in dict.fromkeys(micros) if global_batch // data % m == 0]
+        reason = _refusal_reason(plain, machine, tensor, data, pipeline)
+        shares = [m for m in dict.fromkeys(micros) if plain.global_batch // data % m == 0]
         if not reason and not shares:
-            reason = f"{global_batch} sequences can't be divided among {data} replicas"
+            reason = f"{plain.global_batch} sequences can't be divided among {data} replicas"
             reason += " into such micro-batches" if micro_batches else ""
         if reason:
             refused.append(RefusedStrategy(tensor, data, pipeline, None, reason))
             continue
         for micro in shares:
-            plain = TrainingJob(
-                global_batch, micro, sizes.hidden, sizes.layers, sizes.sequence,
-                tensor, data, pipeline, sizes.vocabulary, sizes.heads, sizes.key_value_heads,
-                sizes.head_size, sizes.feed_forward, sizes.gated, flash_attention,
-            )  # fmt: skip
-            found, reason = _fit_memory(list(_variants(plain, recompute, zero)), machine)
+            split = replace(plain, micro_batch=micro, tensor=tensor, data=data, pipeline=pipeline)
+            found, reason = _fit_memory(list(_variants(split, recompute, zero)), machine)
             fitting += found
             if reason:
                 refused.append(RefusedStrategy(tensor, data, pipeline, micro, reason))
@@ -262,18 +259,18 @@ def _fitting_jobs(
 
 
 def _refusal_reason(
-    model: Transformer, global_batch: int, machine: Machine, tensor: int, data: int, pipeline: int
+    job: TrainingJob, machine: Machine, tensor: int, data: int, pipeline: int
 ) -> str:
     """Return the reason why a split is impossible or can't be timed, or an empty string."""
-    if model.heads % tensor:
-        return f"{model.heads} heads can't be divided among {tensor} tensor-parallel ranks"
-    keys = model.key_value_heads or model.heads
+    if job.heads % tensor:
+        return f"{job.heads} heads can't be divided among {tensor} tensor-parallel ranks"
+    keys = job.key_value_heads or job.heads
     if keys % tensor and tensor % keys:
         return f"{keys} keys and values can't be divided among {tensor} tensor-parallel ranks"
-    if model.layers % pipeline:
-        return f"{model.layers} layers can't be divided among {pipeline} stages"
-    if global_batch % data:
-        return f"{global_batch} sequences can't be divided among {data} replicas"
+    if job.layers % pipeline:
+        return f"{job.layers} layers can't be divided among {pipeline} stages"
+    if job.global_batch % data:
+        return f"{job.global_batch} sequences can't be divided among {data} replicas"
     per_node = machine.gpus_per_node
     groups = {min(tensor, per_node), max(1, min(data, per_node // tensor)), min(pipeline, 2)}
     try:
