@@ -22,10 +22,9 @@ from typing import Any
 
 from made_histories import Planted, make_history
 
-from torchtraceap.lab.bench.bisection.bisect import Settings, bisect
-from torchtraceap.lab.bench.bisection.revision_runs import RevisionRuns
-from torchtraceap.lab.bench.bisection.rounds import Journal
+from torchtraceap.lab.bench.bisect import Settings, bisect
 from torchtraceap.lab.bench.revisions import Repository, Revision, UnusableRevisionError
+from torchtraceap.lab.bench.rounds import Journal, RevisionRuns
 
 SINGLE_THRESHOLD = 0.07
 TORCHBENCH = "one run each, 7 %"

@@ -455,7 +455,7 @@ def write_fit(folder: Path, single: Measured, many: Measured) -> None:
     models: list[CalibratedJobs] = []
     for measured in (single, many, points):
         models.append(calibrate(measured.machine, measured.jobs, measured.ns, start=start))
-        start = models[-1].coefficients.carried_over()
+        start = models[-1].coefficients.for_another_program()
     # Of each kind of deviation the largest that any of the programs showed.
     widest = np.max([model.deviations for model in models], axis=0)
     jobs = [*single.jobs, *many.jobs, *points.jobs]
@@ -518,7 +518,7 @@ def main() -> None:
         found["one node"][name] = left_out(single, trains, None)
         show(name, found["one node"][name])
     learned = single.calibrated(np.arange(len(single.jobs)), None)
-    start = learned.coefficients.carried_over()
+    start = learned.coefficients.for_another_program()
     found["many nodes"] = vtrain(many, ("hidden", "tensor", "pipeline"), start)
     errors = Errors.none()
     carried = CalibratedJobs(many.machine, [], start, learned.deviations)
@@ -527,7 +527,7 @@ def main() -> None:
     found["many nodes"]["all, from one node alone"] = errors.figures()
     print(f"\nFrom one node alone: {errors.figures()}")
     both = many.calibrated(np.arange(len(many.jobs)), start)
-    found["megatron"] = megatron_points(folder, both.coefficients.carried_over(), both)
+    found["megatron"] = megatron_points(folder, both.coefficients.for_another_program(), both)
     found["neusight"] = neusight(folder)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -26,8 +26,7 @@ from typing import Any
 from torchtraceap.core.writing import write_text
 from torchtraceap.lab.bench.comparison.sides import ProgramSide, take_turns
 from torchtraceap.lab.bench.processes.environment import fingerprint
-from torchtraceap.lab.bench.processes.fresh import ProgramError, run_fresh
-from torchtraceap.lab.bench.processes.programs import ProgramRun
+from torchtraceap.lab.bench.processes.programs import ProgramError, ProgramRun, run_fresh
 
 HERE = Path(__file__).resolve().parent
 UNITS = {"unchanged": 100, "same": 100, "+2 %": 102, "+3 %": 103}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rules on made-up machines, whose noise is known: false alarms and power.
 
-The machines are those of `lab/bench/statistics/machines.py`: normal noise of a run, autoregressive
+The machines are those of `lab/bench/statistics/rules.py`: normal noise of a run, autoregressive
 drift, now and then a slow run; steps within a run differ by 1 %. Also what conditions on size do
 (see Note [Significant and small]), and the test alone without them.
 
@@ -15,10 +15,14 @@ import argparse
 import numpy as np
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.lab.bench.statistics.machines import MACHINES, Machine
-from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
-from torchtraceap.lab.bench.statistics.rules import RULES, Rule
-from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide_many
+from torchtraceap.lab.bench.statistics.rules import MACHINES, RULES, Machine, Rule
+from torchtraceap.lab.bench.statistics.sequential import (
+    VERDICTS,
+    Plan,
+    abba,
+    decide_many,
+    log_ratios,
+)
 
 EFFECTS = (0.0, 0.01, 0.02, 0.03, 0.05)
 PAIRS = 40
@@ -101,7 +105,7 @@ def alarms(rule: Rule, machine: Machine, effect: float, seed: int) -> float:
     size = (RULE_TRIALS, 2 * rule.runs, STEPS)
     steps = np.exp(logs[..., None] + generator.normal(0, STEP_NOISE, size))
     wanted = ("slower",) if effect else ("slower", "faster")
-    said = (rule.say(list(each[: rule.runs]), list(each[rule.runs :])).verdict for each in steps)
+    said = (rule.say(list(each[: rule.runs]), list(each[rule.runs :]))[0] for each in steps)
     return sum(word in wanted for word in said) / RULE_TRIALS
 
 

@@ -18,8 +18,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.writing import write_text
-from torchtraceap.lab.bench.comparison.calibrate import build_calibration
-from torchtraceap.lab.bench.statistics.replay import share_of
+from torchtraceap.lab.bench.comparison.calibrate import build_calibration, share_of
 from torchtraceap.lab.bench.statistics.rules import RULES, Rule
 from torchtraceap.lab.bench.statistics.sequential import VERDICTS, Plan, decide, decide_many
 
@@ -63,9 +62,7 @@ def rule_alarms(rule: Rule, runs: Runs, after: str) -> tuple[int, int]:
     a, b = ([np.array(r["step_ns"], float) for r in runs[side]] for side in ("unchanged", after))
     ahead = 0 if rule.runs == 1 else rule.runs
     starts = range(len(a) - ahead - rule.runs + 1)
-    said = [
-        rule.say(a[s : s + rule.runs], b[s + ahead : s + ahead + rule.runs]).verdict for s in starts
-    ]
+    said = [rule.say(a[s : s + rule.runs], b[s + ahead : s + ahead + rule.runs])[0] for s in starts]
     wanted = ("slower", "faster") if after == "same" else ("slower",)
     return sum(word in wanted for word in said), len(said)
 

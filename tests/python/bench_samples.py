@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.lab.bench.runs.metrics import metrics_of
-from torchtraceap.lab.bench.store.run_store import MeasuredRun, Samples
+from torchtraceap.lab.bench.runs.run import metrics_of
+from torchtraceap.lab.bench.runs.run_store import MeasuredRun, Samples
 
 __all__ = ["made_process", "made_run"]
 

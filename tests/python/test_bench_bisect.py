@@ -16,9 +16,7 @@ import pytest
 
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.bisection.bisect import Bisection, Settings, bisect
-from torchtraceap.lab.bench.bisection.revision_runs import RevisionRuns
-from torchtraceap.lab.bench.bisection.rounds import Journal
+from torchtraceap.lab.bench.bisect import Bisection, Settings, bisect
 from torchtraceap.lab.bench.revisions import (
     Installs,
     Repository,
@@ -28,6 +26,7 @@ from torchtraceap.lab.bench.revisions import (
     package_versions,
     version_key,
 )
+from torchtraceap.lab.bench.rounds import Journal, RevisionRuns
 
 
 class Made:

@@ -16,18 +16,17 @@ import pytest
 
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.comparison import many as comparing_many
+from torchtraceap.lab.bench.comparison import suites as comparing_many
 from torchtraceap.lab.bench.comparison.calibrate import build_calibration, estimate_noise
 from torchtraceap.lab.bench.comparison.compare import compare
-from torchtraceap.lab.bench.comparison.many import SuiteEntry, compare_many, read_suite
 from torchtraceap.lab.bench.comparison.pairs import Pairs
 from torchtraceap.lab.bench.comparison.report import comparison_lines
 from torchtraceap.lab.bench.comparison.sides import open_sides, split_command, workload_program
-from torchtraceap.lab.bench.comparison.stored import compare_stored
-from torchtraceap.lab.bench.processes.fresh import ProgramError
-from torchtraceap.lab.bench.statistics.orders import abba
-from torchtraceap.lab.bench.statistics.sequential import Plan
-from torchtraceap.lab.bench.store.run_store import MeasuredRun, Samples, Store
+from torchtraceap.lab.bench.comparison.stored_runs import compare_stored
+from torchtraceap.lab.bench.comparison.suites import SuiteEntry, compare_many, read_suite
+from torchtraceap.lab.bench.processes.programs import ProgramError
+from torchtraceap.lab.bench.runs.run_store import MeasuredRun, Samples, Store
+from torchtraceap.lab.bench.statistics.sequential import Plan, abba
 
 INTERFACE = ["schema", "verdict", "change", "pairs", "alpha", "method", "counts", "causes"]
 MS = 1_000_000

@@ -102,7 +102,7 @@ def test_stored_coverage_is_of_the_whole_suite() -> None:
     }, "the command in docs/workloads.md makes it anew"
     assert not stored.missing
     for kind in coverage.KINDS:
-        assert stored.reached(kind) and stored.unreached(kind)
+        assert stored.covered(kind) and stored.uncovered(kind)
     assert all(row.made_s >= 0 and row.step_s >= 0 for row in stored.rows)
 
 
@@ -113,7 +113,7 @@ def test_stored_coverage_is_what_is_measured() -> None:
     if torch.__version__ != stored.torch:
         pytest.skip(f"it was measured by torch {stored.torch}")
     found = coverage.measure_coverage(["ncf", "sinkhorn"])
-    kept = stored.only(["ncf", "sinkhorn"], ["train", "eval"])
+    kept = stored.restrict(["ncf", "sinkhorn"], ["train", "eval"])
     by_key = {(row.name, row.mode): row for row in kept.rows}
     for row in found.rows:
         assert row.functions == by_key[row.name, row.mode].functions
@@ -131,10 +131,10 @@ def test_unions_and_what_one_alone_has() -> None:
         (_row("a", mm, add), _row("a", mm, mode="eval"), _row("b", add), _row("c", add)),
     )  # fmt: skip
     assert found.union("ops") == {mm, add}
-    assert found.reached("ops") == {"aten::mm", "aten::add"}
-    assert found.unreached("ops") == ("aten::sin",)
-    assert found.alone("ops") == {"a": (mm,)}
-    assert found.only(["a"], ["eval"]).rows == (found.rows[1],)
+    assert found.covered("ops") == {"aten::mm", "aten::add"}
+    assert found.uncovered("ops") == ("aten::sin",)
+    assert found.unique("ops") == {"a": (mm,)}
+    assert found.restrict(["a"], ["eval"]).rows == (found.rows[1],)
     with pytest.raises(OptionError, match="functions, ops, families"):
         found.rows[0].of("kernels")
 
@@ -146,7 +146,7 @@ def test_findings_are_those_of_kept_diagnoses() -> None:
 
     runs = [run("a", "small_copies"), run("a", "no_zero_grad"), run("b", read=False), run("c")]
     store: Any = SimpleNamespace(runs=lambda: runs)
-    found = coverage.found_types(store)
+    found = coverage.finding_types(store)
     assert found == {"a": ("no_zero_grad", "small_copies"), "c": ()}
     assert len(coverage.all_types()) > 8
 

@@ -11,7 +11,7 @@ import pytest
 
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.lab.bench.store.history import (
+from torchtraceap.lab.bench.runs.history import (
     find_steps,
     histories,
     history_html,
@@ -19,7 +19,7 @@ from torchtraceap.lab.bench.store.history import (
     machine_of,
     sparkline,
 )
-from torchtraceap.lab.bench.store.run_store import MeasuredRun, Samples, Store
+from torchtraceap.lab.bench.runs.run_store import MeasuredRun, Samples, Store
 
 pytest.importorskip("ruptures")
 pytest.importorskip("pyarrow")

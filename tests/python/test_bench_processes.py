@@ -18,9 +18,10 @@ import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench import measured as measuring
 from torchtraceap.lab.bench.measured import FREE, STEPS, measured
-from torchtraceap.lab.bench.processes.fresh import ProgramError, run_fresh
 from torchtraceap.lab.bench.processes.programs import (
+    ProgramError,
     read_steps,
+    run_fresh,
     run_program,
     shorten_command,
     trace_program,

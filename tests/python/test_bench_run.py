@@ -17,21 +17,28 @@ from gpu_traces import GpuTrace
 import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingFileError, OptionError
-from torchtraceap.lab.bench.processes.fresh import ProgramResult
-from torchtraceap.lab.bench.processes.programs import run_program
+from torchtraceap.lab.bench.processes.programs import ProgramResult, run_program
 from torchtraceap.lab.bench.runs import batch_size
 from torchtraceap.lab.bench.runs import run as running
-from torchtraceap.lab.bench.runs.batch_size import Point, search_batch
+from torchtraceap.lab.bench.runs.batch_size import Point, robust_line, search_batch
+from torchtraceap.lab.bench.runs.breakdown import (
+    break_down,
+    break_down_runs,
+    breakdown_page,
+    mean_interval,
+    task_table,
+)
 from torchtraceap.lab.bench.runs.child import MISSING, UNFIT, Spec
 from torchtraceap.lab.bench.runs.child import main as run_child
 from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig, read_plan, select_names
-from torchtraceap.lab.bench.runs.metrics import metrics_of
-from torchtraceap.lab.bench.runs.run import WorkloadError
-from torchtraceap.lab.bench.store.breakdown import break_down, break_down_runs, task_table
-from torchtraceap.lab.bench.store.charts import breakdown_page
-from torchtraceap.lab.bench.store.intervals import mean_interval, ratio_interval, robust_line
-from torchtraceap.lab.bench.store.run_store import Store
-from torchtraceap.lab.bench.store.tables import device_of, devices_table, eager_compiled_table
+from torchtraceap.lab.bench.runs.run import WorkloadError, metrics_of
+from torchtraceap.lab.bench.runs.run_store import Store
+from torchtraceap.lab.bench.runs.tables import (
+    device_of,
+    devices_table,
+    eager_compiled_table,
+    ratio_interval,
+)
 
 pytest.importorskip("pyarrow")
 
@@ -204,7 +211,7 @@ def test_more_processes_than_are_kept_are_measured_again(
     monkeypatch.setattr(running, "fingerprint", lambda: environment)
     made = replace(made_run(environment=environment), config=asked.config())
     how = Protocol(processes=2, steps=3)
-    made.config["protocol"] = how.kept()
+    made.config["protocol"] = how.stored_values()
     kept = store.save(made)
     assert next(running.run_all([asked], how, store, resume=True)).run == kept.id
     measured: list[WorkloadConfig] = []

@@ -12,29 +12,28 @@ from scipy import stats
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.statistics import signed_rank as signed
-from torchtraceap.lab.bench.statistics.families import q_values
-from torchtraceap.lab.bench.statistics.machines import MACHINES, Machine
-from torchtraceap.lab.bench.statistics.orders import abba, log_ratios
-from torchtraceap.lab.bench.statistics.rank_sum import rank_sum_p, shift, shift_interval
-from torchtraceap.lab.bench.statistics.replay import (
-    RunSequence,
+from torchtraceap.lab.bench.comparison.calibrate import (
     least_effect,
     replay_ours,
     replay_rule,
     share_of,
 )
-from torchtraceap.lab.bench.statistics.rules import RULES
+from torchtraceap.lab.bench.comparison.stored_runs import compare_unpaired
+from torchtraceap.lab.bench.statistics import rank_tests as signed
+from torchtraceap.lab.bench.statistics.rank_tests import rank_sum_p, shift, shift_interval
+from torchtraceap.lab.bench.statistics.rules import MACHINES, RULES, Machine
 from torchtraceap.lab.bench.statistics.sequential import (
     VERDICTS,
     Plan,
+    abba,
     decide,
     decide_many,
     judge,
+    log_ratios,
     look_at,
+    q_values,
     whole_p,
 )
-from torchtraceap.lab.bench.statistics.unpaired import compare_unpaired, medians_by_process
 
 SMALL = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 LOGS = st.lists(st.floats(-0.2, 0.2), min_size=10, max_size=10)
@@ -275,7 +274,7 @@ def test_equivalence_is_seldom_claimed_of_the_minimal_effect() -> None:
 
 def test_conditions_on_size_only_take_alarms_away() -> None:
     values = np.random.default_rng(31).normal(0.008, 0.02, (500, 20))
-    strict, free = (judge(values, Plan(least_share=share), 1).code for share in (1.0, 0.0))
+    strict, free = (judge(values, Plan(least_share=share), 1)[0] for share in (1.0, 0.0))
     alarms = (VERDICTS.index("slower"), VERDICTS.index("faster"))
     assert np.isin(free[np.isin(strict, alarms)], alarms).all()
     assert np.isin(strict, alarms).sum() < np.isin(free, alarms).sum()
@@ -337,11 +336,6 @@ def test_few_stored_processes_say_why_nothing_is_decided() -> None:
     assert "more processes are needed" in why
 
 
-def test_medians_of_processes() -> None:
-    found = medians_by_process(np.array([1, 0, 1, 1]), np.array([10, 5, 30, 20]))
-    assert np.exp(found) == pytest.approx([5, 20])
-
-
 # ------------------------------------------------------------------------------ other rules
 
 
@@ -350,7 +344,7 @@ def runs_of(*medians: float) -> list[Array]:
 
 
 def said(rule: str, before: list[Array], after: list[Array]) -> str:
-    return RULES[rule].say(before, after).verdict
+    return RULES[rule].say(before, after)[0]
 
 
 def test_single_runs_go_by_their_threshold() -> None:
@@ -402,11 +396,11 @@ def test_shares_have_exact_intervals() -> None:
 def test_replays_of_quiet_runs_raise_no_alarm_and_find_what_is_planted() -> None:
     generator = np.random.default_rng(47)
     logs = generator.normal(16, 0.004, 100)
-    same, used = replay_ours(RunSequence(logs), 0.0, Plan(), 300, generator)
+    same, used = replay_ours(logs, 0.0, Plan(), 300, generator)
     assert same["slower"] + same["faster"] <= 3
     assert same["equivalent"] >= 297
     assert used.tolist() == [10] * 300
-    planted, _ = replay_ours(RunSequence(logs), 0.03, Plan(), 300, generator)
+    planted, _ = replay_ours(logs, 0.03, Plan(), 300, generator)
     assert planted["slower"] >= 295
 
 
@@ -419,8 +413,7 @@ def test_replays_of_a_rule_count_its_answers() -> None:
 def test_least_effect_grows_with_noise() -> None:
     generator = np.random.default_rng(53)
     found = [
-        least_effect(RunSequence(generator.normal(0, noise, 80)), Plan(), 100, 1)
-        for noise in (0.005, 0.05)
+        least_effect(generator.normal(0, noise, 80), Plan(), 100, 1) for noise in (0.005, 0.05)
     ]
     assert found[0] is not None
     assert found[1] is not None

@@ -18,7 +18,7 @@ from bench_samples import made_process, made_run
 from torchtraceap.cli import main
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.bench.processes.environment import environment_hash, fingerprint
-from torchtraceap.lab.bench.store.run_store import Samples, Store, StoreError, default_folder
+from torchtraceap.lab.bench.runs.run_store import Samples, Store, StoreError, default_folder
 
 pytest.importorskip("pyarrow")
 

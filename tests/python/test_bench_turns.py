@@ -11,8 +11,7 @@ import pytest
 
 from torchtraceap.lab.bench.comparison.pairs import Pairs
 from torchtraceap.lab.bench.comparison.sides import ProgramSide, sides_can_take_turns, take_turns
-from torchtraceap.lab.bench.processes.fresh import ProgramError
-from torchtraceap.lab.bench.processes.programs import run_program
+from torchtraceap.lab.bench.processes.programs import ProgramError, run_program
 
 STEPS = """
 import json, sys, time

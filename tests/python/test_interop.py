@@ -302,7 +302,7 @@ import sys
 for name in ("pandas", "scipy"):
     sys.modules[name] = None  # importing it fails
 import torchtraceap as ttap
-from torchtraceap.lab.bench.statistics.families import q_values
+from torchtraceap.lab.bench.statistics.sequential import q_values
 from torchtraceap.lab.jobs.op_trace import read_operator_trace
 trace = ttap.load({str(trace_file)!r})
 print(trace.diagnose())

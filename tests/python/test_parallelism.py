@@ -13,13 +13,9 @@ import torchtraceap as ttap
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs import Machine, TrainingJob, calibrate, job_memory
-from torchtraceap.lab.jobs.parallelism import (
-    RESERVED_BYTES,
-    Cluster,
-    Transformer,
-    choose_parallelism,
-)
-from torchtraceap.lab.jobs.published import published_jobs
+from torchtraceap.lab.jobs.composition import published_jobs
+from torchtraceap.lab.jobs.jobs import Cluster, Transformer
+from torchtraceap.lab.jobs.parallelism import RESERVED_BYTES, choose_parallelism
 from torchtraceap.lab.jobs.terms import COEFFICIENTS, Terms, step_parts
 
 GPT = {"layers": 24, "hidden": 2048, "heads": 16, "sequence": 2048}

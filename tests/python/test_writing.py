@@ -454,7 +454,7 @@ GIVEN = {
     ),  # its own temporary folder
     # A program that is measured must not load the package; the file is there when it has ended.
     ("lab/bench/processes/injected/sitecustomize.py", "os.replace(growing, self.target)"),
-    ("lab/bench/processes/memory.py", "open('/proc/self/clear_refs', 'w', encoding='ascii')"),
+    ("lab/bench/runs/child.py", "open('/proc/self/clear_refs', 'w', encoding='ascii')"),
     ("lab/bench/runs/run.py", "store.save(measure(asked, protocol, Path(folder)))"),
     ("lab/cli/bench/run.py", "open_store(options).save(replace(run, metrics=metrics))"),
     ("explanation/cache.py", "os.replace(self._path, aside)"),  # a damaged file out of the way

@@ -6,7 +6,7 @@ The difference is attributed by `tables/compare/causes.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.aliases import PathLike
@@ -19,7 +19,6 @@ from torchtraceap.tables.compare.noise import FEWEST_STEPS
 if TYPE_CHECKING:
     from torchtraceap.core.results import Finding
     from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.tables.compare.cause_rows import CauseRows
     from torchtraceap.trace.trace import Trace
 
 __all__ = ["Causes", "causes", "causes_text"]
@@ -67,11 +66,11 @@ def causes(
     change: float | None = None,
     findings: bool = True,
 ) -> Causes:
-    """Explain why `after` is slower or faster than `before`.
+    """Explain why a trace is slower or faster than another of the same program.
 
     Args:
         before: A trace, or its path.
-        after: Another of the same program.
+        after: Another one.
         change: The change that runs without a profiler show, after / before - 1. Its direction is
             then explained, even if the recordings were disturbed and differ the other way.
         findings: True to diagnose both, for new and gone findings and their price.
@@ -82,21 +81,37 @@ def causes(
     """
     first, second = _load_trace(before), _load_trace(after)
     found = attribute(first, second, change=change)
-    comparison = found.rows.comparison
+    comparison, factor = found.rows.comparison, found.rows.common.factor
     came_and_went: dict[str, tuple[dict[str, Any], ...]] = {"appeared": (), "gone": ()}
     price = None
     if findings:
-        came_and_went, price = _findings(first, second, comparison.difference_ns)
+        came_and_went, price = _compare_findings(first, second, comparison.difference_ns)
+    notes = [*comparison.notes]
+    before_ns = comparison.step_ns[0]
+    recorded = comparison.difference_ns / before_ns if before_ns else 0.0
+    if change is not None and abs(recorded - change) > max(DISTURBED, abs(change)):
+        notes.append(
+            f"The recordings differ by {100 * recorded:+.1f} %, runs without a profiler by "
+            f"{100 * change:+.1f} %: something else ran on the machine, or the profiler weighs on "
+            "one of them more."
+        )
+    if factor != 1.0:
+        notes.append(
+            f"All work takes {factor:.3g} times as long: another clock, another load of the "
+            "machine or other settings of it rather than a change of the program."
+        )
+    if min(len(side.durations) for side in comparison.sides) < FEWEST_STEPS:
+        notes.append("Fewer than 3 whole steps on a side: what is noise is hardly known.")
     return Causes(
         difference_ns=comparison.difference_ns,
-        before_step_ns=comparison.step_ns[0],
+        before_step_ns=before_ns,
         after_step_ns=comparison.step_ns[1],
         basis=comparison.basis,
         causes=found.causes,
         moved=found.moved,
         findings=came_and_went,
         price=price,
-        notes=(*comparison.notes, *_notes(found.rows, change)),
+        notes=tuple(notes),
     )
 
 
@@ -108,29 +123,7 @@ def _load_trace(trace: Trace | PathLike) -> Trace:
     return load(trace)
 
 
-def _notes(rows: CauseRows, change: float | None) -> Iterable[str]:
-    comparison = rows.comparison
-    before_ns = comparison.step_ns[0]
-    recorded = comparison.difference_ns / before_ns if before_ns else 0.0
-    if change is not None and abs(recorded - change) > max(DISTURBED, abs(change)):
-        yield (
-            f"The recordings differ by {100 * recorded:+.1f} %, runs without a profiler by "
-            f"{100 * change:+.1f} %: something else ran on the machine, or the profiler weighs on "
-            "one of them more."
-        )
-    if rows.common.factor != 1.0:
-        yield (
-            f"All work takes {rows.common.factor:.3g} times as long: another clock, another load "
-            "of the machine or other settings of it rather than a change of the program."
-        )
-    if min(len(side.durations) for side in comparison.sides) < FEWEST_STEPS:
-        yield "Fewer than 3 whole steps on a side: what is noise is hardly known."
-
-
-# ---------------------------------------------------------------------------------- findings
-
-
-def _findings(
+def _compare_findings(
     before: Trace, after: Trace, difference_ns: int
 ) -> tuple[dict[str, tuple[dict[str, Any], ...]], dict[str, Any] | None]:
     """Return the findings of one side only, and the price of the most expensive new one."""

@@ -16,7 +16,8 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +28,13 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.core.writing import write_text
 from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.lab.bench.processes.programs import run_fresh
 from torchtraceap.lab.workloads.registry import find, workloads
 from torchtraceap.ops.models.families import FAMILIES, family_of
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.bench.store.run_store import Store
+    from torchtraceap.lab.bench.runs.run_store import Store
     from torchtraceap.lab.workloads.registry import Source
-    from torchtraceap.lab.workloads.steps import Step
 
 __all__ = [
     "KINDS",
@@ -41,7 +42,7 @@ __all__ = [
     "FailedWorkload",
     "WorkloadCoverage",
     "all_types",
-    "found_types",
+    "finding_types",
     "measure_coverage",
     "read_coverage",
     "stored_coverage",
@@ -131,7 +132,7 @@ class Coverage(Result):
             "functions": self.surface, "ops": self.operators, "families": FAMILIES
         }[kind]  # fmt: skip
 
-    def reached(self, kind: str) -> frozenset[str]:
+    def covered(self, kind: str) -> frozenset[str]:
         """Return the part of `universe` that the workloads cover together."""
         if kind != "ops":
             return self.union(kind) & frozenset(self.universe(kind))
@@ -139,11 +140,11 @@ class Coverage(Result):
             self.operators
         )
 
-    def unreached(self, kind: str) -> tuple[str, ...]:
+    def uncovered(self, kind: str) -> tuple[str, ...]:
         """Return the part of `universe` that no workload covers, sorted."""
-        return tuple(sorted(frozenset(self.universe(kind)) - self.reached(kind)))
+        return tuple(sorted(frozenset(self.universe(kind)) - self.covered(kind)))
 
-    def alone(self, kind: str) -> dict[str, tuple[str, ...]]:
+    def unique(self, kind: str) -> dict[str, tuple[str, ...]]:
         """Return for each workload the items that no other one covers, if there are any."""
         by_name: dict[str, set[str]] = {}
         for row in self.rows:
@@ -157,18 +158,20 @@ class Coverage(Result):
 
     def merge(self, other: Coverage) -> Coverage:
         """Return this coverage with another one's rows in front."""
-        return Coverage(
-            self.torch, self.surface, self.operators, {**other.imports_s, **self.imports_s},
-            (*other.rows, *self.rows), (*other.missing, *self.missing),
-        )  # fmt: skip
+        return replace(
+            self,
+            imports_s={**other.imports_s, **self.imports_s},
+            rows=(*other.rows, *self.rows),
+            missing=(*other.missing, *self.missing),
+        )
 
-    def only(self, names: Collection[str], modes: Collection[str]) -> Coverage:
+    def restrict(self, names: Collection[str], modes: Collection[str]) -> Coverage:
         """Return the coverage of some workloads and modes."""
-        return Coverage(
-            self.torch, self.surface, self.operators, self.imports_s,
-            tuple(row for row in self.rows if row.name in names and row.mode in modes),
-            tuple(row for row in self.missing if row.name in names and row.mode in modes),
-        )  # fmt: skip
+        return replace(
+            self,
+            rows=tuple(row for row in self.rows if row.name in names and row.mode in modes),
+            missing=tuple(row for row in self.missing if row.name in names and row.mode in modes),
+        )
 
 
 # ------------------------------------------------------------------------- files
@@ -256,10 +259,10 @@ def measure_coverage(
     [Coverage].
 
     Args:
-        names: As `workloads.registry.find` takes them; None: all that are listed.
+        names: Names for `workloads.registry.find`; None for all that are listed.
         modes: train, eval or both.
-        batch: Samples in a step; None: as each comes.
-        imports: Measure what imports take too, in processes of their own.
+        batch: Samples in a step; None for the workload's own.
+        imports: True to measure what imports take too, in processes of their own.
 
     Raises:
         OptionError: A name is of no workload.
@@ -275,7 +278,12 @@ def measure_coverage(
     needed = sorted({need for each in sources if each.entry for need in each.entry.needs})
     for module in needed:
         importlib.import_module(module)
-    imports_s = _timed_imports(needed) if imports else {}
+    imports_s: dict[str, float] = {}
+    if imports:
+        programs = {"torch": _FIRST_STEP, **{module: f"import {module}" for module in needed}}
+        empty = _seconds("")
+        for module, program in programs.items():
+            imports_s[module] = round(max(0.0, _seconds(program) - empty), 3)
     rows, missing = list[WorkloadCoverage](), list[FailedWorkload]()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -283,73 +291,58 @@ def measure_coverage(
         for source in sources:
             for mode in modes:
                 with progress_stage(f"covering {source.name} {mode}"):
-                    _try(source, mode, batch, rows, missing)
+                    found = _measure_workload(source, mode, batch)
+                if isinstance(found, WorkloadCoverage):
+                    rows.append(found)
+                else:
+                    missing.append(found)
+                gc.collect()
     finally:
         torch.set_num_threads(threads)
-    return Coverage(
-        torch.__version__, _surface(), _operators(), imports_s, tuple(rows), tuple(missing)
-    )
-
-
-def _timed_imports(needed: Iterable[str]) -> dict[str, float]:
-    empty = _seconds("")
-    programs = {"torch": _FIRST_STEP, **{module: f"import {module}" for module in needed}}
-    return {
-        module: round(max(0.0, _seconds(program) - empty), 3)
-        for module, program in programs.items()
+    operators = {
+        name.partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and not name.endswith(("out", "_out"))
     }
+    return Coverage(
+        torch.__version__,
+        _surface(),
+        tuple(sorted(operators)),
+        imports_s,
+        tuple(rows),
+        tuple(missing),
+    )
 
 
 def _seconds(program: str) -> float:
     """Return the seconds of a core that a program takes in a process of its own."""
-    import resource
-
-    from torchtraceap.lab.bench.processes.fresh import run_fresh
-
-    def spent() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    before = spent()
-    run_fresh([sys.executable, "-c", program], timeout_s=_IMPORT_TIMEOUT_S)
-    return spent() - before
+    return run_fresh([sys.executable, "-c", program], timeout_s=_IMPORT_TIMEOUT_S).cpu_ns / 1e9
 
 
-def _try(
-    source: Source,
-    mode: str,
-    batch: int | None,
-    rows: list[WorkloadCoverage],
-    missing: list[FailedWorkload],
-) -> None:
-    try:
-        rows.append(_measure_workload(source, mode, batch))
-    except TraceError as error:
-        missing.append(FailedWorkload(source.name, mode, str(error)))
-    except Exception as error:  # a user's workload may raise anything
-        said = (str(error).strip() or "no reason given").splitlines()[0][:300]
-        missing.append(FailedWorkload(source.name, mode, f"{type(error).__name__}: {said}"))
-    gc.collect()
-
-
-def _measure_workload(source: Source, mode: str, batch: int | None) -> WorkloadCoverage:
+def _measure_workload(
+    source: Source, mode: str, batch: int | None
+) -> WorkloadCoverage | FailedWorkload:
     from torchtraceap.lab.workloads.steps import make_step
 
     begun = time.process_time()
-    with make_step(source, mode=mode, batch=batch) as step:
-        step.step()
-        made_s = time.process_time() - begun
-        times = [_step_seconds(step) for _ in range(_TIMED_STEPS)]
-        functions = _functions_in(step.step)
-        ops = _ops_in(step.step)
-    middle = sorted(times)[_TIMED_STEPS // 2]
-    return WorkloadCoverage(source.name, mode, functions, ops, round(made_s, 4), round(middle, 5))
-
-
-def _step_seconds(step: Step) -> float:
-    begun = time.process_time()
-    step.step()
-    return time.process_time() - begun
+    try:
+        with make_step(source, mode=mode, batch=batch) as step:
+            step.step()
+            made_s = time.process_time() - begun
+            times = []
+            for _ in range(_TIMED_STEPS):
+                begun = time.process_time()
+                step.step()
+                times.append(time.process_time() - begun)
+            functions = _functions_in(step.step)
+            ops = _ops_in(step.step)
+        middle = round(sorted(times)[_TIMED_STEPS // 2], 5)
+        return WorkloadCoverage(source.name, mode, functions, ops, round(made_s, 4), middle)
+    except TraceError as error:
+        return FailedWorkload(source.name, mode, str(error))
+    except Exception as error:  # a user's workload may raise anything
+        said = (str(error).strip() or "no reason given").splitlines()[0][:300]
+        return FailedWorkload(source.name, mode, f"{type(error).__name__}: {said}")
 
 
 def _functions_in(run: Callable[[], Any]) -> tuple[str, ...]:
@@ -430,18 +423,6 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-@cache
-def _operators() -> tuple[str, ...]:
-    import torch
-
-    names = {
-        name.partition(".")[0]
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::") and not name.endswith(("out", "_out"))
-    }
-    return tuple(sorted(names))
-
-
 # ------------------------------------------------------------------------- findings
 
 
@@ -452,7 +433,7 @@ def all_types() -> tuple[str, ...]:
     return tuple(sorted(rule.type for rule in _core.rules()))
 
 
-def found_types(store: Store) -> dict[str, tuple[str, ...]]:
+def finding_types(store: Store) -> dict[str, tuple[str, ...]]:
     """Return the types of findings in the diagnoses of each workload's kept runs, sorted.
 
     Raises:

@@ -8,32 +8,57 @@ in files.
   behind the last, instead of one behind each.
 - `TORCHTRACEAP_TRACE=FILE`: some steps behind the warm-up are recorded there. Such a run is not
   timed.
-
 - `TORCHTRACEAP_TURNS=SOCKET`: steps take turns with those of another program
   (lab/bench/processes/turns.py).
 
 A step begins where the one before it ended: what the iterable takes for its next item counts too.
+
+Note [Resident memory]: `ru_maxrss` of a process counts from when it was a copy of the one that
+started it, and what PyTorch's libraries take is in it. So a process asks the kernel for the highest
+mark of its own memory (`VmHWM`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["FREE", "STEPS", "STEPS_SCHEMA", "TRACE", "TURNS", "measured"]
+if TYPE_CHECKING:
+    import socket
+
+__all__ = [
+    "FREE",
+    "STARTED",
+    "STEPS",
+    "STEPS_SCHEMA",
+    "TRACE",
+    "TURNS",
+    "current_rss_bytes",
+    "measured",
+    "peak_rss_bytes",
+]
 
 STEPS = "TORCHTRACEAP_STEPS"
 FREE = "TORCHTRACEAP_FREE"
 TRACE = "TORCHTRACEAP_TRACE"
 TURNS = "TORCHTRACEAP_TURNS"
+SIDE, PROCESSOR = "TORCHTRACEAP_SIDE", "TORCHTRACEAP_PROCESSOR"
+"""Names of the variables with the letter of a program that takes turns, and with the processor on
+which it then runs."""
+GO, DONE = b"g", b"d"
+"""The words of the referee and of the process that takes turns."""
+STARTED = "TORCHTRACEAP_STARTED"
+"""Name of the variable with the start of the process, in ns of the machine's monotonic clock."""
 STEPS_SCHEMA = "torchtraceap.steps/1"
 
 _TRACED_STEPS = 8
 _RANK = "RANK"
+_STATUS = "/proc/self/status"
 
 Item = TypeVar("Item")
 
@@ -62,7 +87,7 @@ def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
     Outside of `torchtraceap bench` nothing is timed, and torch is not imported.
 
     Args:
-        iterable: What the loop goes over; use the items in a `for` loop.
+        iterable: The items of the loop; use them in a `for` loop.
         warmup: Steps at the beginning that are not counted. Of a second loop in the same process
             all count.
 
@@ -81,14 +106,14 @@ def _timed_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator
     free = os.environ.get(FREE) == "1"
     steps = _times.step_ns
     before = len(steps)
+    referee = None if steps else _connect_referee()  # only the first loop takes turns
     if not steps:
         _times.warmup = max(0, warmup)
-    turns = _connect_turns()
     _wait_for_gpu()
     last_ns = time.perf_counter_ns()
     try:
-        if turns is not None:
-            turns.wait()
+        if referee is not None:
+            referee.recv(1)  # returns at once if there is no referee anymore
             last_ns = time.perf_counter_ns()
         for item in iterable:
             try:
@@ -102,28 +127,38 @@ def _timed_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator
                 last_ns = now_ns
                 if len(steps) == 1:
                     _times.first_step_ns = now_ns
-            if turns is not None:
-                turns.pass_on()
-                turns.wait()
+            if referee is not None:
+                with contextlib.suppress(OSError):  # the referee has gone
+                    referee.sendall(DONE)
+                referee.recv(1)
                 last_ns = time.perf_counter_ns()
     finally:
-        if turns is not None:
-            turns.leave()
+        if referee is not None:
+            referee.close()
         if free and len(steps) > before:
             _wait_for_gpu()
             steps[-1] += time.perf_counter_ns() - last_ns
         if steps:
-            _write(target, free)
+            _write_steps(target, free)
 
 
-def _connect_turns() -> Any:
-    """Connect the first loop to the referee that decides whose turn it is."""
+def _connect_referee() -> socket.socket | None:
+    """Connect to the referee that decides whose turn it is; None if there is none."""
     path = os.environ.get(TURNS)
-    if not path or _times.step_ns:
+    if not path:
         return None
-    from torchtraceap.lab.bench.processes.turns import connect_turns
+    import socket
 
-    return connect_turns(path)
+    processor = os.environ.get(PROCESSOR, "")
+    try:
+        if processor.isdecimal():
+            os.sched_setaffinity(0, {int(processor)})
+        referee = socket.socket(socket.AF_UNIX)
+        referee.connect(path)
+        referee.sendall(os.environ.get(SIDE, "?").encode("ascii"))
+    except OSError:
+        return None
+    return referee
 
 
 def _wait_for_gpu() -> None:
@@ -134,12 +169,10 @@ def _wait_for_gpu() -> None:
         cuda.synchronize()
 
 
-def _write(target: str, free: bool) -> None:
+def _write_steps(target: str, free: bool) -> None:
     import json
 
     from torchtraceap.core.writing import write_text
-    from torchtraceap.lab.bench.processes.fresh import STARTED
-    from torchtraceap.lab.bench.processes.memory import peak_rss_bytes
 
     document: dict[str, Any] = {
         "schema": STEPS_SCHEMA,
@@ -162,7 +195,11 @@ def _traced_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterato
     _times.traced = True
     from torchtraceap.record.session import profile
 
-    wait, active = _recorded_steps(iterable, warmup)
+    wait, active = max(0, warmup), _TRACED_STEPS
+    with contextlib.suppress(TypeError):  # fewer if the loop is known to be short
+        length = len(iterable)  # type: ignore[arg-type]
+        active = max(1, min(_TRACED_STEPS, length - warmup - 1))
+        wait = max(0, min(warmup, length - active - 1))
     with profile(
         target, wait=wait, warmup=1, active=active, profile_memory=True, diagnose=False
     ) as recording:
@@ -175,12 +212,22 @@ def _traced_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterato
             recording.step()
 
 
-def _recorded_steps(iterable: Iterable[Any], warmup: int) -> tuple[int, int]:
-    """Return how many steps pass before the profiler warms up and how many are recorded; fewer if
-    the loop is known to be short."""
-    try:
-        length = len(iterable)  # type: ignore[arg-type]
-    except TypeError:
-        return max(0, warmup), _TRACED_STEPS
-    active = max(1, min(_TRACED_STEPS, length - warmup - 1))
-    return max(0, min(warmup, length - active - 1)), active
+def current_rss_bytes() -> int:
+    """Return the resident memory of this process."""
+    return _status_bytes("VmRSS") or peak_rss_bytes()
+
+
+def peak_rss_bytes() -> int:
+    """Return the peak resident memory of this process; see Note [Resident memory]."""
+    import resource
+
+    return _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _status_bytes(name: str) -> int | None:
+    """Return a value that `/proc/self/status` gives in units of 1024 bytes."""
+    with contextlib.suppress(OSError), open(_STATUS, encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None

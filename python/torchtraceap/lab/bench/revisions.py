@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,8 +28,10 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import staging, write_text
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.processes.programs import run_fresh
 
 __all__ = [
+    "REPOSITORY_VARIABLES",
     "Checkouts",
     "Installs",
     "Place",
@@ -36,13 +41,12 @@ __all__ = [
     "Source",
     "UnusableRevisionError",
     "package_versions",
-    "repository_variables",
 ]
 
 GIT_TIMEOUT_S = 600
 """Time limit of one git command; a checkout of a large repository takes minutes."""
 INSTALL_TIMEOUT_S = 1800
-_REPOSITORY_VARIABLES = (
+REPOSITORY_VARIABLES = (
     "GIT_DIR",
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
@@ -110,7 +114,7 @@ class Places(Protocol):
         """
 
     def drop(self, revision: Revision) -> None:
-        """Frees what it takes; it can be made again."""
+        """Release what it takes; it can be made again."""
 
 
 # ---------------------------------------------------------------------------------- git
@@ -120,9 +124,7 @@ class Repository:
     """A git repository, opened by any folder inside it."""
 
     def __init__(self, folder: PathLike = ".") -> None:
-        """
-        Args:
-            folder: In the repository; programs run in the same folder of each commit.
+        """Open a folder of the repository; programs run in the same folder of each commit.
 
         Raises:
             OptionError: It is in none.
@@ -139,12 +141,12 @@ class Repository:
         """The given folder below the root; empty, or ends with a slash."""
 
     def git_path(self, name: str) -> Path:
-        """A place of ours among what git keeps."""
+        """Return a place of ours among what git keeps."""
         answer = self._git("rev-parse", "--git-path", name, what="git rev-parse failed")
         return (self._folder / answer.rstrip("\n")).resolve()
 
     def commit(self, revision: str) -> Revision:
-        """The commit that a name stands for.
+        """Return the commit that a name stands for.
 
         Raises:
             OptionError: There is none.
@@ -160,12 +162,9 @@ class Repository:
         return self._read_revisions([found])[0]
 
     def range(self, text: str, *, first_parent: bool = True) -> list[Revision]:
-        """The commits of `A..B`, A first and B last.
+        """Return the commits of `A..B`, A first and B last; B may be left out, which is HEAD.
 
-        Args:
-            text: Two revisions with two dots between; B may be left out, which is HEAD.
-            first_parent: Only those on the main line of B; otherwise all that are in B, not in A,
-                in an order in which parents come first.
+        They are those on the main line of B, or else all that are in B, not in A, parents first.
 
         Raises:
             OptionError: It is no range, or A is not before B.
@@ -176,7 +175,7 @@ class Repository:
         return self.between(self.commit(first), self.commit(last or "HEAD"), first_parent)
 
     def between(self, good: Revision, bad: Revision, first_parent: bool = True) -> list[Revision]:
-        """As `range`, of two commits."""
+        """Return the commits from one to another, as `range` does."""
         what = f"{good.short} is no ancestor of {bad.short}"
         self._git("merge-base", "--is-ancestor", good.id, bad.id, what=what)
         line = ["--first-parent"] if first_parent else ["--topo-order"]
@@ -201,8 +200,15 @@ class Repository:
 
     @contextmanager
     def checkouts(self) -> Iterator[Checkouts]:
-        """Worktrees of commits, which are gone at the end."""
-        self._remove_leftovers()
+        """Yield worktrees of commits, which are gone at the end."""
+        told = self._git("worktree", "list", "--porcelain", what="git worktree failed")
+        for line in told.splitlines():  # those of processes of ours that were killed
+            path = line.removeprefix("worktree ")
+            if path != line and _SCRATCH.search(path):
+                scratch = Path(path).parent
+                if not _is_alive(scratch / _OWNER):
+                    self.forget(path)
+                    shutil.rmtree(scratch, ignore_errors=True)
         with staging(None) as scratch:
             write_text(scratch / _OWNER, f"{os.getpid()}\n")
             made = Checkouts(self, scratch)
@@ -211,20 +217,8 @@ class Repository:
             finally:
                 made.close()
 
-    def _remove_leftovers(self) -> None:
-        """Worktrees of processes of ours that were killed."""
-        told = self._git("worktree", "list", "--porcelain", what="git worktree failed")
-        for line in told.splitlines():
-            path = line.removeprefix("worktree ")
-            if path == line or not _SCRATCH.search(path):
-                continue
-            scratch = Path(path).parent
-            if not _is_alive(scratch / _OWNER):
-                self.forget(path)
-                _remove_tree(scratch)
-
     def add(self, commit: str, path: Path) -> None:
-        """A worktree of a commit.
+        """Make a worktree of a commit.
 
         Raises:
             UnusableRevisionError: Git can't make it.
@@ -233,7 +227,7 @@ class Repository:
         self._git(*words, what=f"{commit[:10]}: can't be checked out", error=UnusableRevisionError)
 
     def forget(self, path: PathLike) -> None:
-        """Takes a worktree out of git's list; what is left of it is removed."""
+        """Take a worktree out of git's list, and remove what is left of it."""
         words = ("worktree", "remove", "--force", "--force", os.fspath(path))
         self._git(*words, what="git worktree failed", check=False)
 
@@ -245,6 +239,7 @@ class Repository:
         check: bool = True,
         error: type[OptionError] = OptionError,
     ) -> str:
+        environment = {k: v for k, v in os.environ.items() if k not in REPOSITORY_VARIABLES}
         command = ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(self._folder), *words]
         try:
             done = subprocess.run(
@@ -254,7 +249,7 @@ class Repository:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                env={**without_repository(os.environ), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+                env={**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
                 timeout=GIT_TIMEOUT_S,
                 check=False,
             )
@@ -279,16 +274,6 @@ def _is_alive(owner: Path) -> bool:
     return True
 
 
-def repository_variables() -> tuple[str, ...]:
-    """Return the names of variables by which git tells programs their repository."""
-    return _REPOSITORY_VARIABLES
-
-
-def without_repository(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those that name a git repository."""
-    return {name: value for name, value in env.items() if name not in _REPOSITORY_VARIABLES}
-
-
 class Checkouts:
     """Worktrees of the commits of a repository, made on request."""
 
@@ -298,7 +283,7 @@ class Checkouts:
         self._made: dict[str, Path] = {}
 
     def ready(self, revision: Revision) -> Place:
-        """The folder of a commit that the user's own stands for; see `Places`."""
+        """Return the folder of a commit that the user's own stands for; see `Places`."""
         path = self._made.get(revision.id)
         if path is None:
             path = self._scratch / revision.id[:12]
@@ -359,11 +344,8 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 
 
 def package_versions(source: Source, text: str) -> list[Revision]:
-    """Return the versions to test, first to last.
-
-    Args:
-        source: Names the package.
-        text: `1.0..1.4`, all that the source has from one to the other; or `1.0,1.1,1.4`, these.
+    """Return the versions to test, first to last, from `1.0..1.4`, all that the source has from one
+    to the other, or `1.0,1.1,1.4`, these.
 
     Raises:
         OptionError: No such package or version, or they are no range.
@@ -379,11 +361,21 @@ def package_versions(source: Source, text: str) -> list[Revision]:
         raise OptionError(f"{text}: two versions are needed, as in 1.0..1.4")
     if not dots:
         return [Revision(version) for version in named]
-    known = sorted(set(_known_versions(source)), key=version_key)
+    if source.find_links and Path(source.find_links).is_dir():
+        parts = (path.name.split("-") for path in Path(source.find_links).glob("*.whl"))
+        package = _plain(source.package)
+        found = [part[1] for part in parts if len(part) >= 5 and _plain(part[0]) == package]
+    else:
+        words = ["index", "versions", source.package, "--pre", "--disable-pip-version-check"]
+        links = source.options()[:3] if source.find_links else []
+        told = _pip([*words, *links], f"{source.package}: pip finds no versions")
+        listed = re.search(r"Available versions:(.*)", told)
+        found = [part.strip() for part in listed[1].split(",")] if listed else []
+    known = sorted(set(found), key=version_key)
     for version in named:
         if version not in known:
-            listed = ", ".join(known[-20:]) or "none"
-            raise OptionError(f"{source.package} {version}: not found; there are {listed}")
+            there = ", ".join(known[-20:]) or "none"
+            raise OptionError(f"{source.package} {version}: not found; there are {there}")
     begin, end = known.index(first), known.index(last)
     if begin >= end:
         raise OptionError(f"{first} is not before {last}")
@@ -400,22 +392,6 @@ def version_key(version: str) -> tuple[object, ...]:
     kind = {"d": -4, "a": -3, "b": -2, "r": -1, "": 0, "+": 1, "p": 2}.get(after[:1], 0)
     more = re.findall(r"\d+", after)
     return tuple(numbers), kind, tuple(int(part) for part in more), after
-
-
-def _known_versions(source: Source) -> list[str]:
-    if source.find_links and Path(source.find_links).is_dir():
-        return _wheels(Path(source.find_links), source.package)
-    words = ["index", "versions", source.package, "--pre", "--disable-pip-version-check"]
-    given = source.options()[:3] if source.find_links else []
-    told = _pip([*words, *given], f"{source.package}: pip finds no versions")
-    found = re.search(r"Available versions:(.*)", told)
-    return [part.strip() for part in found[1].split(",")] if found else []
-
-
-def _wheels(folder: Path, package: str) -> list[str]:
-    """Return the versions in the file names of wheels."""
-    parts = (path.name.split("-") for path in folder.glob("*.whl"))
-    return [part[1] for part in parts if len(part) >= 5 and _plain(part[0]) == _plain(package)]
 
 
 def _plain(name: str) -> str:
@@ -443,8 +419,8 @@ class Installs:
         if path is None:
             path = self._scratch / f"v{len(self._made)}-{re.sub('[^0-9A-Za-z.]', '_', revision.id)}"
             with ExitStack() as undo:
-                undo.callback(_remove_tree, path)
-                self._make(path, revision)
+                undo.callback(shutil.rmtree, path, ignore_errors=True)
+                self._install(path, revision)
                 undo.pop_all()
             self._made[revision.id] = path
         scripts = path / "bin"
@@ -456,11 +432,9 @@ class Installs:
         """Remove the environment of a version."""
         path = self._made.pop(revision.id, None)
         if path is not None:
-            _remove_tree(path)
+            shutil.rmtree(path, ignore_errors=True)
 
-    def _make(self, path: Path, revision: Revision) -> None:
-        import venv
-
+    def _install(self, path: Path, revision: Revision) -> None:
         what = f"{self._source.package} {revision.id}: can't be installed"
         try:
             venv.create(path, system_site_packages=True, with_pip=False, symlinks=True)
@@ -469,7 +443,9 @@ class Installs:
         own = next(path.glob("lib*/python*/site-packages"))
         # A virtual environment sees the packages of the interpreter from which it is made, but not
         # those of the environment in which this process runs.
-        write_text(own / "_around.pth", "".join(f"{each}\n" for each in _own_packages()))
+        paths = sysconfig.get_paths()
+        around = dict.fromkeys(paths[key] for key in ("purelib", "platlib"))
+        write_text(own / "_around.pth", "".join(f"{each}\n" for each in around))
         wanted = f"{self._source.package}=={revision.id}"
         words = ["--python", str(path / "bin" / "python"), "install", "--quiet"]
         _pip(
@@ -479,32 +455,10 @@ class Installs:
         )
 
 
-def _own_packages() -> list[str]:
-    import sysconfig
-
-    paths = sysconfig.get_paths()
-    return list(dict.fromkeys(paths[key] for key in ("purelib", "platlib")))
-
-
-def _remove_tree(path: Path) -> None:
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def _pip(words: Sequence[str], what: str, error: type[OptionError] = OptionError) -> str:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pip", *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=INSTALL_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise error(f"{what}: pip took more than {INSTALL_TIMEOUT_S} s") from late
+    done = run_fresh([sys.executable, "-m", "pip", *words], timeout_s=INSTALL_TIMEOUT_S)
+    if done.timed_out:
+        raise error(f"{what}: pip took more than {INSTALL_TIMEOUT_S} s")
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (lines or done.stderr.strip().splitlines() or ["pip failed"])[-1]

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError
 
-__all__ = ["Candidate", "Chosen", "Selection", "select"]
+__all__ = ["Candidate", "Selection", "select"]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate(Result):
+class Candidate:
     """A workload that can be chosen."""
 
     name: str
@@ -37,18 +39,8 @@ class Candidate(Result):
     covers: frozenset[str]
     measured: bool = False
     """True if `seconds` come from a kept run rather than from the suite's file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen(Result):
-    """A workload that was chosen."""
-
-    name: str
-    mode: str
-    seconds: float
-    measured: bool
-    adds: int
-    """Items that earlier choices do not cover."""
+    adds: int = 0
+    """If it is chosen, the number of items that earlier choices do not cover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +49,19 @@ class Selection(Result):
 
     budget_s: float | None
     """The time budget; None to cover everything."""
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[Candidate, ...]
     seconds: float
     covered: int
     of: int
     """Items that all candidates cover together."""
     bound: int
     """An upper bound of the coverage of any selection within this budget."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; of the chosen ones without what they cover."""
+        names = ("name", "mode", "seconds", "measured", "adds")
+        chosen = [{name: getattr(each, name) for name in names} for each in self.chosen]
+        return {**Result.to_dict(replace(self, chosen=())), "chosen": chosen}
 
     @property
     def share(self) -> float:
@@ -74,10 +72,8 @@ class Selection(Result):
 def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Selection:
     """Select workloads as in Note [Choosing]; ties are broken by name.
 
-    Args:
-        candidates: What there is.
-        budget_s: Seconds that the chosen may take together; None: all is to be covered, and one
-            that the others make needless is left out again.
+    Without a budget in seconds all is to be covered, and one that the others make needless is left
+    out again.
 
     Raises:
         OptionError: The budget or a cost makes no sense.
@@ -89,26 +85,37 @@ def select(candidates: Sequence[Candidate], budget_s: float | None = None) -> Se
             raise OptionError(f"{each.name} takes {each.seconds} seconds, which makes no sense")
     ordered = sorted(candidates, key=lambda each: (each.name, each.mode))
     limit = math.inf if budget_s is None else budget_s
-    chosen = _greedily(ordered, limit)
-    if budget_s is None:
-        chosen = _drop_redundant(chosen)
+    affordable = [each for each in ordered if each.seconds <= limit]
+    chosen = _choose_greedily(ordered, limit)
+    if budget_s is None:  # those whose items others cover by now, the most expensive first
+        for each in sorted(chosen, key=lambda one: -one.seconds):
+            others = [other for other in chosen if other is not each]
+            if each.covers <= _union(others):
+                chosen = others
     else:
-        single = [each for each in ordered if each.seconds <= limit]
-        best = max(single, key=lambda each: len(each.covers), default=None)
+        best = max(affordable, key=lambda each: len(each.covers), default=None)
         if best is not None and len(best.covers) > len(_union(chosen)):
-            chosen = _greedily(ordered, limit, first=best)
-    everything = _union(ordered)
+            chosen = _choose_greedily(ordered, limit, first=best)
+    covered, told = set[str](), []
+    for each in chosen:
+        adds = len(each.covers - covered)
+        told.append(replace(each, adds=adds))
+        covered |= each.covers
+    reachable = len(_union(affordable))
+    bound = reachable
+    if budget_s is not None:
+        bound = min(_bound(covered, affordable, budget_s), reachable)
     return Selection(
         budget_s,
-        _as_chosen(chosen),
+        tuple(told),
         sum(each.seconds for each in chosen),
-        len(_union(chosen)),
-        len(everything),
-        len(everything) if budget_s is None else _bound(chosen, ordered, budget_s),
+        len(covered),
+        len(_union(ordered)),
+        bound,
     )
 
 
-def _greedily(
+def _choose_greedily(
     ordered: Sequence[Candidate], limit: float, first: Candidate | None = None
 ) -> list[Candidate]:
     chosen = [] if first is None else [first]
@@ -129,25 +136,12 @@ def _worth(adds: int, seconds: float) -> tuple[float, int]:
     return (adds / seconds if seconds else math.inf, adds)
 
 
-def _drop_redundant(chosen: Sequence[Candidate]) -> list[Candidate]:
-    """Drop workloads whose items others cover by now, the most expensive first."""
-    kept = list(chosen)
-    for each in sorted(chosen, key=lambda one: -one.seconds):
-        others = [other for other in kept if other is not each]
-        if each.covers <= _union(others):
-            kept = others
-    return kept
-
-
-def _bound(chosen: Sequence[Candidate], ordered: Sequence[Candidate], budget_s: float) -> int:
+def _bound(covered: set[str], affordable: Sequence[Candidate], budget_s: float) -> int:
     """Return an upper bound of the coverage: the covered items, and the best that the whole budget
     buys of additions, the last one in part. A selection never adds more than the sum of its
     members' additions."""
-    covered = _union(chosen)
     adds = [
-        (len(each.covers - covered), each.seconds)
-        for each in ordered
-        if each.seconds <= budget_s and each.covers - covered
+        (len(each.covers - covered), each.seconds) for each in affordable if each.covers - covered
     ]
     found, left = float(len(covered)), budget_s
     for gain, seconds in sorted(adds, key=lambda pair: _worth(*pair), reverse=True):
@@ -156,46 +150,27 @@ def _bound(chosen: Sequence[Candidate], ordered: Sequence[Candidate], budget_s: 
         left -= share * seconds
         if share < 1:
             break
-    reachable = _union([each for each in ordered if each.seconds <= budget_s])
-    return min(math.floor(found + 1e-9), len(reachable))
+    return math.floor(found + 1e-9)
 
 
 def _union(chosen: Sequence[Candidate]) -> frozenset[str]:
     return frozenset(chain.from_iterable(each.covers for each in chosen))
 
 
-def _as_chosen(chosen: Sequence[Candidate]) -> tuple[Chosen, ...]:
-    covered, told = set[str](), []
-    for each in chosen:
-        adds = len(each.covers - covered)
-        told.append(Chosen(each.name, each.mode, each.seconds, each.measured, adds))
-        covered |= each.covers
-    return tuple(told)
-
-
 def seconds_of_run(
     first_s: float, step_s: float, *, processes: int, steps: int, warmup: int
 ) -> float:
-    """Return the time that `bench run` takes for a workload in one mode, with its trace recorded
-    but not read.
-
-    Args:
-        first_s: From the start of a process to the end of its first step.
-        step_s: Of each step after it.
-        processes, steps, warmup: Its options; steps are timed in two ways.
-    """
+    """Return the seconds that `bench run` takes for a workload in one mode, with its trace recorded
+    but not read, from those of the first step, with the start of the process, and of each other
+    one."""
     return (processes + 1) * first_s + processes * (warmup - 1 + 2 * steps) * step_s
 
 
 def measured_seconds(
     runs: Sequence[Mapping[str, object]], *, processes: int, steps: int, warmup: int
 ) -> dict[tuple[str, str], float]:
-    """Return `seconds_of_run` by workload and mode from the latest kept run of each on a CPU.
-
-    Args:
-        runs: `StoredRun.to_dict()`, in the order of time.
-        processes, steps, warmup: As they would be run.
-    """
+    """Return `seconds_of_run` by workload and mode from the latest run of each on a CPU. `runs` are
+    those of `StoredRun.to_dict`, in the order of time."""
     found = {}
     for run in runs:
         config, metrics = run["config"], run["metrics"]

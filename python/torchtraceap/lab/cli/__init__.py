@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torchtraceap.cli.catalog import Entry
 
-__all__ = ["ENTRIES"]
+__all__ = ["ENTRIES", "print_document"]
 
 ENTRIES = {
     "predict": Entry(
@@ -13,11 +15,11 @@ ENTRIES = {
     ),
     "parallelism": Entry(
         "which split of a training job over GPUs is the fastest that fits, without a trace",
-        "torchtraceap.lab.cli.parallelism",
+        "torchtraceap.lab.cli.predict",
     ),
     "shard": Entry(
         "which rank should hold which embedding table, by what a step would take",
-        "torchtraceap.lab.cli.shard",
+        "torchtraceap.lab.cli.predict",
     ),
     "bench": Entry(
         "workloads and programs measured: suite, verdicts, causes, history",
@@ -25,23 +27,32 @@ ENTRIES = {
     ),
     "collect": Entry(
         "labelled traces of real runs: workloads with a fault, and their twins without",
-        "torchtraceap.lab.cli.collect",
+        "torchtraceap.lab.cli.data_sets",
     ),
     "generate": Entry(
         "traces with faults whose place and cost are known, and their twins without",
-        "torchtraceap.lab.cli.generate",
+        "torchtraceap.lab.cli.data_sets",
     ),
     "dataset": Entry(
         "labelled traces as a data set: built, described, exported, added to",
-        "torchtraceap.lab.cli.dataset",
+        "torchtraceap.lab.cli.data_sets",
     ),
-    "train": Entry("a scorer from labelled traces", "torchtraceap.lab.cli.train"),
+    "train": Entry("a scorer from labelled traces", "torchtraceap.lab.cli.scorers"),
     "evaluate": Entry(
         "how well scorers and baselines find the windows of a data set's faults",
-        "torchtraceap.lab.cli.evaluate",
+        "torchtraceap.lab.cli.scorers",
     ),
     "judge": Entry(
         "how well what names segments of lost time does on labelled traces",
-        "torchtraceap.lab.cli.judge",
+        "torchtraceap.lab.cli.scorers",
     ),
 }
+
+
+def print_document(document: Any) -> None:
+    """Print a document as JSON in one line."""
+    import json
+
+    from torchtraceap.cli.output import print_text
+
+    print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))

@@ -1,7 +1,10 @@
-"""Command `predict`: predict a training or inference step of a model on a GPU."""
+"""Commands `predict`, `parallelism` and `shard`: what runs would take that never ran, and how they
+are best laid out over GPUs."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -9,19 +12,41 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import check_output, note, print_tables, print_text
-from torchtraceap.cli.parser import FINE, Command, Options, Parser, add_json, add_no_color
+from torchtraceap.cli.parser import (
+    FINE,
+    UNUSABLE,
+    Command,
+    Options,
+    Parser,
+    UsageError,
+    add_json,
+    add_no_color,
+    count,
+    size,
+)
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.cli import ENTRIES
+from torchtraceap.lab.cli import ENTRIES, print_document
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction import Loading, Prediction
-    from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
+    from torchtraceap.lab.prediction import Prediction
 
 __all__ = ["COMMANDS"]
 
+_SIZES = (
+    ("layers", "layers of the model"),
+    ("hidden", "hidden size"),
+    ("heads", "attention heads"),
+    ("sequence", "tokens of a sequence"),
+    ("vocabulary", "size of the vocabulary [51200]"),
+    ("feed_forward", "inner size of the feed-forward network [4 times the hidden size]"),
+    ("head_size", "elements of a head [hidden size over heads]"),
+    ("key_value_heads", "heads of keys and values [as many as heads]"),
+)
+_MAX_CONFIG_BYTES = 1 << 24
 
-def _describe(parser: Parser) -> None:
+
+def _describe_predict(parser: Parser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
@@ -75,41 +100,60 @@ def _describe(parser: Parser) -> None:
 
 
 def _predict(options: Options) -> int:
+    from torchtraceap.lab.prediction.text import comparison_table, prediction_tables
+
+    source = options.source if Path(options.source).exists() else options.source.rpartition(":")[0]
+    files = [each for each in (source, *options.calibrate) if Path(each).exists()]
     if options.trace:
         check_output(options.trace, [options.source, *options.calibrate])
     if options.html:
-        check_output(options.html, _files(options))
+        check_output(options.html, files)
     with progress_stage("predicting"), redirect_stdout(sys.stderr):  # a workload may print
         found = _predictions(options)
     if options.json:
-        _print_json(found)
+        documents = [each.to_dict() for each in found]
+        print_document(documents[0] if len(documents) == 1 else documents)
+    elif len(found) > 1:
+        print_tables([comparison_table(found)], options.no_color)
     else:
-        _print_tables(found, options)
+        print_tables(prediction_tables(found[0]), options.no_color)
+        if options.diagnose:
+            print_text(str(found[0].diagnose()))
     if options.trace:
         for path in found[0].write_trace(options.trace):
             note(f"wrote {path}")
     if options.html:
         from torchtraceap.lab.prediction.page import write_prediction_page
 
-        write_prediction_page(found, Path(options.html), _files(options))
+        write_prediction_page(found, Path(options.html), files)
         note(f"wrote {options.html}")
     return FINE
 
 
-def _files(options: Options) -> list[str]:
-    """Return the files that are read, including that of a workload."""
-    source = options.source if Path(options.source).exists() else options.source.rpartition(":")[0]
-    return [each for each in (source, *options.calibrate) if Path(each).exists()]
-
-
 def _predictions(options: Options) -> list[Prediction]:
     """Predict a step for each device and strategy."""
-    from torchtraceap.lab.prediction import predict
+    from torchtraceap.lab.prediction import Loading, predict
 
     traces = [load([path], 0) for path in options.calibrate]
-    loading = _loading(options)
-    probed = _probed() if options.probe else None
-    plan = _plan(options)
+    loading = None
+    if (options.upload, options.load_ms, options.load_workers) != (None, None, None):
+        load_ns = 1e6 * (options.load_ms or 0.0)
+        loading = Loading(options.upload or "pageable", load_ns, options.load_workers or 0)
+    probed = None
+    if options.probe:
+        from torchtraceap.lab.prediction.lowering.probe import probe
+
+        with progress_stage("probing this machine"):
+            probed = probe()
+    strategies = options.strategy or [None]
+    with_tables = [way for way in strategies if way is not None and "embedding" in way.lower()]
+    plan = None
+    if options.sharding is not None:
+        if not with_tables:
+            raise OptionError("--sharding is for --strategy embedding")
+        from torchtraceap.lab.prediction.parallel.placement import read_plan
+
+        plan = read_plan(options.sharding)
     return [
         predict(
             options.source,
@@ -122,69 +166,184 @@ def _predictions(options: Options) -> list[Prediction]:
             calibrate=traces,
             loading=loading,
             probed=probed,
-            sharding=plan if _shares_tables(strategy) else None,
+            sharding=plan if strategy in with_tables else None,
         )
         for device in options.device
-        for strategy in options.strategy or [None]
+        for strategy in strategies
     ]
 
 
-def _loading(options: Options) -> Loading | None:
-    from torchtraceap.lab.prediction import Loading
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
-    given = options.upload, options.load_ms, options.load_workers
-    if all(each is None for each in given):
-        return None
-    return Loading(
-        options.upload or "pageable", 1e6 * (options.load_ms or 0.0), options.load_workers or 0
+
+def _whole_numbers(text: str) -> list[int]:
+    """Parse whole numbers with commas between them."""
+    try:
+        return [count(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"whole numbers are needed, not {text!r}") from None
+
+
+def _describe_parallelism(parser: Parser) -> None:
+    for name, help_text in _SIZES:
+        parser.add_argument(_flag(name), type=count, metavar="N", help=help_text)
+    parser.add_argument(
+        "--gated", action="store_true", help="the feed-forward network has a third matrix (SwiGLU)"
     )
+    parser.add_argument(
+        "--config",
+        metavar="JSON",
+        help="a config.json with the model's sizes; options go before it",
+    )
+    parser.add_argument("--device", metavar="NAME", help="a GPU, such as 'A100 SXM 80GB'")
+    parser.add_argument("--gpus", type=count, metavar="N", help="how many of them")
+    parser.add_argument(
+        "--gpus-per-node", type=count, default=8, metavar="N", help="of one machine [8]"
+    )
+    parser.add_argument(
+        "--node-gbits", type=float, metavar="RATE",
+        help="Gbit/s one way between a machine and the others, all adapters together [800]",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=count, metavar="N", help="sequences of a step")
+    parser.add_argument(
+        "--micro-batch", type=_whole_numbers, default=[], metavar="N,...",
+        help="micro-batches to try [powers of two to 64]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recompute", default="none,selective,full", metavar="WAY,...",
+        help="what may be computed again: none, selective, full [all]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--zero",
+        type=_whole_numbers,
+        default=[0],
+        metavar="STAGE,...",
+        help="ZeRO's stages, 0 to 3 [0]",
+    )
+    parser.add_argument(
+        "--flash-attention", action="store_true", help="scores of attention stay on the chip"
+    )
+    parser.add_argument("--limit", type=count, default=15, metavar="N", help="rows to show [15]")
+    add_json(parser)
+    add_no_color(parser)
 
 
-def _plan(options: Options) -> dict[str, Any] | None:
-    """Read the plan for embedding tables; strategies compared with it take none."""
-    if options.sharding is None:
-        return None
-    if not any(map(_shares_tables, options.strategy or [])):
-        raise OptionError("--sharding is for --strategy embedding")
-    from torchtraceap.lab.prediction.parallel.placement import read_plan
+def _parallelism(options: Options) -> int:
+    missing = [name for name in ("device", "gpus", "batch") if getattr(options, name) is None]
+    if missing:
+        raise UsageError(f"parallelism needs {', '.join(map(_flag, missing))}")
+    from torchtraceap.lab.jobs.parallelism import choose_parallelism, parallelism_tables
 
-    return read_plan(options.sharding)
+    # The sizes of the file, then those of the options.
+    sizes = _read_config(options.config) if options.config else {}
+    given = {name: getattr(options, name) for name, _ in _SIZES}
+    sizes.update({name: value for name, value in given.items() if value is not None})
+    if options.gated:
+        sizes["gated"] = True
+    cluster = {
+        "device": options.device,
+        "gpus": options.gpus,
+        "gpus_per_node": options.gpus_per_node,
+    }
+    if options.node_gbits is not None:
+        cluster["node_bandwidth"] = options.node_gbits * 1e9 / 8
+    found = choose_parallelism(
+        sizes,
+        cluster,
+        global_batch=options.batch,
+        micro_batches=options.micro_batch,
+        recompute=options.recompute.split(","),
+        zero=options.zero,
+        flash_attention=options.flash_attention,
+    )
+    document = found.to_dict()
+    if options.json:
+        print_document(document)
+    else:
+        print_tables(parallelism_tables(document, limit=options.limit), options.no_color)
+    return FINE if found.strategies else UNUSABLE
 
 
-def _shares_tables(strategy: str | None) -> bool:
-    return strategy is not None and "embedding" in strategy.lower()
+def _read_config(path: str) -> dict[str, Any]:
+    file = Path(path)
+    try:
+        if file.stat().st_size > _MAX_CONFIG_BYTES:
+            raise UsageError(f"{path}: too large for a configuration")
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "it is not JSON"
+        raise UsageError(f"{path}: {reason}") from None
+    if not isinstance(told, dict):
+        raise UsageError(f"{path}: an object with the model's sizes is needed")
+    return told
 
 
-def _probed() -> RecordedCalls:
-    from torchtraceap.lab.prediction.lowering.probe import probe
+def _describe_shard(parser: Parser) -> None:
+    parser.add_argument(
+        "tables", metavar="TABLES.json",
+        help="a list of tables: rows, dim, pooling_factor, dtype, reuse (docs/prediction.md)",
+    )  # fmt: skip
+    parser.add_argument("--device", required=True, metavar="NAME", help="a GPU, such as 'H100 SXM'")
+    parser.add_argument("--ranks", required=True, type=int, metavar="N", help="GPUs")
+    for flag, default, help_text in (
+        ("--nodes", 1, "machines that they are in [1]"),
+        ("--batch", 4096, "samples of one rank [4096]"),
+        ("--seed", 0, "of the sharder random [0]"),
+    ):
+        parser.add_argument(flag, type=int, default=default, metavar="N", help=help_text)
+    parser.add_argument(
+        "--memory",
+        type=size,
+        metavar="SIZE",
+        help="of a GPU for tables [four fifths of its memory]",
+    )
+    parser.add_argument(
+        "--node-gbits", type=float, metavar="RATE",
+        help="Gbit/s one way between a machine and the others, all adapters together",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dense-us", type=float, default=0.0, metavar="US", help="the rest of a step [0]"
+    )
+    parser.add_argument(
+        "--optimizer", default="sgd", metavar="NAME", help="sgd, rowwise_adagrad, adagrad, adam"
+    )
+    parser.add_argument("--column-wise", action="store_true", help="tables may be split by columns")
+    parser.add_argument(
+        "--exchange-indices", action="store_true", help="ranks read the indices of their samples"
+    )
+    add_json(parser)
+    add_no_color(parser)
 
-    with progress_stage("probing this machine"):
-        return probe()
 
+def _shard(options: Options) -> int:
+    from torchtraceap.lab.sharding import Cluster, choose_sharding, read_tables
 
-def _print_json(found: list[Prediction]) -> None:
-    import json
+    gbits = options.node_gbits
+    bandwidth = None if gbits is None else gbits * 1e9 / 8
+    found = choose_sharding(
+        read_tables(options.tables),
+        Cluster(options.device, options.ranks, options.nodes, options.memory, bandwidth),
+        batch=options.batch,
+        dense_ns=options.dense_us * 1000.0,
+        optimizer=options.optimizer,
+        column_wise=options.column_wise,
+        exchange_indices=options.exchange_indices,
+        seed=options.seed,
+    )
+    if options.json:
+        print_document(found.to_dict())
+    else:
+        from torchtraceap.report.result_tables import tables_of
 
-    documents = [each.to_dict() for each in found]
-    whole = documents[0] if len(documents) == 1 else documents
-    print_text(json.dumps(whole, separators=(",", ":"), allow_nan=False))
-
-
-def _print_tables(found: list[Prediction], options: Options) -> None:
-    from torchtraceap.lab.prediction.text import comparison_table, prediction_tables
-
-    if len(found) > 1:
-        print_tables([comparison_table(found)], options.no_color)
-        return
-    print_tables(prediction_tables(found[0]), options.no_color)
-    if options.diagnose:
-        print_text(str(found[0].diagnose()))
+        print_tables(tables_of(found), options.no_color)
+    return FINE
 
 
 COMMANDS = {
     "predict": Command(
         ENTRIES["predict"].summary,
-        _describe,
+        _describe_predict,
         _predict,
         (
             "predict model.py:workload --device H100-SXM",
@@ -192,5 +351,22 @@ COMMANDS = {
             "predict model.py:workload --device H100-SXM --world-size 8 --strategy fsdp2 "
             "--trace predicted.json.gz",
         ),
+    ),
+    "parallelism": Command(
+        ENTRIES["parallelism"].summary,
+        _describe_parallelism,
+        _parallelism,
+        (
+            "parallelism --layers 24 --hidden 2048 --heads 16 --sequence 2048 --gpus 64 "
+            "--device 'A100 SXM 80GB' --batch 512",
+            "parallelism --config config.json --sequence 4096 --gpus 16 --device 'H100 SXM' "
+            "--batch 256 --flash-attention",
+        ),
+    ),
+    "shard": Command(
+        ENTRIES["shard"].summary,
+        _describe_shard,
+        _shard,
+        ("shard tables.json --device 'H100 SXM' --ranks 8 --batch 4096",),
     ),
 }

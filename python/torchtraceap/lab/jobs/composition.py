@@ -26,13 +26,19 @@ the measured jobs (one hidden size, one width of tensor parallelism, one micro-b
 the jobs) are left out in turn and predicted from the others, and all deviations are multiplied
 so that 8 of 10 of these errors lie within 1.28 of them: one factor for shapes that were measured,
 one for others.
+
+`data/training.json` has coefficients that were fitted to published iteration times, with the range
+of those jobs. It is made by `benchmarks/prediction/many_gpus.py --fit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import product
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +55,17 @@ from torchtraceap.lab.jobs.terms import (
     Terms,
     step_parts,
 )
+from torchtraceap.ops.devices import Device
 
-__all__ = ["CalibratedJobs", "Coefficients", "Deviations", "calibrate", "choose_measurements"]
+__all__ = [
+    "CalibratedJobs",
+    "Coefficients",
+    "Deviations",
+    "PublishedJobs",
+    "calibrate",
+    "choose_measurements",
+    "published_jobs",
+]
 
 DEVIATIONS = (0.03, 0.07, 0.15)
 """Relative deviations of a shape from which `calibrate` chooses if the GPU sets the pace."""
@@ -75,6 +90,7 @@ LEAST_WIDTH = 0.8
 FEW = 20
 """Numbers of jobs and of left-out errors below which deviations are not judged by leaving jobs
 out."""
+_DATA = Path(__file__).with_name("data") / "training.json"
 Rows = npt.NDArray[np.int64]
 
 
@@ -92,12 +108,12 @@ class Coefficients:
         """Return the coefficients that data sheets suggest."""
         return cls(PRIOR_MEANS.copy(), np.diag(PRIOR_DEVIATIONS**2))
 
-    def carried_over(self) -> Coefficients:
+    def for_another_program(self) -> Coefficients:
         """Return the coefficients for another program on another machine."""
         wider = self.covariance + CARRIED**2 * np.eye(len(self.mean))
         return Coefficients(self.mean, wider)
 
-    def on_another_gpu(self) -> Coefficients:
+    def for_another_gpu(self) -> Coefficients:
         """Return the coefficients for a GPU that comes closer to its peaks, or less close, in
         everything."""
         return Coefficients(self.mean, self.covariance + OTHER_GPU**2)
@@ -181,17 +197,22 @@ class CalibratedJobs:
             )
         return chosen
 
-    def _begin_at(self, near: CalibratedJobs) -> None:
-        """Take the values of another model as a first guess."""
-        count = len(COEFFICIENTS)
-        self._mean[:count] = near._mean[:count]
-        for shape, place in self._shapes.items():
-            other = near._shapes[shape]
-            ours, theirs = count + 2 * place, count + 2 * other
-            self._mean[ours : ours + 2] = near._mean[theirs : theirs + 2]
-
-    def learn(self, places: Rows, terms: Terms, times_ns: Array) -> float:
-        """Learn from measured times and return the log evidence of the deviations."""
+    def learn(
+        self,
+        jobs: Sequence[TrainingJob],
+        terms: Terms,
+        times_ns: Array,
+        near: CalibratedJobs | None = None,
+    ) -> float:
+        """Learn from measured times and return the log evidence of the deviations; `near` is a
+        model of the same jobs or more whose values serve as first guess."""
+        places = self._places(jobs)
+        if near is not None:
+            count = len(COEFFICIENTS)
+            self._mean[:count] = near._mean[:count]
+            for shape, place in self._shapes.items():
+                ours, theirs = count + 2 * place, count + 2 * near._shapes[shape]
+                self._mean[ours : ours + 2] = near._mean[theirs : theirs + 2]
         count, noise = len(COEFFICIENTS), self.deviations.noise
         inverse = np.linalg.inv(self._start.covariance)
         known = np.log(times_ns)
@@ -231,8 +252,8 @@ class CalibratedJobs:
         return step_parts(mean[:count], terms, factors[places, 0], factors[places, 1])
 
     def _slopes(self, mean: Array, places: Rows, terms: Terms) -> tuple[Parts, Array, Array]:
-        """Parts; float64 `[jobs, unknowns]`: change of a time's logarithm with each unknown; and
-        float64 `[deviations]`: how far each deviation of a shape is taken to reach."""
+        """Return parts; float64 `[jobs, unknowns]`: change of a time's logarithm with each unknown;
+        and float64 `[deviations]`: how far each deviation of a shape is taken to reach."""
         count = len(COEFFICIENTS)
         parts = self._parts(mean, places, terms)
         rows = np.zeros((len(places), len(mean)))
@@ -266,83 +287,42 @@ class CalibratedJobs:
         """Set the width of intervals from left-out jobs; see Note [Errors of errors]."""
         if len(jobs) < FEW:
             return
-        seen: list[float] = []
-        unseen: list[float] = []
-        for folds in _ways_to_leave_out(jobs):
-            inside: list[Array] = []
-            outside: list[Array] = []
+        every = np.arange(len(jobs))
+        ways = []
+        for name in ("hidden", "tensor", "micro_batch"):
+            values = np.array([getattr(job, name) for job in jobs])
+            groups = [every[values == value] for value in np.unique(values)]
+            ways.append([group for group in groups if len(every) - len(group) >= FEW // 2])
+        ways.append([every[every % FOLDS == fold] for fold in range(FOLDS)])
+        seen, unseen = [1.0], list[float]()
+        for folds in ways:
+            inside, outside = [np.empty(0)], [np.empty(0)]
             if not folds:  # a size that never changes: nothing tells what another would do
                 unseen.append(1.0)
             for test in folds:
-                score, new = self._scores(jobs, times_ns, terms, test)
+                # Errors in deviations of jobs that were not learned from, and whose shape is new.
+                train = np.setdiff1d(every, test)
+                known, left = ([jobs[i] for i in rows] for rows in (train, test))
+                part = _unfitted_model(self.machine, known, self._start, self.deviations)
+                part.learn(known, terms.take(train), times_ns[train], self)
+                found, relative = part._predict(left, terms.take(test))
+                score = np.abs(np.log(found / times_ns[test])) / relative
+                new = part._places(left) < 0
                 inside.append(score[~new])
                 outside.append(score[new])
-            seen += _width(inside, 1.0)
-            unseen += _width(outside, LEAST_WIDTH)
-        self._widths = (max(seen, default=1.0), max(unseen, default=1.0))
-
-    def _scores(
-        self, jobs: Sequence[TrainingJob], times_ns: Array, terms: Terms, test: Rows
-    ) -> tuple[Array, npt.NDArray[np.bool_]]:
-        """Return errors in deviations of jobs that were not learned from and whose shape is new."""
-        train = np.setdiff1d(np.arange(len(jobs)), test)
-        known = [jobs[i] for i in train]
-        part, _ = _learn_model(
-            self.machine,
-            known,
-            times_ns[train],
-            self._start,
-            self.deviations,
-            terms.take(train),
-            self,
-        )
-        left = [jobs[i] for i in test]
-        found, relative = part._predict(left, terms.take(test))
-        return np.abs(np.log(found / times_ns[test])) / relative, part._places(left) < 0
+            # The factor with which 8 of 10 scores lie in the interval; nothing of few scores.
+            for scores, least, widths in ((inside, 1.0, seen), (outside, LEAST_WIDTH, unseen)):
+                together = np.concatenate(scores)
+                if len(together) >= FEW:
+                    widths.append(max(least, float(np.quantile(together, 0.8)) / EIGHT_OF_TEN))
+        self._widths = (max(seen), max(unseen, default=1.0))
 
 
-def _width(scores: Sequence[Array], least: float) -> list[float]:
-    """Return the factor for the deviations with which 8 of 10 scores lie in the interval, or
-    nothing if there are too few scores."""
-    every = np.concatenate([np.empty(0), *scores])
-    if len(every) < FEW:
-        return []
-    return [max(least, float(np.quantile(every, 0.8)) / EIGHT_OF_TEN)]
-
-
-_BY: tuple[Callable[[TrainingJob], int], ...] = (
-    lambda job: job.hidden,
-    lambda job: job.tensor,
-    lambda job: job.micro_batch,
-)
-
-
-def _ways_to_leave_out(jobs: Sequence[TrainingJob]) -> Iterator[list[Rows]]:
-    """Return ways to split jobs into groups that are left out in turn, as indices."""
-    every = np.arange(len(jobs))
-    for by in _BY:
-        values = np.array([by(job) for job in jobs])
-        groups = [every[values == value] for value in np.unique(values)]
-        yield [group for group in groups if len(every) - len(group) >= FEW // 2]
-    yield [every[every % FOLDS == fold] for fold in range(FOLDS)]
-
-
-def _learn_model(
-    machine: Machine,
-    jobs: Sequence[TrainingJob],
-    times_ns: Array,
-    start: Coefficients,
-    deviations: Deviations,
-    terms: Terms,
-    near: CalibratedJobs | None = None,
-) -> tuple[CalibratedJobs, float]:
-    """Return a model and its evidence; `near` is a model of the same jobs or more that serves as
-    first guess."""
+def _unfitted_model(
+    machine: Machine, jobs: Sequence[TrainingJob], start: Coefficients, deviations: Deviations
+) -> CalibratedJobs:
     shapes = list(dict.fromkeys(job.shape for job in jobs))
-    model = CalibratedJobs(machine, shapes, start, deviations)
-    if near is not None:
-        model._begin_at(near)
-    return model, model.learn(model._places(jobs), terms, times_ns)
+    return CalibratedJobs(machine, shapes, start, deviations)
 
 
 def calibrate(
@@ -357,10 +337,10 @@ def calibrate(
     How far shapes deviate from the smooth terms, and times from both, is chosen by the evidence.
 
     Args:
-        machine: What the jobs ran on.
+        machine: The machine on which the jobs ran.
         jobs: At least one.
         times_ns: Their iteration times.
-        start: What is known of the coefficients beforehand; by default what data sheets suggest.
+        start: Coefficients as known beforehand; by default those that data sheets suggest.
 
     Raises:
         OptionError: No job, or not a positive time for each.
@@ -370,11 +350,11 @@ def calibrate(
         raise OptionError("calibration needs at least one job and a positive time for each")
     start = start or Coefficients.prior()
     terms = Terms.of(jobs, machine)
-    choices = [Deviations(*values) for values in product(DEVIATIONS, HOST_DEVIATIONS, NOISES)]
     models: list[tuple[CalibratedJobs, float]] = []
-    for choice in choices:
+    for values in product(DEVIATIONS, HOST_DEVIATIONS, NOISES):
+        model = _unfitted_model(machine, jobs, start, Deviations(*values))
         near = models[-1][0] if models else None  # its answer is a good first guess
-        models.append(_learn_model(machine, jobs, times, start, choice, terms, near))
+        models.append((model, model.learn(jobs, terms, times, near)))
     best = max(models, key=lambda found: found[1])[0]
     best.judge(jobs, times, terms)
     return best
@@ -385,8 +365,65 @@ def choose_measurements(machine: Machine, jobs: Sequence[TrainingJob], count: in
 
     Only shapes count, no measured time does.
     """
-    shapes = list(dict.fromkeys(job.shape for job in jobs))
-    choice = Deviations(0.15, 0.15, 0.01)
-    return CalibratedJobs(machine, shapes, Coefficients.prior(), choice).next_measurements(
-        jobs, count
+    deviations = Deviations(0.15, 0.15, 0.01)
+    model = _unfitted_model(machine, jobs, Coefficients.prior(), deviations)
+    return model.next_measurements(jobs, count)
+
+
+# ------------------------------------------------------------------------- published jobs
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedJobs:
+    """Coefficients of published jobs, and a description of these jobs."""
+
+    coefficients: Coefficients
+    deviations: Deviations
+    ranges: Mapping[str, tuple[float, float]]
+    """Smallest and largest size of the jobs: hidden, sequence, tensor, micro_batch, gpus, ..."""
+    devices: tuple[str, ...]
+    """Ids of the GPUs that they ran on."""
+    source: str
+    """The source in words."""
+
+    def model_for(self, machine: Machine, device: Device) -> CalibratedJobs:
+        """Return a model that is carried over to another cluster, and to another GPU if it is
+        one."""
+        start = self.coefficients.for_another_program()
+        if device.id not in self.devices:
+            start = start.for_another_gpu()
+        return CalibratedJobs(machine, [], start, self.deviations)
+
+    def unmeasured_properties(self, job: TrainingJob, device: Device) -> tuple[str, ...]:
+        """Return the properties in which a job lies outside of the measured ones."""
+        found = [] if device.id in self.devices else [f"{device.name} was not measured"]
+        for name, (low, high) in self.ranges.items():
+            value = getattr(job, name)
+            if not low <= value <= high:
+                name = name.replace("_", "-")
+                found.append(f"{name} {value:,} (measured: {low:,.0f} to {high:,.0f})")
+        if job.zero:
+            found.append(f"ZeRO stage {job.zero}")
+        if job.flash_attention:
+            found.append("flash attention")
+        if job.gated or job.key_value_heads not in (0, job.attention_heads):
+            found.append("gated feed-forward networks and shared keys and values")
+        return tuple(found)
+
+
+@cache
+def published_jobs() -> PublishedJobs:
+    """Load the coefficients that are shipped; the file is read once per process."""
+    told: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
+    if tuple(told["coefficients"]) != COEFFICIENTS:
+        raise RuntimeError(f"{_DATA.name} was fitted to other terms; fit it anew")
+    return PublishedJobs(
+        Coefficients(
+            np.log(np.array(list(told["coefficients"].values()), dtype=np.float64)),
+            np.array(told["covariance"], dtype=np.float64),
+        ),
+        Deviations(**told["deviations"]),
+        {name: (float(low), float(high)) for name, (low, high) in told["ranges"].items()},
+        tuple(told["devices"]),
+        told["source"],
     )

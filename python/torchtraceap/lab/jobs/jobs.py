@@ -1,9 +1,12 @@
-"""Training jobs (model, GPUs and schedule) and the machines on which they run."""
+"""Models, clusters, the training jobs that split one over the other, and the machines of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cache, partial
+from math import inf
+from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
@@ -12,7 +15,7 @@ from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations.collectives import estimate_collective
 from torchtraceap.ops.durations.estimate import UnknownDurationError, resolve_device
 
-__all__ = ["NODE_BANDWIDTH", "RECOMPUTE", "SHARDED", "Machine", "TrainingJob"]
+__all__ = ["RECOMPUTE", "SHARDED", "Cluster", "Machine", "TrainingJob", "Transformer"]
 
 RECOMPUTE = ("none", "selective", "full")
 """Parts that the backward pass recomputes: nothing, the attention core, or whole layers
@@ -40,6 +43,156 @@ _COUNTED = (
     "vocabulary",
     "chunks",
 )
+MOST_GPUS = 65_536
+# Names under which configurations hold a size; the first that is there counts.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "layers": ("layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden", "hidden_size", "n_embd", "d_model", "dim"),
+    "heads": ("heads", "num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "sequence": (
+        "sequence",
+        "seq_length",
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "max_seq_len",
+    ),
+    "vocabulary": ("vocabulary", "vocab_size"),
+    "feed_forward": (
+        "feed_forward",
+        "intermediate_size",
+        "ffn_hidden_size",
+        "n_inner",
+        "ffn_dim",
+    ),
+    "head_size": ("head_size", "head_dim", "kv_channels"),
+    "key_value_heads": ("key_value_heads", "num_key_value_heads", "num_query_groups", "n_kv_heads"),
+}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+_GATED_FAMILIES = ("gemma",)
+"""Model families whose feed-forward network is gated although the name of its activation does not
+say so."""
+_GATED = ("silu", "swiglu", "geglu", "swish")
+_OPTIONAL = ("vocabulary", "feed_forward", "head_size", "key_value_heads")
+
+
+def check_size(name: str, value: int, least: int = 1) -> None:
+    """Check that a size is a whole number.
+
+    Raises:
+        OptionError: It is something else, or below `least`.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 10**12:
+        raise OptionError(f"{name} is a whole number from {least}, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer(Renderable):
+    """Sizes of a decoder or of an encoder; their layers cost the same."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int = 51_200
+    feed_forward: int = 0
+    """Inner size of the feed-forward network; 0 means four times the hidden size."""
+    key_value_heads: int = 0
+    """Number of key and value heads; 0 means as many as heads."""
+    head_size: int = 0
+    """Elements of a head; 0 means the hidden units divided among the heads."""
+    gated: bool = False
+    """True if the feed-forward network has a third matrix (SwiGLU)."""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "sequence", "vocabulary"):
+            check_size(name, getattr(self, name))
+        for name in ("feed_forward", "key_value_heads", "head_size"):
+            check_size(name, getattr(self, name), least=0)
+        if not self.head_size and self.hidden % self.heads:
+            raise OptionError(
+                f"{self.hidden} hidden units can't be divided among {self.heads} heads"
+            )
+        if self.key_value_heads and self.heads % self.key_value_heads:
+            raise OptionError(
+                f"{self.heads} heads can't share {self.key_value_heads} keys and values"
+            )
+
+    @classmethod
+    def of(cls, model: Transformer | Mapping[str, Any] | object) -> Transformer:
+        """Read sizes from a configuration: a mapping, or an object with attributes.
+
+        Known are the names of Hugging Face, Megatron and torchtitan.
+
+        Raises:
+            OptionError: A size is missing or no whole number, or there are experts.
+        """
+        if isinstance(model, Transformer):
+            return model
+        known = {key for keys in _NAMES.values() for key in keys}
+        known |= {*_EXPERTS, "hidden_act", "activation_function", "model_type", "gated"}
+        told: Mapping[str, Any] = (
+            model
+            if isinstance(model, Mapping)
+            else {key: getattr(model, key, None) for key in known}
+        )
+        if any(told.get(name) for name in _EXPERTS):
+            raise OptionError("mixtures of experts are not modelled")
+        sizes: dict[str, int] = {}
+        for name, keys in _NAMES.items():
+            value = next((told[key] for key in keys if told.get(key) is not None), None)
+            if value is None and name not in _OPTIONAL:
+                raise OptionError(f"the model does not say its {name} ({', '.join(keys)})")
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+                raise OptionError(f"{name} is a whole number, not {value!r}")
+            sizes[name] = int(value)
+        activation = str(told.get("hidden_act") or told.get("activation_function") or "").lower()
+        family = str(told.get("model_type") or "").lower()
+        gated = told.get("gated")
+        if gated is None:
+            gated = activation in _GATED or family.startswith(_GATED_FAMILIES)
+        return cls(**sizes, gated=bool(gated))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Renderable):
+    """A cluster of identical nodes with identical GPUs."""
+
+    device: str | Device
+    gpus: int
+    gpus_per_node: int = 8
+    node_bandwidth: float = NODE_BANDWIDTH
+    """Bytes per second in one direction between a node and the others, over all adapters of the
+    node."""
+
+    @classmethod
+    def of(cls, cluster: Cluster | Mapping[str, Any]) -> Cluster:
+        """Read a cluster from a mapping with the names of the fields.
+
+        Raises:
+            OptionError: Names or values are wrong.
+        """
+        if isinstance(cluster, Cluster):
+            return cluster
+        names = {field.name for field in fields(cls)}
+        if not isinstance(cluster, Mapping) or not {"device", "gpus"} <= set(cluster) <= names:
+            raise OptionError(
+                f"a cluster has {', '.join(sorted(names))}; device and gpus are needed"
+            )
+        return cls(**cluster)
+
+    def __post_init__(self) -> None:
+        check_size("gpus", self.gpus)
+        check_size("gpus_per_node", self.gpus_per_node)
+        rate = self.node_bandwidth
+        if not isinstance(rate, int | float) or not 0 < rate < inf:
+            raise OptionError(f"the network of a node has a rate above 0, not {rate!r}")
+        if self.gpus > MOST_GPUS:
+            raise OptionError(f"at most {MOST_GPUS} GPUs can be asked for")
+        if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
+            raise OptionError(f"{self.gpus} GPUs don't fill nodes of {self.gpus_per_node}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +237,28 @@ class TrainingJob(Renderable):
     """A value of `SHARDED`."""
 
     def __post_init__(self) -> None:
-        reason = self._impossible()
-        if reason:
-            raise OptionError(f"{self!r}: {reason}")
-
-    def _impossible(self) -> str:
-        """Return the reason why the job cannot run, or an empty string."""
+        reason = ""
         if min(getattr(self, name) for name in _COUNTED) < 1:
-            return "every size must be 1 or more"
-        if self.flash_attention and self.recompute == "selective":
-            return "flash attention computes its core again by itself: nothing is left to select"
-        if min(self.heads, self.key_value_heads, self.head_size, self.feed_forward) < 0:
-            return "heads, their size and the feed-forward size must not be negative"
-        if self.recompute not in RECOMPUTE or self.zero not in SHARDED:
-            return f"recompute is one of {', '.join(RECOMPUTE)}, zero 0, 1, 2 or 3"
-        if self.global_batch % (self.micro_batch * self.data):
-            return "the batch can't be divided evenly among replicas and micro-batches"
-        if self.layers % (self.pipeline * self.chunks):
-            return "layers can't be divided evenly among stages"
-        if self.chunks > 1 and (self.pipeline == 1 or self.microbatches % self.pipeline):
-            return (
+            reason = "every size must be 1 or more"
+        elif self.flash_attention and self.recompute == "selective":
+            reason = "flash attention computes its core again by itself: nothing is left to select"
+        elif min(self.heads, self.key_value_heads, self.head_size, self.feed_forward) < 0:
+            reason = "heads, their size and the feed-forward size must not be negative"
+        elif self.recompute not in RECOMPUTE or self.zero not in SHARDED:
+            reason = f"recompute is one of {', '.join(RECOMPUTE)}, zero 0, 1, 2 or 3"
+        elif self.global_batch % (self.micro_batch * self.data):
+            reason = "the batch can't be divided evenly among replicas and micro-batches"
+        elif self.layers % (self.pipeline * self.chunks):
+            reason = "layers can't be divided evenly among stages"
+        elif self.chunks > 1 and (self.pipeline == 1 or self.microbatches % self.pipeline):
+            reason = (
                 "an interleaved schedule needs stages, and micro-batches that are a multiple of "
                 "them"
             )
-        if self.attention_heads % self.tensor:
-            return "heads can't be divided evenly among tensor-parallel ranks"
-        return ""
+        elif self.attention_heads % self.tensor:
+            reason = "heads can't be divided evenly among tensor-parallel ranks"
+        if reason:
+            raise OptionError(f"{self!r}: {reason}")
 
     @property
     def gpus(self) -> int:

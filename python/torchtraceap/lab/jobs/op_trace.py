@@ -134,6 +134,8 @@ def operator_trace(frame: pd.DataFrame) -> OperatorTrace:
     Raises:
         ParseError: A column is missing, or a value makes no sense; says which.
     """
+    import pandas as pd
+
     missing = [name for name in REQUIRED if name not in frame.columns]
     if missing:
         raise ParseError(f"a table of operators needs the columns {', '.join(missing)}")
@@ -150,12 +152,16 @@ def operator_trace(frame: pd.DataFrame) -> OperatorTrace:
     rank = dp_rank * (int(stage.max()) + 1) + stage
     if "rank" in frame.columns:
         rank = _indices(frame, "rank", absent=-1)
+    if frame["optype"].isna().any():
+        row = int(frame["optype"].isna().argmax()) + 1
+        raise ParseError(f"optype is missing in row {row}")
+    codes, texts = pd.factorize(frame["optype"].astype(str).to_numpy(dtype=object))
     return OperatorTrace(
         step=step[order],
         dp_rank=dp_rank[order],
         stage=stage[order],
         rank=rank[order],
-        op_type=_texts(frame, "optype").take(order),
+        op_type=TextCodes(codes.astype(np.int32), list(map(str, texts))).take(order),
         start_ns=start_ns[order] - start_ns.min(),
         duration_ns=duration_ns[order],
         chunk=chunk[order],
@@ -201,12 +207,3 @@ def _numbers(frame: pd.DataFrame, name: str) -> Array:
         raise ParseError(f"{name} must be a number ({error})") from None
     numbers: Array = column.to_numpy(dtype=np.float64, na_value=np.nan)
     return numbers
-
-
-def _texts(frame: pd.DataFrame, name: str) -> TextCodes:
-    import pandas as pd
-
-    if frame[name].isna().any():
-        raise ParseError(f"{name} is missing in row {int(frame[name].isna().argmax()) + 1}")
-    codes, texts = pd.factorize(frame[name].astype(str).to_numpy(dtype=object))
-    return TextCodes(codes.astype(np.int32), [str(text) for text in texts])

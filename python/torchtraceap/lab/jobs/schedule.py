@@ -24,26 +24,19 @@ decide is decided by the majority of the instances; its edges are copied to all 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.records import dataclass
 from torchtraceap.errors import ParseError, SchemaError
 from torchtraceap.lab.jobs.op_trace import OperatorTrace
 
-__all__ = [
-    "COMMUNICATION",
-    "EXCHANGES",
-    "POINT_TO_POINT",
-    "Schedule",
-    "build_schedule",
-]
+__all__ = ["COMMUNICATION", "EXCHANGES", "POINT_TO_POINT", "Schedule", "build_schedule"]
 
 Pair = tuple[int, int]
 
@@ -90,7 +83,7 @@ class _Template:
         start_ns: int64 `[instances, columns]`.
         end_ns: The same.
         stage: `[columns]`; compute operators first within a stage, in order of start.
-        types: By column.
+        types: The type of each column.
         chunk: `[columns]`.
         place: `[columns]`: model chunk within the model, -1 unknown.
         stages: Number of pipeline stages of the job.
@@ -112,44 +105,49 @@ class _Template:
         overlapped: bool,
     ) -> None:
         self.start_ns, self.end_ns = start_ns, end_ns
-        self.chunk, self.place = chunk, place
-        self.stages, self.places = stages, places
+        self.chunk, self.place, self.places = chunk, place, places
         self.edges: list[Pair] = []
         self.pairs: list[Pair] = []
         self.unpaired = 0
         self._real: dict[tuple[str, int], list[int]] = {}
         """Exchanges of a type on a stage that have a peer."""
-        self._lanes: dict[int, _Lane] = {}
+        lanes: dict[int, _Lane] = {}
         for number in np.unique(stage).tolist():
             columns = np.flatnonzero(stage == number)
-            self._lanes[number] = _Lane(columns, [types[c] for c in columns.tolist()])
-        for number, lane in self._lanes.items():
-            self._add_streams(lane)
+            lanes[number] = _Lane(columns, [types[c] for c in columns.tolist()])
+        for number, lane in lanes.items():
+            for stream in (lane.compute, *map(lane.get, POINT_TO_POINT)):
+                self.edges += pairwise(stream)
+            self.edges += pairwise([*lane.get(PARAMETERS), *lane.get(GRADIENTS)])
             for direction in ("forward", "backward"):
                 for side in ("send", "recv"):
                     self._add_exchanges(number, lane, direction, side)
-            self._add_first_backward(lane)
-            self._add_parameters(lane)
-            self._add_end_of_step(lane, overlapped=overlapped)
+            self._add_order_of_step(lane, overlapped=overlapped)
             self._add_unknown(lane)
-        self._pair_exchanges()
-
-    def _chain(self, columns: Sequence[int]) -> None:
-        self.edges += pairwise(columns)
-
-    def _add_streams(self, lane: _Lane) -> None:
-        self._chain(lane.compute)
-        for name in POINT_TO_POINT:
-            self._chain(lane.get(name))
-        self._chain([*lane.get(PARAMETERS), *lane.get(GRADIENTS)])
-
-    # ------------------------------------------------------------------------- exchanges
+        for direction, towards in (("forward", 1), ("backward", -1)):
+            for number in lanes:
+                sends = self._real[(f"{direction}-send", number)]
+                peer = (number + towards) % stages
+                receives = self._real.get((f"{direction}-recv", peer), [])
+                self.pairs += zip(sends, receives, strict=False)
+                self.unpaired += abs(len(sends) - len(receives))
 
     def _add_exchanges(self, stage: int, lane: _Lane, direction: str, side: str) -> None:
-        name = f"{direction}-{side}"
-        compute = lane.get(f"{direction}-compute")
-        exchanges = [c for c in lane.get(name) if not self._is_idle(c, compute, side)]
-        has_peer = [self._has_peer(c, direction, side) for c in compute]
+        """Add the order of the exchanges of one kind and the compute operators of a direction."""
+        name, compute = f"{direction}-{side}", lane.get(f"{direction}-compute")
+        exchanges: list[int] = []
+        for exchange in lane.get(name) if compute else []:
+            # Profilers record exchanges at both ends of a step in which nothing is exchanged: in
+            # most instances they lie before the first result or after the last need.
+            if side == "recv":
+                idle = self.start_ns[:, exchange] > self.start_ns[:, compute[-1]] + CLOCK_NS
+            else:
+                idle = self.end_ns[:, exchange] < self.end_ns[:, compute[0]] - CLOCK_NS
+            if 2 * idle.sum() <= len(idle):
+                exchanges.append(exchange)
+        towards_output = (direction == "forward") == (side == "send")
+        peers = self.place[compute] + (1 if towards_output else -1)
+        has_peer = ((peers >= 0) & (peers < self.places)).tolist()
         real = self._real.setdefault((name, stage), [])
         for exchange, index in _assign(exchanges, has_peer, from_end=side == "recv"):
             if side == "send":
@@ -161,71 +159,32 @@ class _Template:
             if has_peer[index]:
                 real.append(exchange)
 
-    def _is_idle(self, exchange: int, compute: Sequence[int], side: str) -> bool:
-        """Return True if the exchange lies before the first result or after the last need in most
-        instances.
-
-        Profilers record such exchanges at both ends of a step; nothing is exchanged.
-        """
-        if not compute:
-            return True
-        if side == "recv":
-            idle = self.start_ns[:, exchange] > self.start_ns[:, compute[-1]] + CLOCK_NS
-        else:
-            idle = self.end_ns[:, exchange] < self.end_ns[:, compute[0]] - CLOCK_NS
-        return bool(2 * idle.sum() > len(idle))
-
-    def _has_peer(self, compute: int, direction: str, side: str) -> bool:
-        towards_output = (direction == "forward") == (side == "send")
-        peer = self.place[compute] + (1 if towards_output else -1)
-        return bool(0 <= peer < self.places)
-
-    def _add_first_backward(self, lane: _Lane) -> None:
-        first = lane.get(BACKWARD)[:1]
-        place = lane.compute.index(first[0]) if first else 0
+    def _add_order_of_step(self, lane: _Lane, *, overlapped: bool) -> None:
+        """Add the order of the first backward, of collectives and of the end of the step."""
+        forward, backward = lane.get(FORWARD), lane.get(BACKWARD)
+        place = lane.compute.index(backward[0]) if backward else 0
         before = lane.compute[max(place - 2, 0) : place]
-        if len(before) == 2 and set(before) <= set(lane.get(FORWARD)):
+        if len(before) == 2 and set(before) <= set(forward):
             for name in ("backward-recv", "backward-send"):
                 self.edges += [(before[0], exchange) for exchange in lane.get(name)[:1]]
-
-    def _pair_exchanges(self) -> None:
-        for direction, towards in (("forward", 1), ("backward", -1)):
-            for stage in self._lanes:
-                sends = self._real[(f"{direction}-send", stage)]
-                peer = (stage + towards) % self.stages
-                receives = self._real.get((f"{direction}-recv", peer), [])
-                self.pairs += zip(sends, receives, strict=False)
-                self.unpaired += abs(len(sends) - len(receives))
-
-    # ------------------------------------------------------------------------- collectives
-
-    def _add_parameters(self, lane: _Lane) -> None:
-        """Add the rule that the last gather of a chunk comes before the chunk's first forward."""
+        # The last gather of a chunk comes before the chunk's first forward.
         for chunk, gather in {int(self.chunk[c]): c for c in lane.get(PARAMETERS)}.items():
-            needs = [c for c in lane.get(FORWARD) if chunk in (-1, self.chunk[c])]
-            self.edges += [(gather, forward) for forward in needs[:1]]
-
-    def _add_end_of_step(self, lane: _Lane, *, overlapped: bool) -> None:
+            needs = [c for c in forward if chunk in (-1, self.chunk[c])]
+            self.edges += [(gather, first) for first in needs[:1]]
         gradients = lane.get(GRADIENTS)
         last = [*lane.compute[-1:], *lane.get(COLLECTION)]
-        self._chain(last)
         tail = [*lane.get(LAYER_NORM), *lane.get(EMBEDDING)]
-        if overlapped:
-            self._add_overlapped_gradients(lane)
-            tail += lane.get(SEPARATE)
-        else:
-            tail += gradients
+        tail += lane.get(SEPARATE) if overlapped else gradients
         tail += [*lane.get(CLIPPING), *lane.get(OPTIMIZER)]
-        self._chain([*last[-1:], *tail])
+        self.edges += pairwise(last)
+        if overlapped:
+            # The first reduce-scatter of a chunk follows the chunk's last backward.
+            for chunk, scatter in {int(self.chunk[c]): c for c in gradients[::-1]}.items():
+                makes = [c for c in backward if chunk in (-1, self.chunk[c])]
+                self.edges += [(made, scatter) for made in makes[-1:]]
+        self.edges += pairwise([*last[-1:], *tail])
         if overlapped:
             self.edges += [(c, tail[0]) for c in gradients[-1:] if tail]
-
-    def _add_overlapped_gradients(self, lane: _Lane) -> None:
-        """Add the rule that the first reduce-scatter of a chunk follows the chunk's last
-        backward."""
-        for chunk, scatter in {int(self.chunk[c]): c for c in lane.get(GRADIENTS)[::-1]}.items():
-            makes = [c for c in lane.get(BACKWARD) if chunk in (-1, self.chunk[c])]
-            self.edges += [(backward, scatter) for backward in makes[-1:]]
 
     def _add_unknown(self, lane: _Lane) -> None:
         """Place other types between what ended before them and what began after, in most
@@ -233,7 +192,7 @@ class _Template:
         start_ns = np.median(self.start_ns[:, lane.columns], axis=0)
         end_ns = np.median(self.end_ns[:, lane.columns], axis=0)
         for name in lane.of.keys() - KNOWN:
-            self._chain(lane.of[name])
+            self.edges += pairwise(lane.of[name])
             for column in lane.of[name]:
                 at = int(np.flatnonzero(lane.columns == column)[0])
                 known = np.isin(lane.columns, lane.of[name], invert=True)
@@ -266,8 +225,7 @@ def _assign(
 # ------------------------------------------------------------------------------ the whole job
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTimes:
+class OperatorTimes(NamedTuple):
     """Times at which operators run in a replay, int64 `[operators]` in ns."""
 
     begin_ns: Array
@@ -299,29 +257,22 @@ class Schedule:
         )
         """int64 `[operators]`."""
         self.step_start_ns: Array = np.minimum.reduceat(trace.start_ns, self._first)
-        self.work_ns = self._measured_work()
+        members = np.flatnonzero(self.exchanging)
+        latest = np.full(int(meeting.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+        np.maximum.at(latest, meeting[members], trace.start_ns[members])
+        self.work_ns = trace.duration_ns.copy()
         """int64 `[operators]`: duration of a compute operator, transfer of an exchange."""
-        self.delay_ns = self._measured_delay()
+        self.work_ns[members] = self._without_contradictions(
+            trace.end_ns[members] - latest[meeting[members]],
+            "exchanges that ended before all of their members had begun",
+        )
+        ready = self.step_start_ns[self.step_index]
+        np.maximum.at(ready, self.targets, trace.end_ns[self.sources])
+        self.delay_ns = self._without_contradictions(
+            trace.start_ns - ready, "operators that began before what they need had ended"
+        )
         """int64 `[operators]`: from when all that it needs was done until it began."""
         self._build_graph()
-
-    def _measured_work(self) -> Array:
-        work = self.trace.duration_ns.copy()
-        members = np.flatnonzero(self.exchanging)
-        latest = np.full(int(self.meeting.max(initial=-1)) + 1, np.iinfo(np.int64).min)
-        np.maximum.at(latest, self.meeting[members], self.trace.start_ns[members])
-        transfer = self.trace.end_ns[members] - latest[self.meeting[members]]
-        work[members] = self._without_contradictions(
-            transfer, "exchanges that ended before all of their members had begun"
-        )
-        return work
-
-    def _measured_delay(self) -> Array:
-        ready = self.step_start_ns[self.step_index]
-        np.maximum.at(ready, self.targets, self.trace.end_ns[self.sources])
-        return self._without_contradictions(
-            self.trace.start_ns - ready, "operators that began before what they need had ended"
-        )
 
     def _without_contradictions(self, spans_ns: Array, what: str) -> Array:
         """Replace spans that no clock error explains by zero, with a note."""
@@ -358,7 +309,11 @@ class Schedule:
             )
         except SchemaError as error:
             raise ParseError(f"the order of the operators contradicts itself: {error}") from None
-        edge = _edge_numbers(nodes, target)
+        # The numbers of the nodes' own edges, then of the given ones, in the graph.
+        own = 2 * np.arange(nodes, dtype=np.int64) + 1
+        order = np.argsort(np.concatenate([own, target]), kind="stable")
+        edge = np.empty(len(order), dtype=np.uint32)
+        edge[order] = np.arange(len(order), dtype=np.uint32)
         self._work_edge = edge[:operators].copy()
         self._work_edge[members] = edge[nodes + after[2] :]
         self._delay_edge = edge[nodes : nodes + after[1]]
@@ -397,159 +352,112 @@ class Schedule:
         return ends - self.step_start_ns
 
 
-def _edge_numbers(nodes: int, target: Array) -> Array:
-    """Return the numbers of the nodes' own edges, then of the given ones, in the graph of
-    `plain_graph`."""
-    own = 2 * np.arange(nodes, dtype=np.int64) + 1
-    order = np.argsort(np.concatenate([own, target]), kind="stable")
-    numbers = np.empty(len(order), dtype=np.uint32)
-    numbers[order] = np.arange(len(order), dtype=np.uint32)
-    return numbers
-
-
 def build_schedule(trace: OperatorTrace) -> Schedule:
     """Build the dependencies between all operators of all steps. See Note [Rules].
 
     Raises:
         ParseError: The operators' order contradicts itself.
     """
-    builder = _Builder(trace)
-    edges = builder.edges()
-    return Schedule(trace, edges, builder.meetings(), builder.notes())
-
-
-class _Builder:
-    """A builder of templates for all instances and of their copies. See Note [One schedule for
-    many]."""
-
-    def __init__(self, trace: OperatorTrace) -> None:
-        self._trace = trace
-        texts = trace.op_type.texts
-        self._type = trace.op_type.codes.astype(np.int64)
-        is_compute = np.isin(
-            self._type, [texts.index(t) for t in (FORWARD, BACKWARD) if t in texts]
-        )
-        key = np.where(is_compute, -1, self._type)
-        keys = (trace.start_ns, key, trace.stage, trace.dp_rank, trace.step)
-        self._rows = np.lexsort(keys)
-        """Rows by (step, replica, stage): compute operators in order, then others by type."""
-        self._key = key[self._rows]
-        self._pairs: list[tuple[Array, Array]] = []
-        self._unpaired = 0
-        self._unknown = Counter(texts[code] for code in self._type if texts[code] not in KNOWN)
-        self._edges = [self._instantiate(rows) for rows in self._instances()]
-
-    def _instances(self) -> list[Array]:
-        """Return the rows of instances with the same operators, `[instances, columns]`."""
-        trace, rows = self._trace, self._rows
-        code = (trace.stage * len(trace.op_type.texts) + self._type) * (
-            int(trace.chunk.max()) + 2
-        ) + (trace.chunk + 1)
-        ordered = code[rows]
-        new = np.diff(trace.step[rows], prepend=-1) | np.diff(trace.dp_rank[rows], prepend=-1)
-        bounds = np.append(np.flatnonzero(new), len(rows))
-        same: dict[bytes, list[int]] = {}
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            same.setdefault(ordered[begin:end].tobytes(), []).append(begin)
-        return [
-            rows[np.array(begins)[:, None] + np.arange(len(signature) // ordered.itemsize)]
-            for signature, begins in same.items()
-        ]
-
-    def _instantiate(self, rows: Array) -> Array:
-        """Return the dependencies of some instances, int64 `[2, n]`, and record their pairs of
-        exchanges."""
-        trace, texts = self._trace, self._trace.op_type.texts
-        first = rows[0]
+    texts = trace.op_type.texts
+    op_type = trace.op_type.codes.astype(np.int64)
+    is_compute = np.isin(op_type, [texts.index(t) for t in (FORWARD, BACKWARD) if t in texts])
+    # Rows by (step, replica, stage): compute operators in order, then others by type.
+    key = np.where(is_compute, -1, op_type)
+    rows = np.lexsort((trace.start_ns, key, trace.stage, trace.dp_rank, trace.step))
+    # The model chunk within the model; if it is not recorded, as Megatron numbers chunks.
+    derived = np.maximum(trace.chunk, 0) * trace.stages + trace.stage
+    place = np.where(trace.place >= 0, trace.place, np.where(is_compute, derived, -1))
+    # The first operator of the pair to which each belongs.
+    number = np.arange(len(trace), dtype=np.int64)
+    edges, unpaired = [np.zeros((2, 0), dtype=np.int64)], 0
+    for instances in _instances(trace, op_type, rows):
+        first = instances[0]
         template = _Template(
-            trace.start_ns[rows],
-            trace.end_ns[rows],
+            trace.start_ns[instances],
+            trace.end_ns[instances],
             trace.stage[first],
-            [texts[code] for code in self._type[first].tolist()],
+            [texts[code] for code in op_type[first].tolist()],
             trace.chunk[first],
-            self._places[first],
+            place[first],
             stages=trace.stages,
-            places=int(self._places.max()) + 1,
+            places=int(place.max()) + 1,
             overlapped=SEPARATE in texts,
         )
-        self._unpaired += template.unpaired * len(rows)
+        unpaired += template.unpaired * len(instances)
         if template.pairs:
             sends, receives = np.array(template.pairs).T
-            self._pairs.append((rows[:, sends].ravel(), rows[:, receives].ravel()))
-        if not template.edges:
-            return np.zeros((2, 0), dtype=np.int64)
-        before, after = np.array(template.edges).T
-        return np.stack([rows[:, before].ravel(), rows[:, after].ravel()])
-
-    @cached_property
-    def _places(self) -> Array:
-        """Return the model chunk within the model; if it is not recorded, as Megatron numbers
-        chunks."""
-        trace = self._trace
-        derived = np.maximum(trace.chunk, 0) * trace.stages + trace.stage
-        compute = np.isin(trace.op_type.to_numpy(), [FORWARD, BACKWARD])
-        places: Array = np.where(trace.place >= 0, trace.place, np.where(compute, derived, -1))
-        return places
-
-    def edges(self) -> Array:
-        return np.concatenate(self._edges, axis=1)
-
-    def meetings(self) -> Array:
-        """The number of the exchange to which each operator belongs, or -1; int64 `[operators]`."""
-        trace, texts = self._trace, self._trace.op_type.texts
-        number = np.arange(len(trace), dtype=np.int64)
-        for sends, receives in self._pairs:
-            number[receives] = sends  # a pair has the number of its send
-        order = self._order_within_type()
-        for name in EXCHANGES - set(POINT_TO_POINT):
-            if name not in texts:
-                continue
-            members = np.flatnonzero(self._type == texts.index(name))
-            keys = [order[members], trace.step[members]]
-            if name == EMBEDDING:
-                keys.append(trace.dp_rank[members])
-            elif name != CLIPPING:
-                keys.append(trace.stage[members])
-            number[members] = members[_first_of_group(keys)]
-        exchanging = np.isin(self._type, [i for i, t in enumerate(texts) if t in EXCHANGES])
-        meeting = np.full(len(trace), -1, dtype=np.int64)
-        meeting[exchanging] = np.unique(number[exchanging], return_inverse=True)[1]
-        return meeting
-
-    def _order_within_type(self) -> Array:
-        """Count the earlier operators of the same type and worker in the step, int64 `[operators]`.
-
-        Compute operators are counted together.
-        """
-        trace, rows = self._trace, self._rows
-        columns = (trace.step[rows], trace.dp_rank[rows], trace.stage[rows], self._key)
-        new = np.zeros(len(rows), dtype=bool)
-        for column in columns:
-            new |= np.diff(column, prepend=column[0] - 1) != 0
-        begins = np.flatnonzero(new)
-        place = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
-        order = np.empty(len(rows), dtype=np.int64)
-        order[rows] = place
-        return order
-
-    def notes(self) -> list[str]:
-        notes = []
-        if self._unpaired:
-            notes.append(f"{self._unpaired:,} sends or receives have no peer and wait for nobody.")
-        if self._unknown:
-            names = ", ".join(sorted(self._unknown))
-            notes.append(
-                f"Types that this model does not know were placed by their times: {names}."
-            )
-        return notes
+            # A pair has the number of its send.
+            number[instances[:, receives].ravel()] = instances[:, sends].ravel()
+        if template.edges:
+            before, after = np.array(template.edges).T
+            edges.append(np.stack([instances[:, before].ravel(), instances[:, after].ravel()]))
+    meeting = _meetings(trace, op_type, rows, key, number)
+    notes = []
+    if unpaired:
+        notes.append(f"{unpaired:,} sends or receives have no peer and wait for nobody.")
+    unknown = sorted({texts[code] for code in np.unique(op_type).tolist()} - KNOWN)
+    if unknown:
+        notes.append(
+            f"Types that this model does not know were placed by their times: {', '.join(unknown)}."
+        )
+    return Schedule(trace, np.concatenate(edges, axis=1), meeting, notes)
 
 
-def _first_of_group(keys: Sequence[Array]) -> Array:
-    """Return the index of the first row with the same keys, for each row."""
-    order = np.lexsort(keys)
-    new = np.zeros(len(order), dtype=bool)
-    for key in keys:
-        new |= np.diff(key[order], prepend=key[order[0]] - 1) != 0
-    first = np.empty(len(order), dtype=np.int64)
-    first[order] = order[np.flatnonzero(new)[np.cumsum(new) - 1]]
-    return first
+def _meetings(
+    trace: OperatorTrace, op_type: Array, rows: Array, key: Array, number: Array
+) -> Array:
+    """Return the exchange to which each operator belongs, or -1; int64 `[operators]`.
+
+    Args:
+        trace: The operators.
+        op_type: The code of the type of each, int64 `[operators]`.
+        rows: Operators by (step, replica, stage) and `key`, in order of start.
+        key: The type of each; -1 for compute operators, which are counted together.
+        number: The send of the pair to which each belongs, or the operator itself; changed here for
+            collectives, which meet by type and order.
+    """
+    texts = trace.op_type.texts
+    worker = (trace.step[rows], trace.dp_rank[rows], trace.stage[rows], key[rows])
+    begins = np.flatnonzero(_is_new(worker))
+    order = np.empty(len(rows), dtype=np.int64)
+    order[rows] = np.arange(len(rows)) - np.repeat(begins, np.diff(np.append(begins, len(rows))))
+    for name in EXCHANGES - set(POINT_TO_POINT):
+        if name not in texts:
+            continue
+        members = np.flatnonzero(op_type == texts.index(name))
+        keys = [order[members], trace.step[members]]
+        if name == EMBEDDING:
+            keys.append(trace.dp_rank[members])
+        elif name != CLIPPING:
+            keys.append(trace.stage[members])
+        by_key = np.lexsort(keys)
+        new = _is_new([each[by_key] for each in keys])
+        number[members[by_key]] = members[by_key[np.flatnonzero(new)[np.cumsum(new) - 1]]]
+    exchanging = np.isin(op_type, [i for i, t in enumerate(texts) if t in EXCHANGES])
+    meeting = np.full(len(trace), -1, dtype=np.int64)
+    meeting[exchanging] = np.unique(number[exchanging], return_inverse=True)[1]
+    return meeting
+
+
+def _instances(trace: OperatorTrace, op_type: Array, rows: Array) -> list[Array]:
+    """Return the rows of instances with the same operators, `[instances, columns]`; see Note [One
+    schedule for many]."""
+    code = trace.stage * len(trace.op_type.texts) + op_type
+    ordered = (code * (int(trace.chunk.max()) + 2) + trace.chunk + 1)[rows]
+    new = np.diff(trace.step[rows], prepend=-1) | np.diff(trace.dp_rank[rows], prepend=-1)
+    bounds = np.append(np.flatnonzero(new), len(rows))
+    same: dict[bytes, list[int]] = {}
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        same.setdefault(ordered[begin:end].tobytes(), []).append(begin)
+    return [
+        rows[np.array(begins)[:, None] + np.arange(len(signature) // ordered.itemsize)]
+        for signature, begins in same.items()
+    ]
+
+
+def _is_new(columns: Sequence[Array]) -> Array:
+    """Return the rows that differ from the one before in any column, bool `[rows]`."""
+    new = np.zeros(len(columns[0]), dtype=bool)
+    for column in columns:
+        new |= np.diff(column, prepend=column[0] - 1) != 0
+    return new

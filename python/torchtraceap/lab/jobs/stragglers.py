@@ -104,7 +104,7 @@ def what_if_stragglers(
 
     Args:
         trace: A file for `read_operator_trace`, or what that returned.
-        by: What to attribute the slowdown to: `dp_rank`, `stage`, `op_type`, `rank`. Each member
+        by: Kinds of members to blame: `dp_rank`, `stage`, `op_type`, `rank`. Each member
             costs two replays; `rank` has as many as the job has workers.
 
     Raises:
@@ -113,7 +113,105 @@ def what_if_stragglers(
     """
     if not isinstance(trace, OperatorTrace):
         trace = read_operator_trace(trace)
-    return _Analysis(build_schedule(trace)).report(by)
+    schedule = build_schedule(trace)
+    replays = _Replays(schedule)
+    kinds = {name: _members(trace, name) for name in dict.fromkeys(by)}
+    located = {name: kinds.get(name) or _members(trace, name) for name in ("dp_rank", "stage")}
+    only = {  # mean step times if only one member is as recorded
+        name: [replays.mean_step_ns(key == number) for number in range(len(labels))]
+        for name, (key, labels) in {**located, **kinds}.items()
+    }
+    # The workers whose replica and stage are both slow, by the smaller of the two slowdowns.
+    ideal_ns = max(float(replays.ideal.mean()), 1.0)
+    workers = Groups(trace.rank).first
+    by_replica, by_stage = (
+        np.array(only[name])[key[workers]] / ideal_ns for name, (key, _) in located.items()
+    )
+    ranks = trace.rank[workers]
+    count = -int(-WORST_WORKERS * len(ranks) // 1)
+    worst = ranks[np.lexsort((ranks, -np.minimum(by_replica, by_stage)))[:count]].tolist()
+    measured = schedule.measured_step_ns
+    steps = ColumnTable(
+        {
+            "step": schedule.steps,
+            "measured_ns": measured,
+            "undelayed_ns": replays.undelayed,
+            "ideal_ns": replays.ideal,
+            "slowdown": replays.undelayed / np.maximum(replays.ideal, 1),
+            "delay_slowdown": measured / np.maximum(replays.undelayed, 1),
+        }
+    )
+    notes = [
+        f"{len(trace):,} operators of {len(workers)} workers in {len(schedule.steps)} steps: "
+        f"{trace.stages} stages, {len(np.unique(trace.dp_rank))} replicas; step times vary by "
+        f"{float(measured.std() / measured.mean()):.1%}."
+    ]
+    delayed = _ratio(float(measured.mean()), float(replays.undelayed.mean()))
+    if abs(delayed - 1) > TRUSTED:
+        notes.append(
+            f"Measured steps take {delayed - 1:+.1%} of what the dependencies explain: read "
+            "the slowdown with care (data loading and other host work is not in the trace)."
+        )
+    return StragglerReport(
+        measured_ns=float(measured.mean()),
+        undelayed_ns=float(replays.undelayed.mean()),
+        ideal_ns=float(replays.ideal.mean()),
+        steps=steps,
+        attribution=_attribution(replays, kinds, only),
+        last_stage_share=replays.recovered_share(trace.stage == trace.stage.max()),
+        worst_workers_share=replays.recovered_share(np.isin(trace.rank, worst)),
+        worst_workers=tuple(worst),
+        notes=(*notes, *schedule.notes),
+    )
+
+
+def _attribution(
+    replays: _Replays, kinds: dict[str, tuple[Array, list[str]]], only: dict[str, list[float]]
+) -> ColumnTable:
+    """Return a table of the members of each kind, the largest slowdown first.
+
+    Args:
+        replays: Step times of the job.
+        kinds: Number of each operator's member, and names of the members, by kind.
+        only: Mean step times if only one member is as recorded, ns.
+    """
+    ideal_ns = float(replays.ideal.mean())
+    by_column, member = list[str](), list[str]()
+    columns: list[tuple[Array, Array, Array]] = []
+    for name, (key, labels) in kinds.items():
+        only_ns = np.array(only[name])
+        slowdowns = only_ns / max(ideal_ns, 1.0)
+        recovered = np.array(
+            [replays.recovered_share(key == number) for number in range(len(labels))]
+        )
+        order = np.argsort(-slowdowns, kind="stable")
+        by_column += [name] * len(order)
+        member += [labels[i] for i in order.tolist()]
+        added = only_ns[order] - ideal_ns
+        columns.append((slowdowns[order], added, recovered[order]))
+    parts = zip(*columns, strict=True) if columns else [[np.zeros(0)]] * 3
+    slowdown, added, recovered = (np.concatenate(part) for part in parts)
+    return ColumnTable(
+        {
+            "by": encode_texts(by_column),
+            "member": encode_texts(member),
+            "slowdown": slowdown,
+            "added_ns": added,
+            "recovered_share": recovered,
+        }
+    )
+
+
+def _members(trace: OperatorTrace, name: str) -> tuple[Array, list[str]]:
+    """Return the number of each operator's member of a kind, int64 `[operators]`, and the names of
+    the members."""
+    if name == "op_type":
+        merged = encode_texts(MERGED.get(text, text) for text in trace.op_type.texts)
+        return merged.codes[trace.op_type.codes].astype(np.int64), list(merged.texts)
+    if name not in ("dp_rank", "stage", "rank"):
+        raise OptionError(f"by: {name!r} is none of dp_rank, stage, op_type, rank")
+    numbers, index = np.unique(getattr(trace, name), return_inverse=True)
+    return index.astype(np.int64), [str(number) for number in numbers.tolist()]
 
 
 def ideal_work(schedule: Schedule) -> Array:
@@ -135,157 +233,30 @@ def ideal_work(schedule: Schedule) -> Array:
     return work
 
 
-class _Analysis:
-    """Replays of one job."""
+class _Replays:
+    """Step times of one job, int64 `[steps]` in ns, if operators take as long as in the ideal."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.ideal_work_ns = ideal_work(schedule)
+        self._schedule = schedule
+        self._ideal_work_ns = ideal_work(schedule)
         self.undelayed = self._steps(schedule.work_ns)
-        self.ideal = self._steps(self.ideal_work_ns)
+        self.ideal = self._steps(self._ideal_work_ns)
 
     def _steps(self, work_ns: Array) -> Array:
-        return self.schedule.step_ns(self.schedule.replay(work_ns))
+        return self._schedule.step_ns(self._schedule.replay(work_ns))
 
-    def only(self, chosen: Array) -> Array:
-        """Return step times if only these operators take as long as recorded."""
-        return self._steps(np.where(chosen, self.schedule.work_ns, self.ideal_work_ns))
+    def mean_step_ns(self, chosen: Array) -> float:
+        """Return the mean step time if only these operators take as long as recorded."""
+        work_ns = np.where(chosen, self._schedule.work_ns, self._ideal_work_ns)
+        return float(self._steps(work_ns).mean())
 
-    def without(self, chosen: Array) -> Array:
-        """Return step times if only these operators take as long as in the ideal."""
-        return self._steps(np.where(chosen, self.ideal_work_ns, self.schedule.work_ns))
-
-    def recovered(self, step_ns: Array) -> float:
-        """Return the share of the loss that is gone at these step times; NaN without a loss."""
+    def recovered_share(self, chosen: Array) -> float:
+        """Return the share of the loss that is gone if only these operators are ideal; NaN without
+        a loss."""
+        work_ns = np.where(chosen, self._ideal_work_ns, self._schedule.work_ns)
         loss = float(self.undelayed.mean() - self.ideal.mean())
-        return (float(self.undelayed.mean()) - float(step_ns.mean())) / loss if loss else np.nan
-
-    def report(self, by: Sequence[str]) -> StragglerReport:
-        trace = self.schedule.trace
-        tables = {name: self._contributions(name) for name in dict.fromkeys(by)}
-        located = [
-            tables.get(name) or self._contributions(name, repaired=False)
-            for name in ("dp_rank", "stage")
-        ]
-        last = trace.stage == trace.stage.max()
-        worst = self._worst_workers(*located)
-        return StragglerReport(
-            measured_ns=float(self.schedule.measured_step_ns.mean()),
-            undelayed_ns=float(self.undelayed.mean()),
-            ideal_ns=float(self.ideal.mean()),
-            steps=self._step_table(),
-            attribution=_attribution(tables),
-            last_stage_share=self.recovered(self.without(last)),
-            worst_workers_share=self.recovered(self.without(np.isin(trace.rank, worst))),
-            worst_workers=tuple(worst),
-            notes=(*self._notes(), *self.schedule.notes),
-        )
-
-    def _key(self, name: str) -> tuple[Array, list[str]]:
-        """Return the member of each operator, and the names of the members."""
-        trace = self.schedule.trace
-        if name == "op_type":
-            merged = encode_texts(MERGED.get(text, text) for text in trace.op_type.texts)
-            return merged.codes[trace.op_type.codes].astype(np.int64), list(merged.texts)
-        if name not in ("dp_rank", "stage", "rank"):
-            raise OptionError(f"by: {name!r} is none of dp_rank, stage, op_type, rank")
-        numbers, index = np.unique(getattr(trace, name), return_inverse=True)
-        return index.astype(np.int64), [str(number) for number in numbers.tolist()]
-
-    def _contributions(self, name: str, *, repaired: bool = True) -> _Contributions:
-        """Return the contributions of all members; without `repaired`, what their repair recovers
-        is left out."""
-        key, labels = self._key(name)
-        members = [key == member for member in range(len(labels))]
-        recovered = [self.recovered(self.without(chosen)) for chosen in members if repaired]
-        return _Contributions(
-            labels,
-            np.array([self.only(chosen).mean() for chosen in members]),
-            float(self.ideal.mean()),
-            np.array(recovered),
-        )
-
-    def _worst_workers(self, replicas: _Contributions, stages: _Contributions) -> list[int]:
-        """Return the ranks whose replica and stage are both slow, by the smaller of the two
-        slowdowns."""
-        trace = self.schedule.trace
-        workers = Groups(trace.rank).first
-        replica = np.searchsorted([int(x) for x in replicas.labels], trace.dp_rank[workers])
-        stage = np.searchsorted([int(x) for x in stages.labels], trace.stage[workers])
-        score = np.minimum(replicas.slowdown[replica], stages.slowdown[stage])
-        ranks = trace.rank[workers]
-        count = -int(-WORST_WORKERS * len(ranks) // 1)
-        chosen: list[int] = ranks[np.lexsort((ranks, -score))[:count]].tolist()
-        return chosen
-
-    def _step_table(self) -> ColumnTable:
-        measured = self.schedule.measured_step_ns
-        return ColumnTable(
-            {
-                "step": self.schedule.steps,
-                "measured_ns": measured,
-                "undelayed_ns": self.undelayed,
-                "ideal_ns": self.ideal,
-                "slowdown": self.undelayed / np.maximum(self.ideal, 1),
-                "delay_slowdown": measured / np.maximum(self.undelayed, 1),
-            }
-        )
-
-    def _notes(self) -> list[str]:
-        trace = self.schedule.trace
-        workers = len(np.unique(trace.rank))
-        replicas = len(np.unique(trace.dp_rank))
-        noise = float(self.schedule.measured_step_ns.std() / self.schedule.measured_step_ns.mean())
-        notes = [
-            f"{len(trace):,} operators of {workers} workers in {len(self.schedule.steps)} steps: "
-            f"{trace.stages} stages, {replicas} replicas; step times vary by {noise:.1%}."
-        ]
-        delayed = _ratio(float(self.schedule.measured_step_ns.mean()), float(self.undelayed.mean()))
-        if abs(delayed - 1) > TRUSTED:
-            notes.append(
-                f"Measured steps take {delayed - 1:+.1%} of what the dependencies explain: read "
-                "the slowdown with care (data loading and other host work is not in the trace)."
-            )
-        return notes
-
-
-@dataclass(frozen=True, slots=True)
-class _Contributions:
-    labels: list[str]
-    only_ns: Array
-    """Mean step time if only this member is as recorded."""
-    ideal_ns: float
-    recovered: Array
-    """Share of the loss that is gone if this member is repaired; may be left out."""
-
-    @property
-    def slowdown(self) -> Array:
-        ratios: Array = self.only_ns / max(self.ideal_ns, 1.0)
-        return ratios
-
-
-def _attribution(tables: dict[str, _Contributions]) -> ColumnTable:
-    """Return a table with the largest slowdown first within each kind."""
-    by, member = [], []
-    columns: list[tuple[Array, Array, Array]] = []
-    for name, table in tables.items():
-        order = np.argsort(-table.slowdown, kind="stable")
-        by += [name] * len(order)
-        member += [table.labels[i] for i in order.tolist()]
-        columns.append(
-            (table.slowdown[order], table.only_ns[order] - table.ideal_ns, table.recovered[order])
-        )
-    parts = zip(*columns, strict=True) if columns else [[np.zeros(0)]] * 3
-    slowdown, added, recovered = (np.concatenate(part) for part in parts)
-    return ColumnTable(
-        {
-            "by": encode_texts(by),
-            "member": encode_texts(member),
-            "slowdown": slowdown,
-            "added_ns": added,
-            "recovered_share": recovered,
-        }
-    )
+        gain = float(self.undelayed.mean()) - float(self._steps(work_ns).mean())
+        return gain / loss if loss else np.nan
 
 
 def _ratio(over: float, under: float) -> float:

@@ -1,4 +1,7 @@
-"""The parts of a training step's time, before any coefficient; see Note [Composition]."""
+"""The parts of a training step's time, before any coefficient, and the memory of a job.
+
+Note [Composition] in composition.py says how the parts make a step.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,19 @@ import numpy.typing as npt
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Renderable
 from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
 
-__all__ = ["COEFFICIENTS", "PRIOR_DEVIATIONS", "PRIOR_MEANS", "Parts", "Terms", "step_parts"]
+__all__ = [
+    "COEFFICIENTS",
+    "PRIOR_DEVIATIONS",
+    "PRIOR_MEANS",
+    "JobMemory",
+    "Parts",
+    "Terms",
+    "job_memory",
+    "step_parts",
+]
 
 MS = 1e6
 BYTES = 2
@@ -26,6 +39,12 @@ FLASH_AGAIN = 0.5
 products."""
 LOSS_BYTES = 16
 """Traffic per logit: half-precision logits, single-precision softmax, and their gradient."""
+GRADIENT_BYTES = 4
+"""Bytes of a gradient: Megatron sums gradients in single precision."""
+STATE_BYTES = 12
+"""Bytes of Adam's state: single-precision weights and two moments."""
+LOGIT_BYTES = 6
+"""Bytes of a logit: half precision, and its softmax in single precision."""
 SHARPNESS = 6.0
 """Exponent of the smooth maximum of overlapping times: (a^6 + b^6)^(1/6)."""
 
@@ -127,8 +146,8 @@ def step_parts(
 
     Args:
         coefficients: Logarithms, in the order of `COEFFICIENTS`.
-        terms: Of the jobs.
-        layer_factor: What a layer of each job takes over what the terms say.
+        terms: Terms of the jobs.
+        layer_factor: Time of a layer of each job over that of the terms.
         end_factor: The same for the output layer.
     """
     use = dict(zip(COEFFICIENTS, np.exp(coefficients).tolist(), strict=True))
@@ -142,38 +161,31 @@ def step_parts(
     for names, time in (((*_LAYER_TERMS, "starts"), gpu), (("host", "host_collectives"), host)):
         weight = terms.layer_count * layer_factor * (time / layer) ** (SHARPNESS - 1)
         adds.update({name: weight * adds[name] for name in names})
-    end = _add_ends(use, terms, adds, terms.last_count * end_factor)
+    logits = use["logits"] * terms.logits
+    alone = np.where(terms.split > 0, 0.0, use["loss_alone"] * terms.loss)
+    parallel = np.where(terms.split > 0, use["loss_parallel"] * terms.loss, 0.0)
+    end_host = np.full_like(logits, MS * use["last_host"])
+    end_gpu = logits + alone + parallel
+    end, end_weight = _smooth_maximum(end_gpu, end_host), terms.last_count * end_factor
+    on_gpu = end_weight * (end_gpu / end) ** (SHARPNESS - 1)
+    adds.update(
+        logits=on_gpu * logits,
+        loss_alone=on_gpu * alone,
+        loss_parallel=on_gpu * parallel,
+        last_host=end_weight * (end_host / end) ** (SHARPNESS - 1) * end_host,
+    )
     adds["first_host"] = MS * use["first_host"] * terms.first_count
     adds["hop_host"] = MS * use["hop_host"] * terms.hop_count
     adds["hop_exchange"] = use["hop_exchange"] * terms.hop * terms.hop_count
     adds["hop_node_exchange"] = use["hop_node_exchange"] * terms.node_hop * terms.hop_count
     for name in ("update", "gradients", "node_gradients"):
         adds[name] = use[name] * getattr(terms, name)
-    layers, ends = terms.layer_count * layer_factor * layer, terms.last_count * end_factor * end
+    layers, ends = terms.layer_count * layer_factor * layer, end_weight * end
     rest = [adds[name] for name in COEFFICIENTS[COEFFICIENTS.index("first_host") :]]
     total = layers + ends + np.sum(rest, axis=0)
     slopes = np.column_stack([adds[name] for name in COEFFICIENTS]) / total[:, None]
     powers = (host / gpu) ** SHARPNESS
     return Parts(total, layers, ends, powers / (powers + 1), slopes)
-
-
-def _add_ends(use: dict[str, float], terms: Terms, adds: dict[str, Array], weight: Array) -> Array:
-    """Add the time of the output layer and the loss, and the contribution of each coefficient to a
-    step."""
-    logits = use["logits"] * terms.logits
-    alone = np.where(terms.split > 0, 0.0, use["loss_alone"] * terms.loss)
-    parallel = np.where(terms.split > 0, use["loss_parallel"] * terms.loss, 0.0)
-    host = np.full_like(logits, MS * use["last_host"])
-    gpu = logits + alone + parallel
-    end = _smooth_maximum(gpu, host)
-    on_gpu = weight * (gpu / end) ** (SHARPNESS - 1)
-    adds.update(
-        logits=on_gpu * logits,
-        loss_alone=on_gpu * alone,
-        loss_parallel=on_gpu * parallel,
-        last_host=weight * (host / end) ** (SHARPNESS - 1) * host,
-    )
-    return end
 
 
 def _smooth_maximum(*parts: Array) -> Array:
@@ -192,13 +204,41 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
     core = 3.0 if job.recompute == "none" else 4.0
     if job.flash_attention:
         core += FLASH_AGAIN
-    products, attention = _layer_flops(job)
-    traffic, scores = _layer_traffic(job)
+    # FLOPs and bytes of a layer's forward pass: products with weights, and those of attention.
+    products = 2.0 * job.tokens * job.layer_parameters / job.tensor
+    attention = 4.0 * job.tokens * job.sequence * job.attention_width / job.tensor
+    repeated = REPEATED_BYTES / (job.tensor if job.sequence_parallel else 1)
+    traffic = job.tokens * job.hidden * (LINEAR_BYTES / job.tensor + repeated)
+    scores = SCORE_BYTES * job.attention_heads * job.sequence * job.tokens / job.tensor
+    if job.flash_attention:
+        scores = 0.0
     within, between = machine.all_reduces(
         BYTES * job.tokens * job.hidden, job.tensor, machine.gpus_per_node
     )
     exchanges = 6 if again else 4
-    hop, node_hop = _hop(job, machine)
+    logits = job.tokens * job.vocabulary / job.tensor
+    # The way of a micro-batch from one stage to the next and back, within and between nodes.
+    hop = node_hop = 0.0
+    exchanged = 2 * BYTES * job.tokens * job.hidden
+    exchanged //= job.tensor if job.sequence_parallel else 1
+    if job.pipeline > 1 and job.gpus > machine.gpus_per_node:  # the longest path crosses nodes
+        node_hop = 1e9 * exchanged * machine.gpus_per_node / machine.node_bandwidth
+    elif job.pipeline > 1:
+        hop = machine.all_reduce_ns(exchanged, 2)
+    # Data-parallel ranks of a node: tensor-parallel ranks are adjacent, then replicas, then stages.
+    replicas = max(1, min(job.data, machine.gpus_per_node // job.tensor))
+    # Two gathers of a layer's parameters that replicas shard, and a reduction of its gradients.
+    gathers = 0.0
+    if job.zero == 3 and job.data > 1:
+        size = BYTES * job.layer_parameters / job.tensor
+        gathers = 1.5 * sum(machine.all_reduces(size, job.data, replicas))
+    # Split optimizer states change who updates what, not how much is exchanged: gradients are
+    # reduced and scattered, new weights gathered.
+    parameters = job.stage_parameters
+    owned = parameters / (job.data if job.zero else 1)
+    gradients = node_gradients = 0.0
+    if job.data > 1 and job.zero < 3:
+        gradients, node_gradients = machine.all_reduces(BYTES * parameters, job.data, replicas)
     batches, stages = job.microbatches, job.pipeline
     return (
         forward * 1e9 * products / machine.flops,
@@ -208,12 +248,15 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
         exchanges * within,
         exchanges * between,
         forward / 3,
-        _gathers(job, machine),
-        *_output_layer(job, machine),
+        gathers,
+        1e9 * 6 * logits * job.hidden / machine.flops,
+        1e9 * LOSS_BYTES * logits / machine.bandwidth,
         float(job.tensor > 1),
         hop,
         node_hop,
-        *_update(job, machine),
+        1e9 * ADAM_BYTES * owned / machine.bandwidth,
+        gradients,
+        node_gradients,
         (batches + (stages - 1) / job.chunks) * job.layers / stages,
         float(batches),
         float(batches if stages == 1 else 1),
@@ -221,67 +264,62 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
     )
 
 
-def _layer_flops(job: TrainingJob) -> tuple[float, float]:
-    """Return the FLOPs of a forward pass: products with weights, and attention's two products."""
-    weights = 2.0 * job.tokens * job.layer_parameters
-    return weights / job.tensor, 4.0 * job.tokens * job.sequence * job.attention_width / job.tensor
+# ------------------------------------------------------------------------- memory
 
 
-def _layer_traffic(job: TrainingJob) -> tuple[float, float]:
-    """Return the bytes of a forward pass: activations and attention scores."""
-    repeated = REPEATED_BYTES / (job.tensor if job.sequence_parallel else 1)
-    activations = job.tokens * job.hidden * (LINEAR_BYTES / job.tensor + repeated)
-    if job.flash_attention:
-        return activations, 0.0
-    return activations, SCORE_BYTES * job.attention_heads * job.sequence * job.tokens / job.tensor
+@dataclass(frozen=True, slots=True)
+class JobMemory(Renderable):
+    """Bytes of the GPU that needs the most memory."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """Activations that are kept for the backward pass by all micro-batches in flight, and those of
+    the layer at work."""
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+    def to_dict(self) -> dict[str, int]:
+        """Return whole bytes for JSON."""
+        parts = {name: round(getattr(self, name)) for name in self.__slots__}
+        return {**parts, "total": sum(parts.values())}
 
 
-def _output_layer(job: TrainingJob, machine: Machine) -> tuple[float, float]:
-    """Return the time of the output layer and the loss for one micro-batch."""
-    logits = job.tokens * job.vocabulary / job.tensor
-    return (
-        1e9 * 6 * logits * job.hidden / machine.flops,
-        1e9 * LOSS_BYTES * logits / machine.bandwidth,
+def job_memory(job: TrainingJob) -> JobMemory:
+    """Return the memory need of the first or the last stage, whichever is larger, counted as by
+    Korthikanti et al. (2022).
+
+    Not counted: what the framework, the libraries and fragmentation take.
+    """
+    parameters, data, stages = job.stage_parameters, job.data, job.pipeline
+    kept = _layer_bytes(job, job.recompute)
+    # What is computed again of the layer whose backward pass runs.
+    again = _layer_bytes(job, "none") if job.recompute != "none" else 0.0
+    logits = LOGIT_BYTES * job.tokens * job.vocabulary / job.tensor
+    # The first stage starts as many micro-batches as there are stages before one comes back.
+    started = stages if job.chunks == 1 else stages + (stages - 1) / job.chunks
+    flying = min(started, float(job.microbatches))
+    first = flying * job.layers / stages * kept + again + (logits if stages == 1 else 0.0)
+    last = job.layers / stages * kept + again + logits
+    return JobMemory(
+        parameters=BYTES * parameters / (data if job.zero >= 3 else 1),
+        gradients=GRADIENT_BYTES * parameters / (data if job.zero >= 2 else 1),
+        optimizer=STATE_BYTES * parameters / (data if job.zero >= 1 else 1),
+        activations=max(first, last),
     )
 
 
-def _hop(job: TrainingJob, machine: Machine) -> tuple[float, float]:
-    """Return the round-trip time of a micro-batch between two stages, within and between nodes."""
-    exchanged = 2 * BYTES * job.tokens * job.hidden
-    exchanged //= job.tensor if job.sequence_parallel else 1
-    if job.pipeline == 1:
-        return 0.0, 0.0
-    if job.gpus > machine.gpus_per_node:  # the longest path crosses nodes
-        return 0.0, 1e9 * exchanged * machine.gpus_per_node / machine.node_bandwidth
-    return machine.all_reduce_ns(exchanged, 2), 0.0
-
-
-def _data_ranks_per_node(job: TrainingJob, machine: Machine) -> int:
-    """Count the data-parallel ranks per node: tensor-parallel ranks are adjacent, then replicas,
-    then stages."""
-    return max(1, min(job.data, machine.gpus_per_node // job.tensor))
-
-
-def _update(job: TrainingJob, machine: Machine) -> tuple[float, float, float]:
-    """Return the time to update the weights of a rank: optimizer, and the all-reduce of gradients
-    within and between nodes.
-
-    Split optimizer states change who updates what, not how much is exchanged: gradients are
-    reduced and scattered, new weights gathered.
-    """
-    parameters = job.stage_parameters
-    owned = parameters / (job.data if job.zero else 1)
-    traffic = 1e9 * ADAM_BYTES * owned / machine.bandwidth
-    if job.data == 1 or job.zero == 3:
-        return traffic, 0.0, 0.0
-    ranks = _data_ranks_per_node(job, machine)
-    return (traffic, *machine.all_reduces(BYTES * parameters, job.data, ranks))
-
-
-def _gathers(job: TrainingJob, machine: Machine) -> float:
-    """Return the time of two gathers of a layer's parameters and one reduction of its gradients."""
-    if job.zero < 3 or job.data == 1:
-        return 0.0
-    size = BYTES * job.layer_parameters / job.tensor
-    ranks = _data_ranks_per_node(job, machine)
-    return 1.5 * sum(machine.all_reduces(size, job.data, ranks))
+def _layer_bytes(job: TrainingJob, recompute: str) -> float:
+    """Return the bytes that a layer keeps for a micro-batch."""
+    split = job.tensor if job.sequence_parallel else 1
+    unit = float(job.tokens * job.hidden)
+    if recompute == "full":
+        return BYTES * unit / split
+    kept = unit * (LINEAR_BYTES / job.tensor + REPEATED_BYTES / split)
+    if recompute == "selective" or job.flash_attention:
+        return kept
+    scores = job.attention_heads * job.sequence * job.tokens / job.tensor
+    return kept + SCORE_BYTES * scores

@@ -1,13 +1,12 @@
-"""Chooses which rank holds which embedding table by the predicted step time.
+"""Choice of the rank that holds each embedding table, by the predicted step time.
 
-tables.py and cluster.py define the problem, cost.py the cost of an assignment; sharders.py and
-search.py make assignments, and choose.py ranks them.
+tables.py defines the problem, cost.py the cost of an assignment; sharders.py makes assignments, and
+choose.py ranks them.
 """
 
 from torchtraceap.lab.sharding.choose import SHARDERS, choose_sharding
-from torchtraceap.lab.sharding.cluster import Cluster
 from torchtraceap.lab.sharding.result import Candidate, Part, RankLoad, Sharding
-from torchtraceap.lab.sharding.tables import Table, read_tables
+from torchtraceap.lab.sharding.tables import Cluster, Table, read_tables
 
 __all__ = [
     "SHARDERS",

@@ -1,4 +1,4 @@
-"""Ranks assignments of seven published sharders and a search by the cost model."""
+"""Choice of a sharding among those of published sharders and of a search, by predicted step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.sharding.cluster import Cluster, as_cluster
-from torchtraceap.lab.sharding.cost import Costs, Lookups, whole_tables
+from torchtraceap.lab.sharding.cost import Costs, Lookups
 from torchtraceap.lab.sharding.result import Part, Sharding
-from torchtraceap.lab.sharding.search import local_search
-from torchtraceap.lab.sharding.sharders import PUBLISHED_SHARDERS, NoRoomError, greedy
-from torchtraceap.lab.sharding.tables import Table, as_tables
+from torchtraceap.lab.sharding.sharders import (
+    PUBLISHED_SHARDERS,
+    NoRoomError,
+    assign_published,
+    greedy,
+    local_search,
+)
+from torchtraceap.lab.sharding.tables import (
+    Cluster,
+    Table,
+    as_cluster,
+    as_tables,
+    is_number,
+    is_whole_number,
+)
 from torchtraceap.ops.durations import EmbeddingTable
 
 __all__ = ["SHARDERS", "choose_sharding"]
@@ -60,7 +71,7 @@ def choose_sharding(
             where the search gains by it.
         exchange_indices: Ranks read the indices of their own samples, and send them to the ranks
             that look them up (TorchRec); else they are there (as in the source).
-        sharders: Names of `SHARDERS`.
+        sharders: Names from `SHARDERS`.
         seed: Seed of the sharder "random".
 
     Raises:
@@ -69,11 +80,18 @@ def choose_sharding(
     """
     found = as_tables(tables)
     cluster = as_cluster(cluster)
-    _check(batch, dense_ns, sharders, seed)
-    lookups = Lookups(found, cluster, batch)
+    if not is_whole_number(batch, 1, _MOST_BATCH):
+        raise OptionError(f"batch must be a whole number from 1 to {_MOST_BATCH:,}, not {batch!r}")
+    if not is_number(dense_ns) or not isfinite(dense_ns) or dense_ns < 0:
+        raise OptionError(f"dense_ns must be a time from 0, not {dense_ns!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise OptionError(f"seed must be a whole number from 0, not {seed!r}")
+    unknown = [name for name in sharders if name not in SHARDERS]
+    if isinstance(sharders, str) or unknown or not sharders:
+        raise OptionError(f"sharders are some of {', '.join(SHARDERS)}, not {sharders!r}")
     costs = Costs(
-        lookups,
-        whole_tables(found),
+        Lookups(found, cluster, batch),
+        [Part(table.name, 0, table.dim) for table in found],
         optimizer,
         float(dense_ns),
         with_indices=bool(exchange_indices),
@@ -82,8 +100,12 @@ def choose_sharding(
     made, refused = _published_assignments(costs, sharders, seed)
     candidates = [costs.candidate(name, ranks) for name, ranks in made.items()]
     if "search" in sharders:
-        starts = made or _published_assignments(costs, tuple(PUBLISHED_SHARDERS), seed)[0]
-        best_costs, best = _search(costs, _starts(costs, starts), column_wise)
+        starts = made or _published_assignments(costs, PUBLISHED_SHARDERS, seed)[0]
+        first = sorted(_starts(costs, starts), key=costs.step_time)
+        improved = [local_search(costs, one) for one in first[:_STARTS]]
+        best_costs, best = costs, min([first[0], *improved], key=costs.step_time)
+        if column_wise and costs.ranks > 1:
+            best_costs, best = _split_further(costs, best)
         candidates.append(best_costs.candidate("search", best))
     if not candidates:
         raise OptionError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
@@ -100,19 +122,6 @@ def choose_sharding(
         refused=refused,
         notes=tuple(notes),
     )
-
-
-def _check(batch: int, dense_ns: float, sharders: Sequence[str], seed: int) -> None:
-    if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= _MOST_BATCH:
-        raise OptionError(f"batch must be a whole number from 1 to {_MOST_BATCH:,}, not {batch!r}")
-    is_number = isinstance(dense_ns, (int, float)) and not isinstance(dense_ns, bool)
-    if not is_number or not isfinite(dense_ns) or dense_ns < 0:
-        raise OptionError(f"dense_ns must be a time from 0, not {dense_ns!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise OptionError(f"seed must be a whole number from 0, not {seed!r}")
-    unknown = [name for name in sharders if name not in SHARDERS]
-    if isinstance(sharders, str) or unknown or not sharders:
-        raise OptionError(f"sharders are some of {', '.join(SHARDERS)}, not {sharders!r}")
 
 
 def _fit_memory(costs: Costs, column_wise: bool) -> tuple[Costs, list[str]]:
@@ -177,7 +186,7 @@ def _published_assignments(
     refused: dict[str, str] = {}
     for name in (name for name in PUBLISHED_SHARDERS if name in sharders):
         try:
-            ranks = PUBLISHED_SHARDERS[name](costs, seed)
+            ranks = assign_published(name, costs, seed)
         except NoRoomError as error:
             refused[name] = str(error)
             continue
@@ -206,17 +215,6 @@ def _starts(costs: Costs, made: Mapping[str, IntArray]) -> list[IntArray]:
         f"no assignment was found that fits into {costs.limit / 2**30:.1f} GiB for each of "
         f"{costs.ranks} GPUs: {reason}"
     )
-
-
-def _search(costs: Costs, starts: Sequence[IntArray], column_wise: bool) -> tuple[Costs, IntArray]:
-    """Return the best assignment found from the starts."""
-    first = sorted(starts, key=costs.step_time)
-    best = min(
-        [first[0], *(local_search(costs, one) for one in first[:_STARTS])], key=costs.step_time
-    )
-    if column_wise and costs.ranks > 1:
-        return _split_further(costs, best)
-    return costs, best
 
 
 def _split_further(costs: Costs, ranks: IntArray) -> tuple[Costs, IntArray]:

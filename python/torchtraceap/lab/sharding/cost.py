@@ -29,14 +29,13 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.sharding.cluster import Cluster
 from torchtraceap.lab.sharding.result import Candidate, Part, RankLoad
-from torchtraceap.lab.sharding.tables import Table
-from torchtraceap.ops.durations import EmbeddingTable, Estimates, UnknownDurationError
+from torchtraceap.lab.sharding.tables import Cluster, Table
+from torchtraceap.ops.durations import EmbeddingTable, UnknownDurationError
 from torchtraceap.ops.durations.collectives import estimate_collectives
 from torchtraceap.ops.durations.embedding import START_NS, estimate_embedding_bags
 
-__all__ = ["OPTIMIZERS", "Costs", "Lookups", "whole_tables"]
+__all__ = ["OPTIMIZERS", "Costs", "Lookups"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -49,11 +48,6 @@ _WARPS_PER_MULTIPROCESSOR = 64
 # Guesses: no all-to-all over a network was measured.
 _NETWORK_LATENCY_NS = 40_000.0
 _NETWORK_SPREAD = 2.0
-
-
-def whole_tables(tables: Sequence[Table]) -> list[Part]:
-    """Return every table as one part."""
-    return [Part(table.name, 0, table.dim) for table in tables]
 
 
 class Lookups:
@@ -88,13 +82,12 @@ class Lookups:
         for name, columns in sorted(missing):
             table = self.tables[name]
             groups.setdefault((table.histogram, table.element_bytes), []).append((name, columns))
-        for group in groups.values():
-            self._ask(group)
+        for group in groups.values():  # parts of tables with the same lookups at once
+            self._estimate(group)
         times = np.array([self._known[p.table, p.columns] for p in parts]).reshape(-1, 2)
         return times[:, 0], times[:, 1]
 
-    def _ask(self, group: list[tuple[str, int]]) -> None:
-        """Estimate parts of tables with the same lookups at once."""
+    def _estimate(self, group: list[tuple[str, int]]) -> None:
         tables = [self.tables[name] for name, _ in group]
         asked = EmbeddingTable(
             np.array([table.rows for table in tables], np.float64),
@@ -112,16 +105,13 @@ class Lookups:
                 )
             except UnknownDurationError as error:
                 raise OptionError(f"lookups can't be estimated: {error}") from None
-            self._widen(found)
+            low, high = self.spread
+            self.spread = (
+                min(low, float((found.low_ns / found.ns).min())),
+                max(high, float((found.high_ns / found.ns).max())),
+            )
             both.append((found.ns - START_NS).tolist())
         self._known.update(zip(group, zip(*both, strict=True), strict=True))
-
-    def _widen(self, found: Estimates) -> None:
-        low, high = self.spread
-        self.spread = (
-            min(low, float((found.low_ns / found.ns).min())),
-            max(high, float((found.high_ns / found.ns).max())),
-        )
 
 
 class Costs:
@@ -184,7 +174,7 @@ class Costs:
             f"rank {worst} would hold {held[worst] / 2**30:.1f} GiB of {self.limit / 2**30:.1f} GiB"
         )
 
-    def exchanged(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
+    def exchange_ns(self, widths: FloatArray, index_widths: FloatArray) -> FloatArray:
         """Return the time of all exchanges of a step; see Note [Max of max].
 
         Args:
@@ -213,7 +203,15 @@ class Costs:
             self.exchange_source = (
                 "reckoned from the rate of the network, of which none was measured"
             )
-            return self._over_network(sizes, cluster.node_bandwidth)
+            # Traffic within a machine uses its links while the rest uses its share of the network.
+            of_node = self.ranks // cluster.nodes
+            away = sizes * (self.ranks - of_node) / self.ranks
+            ns = _NETWORK_LATENCY_NS + away * of_node / cluster.node_bandwidth * 1e9
+            if of_node > 1:
+                inside = sizes * of_node / self.ranks
+                within = estimate_collectives("all_to_all", inside, of_node, cluster.chip)
+                ns = np.fmax(ns, within.ns)
+            return np.stack([ns, ns / _NETWORK_SPREAD, ns * _NETWORK_SPREAD])
         try:
             found = estimate_collectives(
                 "all_to_all", sizes, self.ranks, cluster.chip, cluster.nodes
@@ -227,22 +225,6 @@ class Costs:
         self.exchange_source = found[0].source
         return np.stack([found.ns, found.low_ns, found.high_ns])
 
-    def _over_network(self, sizes: FloatArray, bandwidth: float) -> FloatArray:
-        """Return the time of exchanges over machines.
-
-        Traffic within a machine uses its links while the rest uses its share of the network.
-        """
-        cluster = self.lookups.cluster
-        of_node = self.ranks // cluster.nodes
-        away = sizes * (self.ranks - of_node) / self.ranks
-        ns = _NETWORK_LATENCY_NS + away * of_node / bandwidth * 1e9
-        if of_node > 1:
-            within = estimate_collectives(
-                "all_to_all", sizes * of_node / self.ranks, of_node, cluster.chip
-            )
-            ns = np.fmax(ns, within.ns)
-        return np.stack([ns, ns / _NETWORK_SPREAD, ns * _NETWORK_SPREAD])
-
     def step_ns(
         self, times: FloatArray, widths: FloatArray, index_widths: FloatArray
     ) -> FloatArray:
@@ -250,9 +232,9 @@ class Costs:
 
         Args:
             times: `[n, ranks]`: of lookups.
-            widths, index_widths: See `exchanged`.
+            widths, index_widths: See `exchange_ns`.
         """
-        exchanged = self.exchanged(widths, index_widths)[0]
+        exchanged = self.exchange_ns(widths, index_widths)[0]
         return np.asarray(times.max(axis=1) + 2.0 * START_NS + exchanged + self.dense_ns)
 
     def step_time(self, ranks: IntArray) -> float:
@@ -263,8 +245,20 @@ class Costs:
     def candidate(self, sharder: str, ranks: IntArray) -> Candidate:
         """Return one assignment with its details."""
         sums = (self.sums(values, ranks)[None] for values in (self.width, self.index_width))
-        exchanged, least, most = self.exchanged(*sums)[:, 0].tolist()
-        loads = tuple(self._load(rank, ranks) for rank in range(self.ranks))
+        exchanged, least, most = self.exchange_ns(*sums)[:, 0].tolist()
+        loads = []
+        for rank in range(self.ranks):
+            own = np.flatnonzero(ranks == rank)
+            start = START_NS if len(own) else 0.0
+            loads.append(
+                RankLoad(
+                    rank=rank,
+                    parts=tuple(self.parts[at] for at in own.tolist()),
+                    forward_ns=start + float(self.forward_ns[own].sum()),
+                    backward_ns=start + float(self.backward_ns[own].sum()),
+                    memory_bytes=int(self.memory[own].sum() + self.received),
+                )
+            )
         lookup = max(load.forward_ns + load.backward_ns for load in loads)
         low, high = self.lookups.spread
         return Candidate(
@@ -274,16 +268,5 @@ class Costs:
             high_ns=high * lookup + most + self.dense_ns,
             lookup_ns=lookup,
             all_to_all_ns=exchanged,
-            ranks=loads,
-        )
-
-    def _load(self, rank: int, ranks: IntArray) -> RankLoad:
-        own = np.flatnonzero(ranks == rank)
-        start = START_NS if len(own) else 0.0
-        return RankLoad(
-            rank=rank,
-            parts=tuple(self.parts[at] for at in own.tolist()),
-            forward_ns=start + float(self.forward_ns[own].sum()),
-            backward_ns=start + float(self.backward_ns[own].sum()),
-            memory_bytes=int(self.memory[own].sum() + self.received),
+            ranks=tuple(loads),
         )

@@ -1,13 +1,17 @@
-"""The result of a choice of sharding."""
+"""The result of a choice of sharding, and its tables for reading."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.rendering import Renderable, add_renderer, lazy_renderer
+from torchtraceap.core.formatting import format_bytes, format_count, format_ns, one_line
+from torchtraceap.core.rendering import Renderable, add_renderer
 
-__all__ = ["SCHEMA", "Candidate", "Part", "RankLoad", "Sharding"]
+if TYPE_CHECKING:
+    from torchtraceap.report.tables import TextTable
+
+__all__ = ["SCHEMA", "Candidate", "Part", "RankLoad", "Sharding", "sharding_tables"]
 
 SCHEMA = "torchtraceap.sharding/1"
 
@@ -21,6 +25,12 @@ class Part(Renderable):
     columns: int
     is_whole: bool = True
     """True if it has all columns of the table."""
+
+    @property
+    def label(self) -> str:
+        """The table and its columns in a few words."""
+        columns = f"[{self.first_column}:{self.first_column + self.columns}]"
+        return one_line(self.table, 80) + ("" if self.is_whole else columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,44 @@ class Sharding(Renderable):
         return {"schema": SCHEMA, "chosen": self.best.sharder, **asdict(self)}
 
 
-add_renderer(
-    f"{__name__}.Sharding",
-    "tables",
-    lazy_renderer("torchtraceap.lab.sharding.text", "sharding_tables"),
-)
+def sharding_tables(found: Sharding) -> list[TextTable]:
+    """Return the ranking and the contents of each rank in the best assignment."""
+    from torchtraceap.report.result_tables import MAX_ROWS, MAX_TEXT
+    from torchtraceap.report.tables import TextTable
+
+    head = ("sharder", "step", "10 %", "90 %", "slowest lookups", "exchanges")
+    rows = [
+        (
+            one.sharder,
+            *(
+                format_ns(round(ns))
+                for ns in (one.step_ns, one.low_ns, one.high_ns, one.lookup_ns, one.all_to_all_ns)
+            ),
+        )
+        for one in found.ranking
+    ]
+    told = [*found.notes, *(f"{name}: {reason}" for name, reason in found.refused.items())]
+    ranks = [
+        (
+            str(load.rank),
+            format_count(len(load.parts)),
+            format_ns(round(load.forward_ns + load.backward_ns)),
+            format_bytes(load.memory_bytes),
+            one_line(", ".join(part.label for part in load.parts), MAX_TEXT),
+        )
+        for load in found.best.ranks[:MAX_ROWS]
+    ]
+    left = len(found.best.ranks) - len(ranks)
+    title = f"{found.world_size} x {found.device}, {format_count(found.batch)} samples each"
+    return [
+        TextTable(title, head, rows, "\n".join(one_line(text, MAX_TEXT) for text in told)),
+        TextTable(
+            f"Chosen: {found.best.sharder}",
+            ("rank", "tables", "lookups", "memory", "which"),
+            ranks,
+            f"{format_count(left)} more" if left > 0 else "",
+        ),
+    ]
+
+
+add_renderer(f"{__name__}.Sharding", "tables", sharding_tables)

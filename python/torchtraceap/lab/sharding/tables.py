@@ -1,26 +1,27 @@
-"""Embedding tables to place, and their JSON file."""
+"""The problem: embedding tables, from objects or a JSON file, and the GPUs that shall hold them."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import (
     EmbeddingTable,
     ReuseHistogram,
     UnknownDurationError,
     dtype_label,
 )
-from torchtraceap.ops.durations.estimate import element_bytes
+from torchtraceap.ops.durations.estimate import element_bytes, resolve_device
 
-__all__ = ["Table", "as_tables", "read_tables"]
+__all__ = ["Cluster", "Table", "as_cluster", "as_tables", "read_tables"]
 
 _MOST_TABLES = 100_000
 _MOST_ROWS = 10**13
@@ -28,6 +29,20 @@ _MOST_DIM = 1 << 20
 _MOST_LOOKUPS = 1e7
 _TYPES = {8: "fp64", 4: "fp32", 2: "fp16", 1: "fp8"}
 _KEYS = ("name", "rows", "dim", "pooling_factor", "dtype", "reuse", "mean_reuse")
+_MOST_RANKS = 4096
+_MOST_BYTES = 1e15
+# A guess: what the dense part, its gradients, NCCL and the allocator's gaps leave.
+_SHARE_FOR_TABLES = 0.8
+
+
+def is_whole_number(value: object, least: int, most: int) -> bool:
+    """Return True if a value is an int, no bool, within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_number(value: object) -> bool:
+    """Return True if a value is an int or a float, and no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +64,13 @@ class Table:
             ("rows", self.rows, _MOST_ROWS),
             ("dim", self.dim, _MOST_DIM),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            if not is_whole_number(value, 1, most):
                 raise OptionError(
                     f"table {self.name}: {what} must be a whole number from 1 to {most:,}, "
                     f"not {value!r}"
                 )
         lookups = self.pooling_factor
-        is_number = isinstance(lookups, (int, float)) and not isinstance(lookups, bool)
-        if not is_number or not 0 < lookups <= _MOST_LOOKUPS:
+        if not is_number(lookups) or not 0 < lookups <= _MOST_LOOKUPS:
             raise OptionError(
                 f"table {self.name}: pooling_factor must be a number above 0 and at most "
                 f"{_MOST_LOOKUPS:,.0f}, not {lookups!r}"
@@ -105,7 +119,14 @@ def _table(entry: Table | EmbeddingTable | Mapping[str, Any], number: int) -> Ta
     if isinstance(entry, Table):
         return entry
     if isinstance(entry, EmbeddingTable):
-        return _named(entry, f"table_{number}")
+        name, dtype = f"table_{number}", _TYPES.get(entry.element_bytes)
+        if dtype is None:
+            raise OptionError(f"table {name}: elements of {entry.element_bytes} bytes have no type")
+        sizes = [np.asarray(one) for one in (entry.rows, entry.columns, entry.lookups_per_bag)]
+        if any(one.shape or one.dtype.kind not in "iuf" for one in sizes):
+            raise OptionError(f"table {name}: its sizes must be single numbers")
+        rows, columns, lookups = (one.item() for one in sizes)
+        return Table(name, _whole(rows), _whole(columns), float(lookups), entry.histogram, dtype)
     if not isinstance(entry, Mapping):
         raise OptionError(f"table {number} is no object with {', '.join(_KEYS)}")
     name = str(entry.get("name", f"table_{number}"))
@@ -127,17 +148,6 @@ def _table(entry: Table | EmbeddingTable | Mapping[str, Any], number: int) -> Ta
     )
 
 
-def _named(table: EmbeddingTable, name: str) -> Table:
-    dtype = _TYPES.get(table.element_bytes)
-    if dtype is None:
-        raise OptionError(f"table {name}: elements of {table.element_bytes} bytes have no type")
-    sizes = [np.asarray(one) for one in (table.rows, table.columns, table.lookups_per_bag)]
-    if any(one.shape or one.dtype.kind not in "iuf" for one in sizes):
-        raise OptionError(f"table {name}: its sizes must be single numbers")
-    rows, columns, lookups = (one.item() for one in sizes)
-    return Table(name, _whole(rows), _whole(columns), float(lookups), table.histogram, dtype)
-
-
 def _whole(value: Any) -> Any:
     """Return an integral float as int; `Table` refuses others."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -150,7 +160,7 @@ def _histogram(name: str, shares: Any, mean: Any) -> ReuseHistogram | None:
         return None
     numbers = [shares] if not isinstance(shares, Sequence) or isinstance(shares, str) else shares
     given = [*numbers, *([] if mean is None else [mean])]
-    if not all(_is_finite(value) for value in given):
+    if not all(is_number(value) and abs(value) < 1e300 for value in given):
         raise OptionError(f"table {name}: reuse is a list of numbers, mean_reuse a number")
     try:
         return ReuseHistogram(
@@ -158,11 +168,6 @@ def _histogram(name: str, shares: Any, mean: Any) -> ReuseHistogram | None:
         )
     except ValueError as error:
         raise OptionError(f"table {name}: reuse: {error}") from None
-
-
-def _is_finite(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and abs(value) < 1e300
 
 
 def read_tables(path: str | os.PathLike[str]) -> tuple[Table, ...]:
@@ -191,3 +196,84 @@ def read_tables(path: str | os.PathLike[str]) -> tuple[Table, ...]:
     if not isinstance(tables, list):
         raise OptionError(f"{path} holds no list of tables")
     return as_tables(tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal GPUs, one per rank, with the device's links."""
+
+    device: str | Device
+    """Name or id of a device, or a device of your own."""
+    ranks: int
+    nodes: int = 1
+    """Number of machines."""
+    memory_bytes: float | None = None
+    """Memory of each GPU for tables; by default four fifths of its memory."""
+    node_bandwidth: float | None = None
+    """One-way bandwidth between a machine and the others, all adapters together, byte/s.
+
+    Without it, exchanges over machines are estimated only as far as they were measured.
+    """
+
+    def __post_init__(self) -> None:
+        for what, value, most in (
+            ("ranks", self.ranks, _MOST_RANKS),
+            ("nodes", self.nodes, self.ranks),
+        ):
+            if not is_whole_number(value, 1, most):
+                raise OptionError(
+                    f"{what} must be a whole number from 1 to {most:,}, not {value!r}"
+                )
+        if not isinstance(self.device, (str, Device)):
+            raise OptionError(f"device must be a name, not {self.device!r}")
+        for what, limit in (
+            ("memory_bytes", self.memory_bytes),
+            ("node_bandwidth", self.node_bandwidth),
+        ):
+            if limit is not None and not (is_number(limit) and 0 < limit <= _MOST_BYTES):
+                raise OptionError(f"{what} must be from 1 to {_MOST_BYTES:g}, not {limit!r}")
+        if self.node_bandwidth is not None and self.ranks % self.nodes:
+            raise OptionError(f"{self.ranks} ranks can't be shared evenly by {self.nodes} machines")
+
+    @property
+    def chip(self) -> Device:
+        """Find the device.
+
+        Raises:
+            OptionError: There is none of that name, or several.
+        """
+        try:
+            return resolve_device(self.device)
+        except UnknownDurationError as error:
+            raise OptionError(str(error)) from None
+
+    @property
+    def table_bytes(self) -> int:
+        """Memory of each GPU for tables, bytes.
+
+        Raises:
+            OptionError: Neither `memory_bytes` nor the device's memory is known.
+        """
+        if self.memory_bytes is not None:
+            return int(self.memory_bytes)
+        if not self.chip.memory_bytes:
+            raise OptionError(f"the memory of {self.chip.name} is not known; give memory_bytes")
+        return int(_SHARE_FOR_TABLES * self.chip.memory_bytes)
+
+
+def as_cluster(given: Cluster | Mapping[str, Any]) -> Cluster:
+    """Return a cluster, or make one of a mapping with its fields.
+
+    Raises:
+        OptionError: The argument is neither, or lacks the device or the ranks.
+    """
+    if isinstance(given, Cluster):
+        return given
+    if not isinstance(given, Mapping):
+        raise OptionError(f"a cluster is a Cluster or a mapping, not {type(given).__name__}")
+    known = [field.name for field in fields(Cluster)]
+    unknown = sorted(str(name) for name in given if name not in known)
+    missing = [name for name in ("device", "ranks") if name not in given]
+    if unknown or missing:
+        raise OptionError(f"a cluster has {', '.join(known)}, not {', '.join(map(str, given))}")
+    return Cluster(**given)

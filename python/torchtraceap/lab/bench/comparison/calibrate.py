@@ -1,4 +1,13 @@
-"""Measurement of this machine's false alarms by comparing a program with itself."""
+"""Measurement of this machine's false alarms by comparing a program with itself.
+
+Note [Replays]: all runs of the recorded sequence are of the same program. A window of it is cut
+into pairs in the order of time, and a fresh draw of `abba` says which run of each pair is called A.
+If calling it so changes nothing, which is true here by construction, every draw is a comparison of
+the program with itself as `bench compare` would have made it. So the false alarms that come out are
+those of the procedure on this machine's own noise. Windows overlap: the draws are independent, the
+noise that they meet is not, and how many windows stand apart is told beside every rate. An effect
+is planted by multiplying what B took: made up, but on real noise.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +33,37 @@ from torchtraceap.lab.bench.comparison.sides import (
     take_turns,
 )
 from torchtraceap.lab.bench.statistics import scipy_stats
-from torchtraceap.lab.bench.statistics.replay import (
-    OURS,
-    RunSequence,
-    Share,
-    least_effect,
-    replay_ours,
-    replay_rule,
-    share_of,
+from torchtraceap.lab.bench.statistics.rules import RULES, Rule
+from torchtraceap.lab.bench.statistics.sequential import (
+    VERDICTS,
+    Plan,
+    abba,
+    decide_many,
+    log_ratios,
 )
-from torchtraceap.lab.bench.statistics.rules import RULES
-from torchtraceap.lab.bench.statistics.sequential import Plan
+from torchtraceap.tables.steps.pieces import NORMAL_MAD
 
 __all__ = [
     "PLANTED",
     "Calibration",
     "CalibrationRow",
     "Noise",
+    "Share",
     "build_calibration",
     "calibrate",
     "estimate_noise",
+    "least_effect",
+    "replay_ours",
+    "replay_rule",
+    "share_of",
 ]
 
+OURS = "ours"
 PLANTED = (0.0, 0.02, 0.03, 0.05)
 """Effects on which rules are tried; 0 compares the program with itself."""
 DEFAULT_COMPARISONS = 1000
 DEFAULT_RUNS = 160
-_ROBUST = 1.4826
-"""Standard deviation over median absolute deviation, for normal noise."""
+_CONFIDENCE = 0.95
 _SLOW_SIGMAS = 5.0
 
 _NOTES = (
@@ -62,6 +74,17 @@ _NOTES = (
     "Other rules see their runs of A, then those of B, next to each other, as their tools run "
     "them.",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Result):
+    """A share of trials with 95 % bounds by Clopper and Pearson (1934)."""
+
+    count: int
+    of: int
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +114,7 @@ class CalibrationRow(Result):
 
     rule: str
     effect: float
-    flagged: Any
+    flagged: Share
     """Share called slower or faster if nothing was planted; else share called slower."""
     undecided: float
     equivalent: float
@@ -112,7 +135,7 @@ class Calibration(Result):
     alpha: float
     looks: tuple[int, ...]
     seed: int
-    false_alarms: Any
+    false_alarms: Share
     """False alarms of our rule, with nothing planted."""
     least_effect: float | None
     """The effect that 90 % of comparisons find if it is the minimal effect."""
@@ -124,7 +147,7 @@ class Calibration(Result):
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of `torchtraceap bench calibrate --json`."""
+        """Return the document of `torchtraceap bench calibrate --json`."""
         return {"schema": "torchtraceap.calibration/1", **Result.to_dict(self)}
 
 
@@ -140,17 +163,17 @@ def calibrate(
 
     Args:
         side: The program.
-        runs: Fresh processes, beside one that warms up the machine.
-        comparisons: Replays of each rule and effect.
-        plan: Of the comparisons; by default that of `compare`.
-        seed: Of windows and orders.
+        runs: Number of fresh processes, beside one that warms up the machine.
+        comparisons: Number of replays of each rule and effect.
+        plan: Settings of the comparisons; by default those of `compare`.
+        seed: Decides windows and orders.
 
     Raises:
         OptionError: Too few runs for the last look.
         ProgramError: A run failed twice.
     """
     plan = plan or Plan()
-    check_runs(runs, plan)
+    _check_runs(runs, plan)
     with progress_stage("warming up"):
         run_side(side, side.name)
     steps: list[Array] = []
@@ -171,12 +194,7 @@ def calibrate(
     )
 
 
-def check_runs(runs: int, plan: Plan) -> None:
-    """Check that there are enough runs for the last look.
-
-    Raises:
-        OptionError: There are too few.
-    """
+def _check_runs(runs: int, plan: Plan) -> None:
     if runs < 2 * plan.looks[-1]:
         raise OptionError(
             f"{runs} runs are too few: {plan.looks[-1]} pairs take {2 * plan.looks[-1]}"
@@ -195,19 +213,17 @@ def build_calibration(
     """Calibrate with recorded runs; see Note [Replays].
 
     Args:
-        name: Of the program.
-        steps: Steps of each run, ns, in the order of time.
-        ratios: Log ratios of runs that took turns, of each two of them; None: they ran one behind
-            the other.
-        comparisons: Replays of each rule and effect.
-        plan: Of the comparisons.
-        seed: Of windows and orders.
+        name: Name of the program.
+        steps: Steps of each run in the order of time, ns.
+        ratios: Log ratios of each two runs, if they took turns; None if they ran one behind the
+            other.
+        comparisons, plan, seed: See `calibrate`.
 
     Raises:
         OptionError: Too few runs for the last look, or no comparisons.
     """
     plan = plan or Plan()
-    check_runs(len(steps), plan)
+    _check_runs(len(steps), plan)
     if comparisons < 1:
         raise OptionError(f"at least one comparison is needed, not {comparisons}")
     arrays = [np.asarray(run, np.float64) for run in steps]
@@ -216,10 +232,7 @@ def build_calibration(
     if ratios is not None:  # the second run of each two relative to the first
         logs = np.repeat(logs[0::2], 2)
         logs[1::2] += np.asarray(ratios)
-    ours = RunSequence(logs, in_turns)
-    rows = tuple(
-        row for effect in PLANTED for row in _rows(arrays, ours, effect, plan, comparisons, seed)
-    )
+    rows = _calibration_rows(arrays, logs, plan, comparisons, seed, in_turns)
     width = 2 * plan.looks[-1]
     windows = len(steps) // width
     return Calibration(
@@ -232,9 +245,9 @@ def build_calibration(
         looks=plan.looks,
         seed=seed,
         false_alarms=rows[0].flagged,
-        least_effect=least_effect(ours, plan, comparisons, seed),
+        least_effect=least_effect(logs, plan, comparisons, seed, in_turns=in_turns),
         noise=estimate_noise(arrays),
-        rows=rows,
+        rows=tuple(rows),
         median_ns=round(float(np.median(medians))),
         run_ns=tuple(round(float(ns)) for ns in medians),
         notes=(
@@ -244,40 +257,122 @@ def build_calibration(
     )
 
 
-def _rows(
-    steps: Sequence[Array],
-    ours: RunSequence,
-    effect: float,
-    plan: Plan,
-    comparisons: int,
-    seed: int,
+def _calibration_rows(
+    steps: Sequence[Array], logs: Array, plan: Plan, comparisons: int, seed: int, in_turns: bool
 ) -> list[CalibrationRow]:
-    counts, used = replay_ours(ours, effect, plan, comparisons, np.random.default_rng(seed))
-    rows = [
-        CalibrationRow(
-            OURS,
-            effect,
-            _alarm_share(counts, effect, comparisons),
-            counts["undecided"] / comparisons,
-            counts["equivalent"] / comparisons,
-            float(used.mean()),
-        )
-    ]
-    for rule in RULES.values():
-        if 2 * rule.runs > len(steps):
-            continue
-        said = replay_rule(steps, effect, rule, comparisons, np.random.default_rng(seed))
-        rows.append(
-            CalibrationRow(
-                rule.name, effect, _alarm_share(said, effect, comparisons), 0.0, 0.0, rule.runs
+    """Return the answers of each rule to each planted effect, ours first."""
+    rows: list[CalibrationRow] = []
+    for effect in PLANTED:
+        generator = np.random.default_rng(seed)
+        counts, used = replay_ours(logs, effect, plan, comparisons, generator, in_turns=in_turns)
+        answers = [(OURS, counts, float(used.mean()))]
+        for rule in RULES.values():
+            if 2 * rule.runs <= len(steps):
+                generator = np.random.default_rng(seed)
+                said = replay_rule(steps, effect, rule, comparisons, generator)
+                answers.append((rule.name, said, rule.runs))
+        for rule_name, said, pairs in answers:
+            alarms = said["slower"] if effect else said["slower"] + said["faster"]
+            rows.append(
+                CalibrationRow(
+                    rule_name,
+                    effect,
+                    share_of(alarms, comparisons),
+                    said.get("undecided", 0) / comparisons,
+                    said.get("equivalent", 0) / comparisons,
+                    pairs,
+                )
             )
-        )
     return rows
 
 
-def _alarm_share(counts: dict[str, int], effect: float, comparisons: int) -> Share:
-    alarms = counts["slower"] if effect else counts["slower"] + counts["faster"]
-    return share_of(alarms, comparisons)
+def share_of(count: int, of: int) -> Share:
+    """Return a share with its exact interval, which assumes independent trials."""
+    error = (1 - _CONFIDENCE) / 2
+    low = float(scipy_stats().beta.ppf(error, count, of - count + 1)) if count else 0.0
+    high = float(scipy_stats().beta.ppf(1 - error, count + 1, of - count)) if count < of else 1.0
+    return Share(count, of, count / of, low, high)
+
+
+def replay_ours(
+    logs: Array,
+    effect: float,
+    plan: Plan,
+    comparisons: int,
+    generator: np.random.Generator,
+    *,
+    in_turns: bool = False,
+) -> tuple[dict[str, int], Array]:
+    """Return the verdicts of sequential comparisons of a sequence of runs with itself.
+
+    Args:
+        logs: Logarithms of the median step of each run in order of time, float64 `[runs]`.
+        effect: Fraction by which B is made slower.
+        plan: Settings of a comparison; the last look takes half the runs at most.
+        comparisons: Number of comparisons.
+        generator: Draws windows and orders.
+        in_turns: True if each two runs took turns, so that only their difference means something.
+
+    Returns:
+        Numbers of verdicts, and the pairs that each comparison used, int64 `[comparisons]`.
+    """
+    pairs, apart = plan.looks[-1], 2 if in_turns else 1
+    starts = apart * generator.integers(0, (len(logs) - 2 * pairs) // apart + 1, comparisons)
+    windows = logs[starts[:, None] + np.arange(2 * pairs)]
+    ratios = log_ratios(windows, abba(pairs, generator, comparisons))
+    code, used = decide_many(ratios + np.log1p(effect), plan)
+    counts = np.bincount(code, minlength=len(VERDICTS))
+    return dict(zip(VERDICTS, counts.tolist(), strict=True)), used
+
+
+def replay_rule(
+    steps: Sequence[Array],
+    effect: float,
+    rule: Rule,
+    comparisons: int,
+    generator: np.random.Generator,
+) -> dict[str, int]:
+    """Return the numbers of the answers of a rule, "slower", "faster" and "no difference", that
+    sees its runs of A and then those of B, next to each other; see `replay_ours`. `steps` are those
+    of each run in the order of time, ns."""
+    starts = generator.integers(0, len(steps) - 2 * rule.runs + 1, comparisons)
+    places, times = np.unique(starts, return_counts=True)
+    counts = {"slower": 0, "faster": 0, "no difference": 0}
+    for start, number in zip(places.tolist(), times.tolist(), strict=True):
+        before = steps[start : start + rule.runs]
+        after = [run * (1 + effect) for run in steps[start + rule.runs : start + 2 * rule.runs]]
+        counts[rule.say(before, after)[0]] += number
+    return counts
+
+
+def least_effect(
+    logs: Array,
+    plan: Plan,
+    comparisons: int,
+    seed: int,
+    wanted: float = 0.9,
+    *,
+    in_turns: bool = False,
+) -> float | None:
+    """Return the smallest effect, in steps of 0.1 %, that a share `wanted` of comparisons calls
+    slower if it is the minimal effect; None if it is beyond 100 %. See `replay_ours`."""
+
+    def is_found(tenths: int) -> bool:
+        effect = tenths / 1000
+        tried = Plan(effect, plan.alpha, plan.looks)
+        generator = np.random.default_rng(seed)
+        counts, _ = replay_ours(logs, effect, tried, comparisons, generator, in_turns=in_turns)
+        return counts["slower"] >= wanted * comparisons
+
+    low, high = 0, 1
+    while not is_found(high):
+        low, high = high, 2 * high
+        if high > 1024:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_found(middle) else (middle, high)
+    return high / 1000
 
 
 def estimate_noise(steps: Sequence[Array]) -> Noise:
@@ -304,4 +399,4 @@ def estimate_noise(steps: Sequence[Array]) -> Noise:
 
 
 def _robust_sd(values: Array) -> float:
-    return float(_ROBUST * np.median(np.abs(values - np.median(values))))
+    return float(NORMAL_MAD * np.median(np.abs(values - np.median(values))))

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from torchtraceap.errors import TraceError
 from torchtraceap.lab.bench.comparison.pairs import Pair, Pairs
 from torchtraceap.lab.bench.comparison.sides import ProgramSide, Side
 from torchtraceap.lab.bench.processes.environment import fingerprint
+from torchtraceap.lab.bench.statistics.rank_tests import least_p
 from torchtraceap.lab.bench.statistics.rules import RULES
 from torchtraceap.lab.bench.statistics.sequential import (
     DEFAULT_ALPHA,
@@ -34,10 +35,6 @@ from torchtraceap.lab.bench.statistics.sequential import (
     look_at,
     whole_p,
 )
-from torchtraceap.lab.bench.statistics.signed_rank import least_p
-
-if TYPE_CHECKING:
-    from torchtraceap.trace.trace import Trace
 
 __all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "build_evidence", "compare"]
 
@@ -123,7 +120,7 @@ class Comparison(Result):
         return tuple(count for count in self.evidence.counts if count.is_change)
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of `torchtraceap bench compare --json`."""
+        """Return the document of `torchtraceap bench compare --json`."""
         return {
             "schema": "torchtraceap.comparison/1",
             "verdict": self.verdict,
@@ -138,7 +135,18 @@ class Comparison(Result):
             "minimal_effect": self.minimal_effect,
             "confidence": self.confidence,
             "p": self.p,
-            "looks": [_look_dict(look) for look in self.looks],
+            "looks": [
+                {
+                    "pairs": look.pairs,
+                    "verdict": look.verdict,
+                    "p": look.p,
+                    "level": look.level,
+                    "best": fraction_from_log(look.best),
+                    "low": fraction_from_log(look.low),
+                    "high": fraction_from_log(look.high),
+                }
+                for look in self.looks
+            ],
             "seed": self.seed,
             "counts_changed": [count.key for count in self.changed_counts],
             "counted_by": self.evidence.counted_by,
@@ -155,18 +163,6 @@ class Comparison(Result):
             "environment": self.environment,
             "reproduce": self.reproduce,
         }
-
-
-def _look_dict(look: Look) -> dict[str, Any]:
-    return {
-        "pairs": look.pairs,
-        "verdict": look.verdict,
-        "p": look.p,
-        "level": look.level,
-        "best": fraction_from_log(look.best),
-        "low": fraction_from_log(look.low),
-        "high": fraction_from_log(look.high),
-    }
 
 
 def fraction_from_log(log_ratio: float) -> float | None:
@@ -226,13 +222,13 @@ def compare(
     """Run two sides in pairs of fresh processes until it is decided which is slower.
 
     Args:
-        side_a: Before.
-        side_b: After.
+        side_a: The side before.
+        side_b: The side after.
         minimal_effect: Fraction; changes below it do not matter.
         alpha: Probability of a false alarm, over all looks together.
         looks: Numbers of pairs after which it may be decided.
-        seed: Of the order within pairs.
-        causes: Record both sides at the end, for counts and causes.
+        seed: Decides the order within pairs.
+        causes: True to record both sides at the end, for counts and causes.
         kept: A file of JSON lines that keeps the pairs; a comparison goes on from it.
         reproduce: The command to state.
 
@@ -264,6 +260,9 @@ def build_comparison(
     """Return the result of an ended comparison; `verdict` replaces it if a suite takes it back."""
     last, plan = sequential.looks[-1], sequential.plan
     raw = tuple(sequential.pairs.pairs[: last.pairs])
+    what, how = "median steps", "in random ABBA order"
+    if any(pair.exchanges for pair in raw):
+        what, how = "steps", "whose steps take turns"
     return Comparison(
         before=side_a.name,
         after=side_b.name,
@@ -278,7 +277,11 @@ def build_comparison(
         minimal_effect=plan.minimal_effect,
         alpha=plan.alpha,
         seed=seed,
-        method=_method(plan, in_turns=any(pair.exchanges for pair in raw)),
+        method=(
+            f"exact Wilcoxon signed rank test of log ratios of {what}, pairs of fresh processes "
+            f"{how}, Hodges-Lehmann interval; looks at {'/'.join(map(str, plan.looks))} pairs "
+            "share alpha; equivalence by two one-sided tests against the minimal effect"
+        ),
         evidence=evidence,
         notes=(*_notes(sequential, raw, side_a, side_b), *notes, *evidence.notes),
         before_ns=round(float(np.median([pair.before_ns for pair in raw]))),
@@ -290,17 +293,6 @@ def build_comparison(
         ),
         environment=fingerprint(),
         reproduce=reproduce,
-    )
-
-
-def _method(plan: Plan, in_turns: bool) -> str:
-    looks = "/".join(map(str, plan.looks))
-    ways = ("median steps", "in random ABBA order"), ("steps", "whose steps take turns")
-    what, how = ways[in_turns]
-    return (
-        f"exact Wilcoxon signed rank test of log ratios of {what}, pairs of fresh processes "
-        f"{how}, Hodges-Lehmann interval; looks at {looks} pairs share alpha; "
-        "equivalence by two one-sided tests against the minimal effect"
     )
 
 
@@ -321,7 +313,11 @@ def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Si
             f"the machine was busy: a load of {busy:.1f} on {os.cpu_count()} processors; more "
             "noise takes more pairs"
         )
-    whole = [side.name for side in (side_a, side_b) if _is_whole(side)]
+    whole = [
+        side.name
+        for side in (side_a, side_b)
+        if isinstance(side, ProgramSide) and side.last is not None and not side.last.by_steps
+    ]
     if whole:
         notes.append(
             f"no steps told by {' and '.join(whole)}: whole processes are compared, start-up and "
@@ -330,29 +326,18 @@ def _notes(sequential: Sequential, raw: Sequence[Pair], side_a: Side, side_b: Si
     return notes
 
 
-def _is_whole(side: Side) -> bool:
-    return isinstance(side, ProgramSide) and side.last is not None and not side.last.by_steps
-
-
 def apply_rules(before: Sequence[Array], after: Sequence[Array]) -> dict[str, dict[str, Any]]:
-    """Return the answers of named rules to the same runs.
+    """Return the answers of named rules to the same runs, given the steps of each run in ns.
 
     Pairs ran in turn, which helps rules that would run block after block.
-
-    Args:
-        before: Steps of each run of A, ns.
-        after: Of B.
     """
     said = {}
     for rule in RULES.values():
         if rule.runs <= min(len(before), len(after)):
-            answer = rule.say(before, after)
+            says, change = rule.say(before, after)
             said[rule.name] = {
-                "says": answer.verdict,
-                "change": answer.change,
-                "runs": answer.runs,
-                "what": rule.what,
-            }
+                "says": says, "change": change, "runs": rule.runs, "what": rule.what
+            }  # fmt: skip
     return said
 
 
@@ -366,17 +351,14 @@ def record_evidence(side_a: Side, side_b: Side, look: Look) -> Evidence:
 
 
 def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evidence:
-    """Return counts and causes of the difference of two traces.
-
-    Args:
-        before: Trace of side A; None where there is none.
-        after: Of side B.
-        look: The last one: where it says slower or faster, that direction is explained.
-    """
+    """Return counts and causes of the difference of two traces, None where a side has none. If the
+    last look says slower or faster, that direction is explained."""
     missing = [name for name, path in (("A", before), ("B", after)) if path is None]
     if before is None or after is None:
         sides = " and ".join(missing)
         return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
+    from torchtraceap.contracts.measures import counts
+    from torchtraceap.lab.bench.causes import causes
     from torchtraceap.tables.quality import quality_of_both
     from torchtraceap.trace.load import load
 
@@ -385,24 +367,21 @@ def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evide
         _, why_not = quality_of_both(*traces)
         if why_not:  # lost records are no change
             return Evidence(notes=(f"no counts and no causes: {why_not}",))
-        counts, counted_by = _counts(*traces)
+        # Recordings may hold different numbers of steps: if both have steps, one of them counts.
+        by_step = all(part.tree.steps for trace in traces for part in trace.ranks)
+        a, b = (counts(trace, per_step=by_step) for trace in traces)
+        counted = tuple(CountChange(key, a.get(key), b.get(key)) for key in {**a, **b})
     except TraceError as error:  # the verdict stands without it
         return Evidence(notes=(f"no counts and no causes: {error}",))
-    try:
-        return _with_causes(counts, counted_by, *traces, look)
-    except TraceError as error:
-        return Evidence(counts, counted_by, notes=(f"no causes: {error}",))
-
-
-def _with_causes(
-    counts: tuple[CountChange, ...], counted_by: str, before: Trace, after: Trace, look: Look
-) -> Evidence:
-    from torchtraceap.lab.bench.causes import causes
-
+    counted_by = "step" if by_step else "trace"
     is_changed = look.verdict in ("slower", "faster")
-    document = causes(before, after, change=math.expm1(look.best) if is_changed else None).to_dict()
+    try:
+        explained = causes(*traces, change=math.expm1(look.best) if is_changed else None)
+    except TraceError as error:
+        return Evidence(counted, counted_by, notes=(f"no causes: {error}",))
+    document = explained.to_dict()
     return Evidence(
-        counts=counts,
+        counts=counted,
         counted_by=counted_by,
         causes=tuple(document["causes"]),
         traced_difference_ns=document["difference_ns"],
@@ -411,15 +390,3 @@ def _with_causes(
         price=document["price"],
         notes=tuple(document["notes"]),
     )
-
-
-def _counts(before: Trace, after: Trace) -> tuple[tuple[CountChange, ...], str]:
-    """Return counts per step if both have steps, because recordings may hold different numbers of
-    steps."""
-    from torchtraceap.contracts.measures import counts
-
-    by_step = all(part.tree.steps for trace in (before, after) for part in trace.ranks)
-    a, b = counts(before, per_step=by_step), counts(after, per_step=by_step)
-    keys = [*a, *(key for key in b if key not in a)]
-    found = tuple(CountChange(key, a.get(key), b.get(key)) for key in keys)
-    return found, "step" if by_step else "trace"

@@ -1,9 +1,21 @@
-"""Pairs of fresh runs, one of each side, in an order that was drawn before the first run."""
+"""Pairs of fresh runs, one of each side, in an order that was drawn before the first run.
+
+Note [Kept comparisons]: a comparison has a folder under `comparisons/` of the store, named by what
+it compares: the words or commits of both sides, the contents of files that its commands name, looks
+and seed. Pairs are written as they come. The verdict comes last, and a folder that has one is left
+as it is: the next comparison of the same takes a new folder, so old times never mix with new ones.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +24,8 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.writing import write_text
+from torchtraceap.core.results import Result
+from torchtraceap.core.writing import naming, write_text
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.sides import (
     ProgramSide,
@@ -22,10 +35,13 @@ from torchtraceap.lab.bench.comparison.sides import (
     steps_of_last_run,
     take_turns,
 )
-from torchtraceap.lab.bench.processes.fresh import ProgramError
-from torchtraceap.lab.bench.statistics.orders import abba
+from torchtraceap.lab.bench.processes.programs import ProgramError
+from torchtraceap.lab.bench.statistics.sequential import abba
 
-__all__ = ["Pair", "Pairs"]
+__all__ = ["PAIRS", "Pair", "Pairs", "keep", "make_folder", "parent_folder"]
+
+PAIRS = "pairs.jsonl"
+_VERDICT = "comparison.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +63,6 @@ class Pair:
     exchanges: int = 0
     """Number of steps that took turns; 0 if one run followed the other."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a line for the file of pairs."""
-        return {name: getattr(self, name) for name in _NAMES}
-
-
-_NAMES = ("order", "before_ns", "after_ns", "before_step_ns", "after_step_ns", "load", "log_ratio",
-          "exchanges")  # fmt: skip
-
 
 class Pairs:
     """Runs of two sides in turn, with their times."""
@@ -69,15 +77,10 @@ class Pairs:
         kept: Path | None = None,
         name: str = "",
     ) -> None:
-        """
-        Args:
-            side_a: Before.
-            side_b: After.
-            most: Pairs that may be asked for.
-            seed: Of the orders.
-            kept: A file of JSON lines with the pairs so far; a comparison that was interrupted
-                goes on from it.
-            name: Of the comparison, for whoever watches.
+        """Prepare up to `most` pairs in orders that `seed` draws.
+
+        `kept` is a file of JSON lines with the pairs so far; a comparison that was interrupted goes
+        on from it. Progress shows `name`.
 
         Raises:
             OptionError: The file is none of such pairs.
@@ -109,41 +112,33 @@ class Pairs:
             number = len(self.pairs)
             with progress_stage(f"{self._name}pair {number + 1} of at most {self._most}"):
                 self.pairs.append(self._run(bool(self._a_first[number])))
-            self._keep()
+            if self._kept is not None:
+                lines = (json.dumps(asdict(pair), separators=(",", ":")) for pair in self.pairs)
+                write_text(self._kept, "\n".join(lines) + "\n")
         return np.array([pair.log_ratio for pair in self.pairs[:count]])
 
     def _run(self, a_first: bool) -> Pair:
-        load = os.getloadavg()[0]
+        order, load = "AB" if a_first else "BA", round(os.getloadavg()[0], 2)
         if self._in_turns:
-            return self._run_in_turns(a_first, load)
-        taken: dict[str, tuple[int, tuple[int, ...]]] = {}
-        for label in "AB" if a_first else "BA":
-            side = self._side_a if label == "A" else self._side_b
-            median_ns = max(1, run_side(side, f"side {label} ({side.name})"))
-            taken[label] = median_ns, tuple(steps_of_last_run(side, median_ns).tolist())
-        (before_ns, before), (after_ns, after) = taken["A"], taken["B"]
-        order, ratio = "AB" if a_first else "BA", float(np.log(after_ns / before_ns))
-        return Pair(order, before_ns, after_ns, before, after, round(load, 2), ratio)
-
-    def _run_in_turns(self, a_first: bool, load: float) -> Pair:
-        a, b = self._side_a, self._side_b
-        assert isinstance(a, ProgramSide) and isinstance(b, ProgramSide)
-        seed = len(self.pairs) + self._seed
-        try:
-            ratio, exchanges = take_turns(a, b, seed)
-        except ProgramError:  # a run that fails is tried once more
-            ratio, exchanges = take_turns(a, b, seed)
-        assert a.last is not None and b.last is not None
-        order = "AB" if a_first else "BA"
-        return Pair(
-            order, a.last.median_ns, b.last.median_ns, a.last.step_ns, b.last.step_ns,
-            round(load, 2), ratio, exchanges,
-        )  # fmt: skip
-
-    def _keep(self) -> None:
-        if self._kept is not None:
-            lines = (json.dumps(pair.to_dict(), separators=(",", ":")) for pair in self.pairs)
-            write_text(self._kept, "\n".join(lines) + "\n")
+            a, b = self._side_a, self._side_b
+            assert isinstance(a, ProgramSide) and isinstance(b, ProgramSide)
+            seed = len(self.pairs) + self._seed
+            try:
+                ratio, exchanges = take_turns(a, b, seed)
+            except ProgramError:  # a run that fails is tried once more
+                ratio, exchanges = take_turns(a, b, seed)
+            assert a.last is not None and b.last is not None
+            before_ns, before = a.last.median_ns, a.last.step_ns
+            after_ns, after = b.last.median_ns, b.last.step_ns
+        else:
+            taken: dict[str, tuple[int, tuple[int, ...]]] = {}
+            for label in order:
+                side = self._side_a if label == "A" else self._side_b
+                median_ns = max(1, run_side(side, f"side {label} ({side.name})"))
+                taken[label] = median_ns, tuple(steps_of_last_run(side, median_ns).tolist())
+            (before_ns, before), (after_ns, after) = taken["A"], taken["B"]
+            ratio, exchanges = float(np.log(after_ns / before_ns)), 0
+        return Pair(order, before_ns, after_ns, before, after, load, ratio, exchanges)
 
 
 def _read(path: Path, a_first: Array) -> list[Pair]:
@@ -168,3 +163,44 @@ def _read(path: Path, a_first: Array) -> list[Pair]:
         if (pair.order == "AB") != bool(first) or min(pair.before_ns, pair.after_ns) < 1:
             raise OptionError(f"{path}: holds pairs of another comparison")
     return found[: len(a_first)]
+
+
+# ------------------------------------------------------------------------- kept comparisons
+
+
+@contextmanager
+def parent_folder(store: str | None) -> Iterator[Path]:
+    """Yield the folder of comparisons of a store; without a store, a temporary folder."""
+    if store is not None:
+        yield Path(store) / "comparisons"
+        return
+    with tempfile.TemporaryDirectory(prefix="ttap-compare-") as folder:
+        yield Path(folder)
+
+
+def make_folder(
+    parent: Path, side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]
+) -> Path:
+    """Make and return the folder of an undecided comparison, which also takes its traces.
+
+    Raises:
+        OutputError: It can't be made.
+    """
+    # What two sides and the settings of a comparison must share to resume it.
+    text = json.dumps([side_a.identity, side_b.identity, *settings])
+    key = sha256(text.encode()).hexdigest()[:16]
+    names = (key if number == 1 else f"{key}-{number}" for number in count(1))
+    folder = next(each for each in map(parent.joinpath, names) if not (each / _VERDICT).exists())
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    side_a.target, side_b.target = folder / "before.json.gz", folder / "after.json.gz"
+    return folder
+
+
+def keep(folder: Path, result: Result) -> None:
+    """Write the verdict of a decided comparison.
+
+    Raises:
+        OutputError: It can't be written.
+    """
+    write_text(folder / _VERDICT, json.dumps(result.to_dict(), allow_nan=False) + "\n")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.lab.bench.comparison.calibrate import Calibration
-from torchtraceap.lab.bench.comparison.compare import Comparison, CountChange
-from torchtraceap.lab.bench.comparison.many import Comparisons
+from torchtraceap.lab.bench.comparison.compare import Comparison, CountChange, Evidence
+from torchtraceap.lab.bench.comparison.suites import Comparisons
 from torchtraceap.report.tables import TextTable
 
 __all__ = [
@@ -35,17 +34,28 @@ def percent(change: float | None, *, sign: bool = True) -> str:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """Return the verdict, then its basis, as lines."""
-    found = comparison
-    return [
+    found, evidence = comparison, comparison.evidence
+    lines = [
         _verdict(found),
         f"A  {format_ns(found.before_ns)}  {found.before}",
         f"B  {format_ns(found.after_ns)}  {found.after}",
-        *_counts(found),
-        *_causes(found),
-        *_others(found.rules or {}),
-        *(f"note: {note}" for note in found.notes),
-        *([f"again: {found.reproduce}"] if found.reproduce else []),
     ]
+    if changed := found.changed_counts:
+        shown = [_count(count) for count in changed[:_MOST_COUNTS]]
+        shown += [f"{len(changed) - _MOST_COUNTS} more"] if len(changed) > _MOST_COUNTS else []
+        lines.append(f"counts changed (a {evidence.counted_by}): {', '.join(shown)}")
+    elif evidence.counts:
+        known = sum(None not in (each.before, each.after) for each in evidence.counts)
+        lines.append(f"counts: none of {known} changed")
+    if found.verdict != "equivalent":  # the difference of two equivalent recordings is noise
+        lines += _causes(evidence)
+    if found.rules:
+        said = (f"{name} {rule['says']} ({percent(rule['change'])})"
+                for name, rule in found.rules.items())  # fmt: skip
+        lines.append("other rules on the same runs: " + ", ".join(said))
+    lines += [f"note: {note}" for note in found.notes]
+    lines += [f"again: {found.reproduce}"] if found.reproduce else []
+    return lines
 
 
 def _verdict(found: Comparison) -> str:
@@ -66,43 +76,30 @@ def _verdict(found: Comparison) -> str:
     )
 
 
-def _counts(found: Comparison) -> Iterator[str]:
-    changed = found.changed_counts
-    if changed:
-        shown = [_count(count) for count in changed[:_MOST_COUNTS]]
-        more = len(changed) - len(shown)
-        yield f"counts changed (a {found.evidence.counted_by}): " + ", ".join(
-            [*shown, *([f"{more} more"] if more else [])]
-        )
-    elif found.evidence.counts:
-        known = sum(None not in (each.before, each.after) for each in found.evidence.counts)
-        yield f"counts: none of {known} changed"
-
-
 def _count(count: CountChange) -> str:
     return f"{count.key} {count.before} to {count.after}"
 
 
-def _causes(found: Comparison) -> Iterator[str]:
-    causes = found.evidence.causes
-    if not causes or found.verdict == "equivalent":
-        return  # the difference of two equivalent recordings is noise
+def _causes(evidence: Evidence) -> Iterator[str]:
+    causes = evidence.causes
+    if not causes:
+        return
     shown = [cause for cause in causes if abs(cause["share"]) >= _LEAST_SHARE][:_MOST_CAUSES]
     for cause in shown:
         delta = _signed_ns(cause["delta_ns"])
         yield f"cause: {delta} {100 * cause['share']:.0f} %  {cause['sentence']}"
     if len(causes) > len(shown):
         yield f"cause: {len(causes) - len(shown)} more, with --json"
-    total = found.evidence.traced_difference_ns
-    if total is not None:
-        yield f"causes sum to {_signed_ns(total)} a step, the difference of the two recordings"
-    for moved in found.evidence.moved[:_MOST_CAUSES]:
+    if evidence.traced_difference_ns is not None:
+        total = _signed_ns(evidence.traced_difference_ns)
+        yield f"causes sum to {total} a step, the difference of the two recordings"
+    for moved in evidence.moved[:_MOST_CAUSES]:
         places = f"from {moved['before'] or 'the step'} to {moved['after'] or 'the step'}"
         yield f"moved, no cause: {moved['name']} {places}"
-    for when, entries in (found.evidence.findings or {}).items():
+    for when, entries in (evidence.findings or {}).items():
         for entry in entries:
             yield f"finding {when}: {entry['title']}"
-    if price := found.evidence.price:
+    if price := evidence.price:
         yield (
             f"price: fixing {price['finding']} would save {format_ns(price['saving_ns'])} a step, "
             f"{100 * price['share']:.0f} % of the difference, by simulation"
@@ -111,14 +108,6 @@ def _causes(found: Comparison) -> Iterator[str]:
 
 def _signed_ns(ns: int) -> str:
     return f"{'-' if ns < 0 else '+'}{format_ns(abs(ns))}"
-
-
-def _others(rules: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    if rules:
-        said = (
-            f"{name} {rule['says']} ({percent(rule['change'])})" for name, rule in rules.items()
-        )
-        yield "other rules on the same runs: " + ", ".join(said)
 
 
 def suite_tables(found: Comparisons) -> list[TextTable]:
@@ -153,13 +142,9 @@ def false_alarms_line(found: Calibration) -> str:
 
 def calibration_tables(found: Calibration) -> list[TextTable]:
     """Return tables of the noise, and of the answers of each rule to each effect."""
-    return [_noise_table(found), _rule_table(found)]
-
-
-def _noise_table(found: Calibration) -> TextTable:
     noise = found.noise
     least = found.least_effect
-    rows = [
+    figures = [
         ["runs", str(found.runs)],
         ["median step", format_ns(found.median_ns)],
         ["run to run (1 sd)", percent(noise.run, sign=False)],
@@ -174,10 +159,7 @@ def _noise_table(found: Calibration) -> TextTable:
             "more than 100 %" if least is None else percent(least, sign=False),
         ],
     ]
-    return TextTable(f"noise of {found.name}", ("what", "value"), rows)
-
-
-def _rule_table(found: Calibration) -> TextTable:
+    columns = ("rule", "planted", "flagged", "95 % interval", "undecided", "runs a side")
     rows = [
         [
             row.rule,
@@ -189,12 +171,11 @@ def _rule_table(found: Calibration) -> TextTable:
         ]
         for row in found.rows
     ]
-    columns = ("rule", "planted", "flagged", "95 % interval", "undecided", "runs a side")
-    return TextTable(
+    title = (
         f"{found.comparisons} comparisons of each rule, minimal effect "
-        f"{percent(found.minimal_effect, sign=False)}, alpha {found.alpha:g}",
-        columns,
-        rows,
-        " ".join(found.notes),
-        whole=True,
+        f"{percent(found.minimal_effect, sign=False)}, alpha {found.alpha:g}"
     )
+    return [
+        TextTable(f"noise of {found.name}", ("what", "value"), figures),
+        TextTable(title, columns, rows, " ".join(found.notes), whole=True),
+    ]

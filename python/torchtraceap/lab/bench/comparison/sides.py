@@ -10,7 +10,6 @@ shell.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,30 +23,28 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.lab.bench.processes.fresh import ProgramError, check_success, run_fresh
-from torchtraceap.lab.bench.processes.interleaved import can_take_turns, run_together
 from torchtraceap.lab.bench.processes.programs import (
+    ProgramError,
     ProgramRun,
+    check_success,
+    run_fresh,
     run_program,
     shorten_command,
     trace_program,
 )
-from torchtraceap.lab.bench.processes.turns import Turn
+from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
 from torchtraceap.lab.bench.revisions import Checkouts, Repository
-from torchtraceap.lab.bench.store.run_store import Store, StoredRun
 
 __all__ = [
     "LOOP",
     "WORKLOAD",
     "ProgramSide",
     "Side",
-    "key_of",
     "open_sides",
     "run_side",
     "sides_can_take_turns",
     "split_command",
     "steps_of_last_run",
-    "stored_runs",
     "take_turns",
     "word_side",
 ]
@@ -99,19 +96,24 @@ class ProgramSide:
         target: Path | None = None,
         identity: str = "",
     ) -> None:
-        """
+        """Make a side of a program, whose arguments are those of `run_fresh`.
+
         Args:
-            name: How it is called in sentences.
-            argv: The program and its arguments.
-            cwd: Its folder [that of this process].
-            env: Environment variables beyond those of this process; None takes one away.
-            timeout_s: So long a run may take.
-            target: Where its trace goes; without it none is recorded.
-            identity: What stays the same if it is measured again, such as a commit [the program].
+            target: The file of its trace; without it none is recorded.
+            identity: A text that stays the same if it is measured again, such as a commit; by
+                default the program and the files that it names.
         """
         self.name = name
         self.argv = list(argv)
-        self.identity = identity or _identity(self.argv, cwd or Path.cwd())
+        self.identity = identity
+        if not identity:  # the words of the command, and the contents of the files that they name
+            folder = cwd or Path.cwd()
+            contents = [
+                sha256(path.read_bytes()).hexdigest()
+                for path in (folder / word for word in self.argv)
+                if "\0" not in str(path) and path.is_file() and path.stat().st_size <= _MOST_BYTES
+            ]
+            self.identity = json.dumps([self.argv, str(folder), contents])
         self.target = target
         self.last: ProgramRun | None = None
         self._cwd = cwd
@@ -123,9 +125,9 @@ class ProgramSide:
         self.last = run_program(self.argv, self._cwd, self._env, self._timeout_s)
         return self.last.median_ns
 
-    def run_in_turn(self, turn: Turn) -> ProgramRun:
-        """Run with steps that take turns with those of other programs."""
-        return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turn)
+    def run_in_turn(self, turns: Mapping[str, str | None]) -> ProgramRun:
+        """Run with variables by which steps take turns with those of other programs."""
+        return run_program(self.argv, self._cwd, self._env, self._timeout_s, turns=turns)
 
     def trace(self) -> Path | None:
         """Record a run. See `Side`."""
@@ -136,25 +138,11 @@ class ProgramSide:
         return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
 
 
-def _identity(argv: Sequence[str], folder: Path) -> str:
-    """Identify a command by its words and the contents of the files that they name."""
-    contents = [
-        sha256(path.read_bytes()).hexdigest()
-        for path in (folder / word for word in argv)
-        if "\0" not in str(path) and path.is_file() and path.stat().st_size <= _MOST_BYTES
-    ]
-    return json.dumps([list(argv), str(folder), contents])
-
-
 def run_side(side: Side, label: str) -> int:
-    """Return the median step of one fresh process; a run that fails is tried once more.
-
-    Args:
-        side: What runs.
-        label: How it is called if it fails again.
+    """Return the median step of one fresh process in ns; a run that fails is tried once more.
 
     Raises:
-        ProgramError: It failed twice.
+        ProgramError: It failed twice; the message calls it `label`.
     """
     try:
         return side.run()
@@ -162,21 +150,17 @@ def run_side(side: Side, label: str) -> int:
         try:
             return side.run()
         except ProgramError as error:
-            told = _stderr_end(error)
+            lines = error.finished.stderr.strip().splitlines() if error.finished else []
+            told = "".join(f"\n  {line}" for line in lines[-_TOLD_LINES:])
             raise ProgramError(f"{label} failed twice: {error}{told}", error.finished) from error
 
 
 def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[float, int]:
     """Run both sides at the same time, step by step in turn (processes/turns.py); `last` of each
-    holds its run.
-
-    Args:
-        side_a: Before; it ran alone before, as the other one.
-        side_b: After.
-        seed: Of who goes first in each exchange of steps.
+    holds its run. Both ran alone before.
 
     Returns:
-        The median over exchanges of the log ratio after / before, and how many there were.
+        The median over exchanges of the log ratio after / before, and the number of exchanges.
 
     Raises:
         ProgramError: A side failed, or they had no exchange behind their warm-up.
@@ -195,43 +179,10 @@ def sides_can_take_turns(side_a: Side, side_b: Side) -> bool:
     return len(sides) == 2 and can_take_turns([side.last for side in sides])
 
 
-def _stderr_end(error: ProgramError) -> str:
-    lines = error.finished.stderr.strip().splitlines() if error.finished else []
-    return "".join(f"\n  {line}" for line in lines[-_TOLD_LINES:])
-
-
 def steps_of_last_run(side: Side, median_ns: int) -> Array:
     """Return the steps of the last run in ns; only the median if a side does not keep them."""
     last: ProgramRun | None = getattr(side, "last", None)
     return np.asarray(last.step_ns if last else (median_ns,), np.int64)
-
-
-def key_of(side_a: ProgramSide, side_b: ProgramSide, settings: Sequence[Any]) -> str:
-    """Return the key that two sides and the settings of a comparison must share to resume it."""
-    text = json.dumps([side_a.identity, side_b.identity, *settings])
-    return sha256(text.encode()).hexdigest()[:16]
-
-
-_ID = re.compile(r"[0-9a-f]{4,16}")
-
-
-def stored_runs(a: str, b: str, store: Store) -> tuple[StoredRun, StoredRun] | None:
-    """Return the runs whose ids two words are; None if a word cannot be an id.
-
-    Raises:
-        OptionError: An id begins several runs, or one of the two is of no run.
-        StoreError: A manifest is damaged.
-    """
-    ids = [path.stem for path in (store.folder / "runs").glob("*.json")]
-    known = [
-        bool(_ID.fullmatch(word)) and any(each.startswith(word) for each in ids) for word in (a, b)
-    ]
-    if not any(known):
-        return None
-    for word, is_known in zip((a, b), known, strict=True):
-        if not is_known:
-            raise OptionError(f"{word}: is no run of {store.folder}, though the other side is one")
-    return store.load(a), store.load(b)
 
 
 @contextmanager
@@ -243,17 +194,12 @@ def open_sides(
     setup: str | None = None,
     timeout_s: float | None = None,
 ) -> Iterator[tuple[ProgramSide, ProgramSide]]:
-    """Open the two sides that words name; see Note [What A and B are].
+    """Yield the two sides that words name; see Note [What A and B are]. Checkouts are gone at the
+    end.
 
     Args:
-        a: The side before.
-        b: The side after.
-        program: What runs in a checkout of each, where they are revisions.
+        program: The program that runs in a checkout of each, where they are revisions.
         setup: A command that runs once in each checkout.
-        timeout_s: So long a run may take.
-
-    Yields:
-        The sides; their checkouts are gone at the end.
 
     Raises:
         OptionError: A word stands for nothing that can run.
@@ -305,19 +251,16 @@ def word_side(word: str, timeout_s: float | None = None) -> ProgramSide:
     """
     if word.startswith(WORKLOAD):
         return ProgramSide(word, workload_program(word), timeout_s=timeout_s)
-    words = split_command(word)
-    if len(words) == 1 and which(words[0]) is None and _is_revision(word):
-        raise OptionError(
-            f"{word}: is a revision; say what runs in it: bench compare A B -- python script.py"
-        )
+    words, is_revision = split_command(word), False
+    if len(words) == 1 and which(words[0]) is None:
+        with suppress(TraceError):
+            Repository().commit(word)
+            is_revision = True
+        if is_revision:
+            raise OptionError(
+                f"{word}: is a revision; say what runs in it: bench compare A B -- python script.py"
+            )
     return ProgramSide(word, words, timeout_s=timeout_s)
-
-
-def _is_revision(word: str) -> bool:
-    with suppress(TraceError):
-        Repository().commit(word)
-        return True
-    return False
 
 
 def split_command(text: str) -> list[str]:
@@ -351,9 +294,8 @@ _NUMBERS = ("batch", "steps", "warmup", "threads")
 def workload_program(word: str) -> list[str]:
     """Return the program that runs a workload of the suite.
 
-    Args:
-        word: `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`,
-            and `batch=N`, `steps=N`, `warmup=N`, `threads=N`, `size=tiny`.
+    `word` is `workload:NAME`, then with commas words such as `compile`, `bf16`, `eval`, `cuda`, and
+    `batch=N`, `steps=N`, `warmup=N`, `threads=N`, `size=tiny`.
 
     Raises:
         OptionError: There is no such workload or word.

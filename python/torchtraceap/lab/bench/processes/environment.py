@@ -12,6 +12,7 @@ import ast
 import contextlib
 import hashlib
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -22,9 +23,8 @@ from typing import Any
 
 from torchtraceap._version import __version__
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.lab.bench.store.digests import content_hash
 
-__all__ = ["MOMENTARY", "environment_hash", "fingerprint"]
+__all__ = ["MOMENTARY", "content_hash", "environment_hash", "fingerprint"]
 
 MOMENTARY = "now"
 """Key of the values that change from minute to minute and are not part of the hash."""
@@ -66,31 +66,40 @@ def fingerprint(cwd: PathLike | None = None) -> dict[str, Any]:
     """Return everything that may change how fast programs run here; torch is not imported.
 
     Args:
-        cwd: Whose git commit is told [the current folder].
+        cwd: The folder whose git commit is told; None for the current one.
 
     Returns:
         Plain values, absent ones None. What is momentary stands under `MOMENTARY`.
     """
-    fixed, now = _gpus(_GPU_FIXED), _gpus(_GPU_NOW)
+    libraries = {name: _version_of(name) for name in _LIBRARIES}
+    load = None
+    with contextlib.suppress(OSError):
+        load = [round(each, 2) for each in os.getloadavg()]
     return {
         "cpu": _cpu(),
         "memory_bytes": _meminfo("MemTotal"),
-        "gpus": fixed,
+        "gpus": _gpus(_GPU_FIXED),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "torch": _torch(),
-        "libraries": _libraries(),
+        "libraries": {name: version for name, version in libraries.items() if version},
         "torchtraceap": __version__,
         "variables": {
-            name: _may_be_stored(os.environ[name]) for name in _VARIABLES if name in os.environ
+            name: _without_folders(os.environ[name]) for name in _VARIABLES if name in os.environ
         },
         "git": _git(Path(cwd) if cwd is not None else Path.cwd()),
         MOMENTARY: {
-            "load": _load(),
+            "load": load,
             "memory_available_bytes": _meminfo("MemAvailable"),
-            "gpus": now,
+            "gpus": _gpus(_GPU_NOW),
         },
     }
+
+
+def _without_folders(value: str) -> str:
+    """Return a value with the last part of each path alone; see Note [Privacy]."""
+    parts = value.split(os.pathsep) if os.sep in value else [value]
+    return os.pathsep.join(part.rstrip(os.sep).rpartition(os.sep)[2] for part in parts)
 
 
 def environment_hash(environment: dict[str, Any]) -> str:
@@ -98,30 +107,28 @@ def environment_hash(environment: dict[str, Any]) -> str:
     return content_hash({k: v for k, v in environment.items() if k != MOMENTARY})
 
 
+def content_hash(value: Any) -> str:
+    """Return 16 hexadecimal digits of the sha256 of a plain value, independent of the order of
+    keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _cpu() -> dict[str, Any]:
     info = _read("/proc/cpuinfo").splitlines()
     model = next(
         (line.partition(":")[2].strip() for line in info if line.startswith("model name")), ""
     )
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
-    turbo = _read("/sys/devices/system/cpu/intel_pstate/no_turbo").strip()
+    flags = {"1": True, "0": False}
     return {
         "model": model or platform.processor() or None,
         "cores": os.cpu_count(),
-        "allowed_cores": allowed,
+        "allowed_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "quota": _read("/sys/fs/cgroup/cpu.max").strip() or None,
-        "governor": governor or None,
-        "no_turbo": {"1": True, "0": False}.get(turbo),
-        "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active").strip()),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None,
+        "no_turbo": flags.get(_read("/sys/devices/system/cpu/intel_pstate/no_turbo").strip()),
+        "smt": flags.get(_read("/sys/devices/system/cpu/smt/active").strip()),
     }
-
-
-def _load() -> list[float] | None:
-    """Return the mean numbers of runnable tasks over 1, 5 and 15 minutes."""
-    with contextlib.suppress(OSError):
-        return [round(each, 2) for each in os.getloadavg()]
-    return None
 
 
 def _meminfo(name: str) -> int | None:
@@ -155,32 +162,19 @@ def _torch() -> dict[str, Any] | None:
         return None
     if spec is None or spec.origin is None:
         return None
-    found = _assigned_literals(_read(Path(spec.origin).parent / "version.py"))
-    return {
-        "version": found.get("__version__") or _version_of("torch"),
-        "git": found.get("git_version"),
-        "cuda": found.get("cuda"),
-        "hip": found.get("hip"),
-    }
-
-
-def _assigned_literals(source: str) -> dict[str, Any]:
-    """Return literals that a module assigns to names."""
-    found: dict[str, Any] = {}
+    literals: dict[str, Any] = {}
     with contextlib.suppress(SyntaxError):
-        for node in ast.parse(source).body:
-            targets = (
-                node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            )
-            value = getattr(node, "value", None)
+        for node in ast.parse(_read(Path(spec.origin).parent / "version.py")).body:
+            value, single = getattr(node, "value", None), getattr(node, "target", None)
             if isinstance(value, ast.Constant):
-                found.update({t.id: value.value for t in targets if isinstance(t, ast.Name)})
-    return found
-
-
-def _libraries() -> dict[str, str]:
-    versions = {name: _version_of(name) for name in _LIBRARIES}
-    return {name: version for name, version in versions.items() if version}
+                targets = node.targets if isinstance(node, ast.Assign) else [single]
+                literals.update({t.id: value.value for t in targets if isinstance(t, ast.Name)})
+    return {
+        "version": literals.get("__version__") or _version_of("torch"),
+        "git": literals.get("git_version"),
+        "cuda": literals.get("cuda"),
+        "hip": literals.get("hip"),
+    }
 
 
 def _version_of(package: str) -> str | None:
@@ -216,12 +210,6 @@ def _output(command: list[str], folder: Path | None = None) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return ended.stdout.decode("utf-8", errors="replace")
-
-
-def _may_be_stored(value: str) -> str:
-    """Return True if a value may be stored; see Note [Privacy]."""
-    parts = value.split(os.pathsep) if os.sep in value else [value]
-    return os.pathsep.join(part.rstrip(os.sep).rpartition(os.sep)[2] for part in parts)
 
 
 def _read(path: str | Path) -> str:

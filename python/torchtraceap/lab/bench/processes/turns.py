@@ -1,4 +1,4 @@
-"""Programs whose measured steps take turns, one step of each at a time.
+"""Fresh processes of several programs whose measured steps take turns, one step of each at a time.
 
 Note [Turns]: a machine that others share is faster now and slower in the next tenth of a second,
 so that two runs one behind the other meet different machines. Two steps one behind the other meet
@@ -19,107 +19,104 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Callable, Sequence
+import string
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from torchtraceap.core.records import dataclass
+import numpy as np
 
-__all__ = ["Turn", "Turns", "connect_turns", "free_processor", "give_turns"]
+from torchtraceap.core.aliases import Array
+from torchtraceap.lab.bench.measured import DONE, GO, PROCESSOR, SIDE, TURNS
+from torchtraceap.lab.bench.processes.programs import ProgramError, ProgramRun
 
-_SIDE, _PROCESSOR = "TORCHTRACEAP_SIDE", "TORCHTRACEAP_PROCESSOR"
-_GO, _DONE = b"g", b"d"
+__all__ = ["can_take_turns", "run_together"]
+
 _POLL_S = 0.05
+_ONE_PROCESSOR = 1.1
+"""Ratio of processor time to wall time up to which a program is taken to need one processor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The information with which a process takes part."""
-
-    place: str
-    """Path of the socket on which the referee listens."""
-    side: str
-    """The letter of the side."""
-    processor: int | None = None
-    """The processor on which the process runs from then on; None means any."""
-
-    @property
-    def environment(self) -> dict[str, str | None]:
-        """Environment variables of the process."""
-        chosen = None if self.processor is None else str(self.processor)
-        return {_SIDE: self.side, _PROCESSOR: chosen}
+def can_take_turns(runs: Sequence[ProgramRun | None]) -> bool:
+    """Return True if all programs reported steps in their last runs, so that they can take
+    turns."""
+    return all(run is not None and run.by_steps for run in runs)
 
 
-def free_processor(number: int) -> int | None:
-    """Return a processor that this process may use, another one for the next number; None if the
-    system does not tell."""
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    known = sorted(os.sched_getaffinity(0))
-    return known[number % len(known)]
-
-
-class Turns:
-    """The connection of a measured process to the referee."""
-
-    def __init__(self, path: str, side: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(path)
-        self._socket.sendall(side.encode("ascii"))
-
-    def wait(self) -> None:
-        """Wait for our turn; return at once if there is no referee anymore."""
-        self._socket.recv(1)
-
-    def pass_on(self) -> None:
-        """Tell the referee that our step is over."""
-        try:
-            self._socket.sendall(_DONE)
-        except OSError:  # the referee has gone
-            return
-
-    def leave(self) -> None:
-        """Tell the referee that there are no more steps."""
-        self._socket.close()
-
-
-def connect_turns(path: str) -> Turns | None:
-    """Connect to the referee that listens at a path; None if there is none."""
-    processor = os.environ.get(_PROCESSOR, "")
-    try:
-        if processor.isdecimal():
-            os.sched_setaffinity(0, {int(processor)})
-        return Turns(path, os.environ.get(_SIDE, "?"))
-    except OSError:
-        return None
-
-
-def give_turns(
-    listener: socket.socket, sides: Sequence[str], seed: int, is_running: Callable[[str], bool]
-) -> dict[str, int]:
-    """Let processes run their steps in turn until all have left.
+def run_together(
+    programs: Sequence[Callable[[Mapping[str, str | None]], ProgramRun]],
+    before: Sequence[ProgramRun],
+    seed: int,
+) -> tuple[list[ProgramRun], Array]:
+    """Run programs at the same time, step by step in turn.
 
     Args:
-        listener: Where they come.
-        sides: Their letters.
-        seed: Of who goes first in each exchange.
-        is_running: Whether the process of a side still runs: one that ends without a step never
-            comes.
+        programs: Functions that run a program in a fresh process with the given variables, by
+            which it takes part, and return its run.
+        before: A run of each alone, which says whether one processor is enough for all.
+        seed: Decides who goes first in each exchange of steps, and the processor.
 
     Returns:
-        Steps that each side has made.
+        The runs, and the steps that stood next to each other behind all warm-ups, in ns, int64
+        `[exchanges, programs]`.
+
+    Raises:
+        ProgramError: One failed, or there was no exchange behind the warm-up.
+    """
+    letters = string.ascii_uppercase[: len(programs)]
+    processor = None
+    shared = all(run.cpu_ns <= _ONE_PROCESSOR * run.wall_ns for run in before)
+    if shared and hasattr(os, "sched_getaffinity"):
+        usable = sorted(os.sched_getaffinity(0))
+        processor = str(usable[seed % len(usable)])
+    with (
+        tempfile.TemporaryDirectory(prefix="ttap-turns-") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+        ThreadPoolExecutor(len(programs)) as pool,
+    ):
+        place = f"{folder}/referee"
+        listener.bind(place)
+        listener.listen()
+        started = {
+            letter: pool.submit(run, {TURNS: place, SIDE: letter, PROCESSOR: processor})
+            for letter, run in zip(letters, programs, strict=True)
+        }
+        try:
+            _give_turns(listener, letters, seed, lambda letter: not started[letter].done())
+        finally:
+            listener.close()
+        runs = [each.result() for each in started.values()]
+    first = max(run.warmup for run in runs)
+    last = min(len(run.all_step_ns) for run in runs)
+    if last <= first or not can_take_turns(runs):
+        raise ProgramError("the steps of the programs could not take turns")
+    steps = np.array([run.all_step_ns[first:last] for run in runs], np.int64).T
+    return runs, np.maximum(steps, 1)
+
+
+def _give_turns(
+    listener: socket.socket, sides: Sequence[str], seed: int, is_running: Callable[[str], bool]
+) -> None:
+    """Let processes run their steps in turn until all have left.
+
+    A process that ends without a step never comes to the listener, so `is_running` says of a side
+    whether its process still runs.
     """
     rng = random.Random(seed)
     with contextlib.ExitStack() as at_the_end:
         ends = _accept_sides(listener, sides, is_running)
         for end in ends.values():
             at_the_end.enter_context(end)
-        steps = dict.fromkeys(ends, 0)
         while ends:
             for side in rng.sample(sides, len(sides)):
-                if side in ends and not _run_one_step(ends[side]):
+                if side not in ends:
+                    continue
+                answer = b""
+                with contextlib.suppress(OSError):
+                    ends[side].sendall(GO)
+                    answer = ends[side].recv(1)
+                if answer != DONE:
                     ends.pop(side).close()
-                elif side in ends:
-                    steps[side] += 1
-    return steps
 
 
 def _accept_sides(
@@ -141,11 +138,3 @@ def _accept_sides(
             continue
         found[side] = end
     return found
-
-
-def _run_one_step(end: socket.socket) -> bool:
-    try:
-        end.sendall(_GO)
-        return end.recv(1) == _DONE
-    except OSError:
-        return False

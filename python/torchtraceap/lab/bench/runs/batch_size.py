@@ -20,6 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
@@ -27,9 +30,9 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.runs.child import Spec
 from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
 from torchtraceap.lab.bench.runs.run import WorkloadError, run_process
-from torchtraceap.lab.bench.store.intervals import robust_line
+from torchtraceap.lab.bench.statistics import scipy_stats
 
-__all__ = ["BatchSearch", "Measure", "Point", "measure_batches", "search_batch"]
+__all__ = ["BatchSearch", "Measure", "Point", "measure_batches", "robust_line", "search_batch"]
 
 REACHED = 0.95
 """The share of the best rate in samples per second that defines the knee."""
@@ -86,7 +89,7 @@ def search_batch(
     Args:
         measure: Measures one size.
         start: The first size.
-        memory_ceiling_bytes: What a process may take.
+        memory_ceiling_bytes: Memory that a process may take.
 
     Raises:
         OptionError: Not even the first size fits.
@@ -101,8 +104,8 @@ def search_batch(
         if largest is not None and batch > largest:
             stopped = batch
             break
-        point = _try_size(measure, batch)
-        if point is None or _is_above(point, memory_ceiling_bytes):
+        point = _try_size(measure, batch, memory_ceiling_bytes)
+        if point is None:
             stopped = batch
             break
         points.append(point)
@@ -113,8 +116,8 @@ def search_batch(
         raise OptionError(f"a batch of {start} does not fit into the memory that there is")
     found = _search_result(points, memory_ceiling_bytes, stopped)
     if all(point.batch != found.batch for point in points):
-        confirmed = _try_size(measure, found.batch)
-        if confirmed is not None and not _is_above(confirmed, memory_ceiling_bytes):
+        confirmed = _try_size(measure, found.batch, memory_ceiling_bytes)
+        if confirmed is not None:
             points = sorted([*points, confirmed], key=lambda point: point.batch)
             return replace(found, points=tuple(points))
         below = max(point.batch for point in points if point.batch < found.batch)
@@ -122,18 +125,22 @@ def search_batch(
     return found
 
 
-def _try_size(measure: Measure, batch: int) -> Point | None:
-    """Measure a size; None if memory runs out."""
+def _try_size(measure: Measure, batch: int, ceiling: int | None) -> Point | None:
+    """Measure a size; None if memory runs out, or if it takes more than the ceiling."""
     try:
-        return measure(batch)
+        point = measure(batch)
     except WorkloadError as error:
         if error.kind != "out of memory":
             raise
         return None
+    return None if ceiling is not None and point.memory_bytes > ceiling else point
 
 
-def _is_above(point: Point, ceiling: int | None) -> bool:
-    return ceiling is not None and point.memory_bytes > ceiling
+def robust_line(x: npt.ArrayLike, y: npt.ArrayLike) -> tuple[float, float]:
+    """Return intercept and slope of the Theil-Sen line through two or more places, which outliers
+    do not move."""
+    line = scipy_stats().theilslopes(np.asarray(y, np.float64), x, method="joint")
+    return float(line.intercept), float(line.slope)
 
 
 def _largest(points: list[Point], ceiling: int | None) -> int | None:

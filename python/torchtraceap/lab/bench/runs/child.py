@@ -12,7 +12,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import write_text
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.lab.bench.measured import STEPS, TRACE, measured
-from torchtraceap.lab.bench.processes.fresh import STARTED
-from torchtraceap.lab.bench.processes.memory import (
+from torchtraceap.lab.bench.measured import (
+    STARTED,
+    STEPS,
+    TRACE,
     current_rss_bytes,
-    measure_memory,
-    reset_peak_rss,
+    measured,
+    peak_rss_bytes,
 )
 from torchtraceap.lab.bench.runs.config import WorkloadConfig
 
@@ -65,54 +68,36 @@ def main(arguments: Sequence[str]) -> int:
         (text,) = arguments
         spec = Spec(**json.loads(text if text.startswith("{") else Path(text).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        return _left(UNFIT, f"no specification of a process: {error}")
+        return _fail(UNFIT, f"no specification of a process: {error}")
     try:
-        _run(spec)
+        if STEPS in os.environ or TRACE in os.environ:  # a program like any other
+            _prepare(spec)
+            behind = _SPARE_STEPS + TRACED_STEPS if TRACE in os.environ else spec.steps
+            with _make_step(spec) as step:
+                for _ in measured(range(spec.warmup + behind), spec.warmup):
+                    step.step()
+        if spec.result is not None:
+            result = {"flops": _count_flops(spec)} if spec.flops else _measure_process(spec)
+            write_text(spec.result, json.dumps(result, allow_nan=False))
     except MissingDependencyError as error:
-        return _left(MISSING, str(error))
+        return _fail(MISSING, str(error))
     except OptionError as error:
-        return _left(UNFIT, str(error))
+        return _fail(UNFIT, str(error))
     except MemoryError as error:
-        return _left(OUT_OF_MEMORY, str(error) or "out of memory")
+        return _fail(OUT_OF_MEMORY, str(error) or "out of memory")
     except Exception as error:
-        if _is_out_of_memory(error):
-            return _left(OUT_OF_MEMORY, str(error))
-        import traceback
-
+        known = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
+        on_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        if on_host or (known is not None and isinstance(error, known)):
+            return _fail(OUT_OF_MEMORY, str(error))
         traceback.print_exc()
         return CRASHED
     return 0
 
 
-def _left(code: int, reason: str) -> int:
+def _fail(code: int, reason: str) -> int:
     sys.stderr.write(f"{' '.join(reason.split())}\n")
     return code
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    torch: Any = sys.modules.get("torch")
-    kind = getattr(torch, "OutOfMemoryError", None)
-    if kind is not None and isinstance(error, kind):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-def _run(spec: Spec) -> None:
-    if STEPS in os.environ or TRACE in os.environ:
-        _run_as_program(spec)
-    if spec.result is None:
-        return
-    result = {"flops": _flops(spec)} if spec.flops else _measured_process(spec)
-    write_text(spec.result, json.dumps(result, allow_nan=False))
-
-
-def _run_as_program(spec: Spec) -> None:
-    _prepare(spec)
-    with _make_step(spec) as step:
-        traced = TRACE in os.environ
-        behind = _SPARE_STEPS + TRACED_STEPS if traced else spec.steps
-        for _ in measured(range(spec.warmup + behind), spec.warmup):
-            step.step()
 
 
 def _prepare(spec: Spec) -> Any:
@@ -142,27 +127,40 @@ def _make_step(spec: Spec, *, compiled: bool | None = None) -> Step:
     )
 
 
-def _measured_process(spec: Spec) -> dict[str, Any]:
+def _measure_process(spec: Spec) -> dict[str, Any]:
     started = os.environ.get(STARTED, "")
     started_ns = int(started) if started.isdecimal() else time.perf_counter_ns()
     torch = _prepare(spec)
     imported_ns = time.perf_counter_ns()
     baseline = current_rss_bytes()
-    reset_peak_rss()
+    # The peak starts anew, if the kernel allows it.
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")
     with _make_step(spec) as step:
         step.synchronize()
         made_ns = time.perf_counter_ns()
         _fenced_times(step, 1)
         first_ns = time.perf_counter_ns()
         _fenced_times(step, spec.warmup - 1)
-        ways: list[tuple[str, Callable[[Step, int], list[int]]]] = [
-            ("fenced", _fenced_times),
-            ("free", _free_times),
-        ]
-        if spec.free_first:
-            ways.reverse()
-        times = {name: way(step, spec.steps) for name, way in ways}
+        times = {}
+        for way in ("free", "fenced") if spec.free_first else ("fenced", "free"):
+            measure = _fenced_times if way == "fenced" else _free_times
+            times[way] = measure(step, spec.steps)
         on_gpu = step.device.type == "cuda"
+        peak = peak_rss_bytes()
+        memory: dict[str, Any] = {
+            "rss_peak_bytes": peak,
+            "rss_baseline_bytes": baseline,
+            "rss_above_bytes": max(0, peak - baseline),
+            "allocated_peak_bytes": None,
+            "reserved_peak_bytes": None,
+            "fragmentation": None,
+        }
+        if on_gpu:
+            allocated = memory["allocated_peak_bytes"] = torch.cuda.max_memory_allocated()
+            reserved = memory["reserved_peak_bytes"] = torch.cuda.max_memory_reserved()
+            # The share of the reserved peak that tensors did not hold at their own peak.
+            memory["fragmentation"] = 1.0 - allocated / reserved if reserved else 0.0
         return {
             "batch": step.batch,
             "first_batch_ns": {
@@ -172,7 +170,7 @@ def _measured_process(spec: Spec) -> dict[str, Any]:
                 "first_step": first_ns - made_ns,
             },
             "times": times,
-            "memory": measure_memory(baseline, torch if on_gpu else None).to_dict(),
+            "memory": memory,
             "device": torch.cuda.get_device_name(step.device) if on_gpu else None,
             "threads": torch.get_num_threads(),
         }
@@ -205,7 +203,7 @@ def _free_times(step: Step, count: int) -> list[int]:
     return times
 
 
-def _flops(spec: Spec) -> int | None:
+def _count_flops(spec: Spec) -> int | None:
     """Return the FLOPs of a step without compilation, as torch counts them; None if it cannot."""
     _prepare(spec)
     try:

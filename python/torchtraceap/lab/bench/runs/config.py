@@ -15,8 +15,8 @@ from typing import Any
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import MissingFileError, OptionError
-from torchtraceap.lab.bench.store.digests import content_hash
-from torchtraceap.lab.workloads.registry import SIZES, Entry, workloads
+from torchtraceap.lab.bench.processes.environment import content_hash
+from torchtraceap.lab.workloads.registry import SIZES, workloads
 from torchtraceap.lab.workloads.steps import MODES, PRECISIONS
 
 __all__ = ["BOTH", "Protocol", "WorkloadConfig", "expand_modes", "read_plan", "select_names"]
@@ -105,7 +105,7 @@ class Protocol:
         if not self.timeout_s > 0:
             raise OptionError("a time-out is above 0 seconds")
 
-    def kept(self) -> dict[str, int]:
+    def stored_values(self) -> dict[str, int]:
         """Return the values that a run stores."""
         return {"processes": self.processes, "steps": self.steps, "warmup": self.warmup}
 
@@ -117,13 +117,8 @@ def select_names(
     domain: str | None = None,
     task: str | None = None,
 ) -> list[str]:
-    """Return the given names of workloads, or those of the suite that match.
-
-    Args:
-        names: As they are given; then nothing else may be.
-        everything: All that are known here.
-        domain: Those of a domain.
-        task: Those of a task.
+    """Return the given names of workloads, or else those of the suite: everything, or those of a
+    domain or of a task.
 
     Raises:
         OptionError: Both ways are used, none is, none fits, or a name is of no workload.
@@ -133,7 +128,12 @@ def select_names(
         raise OptionError("name workloads, or choose them by --all, --domain or --task")
     known = workloads()
     if names:
-        _check_names(names, [entry.name for entry in known])
+        listed = [entry.name for entry in known]
+        for name in names:  # before hours go by: a name without a colon has to be listed
+            if ":" not in name and name not in listed:
+                near = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
+                hint = f", did you mean {' or '.join(near)}?" if near else "; bench list names them"
+                raise OptionError(f"there is no workload {name!r}{hint}")
         return list(dict.fromkeys(names))
     chosen = [
         entry.name
@@ -141,26 +141,12 @@ def select_names(
         if domain in (None, entry.domain) and task in (None, entry.task)
     ]
     if not chosen:
-        raise OptionError(f"no workload is of {_kinds(known, domain, task)}")
+        kinds = [(kind, value) for kind, value in (("domain", domain), ("task", task)) if value]
+        wanted = " and ".join(f"the {kind} {value!r}" for kind, value in kinds)
+        domains = ", ".join(sorted({entry.domain for entry in known if entry.domain}))
+        tasks = ", ".join(sorted({entry.task for entry in known if entry.task}))
+        raise OptionError(f"no workload is of {wanted} (domains: {domains}; tasks: {tasks})")
     return chosen
-
-
-def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
-    """Check names before hours go by: a name without a colon has to be listed."""
-    for name in names:
-        if ":" not in name and name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            like = f", did you mean {' or '.join(near)}?" if near else ""
-            raise OptionError(f"there is no workload {name!r}{like or '; bench list names them'}")
-
-
-def _kinds(known: Sequence[Entry], domain: str | None, task: str | None) -> str:
-    wanted = " and ".join(
-        f"the {kind} {value!r}" for kind, value in (("domain", domain), ("task", task)) if value
-    )
-    domains = sorted({entry.domain for entry in known if entry.domain})
-    tasks = sorted({entry.task for entry in known if entry.task})
-    return f"{wanted} (domains: {', '.join(domains)}; tasks: {', '.join(tasks)})"
 
 
 def expand_modes(asked: WorkloadConfig, mode: str) -> list[WorkloadConfig]:
@@ -187,24 +173,22 @@ def read_plan(path: PathLike) -> list[WorkloadConfig]:
     runs = document.pop("run", None)
     if not isinstance(runs, list) or not runs:
         raise OptionError(f"{path}: has no [[run]]")
+    known = {each.name for each in fields(WorkloadConfig)} - {"workload", "mode"}
     found: list[WorkloadConfig] = []
     for place, run in enumerate(runs, 1):
         try:
-            found += _parse_run(document | dict(run))
+            settings = document | dict(run)
+            names, mode = settings.pop("names", None), settings.pop("mode", "train")
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise OptionError("names is a list of workloads")
+            unknown = sorted(settings.keys() - known)
+            if unknown:
+                raise OptionError(f"there is no key {unknown[0]!r} ({', '.join(sorted(known))})")
+            for name in names:
+                found += expand_modes(WorkloadConfig(name, **settings), mode)
         except (OptionError, TypeError, ValueError) as error:
             raise OptionError(f"{path}: run {place}: {error}") from error
     return found
-
-
-def _parse_run(settings: dict[str, Any]) -> list[WorkloadConfig]:
-    names, mode = settings.pop("names", None), settings.pop("mode", "train")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise OptionError("names is a list of workloads")
-    known = {each.name for each in fields(WorkloadConfig)} - {"workload", "mode"}
-    unknown = sorted(settings.keys() - known)
-    if unknown:
-        raise OptionError(f"there is no key {unknown[0]!r} ({', '.join(sorted(known))})")
-    return [each for name in names for each in expand_modes(WorkloadConfig(name, **settings), mode)]
 
 
 def _code_hash(workload: str) -> str | None:

@@ -5,6 +5,11 @@ Note [A run]: some processes measure the same configuration one after the other,
 that are waited for and steps that run freely, by turns in either order. One more process is traced
 and not timed. A process that hangs, crashes or runs out of memory ends its run, says why, and
 nothing else.
+
+Note [Lost overlap]: waiting for the device behind each step keeps the host from running ahead, as a
+training loop lets it. The mean step that is waited for, less the mean step of the same process when
+it runs freely, is what such waiting costs; near zero where the host does not run ahead at all. On a
+CPU it is the noise of the measurement.
 """
 
 from __future__ import annotations
@@ -16,7 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
 
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
@@ -24,23 +32,21 @@ from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.measured import FREE, STEPS, TRACE
 from torchtraceap.lab.bench.processes.environment import environment_hash, fingerprint
-from torchtraceap.lab.bench.processes.fresh import ProgramResult, last_line, run_fresh
+from torchtraceap.lab.bench.processes.programs import ProgramResult, last_line, run_fresh
 from torchtraceap.lab.bench.runs.child import MISSING, OUT_OF_MEMORY, UNFIT, Spec
 from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
-from torchtraceap.lab.bench.runs.metrics import metrics_of
-from torchtraceap.lab.bench.store.run_store import (
-    MeasuredRun,
-    Samples,
-    Store,
-    StoredRun,
-    need_parquet,
-)
+from torchtraceap.lab.bench.runs.run_store import MeasuredRun, Samples, Store, need_parquet
 from torchtraceap.lab.workloads.registry import workloads
 
-if TYPE_CHECKING:
-    from torchtraceap.trace.trace import Trace
-
-__all__ = ["Outcome", "WorkloadError", "check_device", "measure", "run_all", "run_process"]
+__all__ = [
+    "Outcome",
+    "WorkloadError",
+    "check_device",
+    "measure",
+    "metrics_of",
+    "run_all",
+    "run_process",
+]
 
 _TAIL_LINES = 20
 _CHECK_TIMEOUT_S = 120.0
@@ -111,51 +117,40 @@ def check_device(device: str) -> None:
 def run_all(
     asked: Sequence[WorkloadConfig], protocol: Protocol, store: Store, *, resume: bool = False
 ) -> Iterator[Outcome]:
-    """Measure configurations one after the other and store each at once.
+    """Measure configurations one after the other, store each at once, and yield its outcome.
 
-    Args:
-        asked: What.
-        protocol: How.
-        store: Where.
-        resume: What the store has of the same configuration and environment, of as many processes
-            and steps, is not measured again.
-
-    Yields:
-        What came of each.
+    With `resume`, what the store has of the same configuration and environment, of as many
+    processes and steps, is not measured again.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
         OutputError: The store can't be written.
     """
     need_parquet()
-    environment = fingerprint()
+    environment = environment_hash(fingerprint())
     missing = {entry.name: entry.why_not for entry in workloads() if entry.missing}
     for place, each in enumerate(asked, 1):
-        kept = _already(each, protocol, store, environment) if resume else None
-        if kept is not None:
-            yield Outcome(each.name, each.label, "kept", kept.id)
+        like = store.runs(config_hash=each.config_hash) if resume else ()
+        kept = [
+            run.id
+            for run in like
+            if run.environment_hash == environment
+            and all(
+                run.config.get("protocol", {}).get(key, 0) >= number
+                for key, number in protocol.stored_values().items()
+            )
+        ]
+        if kept:
+            yield Outcome(each.name, each.label, "kept", kept[-1])
             continue
         if each.workload in missing:  # known without starting a process
             yield Outcome(each.name, each.label, "skipped", None, missing[each.workload])
             continue
         with progress_stage(f"measuring {each.label} ({place} of {len(asked)})"):
-            yield _outcome(each, protocol, store)
+            yield _measure_and_store(each, protocol, store)
 
 
-def _already(
-    asked: WorkloadConfig, protocol: Protocol, store: Store, environment: dict[str, Any]
-) -> StoredRun | None:
-    wanted = environment_hash(environment)
-    for run in reversed(store.runs(config_hash=asked.config_hash)):
-        how = run.config.get("protocol", {})
-        if run.environment_hash == wanted and all(
-            how.get(key, 0) >= number for key, number in protocol.kept().items()
-        ):
-            return run
-    return None
-
-
-def _outcome(asked: WorkloadConfig, protocol: Protocol, store: Store) -> Outcome:
+def _measure_and_store(asked: WorkloadConfig, protocol: Protocol, store: Store) -> Outcome:
     try:
         with tempfile.TemporaryDirectory(prefix="ttap-run-") as folder:
             kept = store.save(measure(asked, protocol, Path(folder)))
@@ -174,12 +169,8 @@ def _outcome(asked: WorkloadConfig, protocol: Protocol, store: Store) -> Outcome
 
 
 def measure(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> MeasuredRun:
-    """Measure a configuration; see Note [A run].
-
-    Args:
-        asked: What.
-        protocol: How.
-        folder: For files that may be gone when the run is kept.
+    """Measure a configuration; see Note [A run]. `folder` is for files that may be gone when the
+    run is kept.
 
     Raises:
         WorkloadError: A process failed.
@@ -191,26 +182,19 @@ def measure(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> Measured
         with progress_stage(f"{asked.label}: process {process + 1} of {protocol.processes}"):
             spec = _spec(asked, protocol, free_first=process % 2 == 1)
             results.append(run_process(spec, protocol.timeout_s, folder))
-    explained = _TraceResults()
-    if protocol.trace:
-        with progress_stage(f"{asked.label}: recording a trace"):
-            explained = _trace_run(asked, protocol, folder)
-    return MeasuredRun(
+    run = MeasuredRun(
         name=asked.name,
         when=when,
-        config={**asked.config(), "protocol": protocol.kept()},
+        config={**asked.config(), "protocol": protocol.stored_values()},
         environment=environment,
-        metrics={
-            **metrics_of(results),
-            "flops_per_step": explained.flops,
-            "flops_by": explained.flops_by,
-            "notes": explained.notes,
-        },
-        counts=explained.counts,
+        metrics={**metrics_of(results), "flops_per_step": None, "flops_by": None, "notes": []},
+        counts={},
         samples=Samples.of_processes([result["times"] for result in results]),
-        trace=explained.trace,
-        diagnosis=explained.diagnosis,
     )
+    if not protocol.trace:
+        return run
+    with progress_stage(f"{asked.label}: recording a trace"):
+        return _with_trace(run, asked, protocol, folder)
 
 
 def _spec(asked: WorkloadConfig, protocol: Protocol, **more: Any) -> Spec:
@@ -218,12 +202,8 @@ def _spec(asked: WorkloadConfig, protocol: Protocol, **more: Any) -> Spec:
 
 
 def run_process(spec: Spec, timeout_s: float | None, folder: Path) -> dict[str, Any]:
-    """Run one process of a workload and return its measurements.
-
-    Args:
-        spec: What it runs.
-        timeout_s: So long it may take.
-        folder: Where its result is written meanwhile.
+    """Run one process of a workload and return its measurements, which it writes into `folder`
+    meanwhile.
 
     Raises:
         WorkloadError: It failed.
@@ -254,71 +234,98 @@ def _check(finished: ProgramResult) -> None:
     raise WorkloadError("failed", reason, tail)
 
 
-# ------------------------------------------------------------------------- what explains a run
-
-
-class _TraceResults:
-    """Results of the traced process."""
-
-    def __init__(self) -> None:
-        self.trace: Path | None = None
-        self.diagnosis: dict[str, Any] | None = None
-        self.counts: dict[str, int] = {}
-        self.flops: int | None = None
-        self.flops_by: str | None = None
-        self.notes: list[str] = []
-
-
-def _trace_run(asked: WorkloadConfig, protocol: Protocol, folder: Path) -> _TraceResults:
-    """Run a traced process; if it fails, the run is stored without a trace."""
-    target, result = folder / "trace.json.gz", folder / "flops.json"
-    spec = _spec(asked, protocol, flops=True, result=str(result))
-    env = {**_QUIET, TRACE: str(target)}
-    found = _TraceResults()
-    try:
-        _check(run_fresh(spec.command(), env=env, timeout_s=protocol.timeout_s))
-    except WorkloadError as failure:
-        found.notes.append(f"there is no trace: {failure}")
-    if result.exists():
-        found.flops = json.loads(result.read_text("utf-8"))["flops"]
-        found.flops_by = "torch.utils.flop_counter" if found.flops else None
-    if target.exists():
-        _read_trace(target, found)
-    return found
-
-
-def _read_trace(target: Path, found: _TraceResults) -> None:
+def _with_trace(
+    run: MeasuredRun, asked: WorkloadConfig, protocol: Protocol, folder: Path
+) -> MeasuredRun:
+    """Return a run with the trace of one more process, its counts and diagnosis, and with FLOPs; if
+    that process fails, with a note."""
+    from torchtraceap.contracts.measures.measurement import counts
     from torchtraceap.diagnosis.diagnose import build_diagnosis
     from torchtraceap.trace.load import load
 
+    target, result = folder / "trace.json.gz", folder / "flops.json"
+    spec = _spec(asked, protocol, flops=True, result=str(result))
+    flops: int | None = None
+    flops_by: str | None = None
+    notes: list[str] = []
     try:
-        trace = load(target)
-        found.diagnosis = build_diagnosis(trace).to_dict()
-        for file in found.diagnosis["files"]:  # the folder is gone, and may name a person
-            file["path"] = Path(file["path"]).name
-        found.counts = _counts(trace)
-        if not found.flops:
-            found.flops = _flops_of(trace)
-            found.flops_by = "models of the trace's operators" if found.flops else None
-    except TraceError as error:
-        found.notes.append(f"the trace can't be explained: {error}")
-    found.trace = target
+        env = {**_QUIET, TRACE: str(target)}
+        _check(run_fresh(spec.command(), env=env, timeout_s=protocol.timeout_s))
+    except WorkloadError as failure:
+        notes.append(f"there is no trace: {failure}")
+    if result.exists():
+        flops = json.loads(result.read_text("utf-8"))["flops"]
+        flops_by = "torch.utils.flop_counter" if flops else None
+    diagnosis: dict[str, Any] | None = None
+    counted: dict[str, int] = {}
+    if target.exists():
+        try:
+            trace = load(target)
+            diagnosis = build_diagnosis(trace).to_dict()
+            for file in diagnosis["files"]:  # the folder is gone, and may name a person
+                file["path"] = Path(file["path"]).name
+            counted = counts(trace)
+            if not flops:  # by our own operator models, unless they do not know an operator
+                table = trace.roofline(by="call")
+                steps = sum(len(rank.tree.steps) for rank in trace.ranks)
+                if steps and "flops" in table:
+                    flops = round(float(np.nansum(table["flops"])) / steps) or None
+                flops_by = "models of the trace's operators" if flops else None
+        except TraceError as error:
+            notes.append(f"the trace can't be explained: {error}")
+    return replace(
+        run,
+        metrics={**run.metrics, "flops_per_step": flops, "flops_by": flops_by, "notes": notes},
+        counts=counted,
+        trace=target if target.exists() else None,
+        diagnosis=diagnosis,
+    )
 
 
-def _counts(trace: Trace) -> dict[str, int]:
-    from torchtraceap.contracts.measures.measurement import counts
+def metrics_of(processes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the metrics of a run; times in ns, memory in bytes.
 
-    return counts(trace)
+    Args:
+        processes: Results that `child` writes, at least one.
 
-
-def _flops_of(trace: Trace) -> int | None:
-    """Return the FLOPs of a step by our own operator models; None if they do not know an
-    operator."""
-    import numpy as np
-
-    table = trace.roofline(by="call")
-    steps = sum(len(rank.tree.steps) for rank in trace.ranks)
-    if "flops" not in table or not steps:
-        return None
-    total = float(np.nansum(table["flops"]))
-    return round(total / steps) or None
+    Returns:
+        `batch`; `step_ns` of fenced steps: median, p10 and p90 over all, medians `by_process`, and
+        `mean`; `free_step_ns`: the mean of a freely running step, median over the processes, and
+        `by_process`; `lost_overlap_ns` and its share; `samples_per_s` by the mean free step and
+        `samples_per_s_fenced` by the median fenced one; `first_batch_ns` with its parts, medians;
+        `memory`, the largest of each; `device` and `threads`.
+    """
+    fenced = [each["times"]["fenced"] for each in processes]
+    free = [fmean(each["times"]["free"]) for each in processes]
+    every = np.concatenate([np.asarray(times, dtype=np.int64) for times in fenced])
+    typical, freely = median(every.tolist()), median(free)
+    lost = median(fmean(times) - mean for times, mean in zip(fenced, free, strict=True))
+    first, batch = processes[0], processes[0]["batch"]
+    memory = {
+        name: max(
+            (m for each in processes if (m := each["memory"][name]) is not None), default=None
+        )
+        for name in first["memory"]
+    }
+    return {
+        "batch": batch,
+        "step_ns": {
+            "median": round(typical),
+            "p10": round(float(np.quantile(every, 0.1))),
+            "p90": round(float(np.quantile(every, 0.9))),
+            "mean": round(float(every.mean())),
+            "by_process": [round(median(times)) for times in fenced],
+        },
+        "free_step_ns": {"mean": round(freely), "by_process": [round(mean) for mean in free]},
+        "lost_overlap_ns": round(lost),
+        "lost_overlap_share": lost / fmean(map(fmean, fenced)),
+        "samples_per_s": None if batch is None or not freely else batch * 1e9 / freely,
+        "samples_per_s_fenced": None if batch is None or not typical else batch * 1e9 / typical,
+        "first_batch_ns": {
+            name: round(median(each["first_batch_ns"][name] for each in processes))
+            for name in first["first_batch_ns"]
+        },
+        "memory": memory,
+        "device": first["device"],
+        "threads": first["threads"],
+    }

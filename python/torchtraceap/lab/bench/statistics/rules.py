@@ -1,4 +1,4 @@
-"""Well-known rules that judge the same runs, as yardsticks for verdicts.
+"""Yardsticks for verdicts: well-known rules that judge the same runs, and simulated noise.
 
 - `torchbench_7_percent`: one run of a side, medians of their steps, an alarm beyond 7 %; what
   TorchBench's regression detector did (`userbenchmark/*/regression_detector.py`, both signs).
@@ -7,25 +7,29 @@
   99 % intervals of the medians that do not overlap, and a factor of 1.1 (`asv continuous`);
   `asv_without_factor` leaves the factor away.
 - `blocks_mwu`: ten runs of A, then ten of B, Mann-Whitney p < 0.01 over their medians.
+
+The log of what a run takes on a simulated machine is the sum of noise of the run alone (normal),
+drift (autoregressive, with coefficient 0.9 from run to run) and, now and then, a slow run
+(exponential).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.lab.bench.statistics import scipy_stats
-from torchtraceap.lab.bench.statistics.rank_sum import least_p, rank_sum_p
+from torchtraceap.lab.bench.statistics.rank_tests import least_rank_sum_p, rank_sum_p
 
-__all__ = ["BLOCK_RUNS", "RULES", "Rule", "RuleAnswer"]
+__all__ = ["BLOCK_RUNS", "MACHINES", "RULES", "Machine", "Rule"]
 
 NO_DIFFERENCE = "no difference"
 BLOCK_RUNS = 10
 _ASV_P = 0.002
-_ASV_FACTOR = 1.1
 _ASV_PROCESSES = 2
 _ASV_REPEATS = 10
 """Timings that asv takes in a process if time allows."""
@@ -37,64 +41,42 @@ Steps = Sequence[Array]
 
 
 @dataclass(frozen=True, slots=True)
-class RuleAnswer:
-    """The answer of a rule."""
-
-    verdict: str
-    """"slower", "faster" or "no difference"."""
-    change: float
-    """The change that the rule sees, after / before - 1."""
-    runs: int
-    """Number of runs per side that the rule used."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rule:
     """A named rule."""
 
     name: str
     runs: int
-    """Number of runs per side that the rule needs."""
+    """Number of runs per side that the rule needs; it uses no more."""
     what: str
-    say: Callable[[Steps, Steps], RuleAnswer]
-    """Function of the steps of the runs of A and of those of B."""
+    say: Callable[[Steps, Steps], tuple[str, float]]
+    """Function of the steps of the runs of A and of those of B. It returns "slower", "faster" or
+    "no difference", and the change that the rule sees, after / before - 1."""
 
 
-def _single(threshold: float) -> Callable[[Steps, Steps], RuleAnswer]:
-    def say(before: Steps, after: Steps) -> RuleAnswer:
-        change = float(np.median(after[0]) / np.median(before[0])) - 1
-        return RuleAnswer(_word(abs(change) > threshold, change), change, 1)
-
-    return say
+def _single(threshold: float, before: Steps, after: Steps) -> tuple[str, float]:
+    change = float(np.median(after[0]) / np.median(before[0])) - 1
+    return _verdict(abs(change) > threshold, change), change
 
 
-def _asv(factor: float) -> Callable[[Steps, Steps], RuleAnswer]:
-    def say(before: Steps, after: Steps) -> RuleAnswer:
-        a, b = (
-            np.concatenate([run[:_ASV_REPEATS] for run in side[:_ASV_PROCESSES]])
-            for side in (before, after)
-        )
-        change = float(np.median(b) / np.median(a)) - 1
-        beyond = change > factor - 1 or change < 1 / factor - 1
-        return RuleAnswer(_word(beyond and _asv_different(a, b), change), change, _ASV_PROCESSES)
-
-    return say
-
-
-def _asv_different(a: Array, b: Array) -> bool:
-    if least_p(len(a), len(b)) / 2 < _ASV_P:
-        if max(len(a), len(b)) <= _ASV_EXACT:
-            return rank_sum_p(a, b) < _ASV_P
-
-        asymptotic = scipy_stats().mannwhitneyu(a, b, use_continuity=False, method="asymptotic")
-        return bool(asymptotic.pvalue < _ASV_P)
-    (a_low, a_high), (b_low, b_high) = _median_interval(a), _median_interval(b)
-    return bool(a_high < b_low or b_high < a_low)
+def _asv(factor: float, before: Steps, after: Steps) -> tuple[str, float]:
+    a, b = (
+        np.concatenate([run[:_ASV_REPEATS] for run in side[:_ASV_PROCESSES]])
+        for side in (before, after)
+    )
+    change = float(np.median(b) / np.median(a)) - 1
+    if not (change > factor - 1 or change < 1 / factor - 1):
+        return NO_DIFFERENCE, change
+    if least_rank_sum_p(len(a), len(b)) / 2 >= _ASV_P:
+        (a_low, a_high), (b_low, b_high) = _median_interval(a), _median_interval(b)
+        return _verdict(a_high < b_low or b_high < a_low, change), change
+    if max(len(a), len(b)) <= _ASV_EXACT:
+        return _verdict(rank_sum_p(a, b) < _ASV_P, change), change
+    asymptotic = scipy_stats().mannwhitneyu(a, b, use_continuity=False, method="asymptotic")
+    return _verdict(bool(asymptotic.pvalue < _ASV_P), change), change
 
 
 def _median_interval(samples: Array) -> tuple[float, float]:
     """Return the 99 % interval of the median by order statistics; infinite for too few samples."""
-
     ordered = np.sort(samples)
     cut = int(scipy_stats().binom.ppf(0.005, len(ordered), 0.5))
     if cut == 0:
@@ -102,13 +84,13 @@ def _median_interval(samples: Array) -> tuple[float, float]:
     return float(ordered[cut - 1]), float(ordered[-cut])
 
 
-def _blocks(before: Steps, after: Steps) -> RuleAnswer:
+def _blocks(before: Steps, after: Steps) -> tuple[str, float]:
     a, b = (np.array([np.median(run) for run in side[:BLOCK_RUNS]]) for side in (before, after))
     change = float(np.median(b) / np.median(a)) - 1
-    return RuleAnswer(_word(rank_sum_p(a, b) < 0.01, change), change, min(len(a), len(b)))
+    return _verdict(rank_sum_p(a, b) < 0.01, change), change
 
 
-def _word(is_alarm: bool, change: float) -> str:
+def _verdict(is_alarm: bool, change: float) -> str:
     if not is_alarm:
         return NO_DIFFERENCE
     return "slower" if change > 0 else "faster"
@@ -117,10 +99,43 @@ def _word(is_alarm: bool, change: float) -> str:
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        Rule("torchbench_7_percent", 1, "one run a side, 7 %", _single(0.07)),
-        Rule("single_run_2_percent", 1, "one run a side, 2 %", _single(0.02)),
-        Rule("asv", 2, "two runs a side, Mann-Whitney 0.002, factor 1.1", _asv(_ASV_FACTOR)),
-        Rule("asv_without_factor", 2, "two runs a side, Mann-Whitney 0.002", _asv(1.0)),
+        Rule("torchbench_7_percent", 1, "one run a side, 7 %", partial(_single, 0.07)),
+        Rule("single_run_2_percent", 1, "one run a side, 2 %", partial(_single, 0.02)),
+        Rule("asv", 2, "two runs a side, Mann-Whitney 0.002, factor 1.1", partial(_asv, 1.1)),
+        Rule("asv_without_factor", 2, "two runs a side, Mann-Whitney 0.002", partial(_asv, 1.0)),
         Rule("blocks_mwu", BLOCK_RUNS, "ten runs after ten runs, Mann-Whitney 0.01", _blocks),
     )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The noise of one machine as fractions of a run's time."""
+
+    run: float
+    """Standard deviation of a single run."""
+    drift: float
+    """Standard deviation of the drift."""
+    slow: float
+    """Probability of a slow run."""
+    memory: float = 0.9
+    """Autoregressive coefficient of the drift from run to run."""
+    slow_by: float = 0.05
+    """Mean slowdown of a slow run."""
+
+    def logs(self, comparisons: int, runs: int, generator: np.random.Generator) -> Array:
+        """Draw logarithms of run times in order of time, float64 `[comparisons, runs]`."""
+        size = comparisons, runs
+        drift = generator.normal(0, self.drift, size)
+        fresh = np.sqrt(1 - self.memory**2)
+        for run in range(1, runs):
+            drift[:, run] = self.memory * drift[:, run - 1] + fresh * drift[:, run]
+        is_slow = generator.random(size) < self.slow
+        slow = np.where(is_slow, generator.exponential(self.slow_by, size), 0.0)
+        return generator.normal(0, self.run, size) + drift + slow
+
+
+MACHINES = {
+    "quiet": Machine(run=0.0045, drift=0.005, slow=0.02),
+    "shared": Machine(run=0.015, drift=0.02, slow=0.05),
 }

@@ -1,4 +1,12 @@
-"""A sequential test with looks at 10, 20 and 40 pairs.
+"""A sequential test of pairs with looks at 10, 20 and 40 of them, alone and in a suite.
+
+Note [Order of a pair]: of every two pairs one runs A first and the other B first, and a coin says
+which: ABBA or BAAB. A steady drift of the machine then cancels within two pairs, and the coin keeps
+a rhythm of the machine from falling together with the sides. The signed ranks treat the pairs as
+independent and symmetric, and that is a condition on the noise: a drift that bends within four runs
+makes the two pairs of a block alike. At its worst, a machine with nothing but a first-order
+autoregressive drift of coefficient 1/2, their correlation is 1/8. What the machine at hand does is
+measured by `bench calibrate`.
 
 Note [Spending]: whoever looks three times has three chances of a false alarm. Each look may spend a
 part of alpha, and the parts sum to alpha, so that by the union bound the three together err with at
@@ -12,32 +20,43 @@ the whole interval lies inside the minimal effect the sides are equivalent, sign
 slower or faster takes a p below what the look may spend and an estimate of at least half the
 minimal effect. So nothing is called slower for 0.1 %, and a change of exactly the minimal effect,
 whose estimate falls on either side of it, is found. Both conditions only take alarms away.
+
+Note [False discoveries]: of sixty comparisons at alpha 0.01 without any change, every second suite
+would raise an alarm. By Benjamini and Hochberg (1995) the expected share of false ones among the
+alarms stays below `FDR`, and where nothing changed at all so does the probability of any alarm. It
+needs p values that hold for the whole sequential comparison (`whole_p`). Comparisons that stopped
+early have a p that is hardly below alpha; they go on, look by look, where the suite needs a smaller
+one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.statistics.signed_rank import interval, p_values, walsh_averages
+from torchtraceap.lab.bench.statistics import scipy_stats
+from torchtraceap.lab.bench.statistics.rank_tests import interval, p_values, walsh_averages
 
 __all__ = [
     "DEFAULT_ALPHA",
     "DEFAULT_LOOKS",
     "DEFAULT_MINIMAL_EFFECT",
+    "FDR",
     "VERDICTS",
     "Look",
-    "LookResults",
     "Plan",
+    "abba",
     "decide",
     "decide_many",
     "judge",
+    "log_ratios",
     "look_at",
+    "q_values",
     "whole_p",
 ]
 
@@ -52,6 +71,23 @@ EQUIVALENCE_ALPHA = 0.05
 the customary level of two one-sided tests."""
 LEAST_SHARE = 0.5
 """The smallest estimate as a share of the minimal effect; see Note [Significant and small]."""
+FDR = 0.05
+"""The largest expected share of false alarms among the alarms of a suite."""
+
+
+def abba(pairs: int, generator: np.random.Generator, rows: int | None = None) -> Array:
+    """Draw the pairs in which A runs first, bool `[pairs]` or `[rows, pairs]`; see Note [Order of a
+    pair]."""
+    blocks = generator.integers(0, 2, size=(rows or 1, (pairs + 1) // 2)).astype(bool)
+    found = np.stack([blocks, ~blocks], axis=-1).reshape(rows or 1, -1)[:, :pairs]
+    return found if rows is not None else found[0]
+
+
+def log_ratios(logs: Array, a_first: Array) -> Array:
+    """Return the log ratios B / A, float64 `[..., pairs]`, of the logs of what runs took in order
+    of time, `[..., 2 * pairs]`, with orders as from `abba`."""
+    rise = logs[..., 1::2] - logs[..., 0::2]
+    return np.where(a_first, rise, -rise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +102,7 @@ class Plan:
     """The fraction below which a change does not matter to the user."""
     alpha: float = DEFAULT_ALPHA
     looks: tuple[int, ...] = DEFAULT_LOOKS
-    """Increasing numbers of pairs at which results are tested."""
+    """Numbers of pairs at which results are tested, from few to many."""
     least_share: float = LEAST_SHARE
 
     def __post_init__(self) -> None:
@@ -106,21 +142,6 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class LookResults:
-    """One look at many comparisons at once, as arrays `[...]` over the judged rows."""
-
-    code: Array
-    """Index into `VERDICTS`."""
-    p: Array
-    best: Array
-    """Estimate of the log ratio after / before."""
-    low: Array
-    high: Array
-    """Upper end of the interval behind the verdict: for equivalence the one inside the bounds, else
-    that of the test."""
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """One look at one comparison."""
 
@@ -140,20 +161,26 @@ class Look:
     level of each of its two tests."""
 
 
-def judge(values: Array, plan: Plan, look: int) -> LookResults:
-    """Judge comparisons at one look.
+def judge(values: Array, plan: Plan, look: int) -> tuple[Array, Array, Array, Array, Array]:
+    """Judge many comparisons at one look.
 
     Args:
-        values: float64 `[..., pairs]`: log ratios after / before of the pairs so far.
-        plan: As it was before the first run.
-        look: Which of its looks.
+        values: Log ratios after / before of the pairs so far, float64 `[..., pairs]`.
+        plan: The settings, fixed before the first run.
+        look: Number of the look.
 
     Returns:
-        Codes and figures of each row.
+        Of each row, `[...]`: index into `VERDICTS`; p; estimate of the log ratio after / before;
+        ends of the interval behind the verdict, which for equivalence is the one inside the bounds,
+        else that of the test.
     """
     pairs = values.shape[-1]
     averages = walsh_averages(values)
-    best = _median(averages)
+    # The averages are sorted: this is their median.
+    middle = averages.shape[-1] // 2
+    best = averages[..., middle]
+    if averages.shape[-1] % 2 == 0:
+        best = (averages[..., middle - 1] + best) / 2
     low, high = interval(averages, pairs, plan.levels[look])
     inner_low, inner_high = interval(averages, pairs, 2 * plan.equivalence_levels[look])
     p = p_values(values)
@@ -161,85 +188,64 @@ def judge(values: Array, plan: Plan, look: int) -> LookResults:
     large = np.abs(best) >= plan.least_share * plan.bound
     significant = (p <= plan.levels[look]) & large
     code = np.where(significant, np.where(best > 0, SLOWER, FASTER), UNDECIDED)
-    return LookResults(
-        code=np.where(inside, EQUIVALENT, code),
-        p=p,
-        best=best,
-        low=np.where(inside, inner_low, low),
-        high=np.where(inside, inner_high, high),
+    return (
+        np.where(inside, EQUIVALENT, code),
+        p,
+        best,
+        np.where(inside, inner_low, low),
+        np.where(inside, inner_high, high),
     )
-
-
-def _median(ordered: Array) -> Array:
-    middle = ordered.shape[-1] // 2
-    if ordered.shape[-1] % 2:
-        return ordered[..., middle]
-    mean: Array = (ordered[..., middle - 1] + ordered[..., middle]) / 2
-    return mean
 
 
 def look_at(values: Sequence[float] | Array, plan: Plan, look: int) -> Look:
     """Apply `judge` to one comparison."""
-    found = judge(np.asarray(values, np.float64), plan, look)
+    judged = judge(np.asarray(values, np.float64), plan, look)
+    code = int(judged[0])
+    p, best, low, high = map(float, judged[1:])
     level = plan.levels[look]
-    equivalent = int(found.code) == EQUIVALENT
-    return Look(
-        pairs=len(values),
-        verdict=VERDICTS[int(found.code)],
-        p=float(found.p),
-        level=level,
-        best=float(found.best),
-        low=float(found.low),
-        high=float(found.high),
-        error=2 * plan.equivalence_levels[look] if equivalent else level,
-    )
+    error = 2 * plan.equivalence_levels[look] if code == EQUIVALENT else level
+    return Look(len(values), VERDICTS[code], p, level, best, low, high, error)
 
 
 def decide(values: Sequence[float] | Array, plan: Plan) -> tuple[Look, ...]:
-    """Take looks at pairs in the order in which they ran, until one decides.
+    """Take looks at pairs in the order in which they ran, until one decides, and return them.
 
-    Args:
-        values: Log ratios after / before; at least as many as the first look takes. Looks that
-            take more than there are don't happen.
-        plan: As it was before the first run.
-
-    Returns:
-        Every look that was taken; the last one has the verdict.
+    The log ratios after / before are at least as many as the first look takes. Looks that take more
+    than there are don't happen.
     """
-    return tuple(_looks(np.asarray(values, np.float64), plan))
-
-
-def _looks(values: Array, plan: Plan) -> Iterator[Look]:
+    ratios = np.asarray(values, np.float64)
+    looks: list[Look] = []
     for number, pairs in enumerate(plan.looks):
-        if pairs > len(values):
-            return
-        look = look_at(values[:pairs], plan, number)
-        yield look
-        if look.verdict != "undecided":
-            return
+        if pairs > len(ratios):
+            break
+        looks.append(look_at(ratios[:pairs], plan, number))
+        if looks[-1].verdict != "undecided":
+            break
+    return tuple(looks)
 
 
 def whole_p(looks: Sequence[Look], plan: Plan) -> float:
     """Return one p value for all looks together: the smallest p of a look divided by its share of
     alpha. It holds at any stopping point by the union bound, so that a suite may correct it
-    further.
-
-    It holds whenever one stops, by the union bound, so that a suite may correct it further.
-    """
+    further."""
     shares = plan.shares
     least = [look.p / shares[plan.looks.index(look.pairs)] for look in looks]
     return min(1.0, *least) if least else 1.0
+
+
+def q_values(p: Sequence[float]) -> Array:
+    """Return the smallest false discovery rate at which each comparison is a discovery (Benjamini
+    and Hochberg)."""
+    found: Array = scipy_stats().false_discovery_control(p)
+    return found
 
 
 _AT_ONCE = 2_000
 
 
 def decide_many(values: Array, plan: Plan) -> tuple[Array, Array]:
-    """Apply `decide` to many comparisons.
-
-    Args:
-        values: float64 `[comparisons, pairs]`, as many pairs as the last look takes.
-        plan: As it was before the first run.
+    """Apply `decide` to many comparisons, float64 `[comparisons, pairs]`, with as many pairs as the
+    last look takes.
 
     Returns:
         Index into `VERDICTS` and pairs used, int64 `[comparisons]` both.
@@ -249,7 +255,7 @@ def decide_many(values: Array, plan: Plan) -> tuple[Array, Array]:
     for start in range(0, len(values), _AT_ONCE):
         open_ = np.arange(start, min(start + _AT_ONCE, len(values)))
         for number, pairs in enumerate(plan.looks):
-            found = judge(values[open_, :pairs], plan, number).code
+            found = judge(values[open_, :pairs], plan, number)[0]
             decided = found != UNDECIDED
             code[open_[decided]], used[open_[decided]] = found[decided], pairs
             open_ = open_[~decided]

@@ -10,7 +10,10 @@ from torchtraceap.lab.cli.bench.history import TRACK_ACTIONS
 from torchtraceap.lab.cli.bench.run import RUN_ACTIONS
 from torchtraceap.lab.cli.bench.select import SELECT_ACTIONS
 
-_ACTIONS = {**RUN_ACTIONS, **COMPARE_ACTIONS, **TRACK_ACTIONS, **SELECT_ACTIONS}
+_KNOWN = {**RUN_ACTIONS, **COMPARE_ACTIONS, **TRACK_ACTIONS, **SELECT_ACTIONS}
+_ORDER = ("list", "run", "show", "table", "breakdown", "batch-size", "compare", "calibrate",
+          "bisect", "history", "coverage", "select")  # fmt: skip
+_ACTIONS = {name: _KNOWN[name] for name in _ORDER}
 
 COMMANDS: dict[str, Command] = {
     "bench": command_of_actions(

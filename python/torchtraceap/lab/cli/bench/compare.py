@@ -7,7 +7,7 @@ import argparse
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchtraceap.cli.output import note, print_tables, print_text
 from torchtraceap.cli.parser import (
@@ -22,15 +22,15 @@ from torchtraceap.cli.parser import (
     add_seed,
     count,
     fraction,
-    seconds,
 )
+from torchtraceap.lab.cli import print_document
+from torchtraceap.lab.cli.bench.run import add_alpha, add_effect, add_run_timeout
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.comparison.compare import Comparison
-    from torchtraceap.lab.bench.comparison.many import Comparisons
     from torchtraceap.lab.bench.statistics.sequential import Plan
 
-_DEFAULT_PAIRS = 40
+_DEFAULTS = {"minimal_effect": 0.02, "alpha": 0.01, "pairs": 40}
 _LOOKS = (10, 20, 40)
 
 
@@ -46,9 +46,7 @@ def _describe_compare(parser: Parser) -> None:
         "number",
     )  # fmt: skip
     _add_plan(parser)
-    parser.add_argument(
-        "--timeout", type=seconds, metavar="S", help="so long one run may take [forever]"
-    )
+    add_run_timeout(parser)
     parser.add_argument(
         "--setup", metavar="COMMAND", help="of revisions: runs once in each checkout"
     )
@@ -72,16 +70,10 @@ def _describe_compare(parser: Parser) -> None:
 
 
 def _add_plan(parser: Parser) -> None:
+    add_effect(parser, "changes below it do not matter")
+    add_alpha(parser, "probability of a false alarm, all looks together")
     parser.add_argument(
-        "--minimal-effect", type=fraction, default=0.02, metavar="P",
-        help="changes below it do not matter [2%%]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--alpha", type=fraction, default=0.01, metavar="P",
-        help="probability of a false alarm, all looks together [0.01]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pairs", type=count, default=_DEFAULT_PAIRS, metavar="N",
+        "--pairs", type=count, default=_DEFAULTS["pairs"], metavar="N",
         help="pairs of runs, at most; looks at 10, 20 and N [40]",
     )  # fmt: skip
     add_seed(parser, "decides which side of a pair runs first")
@@ -101,40 +93,30 @@ def _compare(options: Options) -> int:
         raise UsageError("bench compare needs two sides: A and B, or --suite FILE.toml")
     comparison = _compare_stored(options) or _compare_fresh(options)
     if options.json:
-        _print_json(comparison.to_dict())
+        print_document(comparison.to_dict())
     else:
         from torchtraceap.lab.bench.comparison.report import comparison_lines
 
         print_text("\n".join(comparison_lines(comparison)))
-    return _code(options, [comparison])
+    return _exit_code(options, [comparison])
 
 
-def _code(options: Options, comparisons: list[Comparison]) -> int:
-    failing = set()
-    if options.gate or options.gate_undecided:
-        failing.add("slower")
-    if options.gate_undecided:
-        failing.add("undecided")
+def _exit_code(options: Options, comparisons: list[Comparison]) -> int:
+    failing = {"slower"} if options.gate else set()
+    failing |= {"slower", "undecided"} if options.gate_undecided else set()
     gated = any(each.verdict in failing for each in comparisons)
     counted = options.gate_counts and any(each.changed_counts for each in comparisons)
     return FINDINGS if gated or counted else FINE
 
 
-def _print_json(document: dict[str, Any]) -> None:
-    import json
-
-    print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
-
-
 def _compare_stored(options: Options) -> Comparison | None:
+    from torchtraceap.lab.bench.comparison.stored_runs import compare_stored, find_runs
+    from torchtraceap.lab.bench.runs.run_store import Store
+
     if options.program is not None:
         return None
-    from torchtraceap.lab.bench.comparison.sides import stored_runs
-    from torchtraceap.lab.bench.comparison.stored import compare_stored
-    from torchtraceap.lab.bench.store.run_store import Store
-
     a, b = options.sides
-    found = stored_runs(a, b, Store(options.store))
+    found = find_runs(a, b, Store(options.store))
     if found is None:
         return None
     note("A and B are stored runs")
@@ -149,15 +131,19 @@ def _compare_stored(options: Options) -> Comparison | None:
 
 def _compare_fresh(options: Options) -> Comparison:
     from torchtraceap.lab.bench.comparison.compare import compare
-    from torchtraceap.lab.bench.comparison.sides import open_sides
-    from torchtraceap.lab.bench.comparison.storage import PAIRS, keep, make_folder, parent_folder
+    from torchtraceap.lab.bench.comparison.pairs import PAIRS, keep, make_folder, parent_folder
+    from torchtraceap.lab.bench.comparison.sides import WORKLOAD, open_sides
 
     plan = _plan(options)
     sides = open_sides(
         *options.sides, program=options.program, setup=options.setup, timeout_s=options.timeout
     )
+    kind = "revisions"
+    if not options.program:
+        kinds = ["workload" if side.startswith(WORKLOAD) else "command" for side in options.sides]
+        kind = f"{kinds[0]}s" if len(set(kinds)) == 1 else f"a {kinds[0]} and a {kinds[1]}"
     with parent_folder(options.store) as parent, sides as (side_a, side_b):
-        note(f"A and B are {_kind(options)}")
+        note(f"A and B are {kind}")
         folder = make_folder(parent, side_a, side_b, [plan.looks, options.seed])
         comparison = compare(
             side_a,
@@ -176,27 +162,17 @@ def _compare_fresh(options: Options) -> Comparison:
     return comparison
 
 
-def _kind(options: Options) -> str:
-    from torchtraceap.lab.bench.comparison.sides import WORKLOAD
-
-    if options.program:
-        return "revisions"
-    kinds = ["a workload" if side.startswith(WORKLOAD) else "a command" for side in options.sides]
-    return f"{kinds[0]}s".removeprefix("a ") if len(set(kinds)) == 1 else " and ".join(kinds)
-
-
 def _reproduce_command(options: Options) -> str:
     """Return the command that repeats the comparison."""
     import shlex
 
-    defaults = {"minimal_effect": 0.02, "alpha": 0.01, "pairs": _DEFAULT_PAIRS}
     words = ["torchtraceap", "bench", "compare", *options.sides]
     if options.suite:
         words += ["--suite", options.suite]
-    if options.minimal_effect != defaults["minimal_effect"]:
+    if options.minimal_effect != _DEFAULTS["minimal_effect"]:
         words += ["--minimal-effect", f"{100 * options.minimal_effect:g}%"]
     for name in ("alpha", "pairs"):
-        if getattr(options, name) != defaults[name]:
+        if getattr(options, name) != _DEFAULTS[name]:
             words += [f"--{name}", f"{getattr(options, name):g}"]
     if options.timeout is not None:
         words += ["--timeout", f"{options.timeout:g}"]
@@ -207,24 +183,31 @@ def _reproduce_command(options: Options) -> str:
 
 
 def _compare_suite(options: Options) -> int:
-    from torchtraceap.lab.bench.comparison.many import compare_many, open_comparison, read_suite
-    from torchtraceap.lab.bench.comparison.storage import keep, parent_folder
+    from torchtraceap.lab.bench.comparison.pairs import PAIRS, keep, make_folder, parent_folder
+    from torchtraceap.lab.bench.comparison.sides import open_sides, split_command
+    from torchtraceap.lab.bench.comparison.suites import SuiteEntry, compare_many, read_suite
 
     if options.sides or options.program is not None or options.setup:
         raise UsageError("--suite names the sides; programs and setups stand in its file")
     described = read_suite(Path(options.suite))
     with parent_folder(options.store) as parent, ExitStack() as stack:
-        entries = [
-            open_comparison(
-                stack,
-                each,
-                _plan_for(options, each.minimal_effect, each.name),
-                parent=parent,
-                seed=options.seed + place,
-                timeout_s=options.timeout,
+        entries = []
+        for place, each in enumerate(described):
+            plan = _plan(options)
+            if each.minimal_effect is not None:  # 0.05 or "5%"
+                try:
+                    effect = fraction(str(each.minimal_effect))
+                except (ValueError, argparse.ArgumentTypeError):
+                    raise UsageError(f'{each.name}: minimal_effect is 0.05 or "5%"') from None
+                plan = replace(plan, minimal_effect=effect)
+            program = split_command(each.program) if each.program else None
+            sides = open_sides(
+                each.a, each.b, program=program, setup=each.setup, timeout_s=options.timeout
             )
-            for place, each in enumerate(described)
-        ]
+            side_a, side_b = stack.enter_context(sides)
+            settings = [plan.looks, options.seed + place, each.name]
+            folder = make_folder(parent, side_a, side_b, settings)
+            entries.append(SuiteEntry(each.name, side_a, side_b, plan, folder / PAIRS))
         found = compare_many(
             entries,
             seed=options.seed,
@@ -235,31 +218,15 @@ def _compare_suite(options: Options) -> int:
             if entry.kept is not None:
                 keep(entry.kept.parent, comparison)
     if options.json:
-        _print_json(found.to_dict())
+        print_document(found.to_dict())
     else:
-        _print_suite(found, options.no_color)
-    return _code(options, [comparison for _, _, comparison in found.comparisons])
+        from torchtraceap.lab.bench.comparison.report import comparison_lines, suite_tables
 
-
-def _plan_for(options: Options, minimal_effect: float | str | None, name: str) -> Plan:
-    """Return the plan with the minimal effect that the file gives: 0.05 or "5%"."""
-    plan = _plan(options)
-    if minimal_effect is None:
-        return plan
-    try:
-        value = fraction(str(minimal_effect))
-    except (ValueError, argparse.ArgumentTypeError):
-        raise UsageError(f'{name}: minimal_effect is 0.05 or "5%"') from None
-    return replace(plan, minimal_effect=value)
-
-
-def _print_suite(found: Comparisons, no_color: bool) -> None:
-    from torchtraceap.lab.bench.comparison.report import comparison_lines, suite_tables
-
-    print_tables(suite_tables(found), no_color)
-    for name, _, each in found.comparisons:
-        if each.verdict in ("slower", "faster"):
-            print_text("\n".join(["", name, *comparison_lines(each)]))
+        print_tables(suite_tables(found), options.no_color)
+        for name, _, each_found in found.comparisons:
+            if each_found.verdict in ("slower", "faster"):
+                print_text("\n".join(["", name, *comparison_lines(each_found)]))
+    return _exit_code(options, [comparison for _, _, comparison in found.comparisons])
 
 
 def _describe_calibrate(parser: Parser) -> None:
@@ -276,9 +243,7 @@ def _describe_calibrate(parser: Parser) -> None:
         help="replays of each rule and effect [1000]",
     )  # fmt: skip
     _add_plan(parser)
-    parser.add_argument(
-        "--timeout", type=seconds, metavar="S", help="so long one run may take [forever]"
-    )
+    add_run_timeout(parser)
     add_json(parser)
     add_no_color(parser)
 
@@ -287,15 +252,16 @@ def _calibrate(options: Options) -> int:
     import shlex
 
     from torchtraceap.lab.bench.comparison.calibrate import calibrate
+    from torchtraceap.lab.bench.comparison.report import calibration_tables, false_alarms_line
     from torchtraceap.lab.bench.comparison.sides import LOOP, ProgramSide, word_side
 
-    word = options.program_or_workload
-    if word and options.program is not None:
+    word, program = options.program_or_workload, options.program
+    if word and program is not None:
         raise UsageError("a command, or a program behind --, not both")
-    if options.program is not None:
-        if not options.program:
-            raise UsageError("a program has to stand behind --")
-        side = ProgramSide(shlex.join(options.program), options.program, timeout_s=options.timeout)
+    if program is not None and not program:
+        raise UsageError("a program has to stand behind --")
+    if program:
+        side = ProgramSide(shlex.join(program), program, timeout_s=options.timeout)
     elif word:
         side = word_side(word, options.timeout)
     else:
@@ -308,12 +274,10 @@ def _calibrate(options: Options) -> int:
         seed=options.seed,
     )
     if options.json:
-        _print_json(found.to_dict())
-        return FINE
-    from torchtraceap.lab.bench.comparison.report import calibration_tables, false_alarms_line
-
-    print_text(false_alarms_line(found) + "\n")
-    print_tables(calibration_tables(found), options.no_color)
+        print_document(found.to_dict())
+    else:
+        print_text(false_alarms_line(found) + "\n")
+        print_tables(calibration_tables(found), options.no_color)
     return FINE
 
 

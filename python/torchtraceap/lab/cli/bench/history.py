@@ -1,10 +1,10 @@
-"""Commands `bench bisect` and `bench history`, which find the revision that changed a program's
-speed."""
+"""Commands `bench show`, `table`, `breakdown`, `history` and `bisect`: what is kept, and where it
+changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +16,28 @@ from torchtraceap.cli.parser import (
     Parser,
     UsageError,
     add_json,
-    fraction,
-    seconds,
+    add_no_color,
 )
+from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
 from torchtraceap.core.progress import progress_stage
+from torchtraceap.lab.cli import print_document
+from torchtraceap.lab.cli.bench.run import (
+    SCHEMA,
+    add_alpha,
+    add_effect,
+    add_run_timeout,
+    add_store,
+    open_store,
+    print_runs,
+)
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.bench.bisection.bisect import Bisection, Settings
-    from torchtraceap.lab.bench.bisection.rounds import Journal
+    from torchtraceap.lab.bench.bisect import Bisection
     from torchtraceap.lab.bench.revisions import Places, Repository, Revision
+    from torchtraceap.lab.bench.rounds import Journal
+    from torchtraceap.lab.bench.runs.run_store import StoredRun
 
+_TABLES = ("eager-compiled", "devices")
 _STATE_FOLDER = "torchtraceap-bisect"
 
 
@@ -34,6 +46,154 @@ def _looks(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UsageError(f"{text!r}: are no numbers of rounds; write 10,20,40") from None
+
+
+# ---------------------------------------------------------------------------------- show
+
+
+def _describe_show(parser: Parser) -> None:
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="an id, the beginning of one, or a workload's name for its latest; without, all "
+        "are listed",
+    )
+    add_store(parser)
+    add_json(parser)
+    add_no_color(parser)
+
+
+def _show(options: Options) -> int:
+    store = open_store(options)
+    runs = [store.load(name) for name in options.runs] or list(store.runs())
+    if options.json:
+        documents = [run.to_dict() for run in runs]
+        for run, document in zip(runs, documents, strict=True):
+            path = run.trace if options.runs else None
+            document["trace"] = str(path) if path else None
+        print_document({"schema": SCHEMA, "runs": documents})
+    elif options.runs:
+        print_text("\n\n".join(_run_description(run) for run in runs))
+    else:
+        print_runs(runs, options)
+    return FINE
+
+
+def _run_description(run: StoredRun) -> str:
+    """Describe a run in words."""
+    from torchtraceap.core.formatting import format_bytes, format_ns, format_share
+    from torchtraceap.lab.bench.runs.config import label_of
+    from torchtraceap.lab.bench.runs.tables import device_of
+
+    figures, step = run.metrics, run.metrics["step_ns"]
+    first, memory = figures["first_batch_ns"], figures["memory"]
+    lines = [
+        f"{run.id}  {label_of(run.config)}",
+        f"when         {run.when[:19].replace('T', ' ')} UTC, on {device_of(run)}",
+        f"step         {format_ns(step['median'])} (p10 {format_ns(step['p10'])}, "
+        f"p90 {format_ns(step['p90'])}); processes: "
+        + ", ".join(format_ns(ns) for ns in step["by_process"]),
+        f"free running {format_ns(figures['free_step_ns']['mean'])} a step; waiting behind each "
+        f"costs {format_share(figures['lost_overlap_share'])}",
+        f"first batch  {format_ns(first['total'])} from the start: import "
+        f"{format_ns(first['import'])}, construction {format_ns(first['construction'])}, first "
+        f"step {format_ns(first['first_step'])}",
+        f"memory       {format_bytes(memory['rss_peak_bytes'])} resident at most, "
+        f"{format_bytes(memory['rss_above_bytes'])} of it by the workload",
+    ]
+    if memory["allocated_peak_bytes"] is not None:
+        lines[-1] += (
+            f"; GPU: {format_bytes(memory['allocated_peak_bytes'])} by tensors, "
+            f"{format_bytes(memory['reserved_peak_bytes'])} reserved, "
+            f"{format_share(memory['fragmentation'])} lost between"
+        )
+    if figures["samples_per_s"]:
+        lines.append(
+            f"throughput   {figures['samples_per_s']:.4g} samples/s, batch {figures['batch']}"
+        )
+    if figures["flops_per_step"]:
+        lines.append(
+            f"work         {figures['flops_per_step'] / 1e9:.4g} GFLOP a step, by "
+            f"{figures['flops_by']}"
+        )
+    if run.counts:
+        lines.append("counts       " + ", ".join(f"{k} {v}" for k, v in run.counts.items()))
+    if run.diagnosis:
+        found = [finding["type"] for finding in run.diagnosis["findings"]]
+        lines.append(f"findings     {', '.join(found) or 'none'}")
+    if run.trace:
+        lines.append(f"trace        {run.trace}")
+    return "\n".join([*lines, *(f"note         {text}" for text in figures["notes"])])
+
+
+# --------------------------------------------------------------------------- table, breakdown
+
+
+def _describe_table(parser: Parser) -> None:
+    parser.add_argument("what", choices=_TABLES, metavar="WHAT", help=", ".join(_TABLES))
+    parser.add_argument(
+        "sides", nargs="*", metavar="DEVICE", help="devices: two names, such as A100 and H100"
+    )
+    add_store(parser)
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _table(options: Options) -> int:
+    from torchtraceap.lab.bench.runs.tables import devices_table, eager_compiled_table
+
+    wanted = 2 if options.what == "devices" else 0
+    if len(options.sides) != wanted:
+        raise UsageError(
+            "bench table devices A B compares two devices"
+            if wanted
+            else "bench table eager-compiled takes no further words"
+        )
+    check_table_output(options, [])
+    runs = open_store(options).runs()
+    if options.what == "devices":
+        return give_table(devices_table(runs, *options.sides), options)
+    return give_table(eager_compiled_table(runs), options)
+
+
+def _describe_breakdown(parser: Parser) -> None:
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="*", help="as show takes them [the latest of each kind]"
+    )
+    parser.add_argument(
+        "--by", choices=("run", "task"), default="run", metavar="WHAT", help="run, task [run]"
+    )
+    parser.add_argument("--html", metavar="FILE", help="draw it as a page")
+    add_store(parser)
+    add_table_output(parser)
+    add_no_color(parser)
+
+
+def _breakdown(options: Options) -> int:
+    from torchtraceap.core.writing import check_target
+    from torchtraceap.lab.bench.runs.breakdown import (
+        break_down_runs,
+        breakdown_table,
+        task_table,
+        write_breakdown_page,
+    )
+
+    check_table_output(options, [])
+    if options.html:
+        check_target(options.html)
+    store = open_store(options)
+    runs = [store.load(name) for name in options.runs] or list(
+        {run.config_hash: run for run in store.runs()}.values()
+    )
+    found, notes = break_down_runs(runs)
+    if options.html:
+        write_breakdown_page(found, options.html, notes)
+        note(f"wrote {options.html}")
+    if not options.html or options.json or options.csv or options.parquet:
+        make = task_table if options.by == "task" else breakdown_table
+        return give_table(make(found, notes), options)
+    return FINE
 
 
 # ---------------------------------------------------------------------------------- bisect
@@ -83,20 +243,14 @@ def _describe_bisect(parser: Parser) -> None:
         "--measure", choices=("time", "memory"), default="time",
         help="the median step, or the peak of the resident set [time]",
     )  # fmt: skip
-    parser.add_argument(
-        "--minimal-effect", type=fraction, default=0.02, metavar="E",
-        help="changes below it do not matter [2%%]",
-    )  # fmt: skip
-    parser.add_argument(
-        "--alpha", type=fraction, default=0.01, metavar="P",
-        help="false alarms of each comparison of two [0.01]",
-    )  # fmt: skip
+    add_effect(parser, "changes below it do not matter")
+    add_alpha(parser, "false alarms of each comparison of two")
     parser.add_argument(
         "--looks", type=_looks, default=(10, 20, 40), metavar="N,N,...",
         help="rounds after which it may be decided [10,20,40]",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the orders [0]")
-    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="so long a run may take")
+    add_run_timeout(parser)
     parser.add_argument(
         "--state", metavar="FILE",
         help="where runs are kept, to go on after an interruption [in .git, until it is done]",
@@ -107,20 +261,49 @@ def _describe_bisect(parser: Parser) -> None:
 
 
 def _bisect(options: Options) -> int:
-    from torchtraceap.lab.bench.bisection.bisect import bisect
+    from torchtraceap.core.writing import staging
+    from torchtraceap.lab.bench.bisect import Settings, bisect
+    from torchtraceap.lab.bench.comparison.sides import split_command
+    from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
+    from torchtraceap.lab.bench.rounds import RevisionRuns
 
     if not options.program:
         raise UsageError("bench bisect needs a program: bench bisect A..B -- python train.py")
     if bool(options.range) == bool(options.package):
         raise UsageError("bench bisect needs a range of commits A..B, or --package and --versions")
     with ExitStack() as stack:
-        line, places, repository = _line(options, stack)
-        settings = _settings(options)
-        journal, temporary = _journal(options, line, repository)
+        places: Places
+        repository = None
+        if options.package:
+            if not options.versions:
+                raise UsageError("--package needs --versions, such as 1.0..1.4")
+            source = Source(options.package, options.find_links, options.with_dependencies)
+            line = package_versions(source, options.versions)
+            places = stack.enter_context(Installs.of(source))
+        else:
+            repository = Repository(options.repo)
+            line = repository.range(options.range, first_parent=not options.all_parents)
+            places = stack.enter_context(repository.checkouts())
+        settings = Settings(
+            options.minimal_effect,
+            options.alpha,
+            options.looks,
+            seed=options.seed,
+            improvement=options.improvement,
+        )
+        journal, temporary = _open_journal(options, line, repository)
         if journal.resumed and not options.quiet:
             note(f"goes on behind {journal.resumed} rounds that were measured before")
-        runner = _runner(options, places, [line[0], line[-1]])
-        traces = None if options.no_causes else stack.enter_context(_scratch())
+        runner = RevisionRuns(
+            places,
+            options.program,
+            setup=split_command(options.setup) if options.setup else None,
+            measure=options.measure,
+            pythonpath=options.pythonpath,
+            timeout_s=options.timeout,
+            kept=[line[0], line[-1]],
+        )
+        traces = None if options.no_causes else stack.enter_context(staging(None))
         with progress_stage("bisecting"):
             found = bisect(
                 line,
@@ -136,54 +319,14 @@ def _bisect(options: Options) -> int:
     return FINE
 
 
-def _line(options: Options, stack: ExitStack) -> tuple[list[Revision], Places, Repository | None]:
-    """Return the revisions, the place where they are prepared, and their repository."""
-    from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
-
-    if options.package:
-        if not options.versions:
-            raise UsageError("--package needs --versions, such as 1.0..1.4")
-        source = Source(options.package, options.find_links, options.with_dependencies)
-        versions = package_versions(source, options.versions)
-        return versions, stack.enter_context(Installs.of(source)), None
-    repository = Repository(options.repo)
-    line = repository.range(options.range, first_parent=not options.all_parents)
-    return line, stack.enter_context(repository.checkouts()), repository
-
-
-def _settings(options: Options) -> Settings:
-    from torchtraceap.lab.bench.bisection.bisect import Settings
-
-    settings = Settings(
-        options.minimal_effect, options.alpha, options.looks, options.seed, options.improvement
-    )
-    _ = settings.plan  # says early what makes no sense
-    return settings
-
-
-def _runner(options: Options, places: Places, ends: Sequence[Revision]) -> Any:
-    from torchtraceap.lab.bench.bisection.revision_runs import RevisionRuns
-    from torchtraceap.lab.bench.comparison.sides import split_command
-
-    return RevisionRuns(
-        places,
-        options.program,
-        setup=split_command(options.setup) if options.setup else None,
-        measure=options.measure,
-        pythonpath=options.pythonpath,
-        timeout_s=options.timeout,
-        kept=ends,
-    )
-
-
-def _journal(
+def _open_journal(
     options: Options, line: Sequence[Revision], repository: Repository | None
 ) -> tuple[Journal, Path | None]:
-    """Return the journal and the file to which it goes when the answer is known."""
+    """Return the journal, and its file if that goes when the answer is known."""
     import json
     from hashlib import sha256
 
-    from torchtraceap.lab.bench.bisection.rounds import Journal
+    from torchtraceap.lab.bench.rounds import Journal
 
     header = {
         "revisions": [revision.id for revision in line],
@@ -197,22 +340,12 @@ def _journal(
         "seed": options.seed,
         "improvement": options.improvement,
     }
-    if options.state:
-        return Journal(options.state, header), None
-    if repository is None:
-        return Journal(None, header), None
+    if options.state or repository is None:
+        return Journal(options.state or None, header), None
     key = sha256(json.dumps(header).encode()).hexdigest()[:16]
     place = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
     place.parent.mkdir(parents=True, exist_ok=True)
     return Journal(place, header), place
-
-
-@contextmanager
-def _scratch() -> Iterator[Path]:
-    from torchtraceap.core.writing import staging
-
-    with staging(None) as folder:
-        yield folder
 
 
 def bisection_text(found: Bisection) -> str:
@@ -255,19 +388,14 @@ def _describe_history(parser: Parser) -> None:
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="of a workload or program [all that are kept]"
     )
-    parser.add_argument(
-        "--store", metavar="FOLDER", help="where runs are kept [$TORCHTRACEAP_BENCH, ttap_bench]"
-    )
-    parser.add_argument(
-        "--minimal-effect", type=fraction, default=0.02, metavar="E",
-        help="smaller changes are not told [2%%]",
-    )  # fmt: skip
+    add_store(parser)
+    add_effect(parser, "smaller changes are not told")
     parser.add_argument("--html", metavar="FILE", help="write the chart as a page")
     add_json(parser)
 
 
 def _history(options: Options) -> int:
-    from torchtraceap.lab.bench.store.history import histories, history_html, history_text
+    from torchtraceap.lab.bench.runs.history import histories, history_html, history_text
 
     found = histories(options.store, name=options.name, minimal_effect=options.minimal_effect)
     if options.html:
@@ -276,16 +404,32 @@ def _history(options: Options) -> int:
         write_text(options.html, history_html(found))
         note(f"wrote {options.html}")
     if options.json:
-        import json
-
-        document = {"schema": "torchtraceap.history/1", "series": [s.to_dict() for s in found]}
-        print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
+        series = [each.to_dict() for each in found]
+        print_document({"schema": "torchtraceap.history/1", "series": series})
     else:
         print_text(history_text(found))
     return FINE
 
 
 TRACK_ACTIONS: dict[str, Command] = {
+    "show": Command(
+        "runs that are kept",
+        _describe_show,
+        _show,
+        ("bench show", "bench show resnet", "bench show 3f2a --json"),
+    ),
+    "table": Command(
+        "runs beside each other: eager-compiled, devices A B",
+        _describe_table,
+        _table,
+        ("bench table eager-compiled", "bench table devices A100 H100 --csv devices.csv"),
+    ),
+    "breakdown": Command(
+        "active, data movement and idle time of a step, by workload and task",
+        _describe_breakdown,
+        _breakdown,
+        ("bench breakdown", "bench breakdown --by task --html breakdown.html"),
+    ),
     "bisect": Command(
         "find the commit, or version, that changed what a program takes",
         _describe_bisect,

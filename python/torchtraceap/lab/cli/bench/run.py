@@ -1,12 +1,11 @@
-"""Commands `bench list`, `run`, `show`, `table`, `breakdown` and `batch-size`."""
+"""Commands `bench list`, `run` and `batch-size`, and options that actions of `bench` share."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.output import note, print_tables, print_text
+from torchtraceap.cli.output import note, print_tables
 from torchtraceap.cli.parser import (
     FINDINGS,
     FINE,
@@ -16,22 +15,31 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_no_color,
+    fraction,
     positive,
     seconds,
     size,
 )
-from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
+from torchtraceap.lab.cli import print_document
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.runs.batch_size import BatchSearch
     from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig
-    from torchtraceap.lab.bench.runs.run import Outcome
-    from torchtraceap.lab.bench.store.run_store import Store, StoredRun
+    from torchtraceap.lab.bench.runs.run_store import Store, StoredRun
 
-__all__ = ["RUN_ACTIONS", "SCHEMA", "add_store", "open_store"]
+__all__ = [
+    "RUN_ACTIONS",
+    "SCHEMA",
+    "add_alpha",
+    "add_effect",
+    "add_protocol",
+    "add_run_timeout",
+    "add_store",
+    "open_store",
+    "print_runs",
+]
 
 SCHEMA = "torchtraceap.bench/1"
-_TABLES = ("eager-compiled", "devices")
 _STDERR_LINES = 5
 
 
@@ -44,14 +52,37 @@ def add_store(parser: Parser) -> None:
 
 def open_store(options: Options) -> Store:
     """Open the store of `--store`."""
-    from torchtraceap.lab.bench.store.run_store import Store
+    from torchtraceap.lab.bench.runs.run_store import Store
 
     return Store(options.store)
 
 
-def _print_document(document: dict[str, Any]) -> None:
-    text = json.dumps({"schema": SCHEMA, **document}, separators=(",", ":"), allow_nan=False)
-    print_text(text)
+def add_effect(parser: Parser, what: str) -> None:
+    """Add the option for the minimal effect; `what` says what it does."""
+    parser.add_argument(
+        "--minimal-effect", type=fraction, default=0.02, metavar="P", help=f"{what} [2%%]"
+    )
+
+
+def add_alpha(parser: Parser, what: str) -> None:
+    """Add the option for the error probability; `what` says of what."""
+    parser.add_argument("--alpha", type=fraction, default=0.01, metavar="P", help=f"{what} [0.01]")
+
+
+def add_run_timeout(parser: Parser) -> None:
+    """Add the option for the time limit of one run of a program."""
+    parser.add_argument(
+        "--timeout", type=seconds, metavar="S", help="so long one run may take [forever]"
+    )
+
+
+def add_protocol(parser: Parser, helps: Sequence[str]) -> None:
+    """Add the options that say how often a workload is measured: processes, steps and warm-up."""
+    defaults = (("--processes", 3), ("--steps", 20), ("--warmup", 3))
+    for (flag, default), said in zip(defaults, helps, strict=True):
+        parser.add_argument(
+            flag, type=positive, default=default, metavar="N", help=f"{said} [{default}]"
+        )
 
 
 # ------------------------------------------------------------------------- list
@@ -77,7 +108,7 @@ def _list(options: Options) -> int:
         if options.domain in (None, entry.domain) and options.task in (None, entry.task)
     ]
     if options.json:
-        _print_document({"workloads": [entry.to_dict() for entry in known]})
+        print_document({"schema": SCHEMA, "workloads": [entry.to_dict() for entry in known]})
         return FINE
     from torchtraceap.report.tables import TextTable
 
@@ -124,20 +155,7 @@ def _add_configuration(parser: Parser) -> None:
     )
 
 
-def _add_steps(parser: Parser) -> None:
-    for flag, default, help_text in (
-        ("--steps", 20, "measured in each process"),
-        ("--warmup", 3, "steps before them"),
-    ):
-        parser.add_argument(
-            flag, type=positive, default=default, metavar="N", help=f"{help_text} [{default}]"
-        )
-
-
-def _add_processes(parser: Parser) -> None:
-    parser.add_argument(
-        "--processes", type=positive, default=3, metavar="N", help="fresh ones, each alone [3]"
-    )
+_PROTOCOL_HELP = ("fresh ones, each alone", "measured in each process", "steps before them")
 
 
 def _describe_run(parser: Parser) -> None:
@@ -159,8 +177,7 @@ def _describe_run(parser: Parser) -> None:
     )
     parser.add_argument("--batch", type=positive, metavar="N", help="samples in a step")
     _add_configuration(parser)
-    _add_processes(parser)
-    _add_steps(parser)
+    add_protocol(parser, _PROTOCOL_HELP)
     add_store(parser)
     parser.add_argument(
         "--resume",
@@ -183,20 +200,25 @@ def _run(options: Options) -> int:
     outcomes = []
     for outcome in run_all(asked, protocol, store, resume=options.resume):
         outcomes.append(outcome)
-        _tell(outcome, len(outcomes), len(asked))
+        said = f"{len(outcomes)}/{len(asked)} {outcome.label}: {outcome.status}"
+        note(f"{said}: {outcome.reason}" if outcome.reason else said)
+        if outcome.failed and outcome.status != "timed out":
+            for line in outcome.stderr.splitlines()[-_STDERR_LINES:-1]:
+                note(f"  {line}")
     unfit = [each for each in outcomes if each.unfit]
     if unfit and len(unfit) == len(outcomes):
         raise OptionError(f"nothing could be run: {unfit[0].reason}")
     runs = [store.load(each.run) for each in outcomes if each.run]
     if options.json:
-        _print_document(
+        print_document(
             {
+                "schema": SCHEMA,
                 "outcomes": [each.to_dict() for each in outcomes],
                 "runs": [run.to_dict() for run in runs],
             }
         )
     elif runs:
-        _print_runs(runs, options)
+        print_runs(runs, options)
     return FINDINGS if any(each.failed for each in outcomes) else FINE
 
 
@@ -240,169 +262,12 @@ def _protocol(options: Options, **more: Any) -> Protocol:
     return Protocol(steps=options.steps, warmup=options.warmup, timeout_s=options.timeout, **more)
 
 
-def _tell(outcome: Outcome, place: int, number: int) -> None:
-    said = f"{place}/{number} {outcome.label}: {outcome.status}"
-    note(f"{said}: {outcome.reason}" if outcome.reason else said)
-    if outcome.failed and outcome.status != "timed out":
-        for line in outcome.stderr.splitlines()[-_STDERR_LINES:-1]:
-            note(f"  {line}")
-
-
-def _print_runs(runs: Sequence[StoredRun], options: Options) -> None:
-    from torchtraceap.lab.bench.store.tables import runs_table
+def print_runs(runs: Sequence[StoredRun], options: Options) -> None:
+    """Print a table of runs."""
+    from torchtraceap.lab.bench.runs.tables import runs_table
     from torchtraceap.report.tables import table_for_reading
 
     print_tables([table_for_reading(runs_table(runs))], options.no_color)
-
-
-# ------------------------------------------------------------------------- show
-
-
-def _describe_show(parser: Parser) -> None:
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="*",
-        help="an id, the beginning of one, or a workload's name for its latest; without, all "
-        "are listed",
-    )
-    add_store(parser)
-    add_json(parser)
-    add_no_color(parser)
-
-
-def _show(options: Options) -> int:
-    store = open_store(options)
-    runs = [store.load(name) for name in options.runs] or list(store.runs())
-    if options.json:
-        documents = [run.to_dict() for run in runs]
-        for run, document in zip(runs, documents, strict=True):
-            path = run.trace if options.runs else None
-            document["trace"] = str(path) if path else None
-        _print_document({"runs": documents})
-    elif options.runs:
-        print_text("\n\n".join(_run_description(run) for run in runs))
-    else:
-        _print_runs(runs, options)
-    return FINE
-
-
-def _run_description(run: StoredRun) -> str:
-    """Describe a run in words."""
-    from torchtraceap.core.formatting import format_bytes, format_ns, format_share
-    from torchtraceap.lab.bench.runs.config import label_of
-    from torchtraceap.lab.bench.store.tables import device_of
-
-    figures, step = run.metrics, run.metrics["step_ns"]
-    first, memory = figures["first_batch_ns"], figures["memory"]
-    lines = [
-        f"{run.id}  {label_of(run.config)}",
-        f"when         {run.when[:19].replace('T', ' ')} UTC, on {device_of(run)}",
-        f"step         {format_ns(step['median'])} (p10 {format_ns(step['p10'])}, "
-        f"p90 {format_ns(step['p90'])}); processes: "
-        + ", ".join(format_ns(ns) for ns in step["by_process"]),
-        f"free running {format_ns(figures['free_step_ns']['mean'])} a step; waiting behind each "
-        f"costs {format_share(figures['lost_overlap_share'])}",
-        f"first batch  {format_ns(first['total'])} from the start: import "
-        f"{format_ns(first['import'])}, construction {format_ns(first['construction'])}, first "
-        f"step {format_ns(first['first_step'])}",
-        f"memory       {format_bytes(memory['rss_peak_bytes'])} resident at most, "
-        f"{format_bytes(memory['rss_above_bytes'])} of it by the workload" + _gpu_memory(memory),
-    ]
-    if figures["samples_per_s"]:
-        lines.append(
-            f"throughput   {figures['samples_per_s']:.4g} samples/s, batch {figures['batch']}"
-        )
-    if figures["flops_per_step"]:
-        lines.append(
-            f"work         {figures['flops_per_step'] / 1e9:.4g} GFLOP a step, by "
-            f"{figures['flops_by']}"
-        )
-    if run.counts:
-        lines.append("counts       " + ", ".join(f"{k} {v}" for k, v in run.counts.items()))
-    if run.diagnosis:
-        found = [finding["type"] for finding in run.diagnosis["findings"]]
-        lines.append(f"findings     {', '.join(found) or 'none'}")
-    if run.trace:
-        lines.append(f"trace        {run.trace}")
-    return "\n".join([*lines, *(f"note         {text}" for text in figures["notes"])])
-
-
-def _gpu_memory(memory: dict[str, Any]) -> str:
-    from torchtraceap.core.formatting import format_bytes, format_share
-
-    if memory["allocated_peak_bytes"] is None:
-        return ""
-    return (
-        f"; GPU: {format_bytes(memory['allocated_peak_bytes'])} by tensors, "
-        f"{format_bytes(memory['reserved_peak_bytes'])} reserved, "
-        f"{format_share(memory['fragmentation'])} lost between"
-    )
-
-
-# ------------------------------------------------------------------------- table, breakdown
-
-
-def _describe_table(parser: Parser) -> None:
-    parser.add_argument("what", choices=_TABLES, metavar="WHAT", help=", ".join(_TABLES))
-    parser.add_argument(
-        "sides", nargs="*", metavar="DEVICE", help="devices: two names, such as A100 and H100"
-    )
-    add_store(parser)
-    add_table_output(parser)
-    add_no_color(parser)
-
-
-def _table(options: Options) -> int:
-    from torchtraceap.lab.bench.store.tables import devices_table, eager_compiled_table
-
-    wanted = 2 if options.what == "devices" else 0
-    if len(options.sides) != wanted:
-        raise UsageError(
-            "bench table devices A B compares two devices"
-            if wanted
-            else "bench table eager-compiled takes no further words"
-        )
-    check_table_output(options, [])
-    runs = open_store(options).runs()
-    if options.what == "devices":
-        return give_table(devices_table(runs, *options.sides), options)
-    return give_table(eager_compiled_table(runs), options)
-
-
-def _describe_breakdown(parser: Parser) -> None:
-    parser.add_argument(
-        "runs", metavar="RUN", nargs="*", help="as show takes them [the latest of each kind]"
-    )
-    parser.add_argument(
-        "--by", choices=("run", "task"), default="run", metavar="WHAT", help="run, task [run]"
-    )
-    parser.add_argument("--html", metavar="FILE", help="draw it as a page")
-    add_store(parser)
-    add_table_output(parser)
-    add_no_color(parser)
-
-
-def _breakdown(options: Options) -> int:
-    from torchtraceap.core.writing import check_target
-    from torchtraceap.lab.bench.store.breakdown import break_down_runs, breakdown_table, task_table
-    from torchtraceap.lab.bench.store.charts import write_breakdown_page
-
-    check_table_output(options, [])
-    if options.html:
-        check_target(options.html)
-    store = open_store(options)
-    runs = [store.load(name) for name in options.runs] or list(
-        {run.config_hash: run for run in store.runs()}.values()
-    )
-    found, notes = break_down_runs(runs)
-    if options.html:
-        write_breakdown_page(found, options.html, notes)
-        note(f"wrote {options.html}")
-    if not options.html or options.json or options.csv or options.parquet:
-        make = task_table if options.by == "task" else breakdown_table
-        return give_table(make(found, notes), options)
-    return FINE
 
 
 # ------------------------------------------------------------------------- batch-size
@@ -421,8 +286,7 @@ def _describe_batch_size(parser: Parser) -> None:
     )
     parser.add_argument("--start", type=positive, default=1, metavar="N", help="the first size [1]")
     _add_configuration(parser)
-    _add_processes(parser)
-    _add_steps(parser)
+    add_protocol(parser, _PROTOCOL_HELP)
     add_store(parser)
     parser.add_argument("--no-keep", action="store_true", help="only search, and keep no run")
     add_json(parser)
@@ -437,7 +301,7 @@ def _batch_size(options: Options) -> int:
     from torchtraceap.lab.bench.runs.batch_size import measure_batches, search_batch
     from torchtraceap.lab.bench.runs.config import WorkloadConfig
     from torchtraceap.lab.bench.runs.run import check_device, measure
-    from torchtraceap.lab.bench.store.run_store import need_parquet
+    from torchtraceap.lab.bench.runs.run_store import need_parquet
 
     asked = WorkloadConfig(options.name, mode=options.mode, **_configuration(options))
     protocol = _protocol(options, processes=options.processes)
@@ -458,7 +322,8 @@ def _batch_size(options: Options) -> int:
             metrics = {**run.metrics, "batch_search": found.to_dict()}
             kept = open_store(options).save(replace(run, metrics=metrics))
     if options.json:
-        _print_document({"search": found.to_dict(), "run": kept.to_dict() if kept else None})
+        run_document = kept.to_dict() if kept else None
+        print_document({"schema": SCHEMA, "search": found.to_dict(), "run": run_document})
     else:
         _print_search(found, options)
         if kept is not None:
@@ -503,24 +368,6 @@ RUN_ACTIONS: dict[str, Command] = {
             "bench run --all --device cuda --size full --precision bf16 --resume",
             "bench run train.py:workload --compile --batch 64",
         ),
-    ),
-    "show": Command(
-        "runs that are kept",
-        _describe_show,
-        _show,
-        ("bench show", "bench show resnet", "bench show 3f2a --json"),
-    ),
-    "table": Command(
-        "runs beside each other: eager-compiled, devices A B",
-        _describe_table,
-        _table,
-        ("bench table eager-compiled", "bench table devices A100 H100 --csv devices.csv"),
-    ),
-    "breakdown": Command(
-        "active, data movement and idle time of a step, by workload and task",
-        _describe_breakdown,
-        _breakdown,
-        ("bench breakdown", "bench breakdown --by task --html breakdown.html"),
     ),
     "batch-size": Command(
         "the smallest batch that reaches nearly all samples per second",

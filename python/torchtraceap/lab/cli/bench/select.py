@@ -17,14 +17,13 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_no_color,
-    positive,
 )
-from torchtraceap.lab.cli.bench.run import add_store, open_store
+from torchtraceap.lab.cli import print_document
+from torchtraceap.lab.cli.bench.run import add_protocol, add_store, open_store
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.coverage import Coverage
     from torchtraceap.lab.bench.selection import Candidate, Selection
-    from torchtraceap.lab.bench.store.run_store import Store
 
 __all__ = ["SELECT_ACTIONS"]
 
@@ -62,21 +61,9 @@ def _coverage_of(options: Options, *, measure: bool = False) -> Coverage:
     known = {row.name for row in stored.rows} | {each.name for each in stored.missing}
     new = [name for name in options.names if name not in known]
     if not new:
-        return stored.only(options.names or known, modes)
+        return stored.restrict(options.names or known, modes)
     found = measure_coverage(new, modes)
-    return found.merge(stored.only(options.names, modes))  # with what imports take
-
-
-def _types(options: Options) -> dict[str, tuple[str, ...]]:
-    """Return the types of findings in the runs of the store; nothing if there is no store."""
-    from torchtraceap.lab.bench.coverage import found_types
-
-    store: Store = open_store(options)
-    if not store.folder.is_dir():
-        if options.store is not None:
-            raise UsageError(f"{options.store}: there is no such folder")
-        return {}
-    return found_types(store)
+    return found.merge(stored.restrict(options.names, modes))  # with what imports take
 
 
 # ------------------------------------------------------------------------- coverage
@@ -97,19 +84,24 @@ def _describe_coverage(parser: Parser) -> None:
 
 
 def _coverage(options: Options) -> int:
-    from torchtraceap.lab.bench.coverage import write_coverage
+    from torchtraceap.lab.bench.coverage import finding_types, write_coverage
 
     if options.write and not options.measure:
         raise UsageError("--write keeps what --measure measures")
     found = _coverage_of(options, measure=options.measure)
-    types = _types(options)
+    store = open_store(options)
+    types: dict[str, tuple[str, ...]] = {}
+    if store.folder.is_dir():
+        types = finding_types(store)
+    elif options.store is not None:
+        raise UsageError(f"{options.store}: there is no such folder")
     for each in found.missing:
         note(f"{each.name} {each.mode}: not covered ({each.reason})")
     if options.write:
         write_coverage(found, options.write)
         note(f"wrote {options.write}")
     if options.json:
-        print_text(json.dumps(_coverage_document(found, types), separators=(",", ":")))
+        print_document(_coverage_document(found, types))
     else:
         _print_coverage(found, types, options)
     return FINE
@@ -130,10 +122,10 @@ def _coverage_document(found: Coverage, types: dict[str, tuple[str, ...]]) -> di
         "union": {
             kind: {
                 "distinct": len(found.union(kind)),
-                "covered": len(found.reached(kind)),
+                "covered": len(found.covered(kind)),
                 "of": len(found.universe(kind)),
-                "share": len(found.reached(kind)) / len(found.universe(kind)),
-                "uncovered": list(found.unreached(kind)),
+                "share": len(found.covered(kind)) / len(found.universe(kind)),
+                "uncovered": list(found.uncovered(kind)),
             }
             for kind in KINDS
         },
@@ -145,9 +137,10 @@ def _coverage_document(found: Coverage, types: dict[str, tuple[str, ...]]) -> di
 
 
 def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options: Options) -> None:
+    from torchtraceap.lab.bench.coverage import all_types
     from torchtraceap.report.tables import TextTable
 
-    alone = found.alone(options.by)
+    alone = found.unique(options.by)
     columns = ["workload", "mode", *_KINDS, f"{options.by} of it alone", "step ms"]
     columns += ["findings"] if types else []
     rows = []
@@ -157,36 +150,32 @@ def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options:
         cells += [round(1000 * row.step_s, 2)]
         rows.append((*cells, ", ".join(types.get(row.name, ()))) if types else tuple(cells))
     said = f"torch {found.torch}, on the CPU; ops are ATen operators by type and direction"
-    tables = [TextTable("", tuple(columns), rows, said), _together(found, types)]
-    print_tables(tables, options.no_color)
-    nobody = found.unreached(options.by)
-    if nobody:
-        shown = nobody if options.uncovered else nobody[:_SHOWN]
-        more = "" if len(shown) == len(nobody) else f" and {len(nobody) - len(shown)} more"
-        print_text(f"\nNo workload here covers {', '.join(shown)}{more}.")
-
-
-def _together(found: Coverage, types: dict[str, tuple[str, ...]]) -> Any:
-    from torchtraceap.lab.bench.coverage import all_types
-    from torchtraceap.report.tables import TextTable
-
     what = {
         "functions": "Python functions that may be overridden (TorchBench's measure)",
         "ops": "ATen operators by name",
         "families": "kernel families",
     }
-    rows = [
-        (text, len(found.reached(kind)), len(found.universe(kind)),
-         f"{len(found.reached(kind)) / len(found.universe(kind)):.1%}")
+    together = [
+        (text, len(found.covered(kind)), len(found.universe(kind)),
+         f"{len(found.covered(kind)) / len(found.universe(kind)):.1%}")
         for kind, text in what.items()
     ]  # fmt: skip
     if types:
         seen = {each for row in found.rows for each in types.get(row.name, ())}
         known = all_types()
         share = f"{len(seen & set(known)) / len(known):.1%}"
-        rows.append(("types of findings, in kept runs", len(seen), len(known), share))
-    said = f"{len(found.union('ops'))} pairs of an operator's type and direction"
-    return TextTable("All together", ("", "covered", "of", "share"), rows, said)
+        together.append(("types of findings, in kept runs", len(seen), len(known), share))
+    pairs = f"{len(found.union('ops'))} pairs of an operator's type and direction"
+    tables = [
+        TextTable("", tuple(columns), rows, said),
+        TextTable("All together", ("", "covered", "of", "share"), together, pairs),
+    ]
+    print_tables(tables, options.no_color)
+    nobody = found.uncovered(options.by)
+    if nobody:
+        shown = nobody if options.uncovered else nobody[:_SHOWN]
+        more = "" if len(shown) == len(nobody) else f" and {len(nobody) - len(shown)} more"
+        print_text(f"\nNo workload here covers {', '.join(shown)}{more}.")
 
 
 # ------------------------------------------------------------------------- select
@@ -210,11 +199,7 @@ def _describe_select(parser: Parser) -> None:
         help="what `bench run` of the chosen may take: 90s, 10m, 1h [until all is covered]",
     )  # fmt: skip
     _add_common(parser)
-    for name, default in (("processes", 3), ("steps", 20), ("warmup", 3)):
-        parser.add_argument(
-            f"--{name}", type=positive, default=default, metavar="N",
-            help=f"of `bench run`, by which its time is counted [{default}]",
-        )  # fmt: skip
+    add_protocol(parser, ("of `bench run`, by which its time is counted",) * 3)
     parser.add_argument("--plan", metavar="FILE", help="write them for `bench run --plan FILE`")
 
 
@@ -225,14 +210,22 @@ def _select(options: Options) -> int:
     found = _coverage_of(options)
     selection = select(_candidates(found, options), options.budget)
     if options.plan:
-        write_text(options.plan, _plan(selection))
+        lines = ["# Written by `torchtraceap bench select`; `bench run --plan` reads it."]
+        for mode in _MODES["both"]:
+            names = [json.dumps(each.name) for each in selection.chosen if each.mode == mode]
+            if names:
+                lines += ["", "[[run]]", f'mode = "{mode}"', f"names = [{', '.join(names)}]"]
+        write_text(options.plan, "\n".join(lines) + "\n")
         note(f"wrote {options.plan}")
+    worth = "at least 0.316 of the best in this budget; bound: what no choice in it exceeds"
+    if selection.budget_s is None:
+        worth = "at most 1 + ln(n) times the cheapest that covers all (n: the most of one)"
     if options.json:
         document = {
             "schema": "torchtraceap.selection/1", "by": options.by, "torch": found.torch,
-            **selection.to_dict(), "share": selection.share, "guarantee": _guarantee(selection),
+            **selection.to_dict(), "share": selection.share, "guarantee": f"greedy: {worth}",
         }  # fmt: skip
-        print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))
+        print_document(document)
     else:
         _print_selection(selection, options)
     return FINE
@@ -244,7 +237,7 @@ def _candidates(found: Coverage, options: Options) -> list[Candidate]:
     from torchtraceap.lab.workloads.registry import workloads
 
     how = {name: getattr(options, name) for name in ("processes", "steps", "warmup")}
-    store: Store = open_store(options)
+    store = open_store(options)
     runs = [run.to_dict() for run in store.runs()] if store.folder.is_dir() else []
     measured = measured_seconds(runs, **how)
     entries = {entry.name: entry for entry in workloads()}
@@ -260,22 +253,6 @@ def _candidates(found: Coverage, options: Options) -> list[Candidate]:
         covers = frozenset(row.of(options.by))
         candidates.append(Candidate(row.name, row.mode, seconds, covers, kept is not None))
     return candidates
-
-
-def _plan(selection: Selection) -> str:
-    lines = ["# Written by `torchtraceap bench select`; `bench run --plan` reads it."]
-    for mode in _MODES["both"]:
-        names = [each.name for each in selection.chosen if each.mode == mode]
-        if names:
-            listed = ", ".join(json.dumps(name) for name in names)
-            lines += ["", "[[run]]", f'mode = "{mode}"', f"names = [{listed}]"]
-    return "\n".join(lines) + "\n"
-
-
-def _guarantee(selection: Selection) -> str:
-    if selection.budget_s is None:
-        return "greedy: at most 1 + ln(n) times the cheapest that covers all (n: the most of one)"
-    return "greedy: at least 0.316 of the best in this budget; bound: what no choice in it exceeds"
 
 
 def _print_selection(selection: Selection, options: Options) -> None:
@@ -310,4 +287,3 @@ SELECT_ACTIONS: dict[str, Command] = {
         ("bench select --budget 10m", "bench select --budget 5m --by functions --plan plan.toml"),
     ),
 }
-"""Actions of `bench`."""

@@ -1,4 +1,4 @@
-"""Profiling of a whole program from its import of torch on; Python imports this file at startup.
+"""The profiler of a whole program from its import of torch on; Python imports this file at startup.
 
 Note [A guest]: this runs in somebody's program, maybe of another environment where this package is
 not installed. So it imports nothing of the package, a failure of its own never shows, and the

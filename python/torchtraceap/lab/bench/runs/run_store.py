@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from functools import cached_property
@@ -26,8 +26,7 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import naming, replacing_stream, write_text
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
-from torchtraceap.lab.bench.processes.environment import environment_hash
-from torchtraceap.lab.bench.store.digests import content_hash
+from torchtraceap.lab.bench.processes.environment import content_hash, environment_hash
 
 __all__ = [
     "FOLDER_VARIABLE",
@@ -48,7 +47,6 @@ MODES = ("fenced", "free")
 _DEFAULT_FOLDER = "ttap_bench"
 _SCHEMA = "torchtraceap.run/1"
 _HASH_DIGITS = 64
-_BLOCK = 1 << 20
 
 
 class StoreError(TraceError, ValueError):
@@ -141,7 +139,14 @@ class StoredRun:
             MissingDependencyError: pyarrow is not installed.
             StoreError: The object is missing or damaged.
         """
-        return _read_samples(self.store.path_of(self.objects["samples"]))
+        pa, parquet = need_parquet()
+        place = self.store.path_of(self.objects["samples"])
+        try:
+            rows = parquet.read_table(BytesIO(place.read_bytes()))
+            process, step, ns = (rows[name].to_numpy() for name in ("process", "step", "ns"))
+            return Samples(process, tuple(rows["mode"].to_pylist()), step, ns)
+        except (pa.ArrowInvalid, KeyError) as error:
+            raise StoreError(f"{place}: can't be read as samples ({error})") from error
 
     @property
     def trace(self) -> Path | None:
@@ -165,15 +170,12 @@ class StoredRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest with the id."""
-        return {"id": self.id, **_manifest_of(self)}
+        manifest = {name: getattr(self, name) for name in _IN_MANIFEST}
+        return {"id": self.id, "schema": _SCHEMA, **manifest}
 
 
 _IN_MANIFEST = ("name", "when", "config", "config_hash", "environment", "environment_hash",
                 "metrics", "counts", "objects")  # fmt: skip
-
-
-def _manifest_of(run: StoredRun) -> dict[str, Any]:
-    return {"schema": _SCHEMA, **{name: getattr(run, name) for name in _IN_MANIFEST}}
 
 
 def default_folder() -> Path:
@@ -215,28 +217,41 @@ class Store:
             MissingDependencyError: pyarrow is not installed.
             OutputError: It can't be written.
         """
-        objects = {"samples": self._keep_bytes(_samples_bytes(run.name, run.samples), ".parquet")}
+        pa, parquet = need_parquet()
+        samples = run.samples
+        rows = pa.table(
+            {
+                "run": pa.array([run.name] * len(samples), pa.string()).dictionary_encode(),
+                "process": pa.array(samples.process, pa.int64()),
+                "mode": pa.array(list(samples.mode), pa.string()).dictionary_encode(),
+                "step": pa.array(samples.step, pa.int64()),
+                "ns": pa.array(samples.ns, pa.int64()),
+            }
+        )
+        stream = BytesIO()
+        parquet.write_table(rows, stream)
+        objects = {"samples": self._keep(stream, ".parquet")}
         if run.trace is not None:
-            objects["trace"] = self._keep_file(run.trace)
+            suffix = ".json.gz" if run.trace.name.endswith(".json.gz") else run.trace.suffix
+            with run.trace.open("rb") as source:
+                objects["trace"] = self._keep(source, suffix)
         if run.diagnosis is not None:
             text = json.dumps(run.diagnosis, separators=(",", ":"), allow_nan=False)
-            objects["diagnosis"] = self._keep_bytes(text.encode(), ".json")
-        kept = StoredRun(
-            id="",
-            name=run.name,
-            when=run.when,
-            config=run.config,
-            config_hash=run.config_hash,
-            environment=run.environment,
-            environment_hash=environment_hash(run.environment),
-            metrics=run.metrics,
-            counts=run.counts,
-            objects=objects,
-            store=self,
-        )
-        manifest = _manifest_of(kept)
+            objects["diagnosis"] = self._keep(BytesIO(text.encode()), ".json")
+        manifest = {
+            "schema": _SCHEMA,
+            "name": run.name,
+            "when": run.when,
+            "config": run.config,
+            "config_hash": run.config_hash,
+            "environment": run.environment,
+            "environment_hash": environment_hash(run.environment),
+            "metrics": run.metrics,
+            "counts": run.counts,
+            "objects": objects,
+        }
         name = content_hash(manifest)
-        place = self._runs / f"{name}.json"
+        place = self.folder / "runs" / f"{name}.json"
         self._make_folder(place.parent)
         write_text(place, json.dumps(manifest, indent=1, allow_nan=False) + "\n")
         return self._read_manifest(place)
@@ -302,12 +317,8 @@ class Store:
             self._verified.add(place)
         return place
 
-    @property
-    def _runs(self) -> Path:
-        return self.folder / "runs"
-
     def _manifests(self) -> list[Path]:
-        return sorted(self._runs.glob("*.json")) if self._runs.is_dir() else []
+        return sorted((self.folder / "runs").glob("*.json"))
 
     def _read_manifest(self, place: Path) -> StoredRun:
         try:
@@ -321,26 +332,17 @@ class Store:
             raise StoreError(f"{place}: is damaged: its content is not what its name says")
         return StoredRun(id=place.stem, store=self, **fields)
 
-    def _keep_bytes(self, content: bytes, suffix: str) -> str:
-        name = hashlib.sha256(content).hexdigest()
-        self._keep(name, suffix, lambda stream: stream.write(content))
-        return name
-
-    def _keep_file(self, path: Path) -> str:
-        suffix = ".json.gz" if path.name.endswith(".json.gz") else path.suffix
-        with path.open("rb") as source:
-            name = hashlib.file_digest(source, "sha256").hexdigest()
-            source.seek(0)
-            self._keep(name, suffix, lambda stream: shutil.copyfileobj(source, stream, _BLOCK))
-        return name
-
-    def _keep(self, name: str, suffix: str, write: Callable[[BinaryIO], object]) -> None:
+    def _keep(self, source: BinaryIO, suffix: str) -> str:
+        """Store an object, and return the hash of its content."""
+        source.seek(0)
+        name = hashlib.file_digest(source, "sha256").hexdigest()  # type: ignore[arg-type]
         place = self.folder / "objects" / name[:2] / f"{name}{suffix}"
-        if place.exists():
-            return
-        self._make_folder(place.parent)
-        with replacing_stream(place) as stream:
-            write(stream)
+        if not place.exists():
+            self._make_folder(place.parent)
+            source.seek(0)
+            with replacing_stream(place) as stream:
+                shutil.copyfileobj(source, stream)
+        return name
 
     def _make_folder(self, folder: Path) -> None:
         with naming(folder):
@@ -354,29 +356,3 @@ def _reading(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{place}: can't be read: {error.strerror or error}") from error
-
-
-def _samples_bytes(run: str, samples: Samples) -> bytes:
-    pa, parquet = need_parquet()
-    rows = pa.table(
-        {
-            "run": pa.array([run] * len(samples), pa.string()).dictionary_encode(),
-            "process": pa.array(samples.process, pa.int64()),
-            "mode": pa.array(list(samples.mode), pa.string()).dictionary_encode(),
-            "step": pa.array(samples.step, pa.int64()),
-            "ns": pa.array(samples.ns, pa.int64()),
-        }
-    )
-    stream = BytesIO()
-    parquet.write_table(rows, stream)
-    return stream.getvalue()
-
-
-def _read_samples(place: Path) -> Samples:
-    pa, parquet = need_parquet()
-    try:
-        rows = parquet.read_table(BytesIO(place.read_bytes()))
-        process, step, ns = (rows[name].to_numpy() for name in ("process", "step", "ns"))
-        return Samples(process, tuple(rows["mode"].to_pylist()), step, ns)
-    except (pa.ArrowInvalid, KeyError) as error:
-        raise StoreError(f"{place}: can't be read as samples ({error})") from error

@@ -9,20 +9,21 @@ to resident memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.store.intervals import ratio_interval
-from torchtraceap.lab.bench.store.run_store import StoredRun
+from torchtraceap.lab.bench.processes.environment import content_hash
+from torchtraceap.lab.bench.runs.run_store import StoredRun
+from torchtraceap.lab.bench.statistics import scipy_stats
 
-__all__ = ["device_of", "devices_table", "eager_compiled_table", "runs_table"]
-
-_SINGLE = "Runs of one process have no interval."
+__all__ = ["device_of", "devices_table", "eager_compiled_table", "ratio_interval", "runs_table"]
 
 
 def runs_table(runs: Sequence[StoredRun]) -> ColumnTable:
@@ -58,18 +59,14 @@ def runs_table(runs: Sequence[StoredRun]) -> ColumnTable:
 
 def eager_compiled_table(runs: Iterable[StoredRun]) -> ColumnTable:
     """Return the effect of compilation by workload: speed-up is eager time over compiled time."""
-    pairs = _pairs(runs, lambda config: {**config, "compiled": None}, _is_compiled)
+    pairs = _pairs(runs, "compiled", lambda run: int(bool(run.config.get("compiled"))))
     none = "no workload was run both ways: bench run, then the same with --compile"
     return _comparison_table(pairs, ("eager", "compiled"), none)
 
 
 def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnTable:
-    """Compare two devices by workload: speed-up is the first one's time over the second's.
-
-    Args:
-        runs: From which the latest of each are taken.
-        first: A part of the name of a device, such as A100, or cpu.
-        second: The other one.
+    """Compare two devices by workload: speed-up is the first one's time over the second's. `first`
+    and `second` are parts of their names, such as A100, or cpu.
 
     Raises:
         OptionError: A name fits no run, or both fit the same device.
@@ -88,7 +85,7 @@ def devices_table(runs: Iterable[StoredRun], first: str, second: str) -> ColumnT
     def side(run: StoredRun) -> int | None:
         return next((i for i, fitting in enumerate(found) if device_of(run) in fitting), None)
 
-    pairs = _pairs(every, lambda config: {**config, "device": None}, side)
+    pairs = _pairs(every, "device", side)
     return _comparison_table(
         pairs, ("first", "second"), "no workload was run alike on both devices"
     )
@@ -101,23 +98,18 @@ def device_of(run: StoredRun) -> str:
     return f"cpu: {(run.environment.get('cpu') or {}).get('model') or 'unknown'}"
 
 
-def _is_compiled(run: StoredRun) -> int:
-    return int(bool(run.config.get("compiled")))
-
-
 _Pair = tuple[StoredRun, StoredRun]
 
 
-def _pairs(runs: Iterable[StoredRun], like: Any, side: Any) -> list[_Pair]:
-    """Return the latest run of each side for configurations that differ only by the side."""
-    from torchtraceap.lab.bench.store.digests import content_hash
-
+def _pairs(runs: Iterable[StoredRun], differs: str, side: Any) -> list[_Pair]:
+    """Return the latest run of each side for configurations that differ only by one key."""
     found: dict[str, list[StoredRun | None]] = {}
     for run in runs:  # in order of time
         place = side(run)
         if place is not None:
             config = {k: v for k, v in run.config.items() if k != "protocol"}
-            found.setdefault(content_hash(like(config)), [None, None])[place] = run
+            alike = content_hash({**config, differs: None})
+            found.setdefault(alike, [None, None])[place] = run
     pairs = [(a, b) for a, b in found.values() if a is not None and b is not None]
     return sorted(pairs, key=lambda pair: (pair[0].name, str(pair[0].config.get("mode"))))
 
@@ -145,40 +137,35 @@ def _comparison_table(pairs: Sequence[_Pair], sides: tuple[str, str], none: str)
         columns[f"{name}_run"] = encode_texts(run.id for run in runs)
     for place, name in enumerate(("speedup", "speedup_low", "speedup_high")):
         columns[name] = _floats(ratio[place] for ratio in ratios)
-    columns["memory_ratio"] = _floats(_memory_ratio(*pair) for pair in pairs)
+    memory_ratios: list[float | None] = []
+    for a, b in pairs:  # memory of different kinds is not compared
+        alike = bool(a.metrics.get("device")) == bool(b.metrics.get("device"))
+        peak = _peak_bytes(a)
+        memory_ratios.append(_peak_bytes(b) / peak if alike and peak else None)
+    columns["memory_ratio"] = _floats(memory_ratios)
     notes = [] if pairs else [none]
-    notes += [_SINGLE] if any(low is None for _, low, _ in ratios) else []
-    notes += _unlike(pairs)
+    if any(low is None for _, low, _ in ratios):
+        notes.append("Runs of one process have no interval.")
+    keys = ("torch", "libraries", "variables")
+    unlike = sorted(
+        {
+            a.name
+            for a, b in pairs
+            if any(a.environment.get(k) != b.environment.get(k) for k in keys)
+        }
+    )
+    if unlike:
+        notes.append(f"Versions or settings differ too between the runs of {', '.join(unlike)}.")
+    mean = float(np.exp(np.mean(np.log([ratio[0] for ratio in ratios])))) if ratios else None
     shown = ("workload", "mode", "precision", "batch", f"{sides[0]}_ns", f"{sides[1]}_ns",
              "speedup", "speedup_low", "speedup_high", "memory_ratio")  # fmt: skip
     return ColumnTable(
         columns,
         shown=shown,
         first=("workload", "mode", "speedup"),
-        facts={"geometric_mean_speedup": _geometric_mean([ratio[0] for ratio in ratios])},
+        facts={"geometric_mean_speedup": mean},
         notes=notes,
     )
-
-
-def _unlike(pairs: Sequence[_Pair]) -> list[str]:
-    """Return a note if more than the device differs between runs."""
-    keys = ("torch", "libraries", "variables")
-    unlike = [
-        a.name for a, b in pairs if any(a.environment.get(k) != b.environment.get(k) for k in keys)
-    ]
-    if not unlike:
-        return []
-    return [
-        f"Versions or settings differ too between the runs of {', '.join(sorted(set(unlike)))}."
-    ]
-
-
-def _memory_ratio(first: StoredRun, second: StoredRun) -> float | None:
-    """Return the peak of the second over that of the first; None if they are of different kinds."""
-    if bool(first.metrics.get("device")) != bool(second.metrics.get("device")):
-        return None
-    before = _peak_bytes(first)
-    return _peak_bytes(second) / before if before else None
 
 
 def _peak_bytes(run: StoredRun) -> int:
@@ -188,13 +175,27 @@ def _peak_bytes(run: StoredRun) -> int:
     return int(memory["rss_above_bytes"] if allocated is None else allocated)
 
 
-def _geometric_mean(ratios: Sequence[float]) -> float | None:
-    return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
-
-
 def _floats(values: Iterable[float | None]) -> Any:
     return np.array([np.nan if value is None else float(value) for value in values], dtype=float)
 
 
 def _integers(values: Iterable[int]) -> Any:
     return np.array(list(values), dtype=np.int64)
+
+
+def ratio_interval(
+    upper: npt.ArrayLike, lower: npt.ArrayLike
+) -> tuple[float, float | None, float | None]:
+    """Return the ratio of the geometric means of two sets of positive numbers, one for each
+    process, with the ends of Welch's 95 % interval of logarithms; these None where either has a
+    single number."""
+    a, b = (np.log(np.asarray(each, dtype=np.float64)) for each in (upper, lower))
+    distance = float(a.mean() - b.mean())
+    if len(a) < 2 or len(b) < 2:
+        return math.exp(distance), None, None
+    va, vb = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
+    if not va + vb:
+        return math.exp(distance), math.exp(distance), math.exp(distance)
+    freedom = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    half = float(scipy_stats().t.ppf(0.975, freedom)) * math.sqrt(va + vb)
+    return math.exp(distance), math.exp(distance - half), math.exp(distance + half)

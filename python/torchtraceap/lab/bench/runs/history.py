@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,11 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.errors import MissingDependencyError
-from torchtraceap.lab.bench.statistics.rank_sum import rank_sum_p, shift, shift_interval
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.processes.environment import MOMENTARY
+from torchtraceap.lab.bench.runs.run_store import Store, StoredRun
+from torchtraceap.lab.bench.statistics.rank_tests import rank_sum_p, shift, shift_interval
 from torchtraceap.tables.steps.pieces import NORMAL_MAD
-
-if TYPE_CHECKING:
-    from torchtraceap.lab.bench.store.run_store import StoredRun
 
 __all__ = [
     "History",
@@ -109,21 +108,14 @@ class History(Result):
 def histories(
     store: PathLike | None = None, *, name: str | None = None, minimal_effect: float = 0.02
 ) -> list[History]:
-    """Return the series that a store holds.
-
-    Args:
-        store: Its folder [as `Store`].
-        name: Only of this workload or program.
-        minimal_effect: Smaller steps are not told.
+    """Return the series that a store holds, of one name if it is given. Smaller steps than the
+    minimal effect are not told.
 
     Raises:
         OptionError: There are no such runs.
         MissingDependencyError: ruptures or pyarrow is not installed.
         StoreError: A run is damaged.
     """
-    from torchtraceap.errors import OptionError
-    from torchtraceap.lab.bench.store.run_store import Store
-
     kept = Store(store)
     runs = kept.runs(name=name)
     if not runs:
@@ -148,69 +140,44 @@ def machine_of(environment: Mapping[str, Any]) -> str:
 def _history(
     key: tuple[str, str, str], runs: Sequence[StoredRun], minimal_effect: float
 ) -> History:
-    points, environments = [], []
+    points: list[Point] = []
+    environments: list[dict[str, Any]] = []
     for run in runs:
-        ns = _median_ns(run)
-        if ns is not None:
-            points.append(_point(run, ns))
-            environments.append(run.environment)
+        samples, environment = run.samples, run.environment
+        for mode in dict.fromkeys(("fenced", *samples.mode)):  # fenced steps if there are any
+            medians = [float(np.median(ns)) for ns in samples.of(mode) if len(ns)]
+            if medians:
+                ns = max(1, round(float(np.median(medians))))
+                git, torch = environment.get("git") or {}, environment.get("torch") or {}
+                points.append(Point(run.id, run.when, ns, git.get("commit"), torch.get("version")))
+                environments.append(_flat({**environment, MOMENTARY: None}))
+                break
     logs = np.log([point.median_ns for point in points])
     places = find_steps(logs, minimal_effect=minimal_effect)
-    steps = [_step(points, environments, logs, places, i) for i in range(len(places))]
+    steps = []
+    for number, place in enumerate(places):
+        before, after = _sides(logs, places, number)
+        low, high = shift_interval(before, after, INTERVAL_ERROR)
+        was, now = environments[place - 1], environments[place]
+        steps.append(
+            Step(
+                place=place,
+                when=points[place].when,
+                change=math.expm1(shift(before, after)),
+                low=math.expm1(low) if math.isfinite(low) else None,
+                high=math.expm1(high) if math.isfinite(high) else None,
+                p=rank_sum_p(before, after),
+                before_ns=round(math.exp(float(np.median(before)))),
+                after_ns=round(math.exp(float(np.median(after)))),
+                environment=tuple(
+                    {"key": key, "before": was.get(key), "after": now.get(key)}
+                    for key in dict.fromkeys([*was, *now])
+                    if was.get(key) != now.get(key)
+                ),
+            )
+        )
     sigma = float(noise(logs)) if len(logs) > 2 else None
     return History(*key, tuple(points), tuple(steps), sigma)
-
-
-def _median_ns(run: StoredRun) -> int | None:
-    """Return the median of the processes' medians, of fenced steps if there are any."""
-    samples = run.samples
-    for mode in dict.fromkeys(("fenced", *samples.mode)):
-        medians = [float(np.median(ns)) for ns in samples.of(mode) if len(ns)]
-        if medians:
-            return max(1, round(float(np.median(medians))))
-    return None
-
-
-def _point(run: StoredRun, ns: int) -> Point:
-    environment = run.environment
-    git, torch = environment.get("git") or {}, environment.get("torch") or {}
-    return Point(run.id, run.when, ns, git.get("commit"), torch.get("version"))
-
-
-def _step(
-    points: Sequence[Point],
-    environments: Sequence[Mapping[str, Any]],
-    logs: Array,
-    places: Sequence[int],
-    number: int,
-) -> Step:
-    place = places[number]
-    before, after = _sides(logs, places, number)
-    low, high = shift_interval(before, after, INTERVAL_ERROR)
-    return Step(
-        place=place,
-        when=points[place].when,
-        change=math.expm1(shift(before, after)),
-        low=math.expm1(low) if math.isfinite(low) else None,
-        high=math.expm1(high) if math.isfinite(high) else None,
-        p=rank_sum_p(before, after),
-        before_ns=round(math.exp(float(np.median(before)))),
-        after_ns=round(math.exp(float(np.median(after)))),
-        environment=tuple(_changes(environments[place - 1], environments[place])),
-    )
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """Return the lasting environment values that differ."""
-    from torchtraceap.lab.bench.processes.environment import MOMENTARY
-
-    was, now = (
-        _flat({key: value for key, value in given.items() if key != MOMENTARY})
-        for given in (before, after)
-    )
-    for key in dict.fromkeys([*was, *now]):
-        if was.get(key) != now.get(key):
-            yield {"key": key, "before": was.get(key), "after": now.get(key)}
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
@@ -239,24 +206,13 @@ def find_steps(logs: Array, *, minimal_effect: float = 0.02) -> list[int]:
     """Find the steps of a series, as indices of the first run after each step.
 
     Args:
-        logs: Logarithms of what runs took, in order of time.
+        logs: Logarithms of what runs took, in order of time, float64 `[runs]`.
         minimal_effect: Fraction; smaller steps are not told.
 
     Raises:
         MissingDependencyError: ruptures is not installed.
     """
     values = np.asarray(logs, np.float64)
-    places = _cuts(values)
-    while places:
-        strength = [_strength(values, places, i, minimal_effect) for i in range(len(places))]
-        failing = [(p, i) for i, (p, holds) in enumerate(strength) if not holds]
-        if not failing:
-            break
-        places.pop(max(failing)[1])
-    return places
-
-
-def _cuts(values: Array) -> list[int]:
     if len(values) < 2 * LEAST_RUNS:
         return []
     try:
@@ -266,17 +222,24 @@ def _cuts(values: Array) -> list[int]:
             "steps of a history are found by ruptures: pip install 'torchtraceap[bench]'"
         ) from error
     sigma = noise(values)
-    scaled = _clip_outliers(values, sigma) / sigma
-    search = ruptures.Pelt(model="l2", min_size=LEAST_RUNS, jump=1).fit(scaled[:, None])
-    found = search.predict(pen=PENALTY * math.log(len(values)))
-    return [int(place) for place in found[:-1]]
-
-
-def _clip_outliers(values: Array, sigma: float) -> Array:
-    """Clip runs that stand out from their neighbors, because they are no step."""
+    # Runs that stand out from their neighbors are clipped, because they are no step.
     padded = np.pad(values, 2, mode="edge")
     around = np.median(np.lib.stride_tricks.sliding_window_view(padded, 5), axis=-1)
-    return np.clip(values, around - CLIPPED_AT * sigma, around + CLIPPED_AT * sigma)
+    clipped = np.clip(values, around - CLIPPED_AT * sigma, around + CLIPPED_AT * sigma)
+    search = ruptures.Pelt(model="l2", min_size=LEAST_RUNS, jump=1)
+    cuts = search.fit((clipped / sigma)[:, None]).predict(pen=PENALTY * math.log(len(values)))
+    places = [int(place) for place in cuts[:-1]]
+    while places:
+        failing = []
+        for number in range(len(places)):
+            before, after = _sides(values, places, number)
+            p = rank_sum_p(before, after)
+            if p > STEP_P or abs(math.expm1(shift(before, after))) < minimal_effect:
+                failing.append((p, number))
+        if not failing:
+            break
+        places.pop(max(failing)[1])  # the weakest
+    return places
 
 
 def _sides(values: Array, places: Sequence[int], number: int) -> tuple[Array, Array]:
@@ -284,15 +247,6 @@ def _sides(values: Array, places: Sequence[int], number: int) -> tuple[Array, Ar
     begin = places[number - 1] if number else 0
     end = places[number + 1] if number + 1 < len(places) else len(values)
     return values[begin : places[number]], values[places[number] : end]
-
-
-def _strength(
-    values: Array, places: Sequence[int], number: int, minimal_effect: float
-) -> tuple[float, bool]:
-    """Return the p value of a step, and True if it is significant."""
-    before, after = _sides(values, places, number)
-    p = rank_sum_p(before, after)
-    return p, p <= STEP_P and abs(math.expm1(shift(before, after))) >= minimal_effect
 
 
 # ---------------------------------------------------------------------------------- shown
@@ -313,7 +267,7 @@ def history_text(found: Sequence[History]) -> str:
     return "\n\n".join("\n".join(_lines(series)) for series in found)
 
 
-def _lines(series: History) -> Iterable[str]:
+def _lines(series: History) -> Iterator[str]:
     points = series.points
     yield f"{series.name} ({series.config_hash[:10]}), {series.machine}"
     if not points:
@@ -321,7 +275,7 @@ def _lines(series: History) -> Iterable[str]:
         return
     values = [math.log(point.median_ns) for point in points]
     spread = f", {100 * series.sigma:.2g} % from run to run" if series.sigma is not None else ""
-    runs = _count_words(len(points), "run")
+    runs = f"{len(points)} run{'s' * (len(points) != 1)}"
     first, last = format_ns(points[0].median_ns), format_ns(points[-1].median_ns)
     yield f"  {sparkline(values)}  {first} → {last}, {runs}{spread}"
     for step in series.steps:
@@ -338,10 +292,6 @@ def _lines(series: History) -> Iterable[str]:
     if not series.steps:
         few = len(points) < 2 * LEAST_RUNS
         yield f"  too few runs for steps: {2 * LEAST_RUNS} are needed" if few else "  no steps"
-
-
-def _count_words(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _short(value: Any) -> str:

@@ -28,11 +28,12 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.bisection.rounds import Journal, Rounds, Runner
+from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.lab.bench.causes import Causes, causes
 from torchtraceap.lab.bench.revisions import Revision, UnusableRevisionError
-from torchtraceap.lab.bench.statistics.sequential import Plan
-from torchtraceap.lab.bench.statistics.signed_rank import interval, p_values, walsh_averages
+from torchtraceap.lab.bench.rounds import Journal, Rounds, Runner
+from torchtraceap.lab.bench.statistics.rank_tests import interval, p_values, walsh_averages
+from torchtraceap.lab.bench.statistics.sequential import Plan, look_at
 
 __all__ = ["Bisection", "Change", "Settings", "TestedRevision", "bisect"]
 
@@ -53,23 +54,16 @@ WHOLE_CHANGE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Settings that are fixed before the first run."""
+class Settings(Plan):
+    """Settings that are fixed before the first run.
 
-    minimal_effect: float = 0.02
-    """The fraction below which the ends count as equal."""
-    alpha: float = 0.01
-    """Error probability of the comparisons of the ends, and of the culprit with its parent."""
-    looks: tuple[int, ...] = (10, 20, 40)
-    """The numbers of rounds after which results are tested."""
+    The fields of a plan are those of the comparisons of the ends, and of the culprit with its
+    parent; looks are numbers of rounds.
+    """
+
     seed: int = 0
     improvement: bool = False
     """True to search for the revision that made the program faster."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan for comparisons of two revisions."""
-        return Plan(self.minimal_effect, self.alpha, self.looks)
 
     @property
     def sign(self) -> int:
@@ -87,12 +81,9 @@ class Change(Result):
     @classmethod
     def of(cls, values: Array) -> Change:
         """Make a change from log ratios."""
-        best, low, high = _estimate(values)
-        return cls(math.expm1(best), _finite(low), _finite(high))
-
-
-def _finite(log_ratio: float) -> float | None:
-    return math.expm1(log_ratio) if math.isfinite(log_ratio) else None
+        best, *ends = _estimate(values)
+        low, high = (math.expm1(end) if math.isfinite(end) else None for end in ends)
+        return cls(math.expm1(best), low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +131,14 @@ class Bisection(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document `torchtraceap.bisection/1`."""
-        found = self.causes
+        found, culprit = self.causes, None
+        if self.culprit is not None:
+            change = self.change.to_dict() if self.change else None
+            culprit = {**_revision_fields(self.culprit), "change": change}
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
-            "culprit": self._culprit(),
+            "culprit": culprit,
             "range": [_revision_fields(revision) for revision in self.range] or None,
             "tested": [each.to_dict() for each in self.tested],
             "confirmed": self.confirmed,
@@ -162,12 +156,6 @@ class Bisection(Result):
             "seed": self.settings.seed,
             "notes": list(self.notes),
         }
-
-    def _culprit(self) -> dict[str, Any] | None:
-        if self.culprit is None:
-            return None
-        change = self.change.to_dict() if self.change else None
-        return {**_revision_fields(self.culprit), "change": change}
 
 
 def _revision_fields(revision: Revision) -> dict[str, Any]:
@@ -189,11 +177,11 @@ def bisect(
     """Find the revision that changed the time or memory of a program.
 
     Args:
-        line: Revisions in order, the first with the old, the last with the new behaviour.
+        line: Revisions in order, the first with the old, the last with the new behavior.
         runner: Measures them.
-        settings: Decided before.
-        journal: What was measured before and is kept.
-        progress: Told what happens, in words.
+        settings: Settings that are fixed before the first run.
+        journal: Keeps what was measured before and is measured now.
+        progress: Called with words that say what happens.
         traces: A folder for the traces of parent and culprit, which say why; None records none.
 
     Raises:
@@ -230,70 +218,70 @@ class _Search:
         self._difference: Change | None = None
 
     def run(self, traces: Path | None) -> Bisection:
-        line = self._line
-        ends = self._pair("ends", line[0], line[-1])
-        self._difference = Change.of(ends.values)
-        if ends.decided != 1:
-            return self._no_difference(ends)
+        line, settings = self._line, self._settings
+        ends, decided, rounds = self._pair("ends", line[0], line[-1])
+        self._difference = Change.of(ends)
+        if decided is None:
+            self._notes.append(
+                f"After {rounds} rounds nobody can tell whether the ends differ by "
+                f"{100 * settings.minimal_effect:.3g} %: runs vary too much, or they differ by "
+                "about that."
+            )
+            return self._answer("undecided")
+        if decided == -1:
+            other = "faster" if settings.sign > 0 else "slower"
+            hint = "give --improvement" if settings.sign > 0 else "leave --improvement out"
+            self._notes.append(f"The last revision is {other} than the first: {hint}.")
+        if decided != 1:
+            return self._answer("no_difference")
         for attempt in range(1, ATTEMPTS + 1):
             good, bad = self._narrow(attempt)
             if bad - good > 1:
                 found = self._largest_step(attempt, good, bad)
                 if found is None:
-                    return self._answer("range", range=line[good + 1 : bad + 1])
+                    return self._answer("range", range=tuple(line[good + 1 : bad + 1]))
                 good, bad = found - 1, found
-            change = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
-            if change.decided == 1:
-                return self._culprit_result(bad, change, traces)
+            change, decided, _ = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
+            if decided == 1:
+                return self._culprit_answer(bad, change, traces)
             self._say(f"{line[bad].short} beside its parent does not show the change")
         self._notes.append(
             "The last commit before the change and the first behind it do not differ in fresh "
             "runs: the machine changes too much, or the change depends on something else than the "
             "commit."
         )
-        return self._answer("undecided", range=line[bad : bad + 1])
+        return self._answer("undecided", range=(line[bad],))
 
-    # ------------------------------------------------------------------------------ answers
-
-    def _no_difference(self, ends: _Pair) -> Bisection:
-        if ends.decided == -1:
-            other = "faster" if self._settings.sign > 0 else "slower"
-            hint = "give --improvement" if self._settings.sign > 0 else "leave --improvement out"
-            self._notes.append(f"The last revision is {other} than the first: {hint}.")
-        elif ends.decided is None:
-            self._notes.append(
-                f"After {ends.rounds} rounds nobody can tell whether the ends differ by "
-                f"{100 * self._settings.minimal_effect:.3g} %: runs vary too much, or they differ "
-                "by about that."
-            )
-            return self._answer("undecided")
-        return self._answer("no_difference")
-
-    def _culprit_result(self, place: int, change: _Pair, traces: Path | None) -> Bisection:
+    def _culprit_answer(self, place: int, change: Array, traces: Path | None) -> Bisection:
+        """Return the answer that names a culprit, with the causes if traces are wanted."""
+        assert self._difference is not None
         parent, culprit = self._line[place - 1], self._line[place]
-        explained = self._explained_share(change)
-        if explained is not None:
+        whole = math.log1p(self._difference.best)
+        best, low, high = _estimate(change)
+        if whole and (high if whole > 0 else low) / whole < WHOLE_CHANGE:
             self._several = True
             self._notes.append(
-                f"It explains {100 * explained:.0f} % of the difference between the ends: other "
+                f"It explains {100 * best / whole:.0f} % of the difference between the ends: other "
                 "commits changed it too. Bisect again from it, or up to its parent."
             )
-        causes = None
-        measured = Change.of(change.values)
+        measured = Change.of(change)
+        explained: Causes | None = None
         if traces is not None:
             self._say(f"recording {parent.short} and {culprit.short}")
-            causes = self._causes(parent, culprit, traces, measured.best)
+            before, after = (
+                self._runner.trace(each, traces / f"{each.short}.json.gz")
+                for each in (parent, culprit)
+            )
+            if before is None or after is None:
+                self._notes.append("No trace of both could be recorded, so no causes are told.")
+            else:
+                try:
+                    explained = causes(before, after, change=measured.best)
+                except TraceError as error:
+                    self._notes.append(f"The traces say no causes: {error}")
         return self._answer(
-            "found", culprit=culprit, change=measured, confirmed=True, causes=causes
+            "found", culprit=culprit, change=measured, confirmed=True, causes=explained
         )
-
-    def _explained_share(self, change: _Pair) -> float | None:
-        """Return the culprit's share of the difference if it surely is not all of it."""
-        assert self._difference is not None
-        whole = math.log1p(self._difference.best)
-        best, low, high = _estimate(change.values)
-        edge = high if whole > 0 else low
-        return best / whole if whole and edge / whole < WHOLE_CHANGE else None
 
     def _answer(self, verdict: str, **found: Any) -> Bisection:
         if self._several:
@@ -301,7 +289,6 @@ class _Search:
                 "Not one step: some commits stand between the ends, so more than one changed it."
             )
         wanted = {"range": (), "culprit": None, "change": None, "confirmed": False, **found}
-        wanted["range"] = tuple(wanted["range"])
         return Bisection(
             verdict=verdict,
             line=tuple(self._line),
@@ -314,24 +301,6 @@ class _Search:
             **wanted,
         )
 
-    def _causes(self, parent: Revision, culprit: Revision, folder: Path, change: float) -> Any:
-        from torchtraceap.errors import TraceError
-        from torchtraceap.lab.bench.causes import causes
-
-        taken = [
-            self._runner.trace(revision, folder / f"{revision.short}.json.gz")
-            for revision in (parent, culprit)
-        ]
-        if None in taken:
-            self._notes.append("No trace of both could be recorded, so no causes are told.")
-            return None
-        before, after = (path for path in taken if path is not None)
-        try:
-            return causes(before, after, change=change)
-        except TraceError as error:
-            self._notes.append(f"The traces say no causes: {error}")
-            return None
-
     # ------------------------------------------------------------------------------ search
 
     def _narrow(self, attempt: int) -> tuple[int, int]:
@@ -343,7 +312,7 @@ class _Search:
             middle = (good + bad) / 2
             place = min(open_, key=lambda each: (abs(each - middle), each))
             open_.discard(place)
-            tested = self._test_once(attempt, place)
+            tested = self._test(attempt, place)
             self._tested.append(tested)
             self._say(
                 f"{self._line[place].short} ({place} of {len(self._line) - 1}): {tested.verdict}"
@@ -356,38 +325,37 @@ class _Search:
             open_ = {each for each in open_ if good < each < bad}
         return good, bad
 
-    def _test_once(self, attempt: int, place: int) -> TestedRevision:
-        """Return the index to test next; see Note [Against both ends]."""
-        revision = self._line[place]
-        reason = self._journal.skipped(revision)
+    def _test(self, attempt: int, place: int) -> TestedRevision:
+        """Compare a revision with both ends; see Note [Against both ends]."""
+        line, settings = self._line, self._settings
+        revision, verdict = line[place], "abstained"
+        rounds = self._rounds(f"{attempt} middle {place}", [line[0], revision, line[-1]])
+        levels = Plan(settings.minimal_effect, STEP_ALPHA, settings.looks).levels
+        reason = self._journal.skip_reason(revision)
         if reason is None:
             try:
-                return self._compare_with_ends(attempt, place)
+                for count, level in zip(settings.looks, levels, strict=True):
+                    good, middle, bad = rounds.until(count).T
+                    values = settings.sign * (middle - (good + bad) / 2)
+                    p = float(p_values(values))
+                    if p <= level:
+                        verdict = "like bad" if np.median(values) > 0 else "like good"
+                        break
             except UnusableRevisionError as error:
                 reason = str(error)
                 self._journal.record_skip(revision, reason)
-        return TestedRevision(
-            revision.id, revision.title, place, "skipped", 0, None, None, None, None, reason
-        )
-
-    def _compare_with_ends(self, attempt: int, place: int) -> TestedRevision:
-        line, settings = self._line, self._settings
-        rounds = self._rounds(f"{attempt} middle {place}", [line[0], line[place], line[-1]])
-        levels = Plan(settings.minimal_effect, STEP_ALPHA, settings.looks).levels
-        verdict = "abstained"
-        for count, level in zip(settings.looks, levels, strict=True):
-            good, middle, bad = rounds.until(count).T
-            values = settings.sign * (middle - (good + bad) / 2)
-            p = float(p_values(values))
-            if p <= level:
-                verdict = "like bad" if np.median(values) > 0 else "like good"
-                break
+        if reason is not None:
+            return TestedRevision(
+                revision.id, revision.title, place, "skipped", 0, None, None, None, None, reason
+            )
+        best: float | None = None
+        ends: tuple[float | None, float | None] = (None, None)
         whole = _estimate(settings.sign * (bad - good))[0]
-        stands = [0.5 + each / whole for each in _estimate(values)] if whole > 0 else []
-        best, low, high = stands or (None, None, None)
-        self._several |= _is_between(low, high)
-        return TestedRevision(line[place].id, line[place].title, place, verdict, count, p, best,
-                      _or_none(low), _or_none(high))  # fmt: skip
+        if whole > 0:
+            best, low, high = (0.5 + each / whole for each in _estimate(values))
+            self._several |= low > STEP_BETWEEN and high < 1 - STEP_BETWEEN
+            ends = low if math.isfinite(low) else None, high if math.isfinite(high) else None
+        return TestedRevision(revision.id, revision.title, place, verdict, count, p, best, *ends)
 
     def _largest_step(self, attempt: int, good: int, bad: int) -> int | None:
         """Return the index of the largest change between neighbors in a short range, if one is
@@ -398,18 +366,22 @@ class _Search:
         changes: dict[int, float] = {}
         for place in places:
             ends = self._line[place - 1], self._line[place]
-            if any(self._journal.skipped(each) for each in ends):
+            if any(self._journal.skip_reason(each) for each in ends):
                 return None
-            pair = self._pair(f"{attempt} neighbours {place}", *ends)
-            if pair.decided == 1:
-                changes[place] = _estimate(pair.values)[0]
+            values, decided, _ = self._pair(f"{attempt} neighbours {place}", *ends)
+            if decided == 1:
+                changes[place] = _estimate(values)[0]
         self._several |= len(changes) > 1
         return max(changes, key=lambda p: self._settings.sign * changes[p]) if changes else None
 
-    def _pair(self, test: str, before: Revision, after: Revision) -> _Pair:
-        from torchtraceap.lab.bench.statistics.sequential import look_at
+    def _pair(self, test: str, before: Revision, after: Revision) -> tuple[Array, int | None, int]:
+        """Compare two revisions.
 
-        plan = self._settings.plan
+        Returns:
+            Log ratios after / before; 1 if they changed in the expected direction, -1 if in the
+            other one, 0 if they are equivalent, None if it is undecided; and the rounds.
+        """
+        plan = self._settings
         rounds = self._rounds(test, [before, after])
         for number, count in enumerate(plan.looks):
             logs = rounds.until(count)
@@ -419,7 +391,7 @@ class _Search:
                 break
         towards = {"slower": 1, "faster": -1}.get(verdict, 0) * self._settings.sign
         self._say(f"{after.short} beside {before.short}: {verdict} after {count} rounds")
-        return _Pair(values, None if verdict == "undecided" else towards, count)
+        return values, None if verdict == "undecided" else towards, count
 
     def _rounds(self, test: str, revisions: Sequence[Revision]) -> Rounds:
         def report(name: str, number: int) -> None:
@@ -430,30 +402,8 @@ class _Search:
                       seed=self._settings.seed, progress=report)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A comparison of two revisions."""
-
-    values: Array
-    """Log ratios after / before."""
-    decided: int | None
-    """1 if changed in the expected direction, -1 if in the other one, 0 if equivalent; None if
-    undecided."""
-    rounds: int
-
-
 def _estimate(values: Array) -> tuple[float, float, float]:
     """Return the Hodges-Lehmann estimate with an interval."""
     averages = walsh_averages(values)
     low, high = interval(averages, len(values), INTERVAL_ERROR)
     return float(np.median(averages)), float(low), float(high)
-
-
-def _is_between(low: float | None, high: float | None) -> bool:
-    if low is None or high is None:
-        return False
-    return low > STEP_BETWEEN and high < 1 - STEP_BETWEEN
-
-
-def _or_none(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

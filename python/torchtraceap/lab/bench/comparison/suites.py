@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from torchtraceap.lab.bench.comparison.compare import (
     record_evidence,
 )
 from torchtraceap.lab.bench.comparison.pairs import Pairs
-from torchtraceap.lab.bench.comparison.sides import Side, open_sides, split_command
-from torchtraceap.lab.bench.comparison.storage import PAIRS, make_folder
-from torchtraceap.lab.bench.statistics.families import FDR, q_values
-from torchtraceap.lab.bench.statistics.sequential import Plan
+from torchtraceap.lab.bench.comparison.sides import Side
+from torchtraceap.lab.bench.statistics.sequential import FDR, Plan, q_values
 
-__all__ = ["Comparisons", "SuiteEntry", "compare_many", "open_comparison", "read_suite"]
+__all__ = ["ComparisonSpec", "Comparisons", "SuiteEntry", "compare_many", "read_suite"]
 
 _ALARMS = ("slower", "faster")
 _KEYS = {"name", "a", "b", "program", "setup", "minimal_effect"}
@@ -63,7 +60,7 @@ class Comparisons(Result):
     """Name, q value and verdict; an alarm that the suite does not confirm is undecided."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of `torchtraceap bench compare --suite FILE --json`."""
+        """Return the document of `torchtraceap bench compare --suite FILE --json`."""
         return {
             "schema": "torchtraceap.comparisons/1",
             "fdr": self.fdr,
@@ -86,10 +83,10 @@ def compare_many(
     """Run the comparisons of a suite one after the other, then correct for their number.
 
     Args:
-        entries: What is compared; names are unique.
-        seed: Of the order within pairs.
-        causes: Record sides, for counts and causes.
-        fdr: False ones among the alarms, at most on average.
+        entries: The comparisons, with unique names.
+        seed: Decides the orders within pairs.
+        causes: True to record sides, for counts and causes.
+        fdr: The largest expected share of false ones among the alarms.
         reproduce: The command to state.
 
     Raises:
@@ -109,14 +106,30 @@ def compare_many(
             name=entry.name,
         )
         begun.append(Sequential(pairs, entry.plan))
-    for each in begun:
-        each.decide()
-    q = _correct(begun, fdr)
+    undecided = begun
+    while undecided:  # alarms that the correction made too weak take further looks
+        for each in undecided:
+            each.decide()
+        q = [float(value) for value in q_values([each.p for each in begun])]
+        undecided = [
+            each
+            for each, value in zip(begun, q, strict=True)
+            if each.looks[-1].verdict in _ALARMS and value > fdr and each.may_go_on
+        ]
     found = []
     for place, (entry, each) in enumerate(zip(entries, begun, strict=True)):
-        sides = entry.side_a, entry.side_b
-        evidence = record_evidence(*sides, each.looks[-1]) if causes else Evidence()
-        withdrawn = each.looks[-1].verdict in _ALARMS and q[place] > fdr
+        last = each.looks[-1]
+        evidence = Evidence()
+        if causes:
+            evidence = record_evidence(entry.side_a, entry.side_b, last)
+        verdict: str | None = None
+        notes: list[str] = []
+        if last.verdict in _ALARMS and q[place] > fdr:
+            verdict = "undecided"
+            notes = [
+                f"alone this would be {last.verdict}; among the comparisons of the suite its q is "
+                f"{q[place]:.2g}, more than {fdr:.2g}"
+            ]
         comparison = build_comparison(
             each,
             entry.side_a,
@@ -124,33 +137,11 @@ def compare_many(
             evidence=evidence,
             seed=seed + place,
             reproduce=reproduce,
-            verdict="undecided" if withdrawn else None,
-            notes=[_withdrawn(each, q[place], fdr)] if withdrawn else [],
+            verdict=verdict,
+            notes=notes,
         )
         found.append((entry.name, q[place], comparison))
     return Comparisons(fdr, tuple(found))
-
-
-def _correct(begun: Sequence[Sequential], fdr: float) -> list[float]:
-    """Return q values, after further looks for alarms that the correction made too weak."""
-    while True:
-        q = [float(each) for each in q_values([each.p for each in begun])]
-        weak = [
-            each
-            for each, value in zip(begun, q, strict=True)
-            if each.looks[-1].verdict in _ALARMS and value > fdr and each.may_go_on
-        ]
-        if not weak:
-            return q
-        for each in weak:
-            each.decide()
-
-
-def _withdrawn(each: Sequential, q: float, fdr: float) -> str:
-    return (
-        f"alone this would be {each.looks[-1].verdict}; among the comparisons of the suite its q "
-        f"is {q:.2g}, more than {fdr:.2g}"
-    )
 
 
 def read_suite(path: Path) -> tuple[ComparisonSpec, ...]:
@@ -169,52 +160,20 @@ def read_suite(path: Path) -> tuple[ComparisonSpec, ...]:
     tables = document.get("compare")
     if not isinstance(tables, list) or not tables or document.keys() != {"compare"}:
         raise OptionError(f"{path}: a table [[compare]] for each comparison is needed, alone")
-    found = [_parse_comparison(path, number, table) for number, table in enumerate(tables, 1)]
+    found = []
+    for number, table in enumerate(tables, 1):
+        where = f"{path}: comparison {number}"
+        if not isinstance(table, dict) or not {"a", "b"} <= table.keys():
+            raise OptionError(f"{where} needs a and b")
+        if unknown := table.keys() - _KEYS:
+            raise OptionError(f"{where} has {sorted(unknown)[0]!r}; known are {sorted(_KEYS)}")
+        texts = {key: value for key, value in table.items() if key != "minimal_effect"}
+        if any(not isinstance(value, str) for value in texts.values()):
+            raise OptionError(f"{where}: {', '.join(texts)} are texts")
+        name = texts.pop("name", f"{table['a']} | {table['b']}")
+        effect = table.get("minimal_effect")
+        found.append(ComparisonSpec(name=name, minimal_effect=effect, **texts))
     names = [each.name for each in found]
     if len(set(names)) < len(names):
         raise OptionError(f"{path}: two comparisons have the same name")
     return tuple(found)
-
-
-def _parse_comparison(path: Path, number: int, table: Any) -> ComparisonSpec:
-    where = f"{path}: comparison {number}"
-    if not isinstance(table, dict) or not {"a", "b"} <= table.keys():
-        raise OptionError(f"{where} needs a and b")
-    if unknown := table.keys() - _KEYS:
-        raise OptionError(f"{where} has {sorted(unknown)[0]!r}; known are {sorted(_KEYS)}")
-    texts = {key: value for key, value in table.items() if key != "minimal_effect"}
-    if any(not isinstance(value, str) for value in texts.values()):
-        raise OptionError(f"{where}: {', '.join(texts)} are texts")
-    name = texts.pop("name", f"{table['a']} | {table['b']}")
-    return ComparisonSpec(name=name, minimal_effect=table.get("minimal_effect"), **texts)
-
-
-def open_comparison(
-    stack: ExitStack,
-    described: ComparisonSpec,
-    plan: Plan,
-    *,
-    parent: Path,
-    seed: int,
-    timeout_s: float | None = None,
-) -> SuiteEntry:
-    """Open the sides of a comparison for as long as the stack is open.
-
-    Args:
-        stack: Takes what has to be tidied up.
-        described: From `read_suite`.
-        plan: With its own minimal effect.
-        parent: Where its folder is made.
-        seed: Of the order within pairs.
-        timeout_s: So long a run may take.
-
-    Raises:
-        OptionError: A side can't be run.
-    """
-    program = split_command(described.program) if described.program else None
-    sides = open_sides(
-        described.a, described.b, program=program, setup=described.setup, timeout_s=timeout_s
-    )
-    side_a, side_b = stack.enter_context(sides)
-    folder = make_folder(parent, side_a, side_b, [plan.looks, seed, described.name])
-    return SuiteEntry(described.name, side_a, side_b, plan, folder / PAIRS)

@@ -1,1 +1,0 @@
-"""Search for the revision that changed a program's speed, tested against both ends of the line."""

@@ -1,0 +1,299 @@
+"""Rounds of fresh runs, which measure each revision once in random order until there are enough,
+in checkouts or installed versions.
+
+Note [Rounds]: what the machine does changes over minutes, so revisions are compared only within a
+round, in which each runs once. The order within rounds is drawn from a seed before the first run.
+Where all tell of their steps, these take turns (processes/turns.py).
+
+Note [State]: every round is written down at once. What was measured is found again by the name of
+its test and the number of its round, so an interrupted bisection is simply started again: it
+makes the same decisions from the same numbers, and measures from where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.writing import write_text
+from torchtraceap.errors import OptionError
+from torchtraceap.lab.bench.comparison.sides import ProgramSide
+from torchtraceap.lab.bench.processes.programs import (
+    ProgramError,
+    check_success,
+    run_fresh,
+    shorten_command,
+)
+from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
+from torchtraceap.lab.bench.revisions import (
+    REPOSITORY_VARIABLES,
+    Places,
+    Revision,
+    UnusableRevisionError,
+)
+
+__all__ = ["MEASURES", "Journal", "RevisionRuns", "Rounds", "Runner"]
+
+MEASURES = ("time", "memory")
+SKIP = 125
+"""The exit code with which a program reports that a revision cannot be tested, as for `git
+bisect`."""
+STATE_SCHEMA = "torchtraceap.bisection_state/1"
+
+
+class Runner(Protocol):
+    """Interface of an object that measures revisions."""
+
+    def measure(self, revision: Revision) -> int:
+        """Return the time of a fresh run in ns, or bytes if memory is measured.
+
+        Raises:
+            UnusableRevisionError: It can't be built or run.
+        """
+
+    def measure_together(
+        self, revisions: Sequence[Revision], order: Sequence[int], seed: int
+    ) -> dict[str, int]:
+        """Return the result of a fresh run of each revision, by id, each of which was measured
+        alone before. Their steps take turns if all report steps; else they run in the given order.
+
+        Raises:
+            UnusableRevisionError: One can't be run.
+        """
+
+    def trace(self, revision: Revision, target: Path) -> Path | None:
+        """Return a recording of a run that is not timed; None if there is none."""
+
+    def drop(self, revision: Revision) -> None:
+        """Release a revision that is not needed for now."""
+
+
+class Journal:
+    """A journal of measurements, in a file of JSON lines or only in memory."""
+
+    def __init__(self, path: PathLike | None, header: Mapping[str, Any]) -> None:
+        """Read the file, if there is one; None keeps nothing. `header` says what is measured: a
+        file with another one is of another bisection.
+
+        Raises:
+            OptionError: The file holds something else.
+        """
+        self._path = None if path is None else Path(path)
+        self._lines: list[dict[str, Any]] = [{"schema": STATE_SCHEMA, **header}]
+        self._rounds: dict[tuple[str, int], dict[str, int]] = {}
+        self._skipped: dict[str, str] = {}
+        if self._path is not None and self._path.exists():
+            self._read(self._path)
+        self.resumed = len(self._rounds)
+        """Rounds that were there already."""
+
+    def _read(self, path: Path) -> None:
+        try:
+            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+            first = lines[0] if lines else None
+            if first != json.loads(json.dumps(self._lines[0])):
+                raise OptionError(
+                    f"{path}: holds the state of another bisection; remove it or name another file"
+                )
+            for line in lines[1:]:
+                if "skip" in line:
+                    self._skipped[str(line["skip"])] = str(line["reason"])
+                else:
+                    ns = {str(name): int(value) for name, value in line["ns"].items()}
+                    self._rounds[str(line["test"]), int(line["round"])] = ns
+        except OptionError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise OptionError(f"{path}: holds no state of a bisection ({error})") from error
+        self._lines = lines
+
+    def round(self, test: str, number: int) -> dict[str, int] | None:
+        """Return what a round measured, by revision."""
+        return self._rounds.get((test, number))
+
+    def keep_round(self, test: str, number: int, ns: Mapping[str, int]) -> None:
+        self._rounds[test, number] = dict(ns)
+        self._keep({"test": test, "round": number, "ns": dict(ns)})
+
+    def skip_reason(self, revision: Revision) -> str | None:
+        """Return the reason why a revision cannot be used; None if it can."""
+        return self._skipped.get(revision.id)
+
+    def record_skip(self, revision: Revision, reason: str) -> None:
+        self._skipped[revision.id] = reason
+        self._keep({"skip": revision.id, "reason": reason})
+
+    @property
+    def runs(self) -> int:
+        """Return the number of counted runs in all rounds."""
+        return sum(len(ns) for ns in self._rounds.values())
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+        if self._path is not None:
+            texts = (json.dumps(each, separators=(",", ":")) for each in self._lines)
+            write_text(self._path, "\n".join(texts) + "\n")
+
+
+class Rounds:
+    """The rounds of one test."""
+
+    def __init__(
+        self,
+        test: str,
+        revisions: Sequence[Revision],
+        runner: Runner,
+        journal: Journal,
+        *,
+        seed: int,
+        progress: Callable[[str, int], object],
+    ) -> None:
+        """Prepare rounds of two or more revisions, whose orders `seed` and the name of the test
+        draw. `progress` is called with the test and the number of the round that begins."""
+        self._test = test
+        self._revisions = list(revisions)
+        self._runner = runner
+        self._journal = journal
+        self._progress = progress
+        digest = sha256(f"{seed} {test}".encode()).digest()
+        self._seed = int.from_bytes(digest[:8], "big")
+        self._orders = np.random.default_rng(self._seed)
+        self._logs: list[list[float]] = []
+        self._warm = False
+
+    def until(self, count: int) -> Array:
+        """Return the logarithms of the measurements of each revision, float64 `[count, revisions]`.
+
+        Raises:
+            UnusableRevisionError: One of them can't be run.
+        """
+        while len(self._logs) < count:
+            order = self._orders.permutation(len(self._revisions)).tolist()
+            number = len(self._logs)
+            ns = self._journal.round(self._test, number)
+            if ns is None or any(revision.id not in ns for revision in self._revisions):
+                self._progress(self._test, number)
+                if not self._warm:  # files are not cached yet, and byte code is missing
+                    for place in order:
+                        self._runner.measure(self._revisions[place])
+                    self._warm = True
+                ns = self._runner.measure_together(self._revisions, order, self._seed + number)
+                self._journal.keep_round(self._test, number, ns)
+            self._logs.append([float(np.log(max(1, ns[r.id]))) for r in self._revisions])
+        return np.asarray(self._logs[:count], np.float64)
+
+
+class RevisionRuns:
+    """Run one program in each revision; see `Runner`.
+
+    Args:
+        places: Prepares revisions.
+        program: The program and its arguments.
+        setup: A command that runs once in each revision before the program.
+        measure: "time" (the median step) or "memory" (the peak of the resident set).
+        pythonpath: Folders inside each revision that stand first in PYTHONPATH.
+        timeout_s: Time limit of a run.
+        kept: Revisions that stay ready until the end.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        program: Sequence[str],
+        *,
+        setup: Sequence[str] | None = None,
+        measure: str = "time",
+        pythonpath: Sequence[str] = (),
+        timeout_s: float | None = None,
+        kept: Sequence[Revision] = (),
+    ) -> None:
+        self._places = places
+        self._program = list(program)
+        self._setup = list(setup) if setup else None
+        self._memory = measure == "memory"
+        self._pythonpath = list(pythonpath)
+        self._timeout_s = timeout_s
+        self._kept = {revision.id for revision in kept}
+        self._sides: dict[str, ProgramSide] = {}
+
+    def measure(self, revision: Revision) -> int:
+        """Measure one revision; a run that fails is tried once more. See `Runner`."""
+        try:
+            return self._measure_once(revision)
+        except ProgramError as error:
+            if error.finished is not None and error.finished.returncode == SKIP:
+                raise UnusableRevisionError(f"{revision.short}: exit code {SKIP}") from error
+        try:
+            return self._measure_once(revision)
+        except ProgramError as error:
+            raise UnusableRevisionError(f"{revision.short}: failed twice: {error}") from error
+
+    def _measure_once(self, revision: Revision) -> int:
+        side = self._side(revision)
+        median_ns = side.run()
+        return side.last.max_rss_bytes if self._memory and side.last else median_ns
+
+    def measure_together(
+        self, revisions: Sequence[Revision], order: Sequence[int], seed: int
+    ) -> dict[str, int]:
+        """Measure several revisions together. See `Runner`."""
+        sides = [self._side(revision) for revision in revisions]
+        before = [side.last for side in sides if side.last is not None]
+        if not self._memory and len(before) == len(sides) and can_take_turns(before):
+            with contextlib.suppress(ProgramError):  # they run alone, to learn which one fails
+                runs, steps = run_together([side.run_in_turn for side in sides], before, seed)
+                # On the same machine: the median of the first, times the ratio of each to it.
+                ratios = np.median(steps / steps[:, :1], axis=0)
+                first = runs[0].median_ns
+                pairs = zip(revisions, ratios, strict=True)
+                return {revision.id: round(first * float(ratio)) for revision, ratio in pairs}
+        return {revisions[i].id: self.measure(revisions[i]) for i in order}
+
+    def trace(self, revision: Revision, target: Path) -> Path | None:
+        """Record a run. See `Runner`."""
+        side = self._side(revision)
+        side.target = target
+        return side.trace()
+
+    def drop(self, revision: Revision) -> None:
+        """Release a revision. See `Runner`."""
+        if revision.id not in self._kept:
+            self._sides.pop(revision.id, None)
+            self._places.drop(revision)
+
+    def _side(self, revision: Revision) -> ProgramSide:
+        """Return the program in a revision, which is made ready if it is not."""
+        if revision.id in self._sides:
+            return self._sides[revision.id]
+        place = self._places.ready(revision)
+        # A program in a checkout must not use another repository.
+        env: dict[str, str | None] = {**dict.fromkeys(REPOSITORY_VARIABLES), **place.env}
+        if place.folder is not None and self._pythonpath:
+            before = [str(place.folder / folder) for folder in self._pythonpath]
+            after = os.environ.get("PYTHONPATH")
+            env["PYTHONPATH"] = os.pathsep.join([*before, *([after] if after else [])])
+        if self._setup:
+            what = f"{revision.short}: {shorten_command(self._setup)}"
+            try:
+                done = run_fresh(place.words(self._setup), cwd=place.folder, env=env)
+                check_success(done, what)
+            except (ProgramError, OptionError) as error:
+                self._places.drop(revision)
+                raise UnusableRevisionError(str(error)) from error
+        self._sides[revision.id] = ProgramSide(
+            revision.short,
+            place.words(self._program),
+            cwd=place.folder,
+            env=env,
+            timeout_s=self._timeout_s,
+            identity=revision.id,
+        )
+        return self._sides[revision.id]

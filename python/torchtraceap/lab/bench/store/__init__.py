@@ -1,1 +1,0 @@
-"""Storage of runs by content, and reports that are made from them."""
