@@ -156,7 +156,7 @@ def _shares_tables(strategy: str | None) -> bool:
 
 
 def _probed() -> RecordedCalls:
-    from torchtraceap.lab.prediction.lowering.probe import probe
+    from torchtraceap.lab.prediction.lowering.recorded_host import probe
 
     with progress_stage("probing this machine"):
         return probe()

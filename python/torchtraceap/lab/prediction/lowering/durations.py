@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.lab.prediction.lowering.fused_lookups import lookup_estimate
 from torchtraceap.lab.prediction.lowering.kernels import kernel_names
+from torchtraceap.lab.prediction.lowering.kernels.embeddings import lookup_estimate
+from torchtraceap.lab.prediction.lowering.kernels.recurrent import recurrent_of, recurrent_time
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries, libraries_of
-from torchtraceap.lab.prediction.lowering.recurrent import recurrent_of, recurrent_time
-from torchtraceap.lab.prediction.lowering.work import OpTime
+from torchtraceap.lab.prediction.lowering.step import OpTime
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Calibration, Estimate, op_ns
 from torchtraceap.ops.durations.estimate import resolve_device
@@ -78,31 +78,23 @@ def _op_time(
     # Index computation costs per element; for wide elements it hides behind memory traffic.
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
     call = OpCall(op.name, *profiled_arguments(op.inputs), kernels if narrow else ())
-    found = op_ns(call, device, kernels=max(1, len(kernels)), calibration=calibration)
-    return (
-        OpTime(_assumed(op, device, max(1, len(kernels))), False)
-        if found is None
-        else OpTime(found, True)
-    )
-
-
-def _most_moved(op: LaunchingOp, tensor: TensorInfo) -> int:
-    """Return the elements that are moved; tables of other libraries move one row for each index."""
-    if op.name.startswith("aten::") or not _is_float(tensor):
-        return tensor.elements
-    indices = [each.elements for each in op.tensors if not _is_float(each)]
-    return min(tensor.elements, _ROW_ELEMENTS * sum(indices)) if indices else tensor.elements
-
-
-def _is_float(tensor: TensorInfo) -> bool:
-    return tensor.dtype.rank > 1
-
-
-def _assumed(op: LaunchingOp, device: Device, kernels: int) -> Estimate:
-    moved = sum(_most_moved(op, tensor) * tensor.dtype.size for tensor in op.tensors)
-    ns = kernels * _LEAST_NS + moved / device.bandwidth * 1e9
+    count = max(1, len(kernels))
+    found = op_ns(call, device, kernels=count, calibration=calibration)
+    if found is not None:
+        return OpTime(found, True)
+    moved = sum(_moved_elements(op, tensor) * tensor.dtype.size for tensor in op.tensors)
+    ns = count * _LEAST_NS + moved / device.bandwidth * 1e9
     low, high = ns / _ASSUMED_SPREAD, ns * _ASSUMED_SPREAD
-    return Estimate(ns, low, high, f"no model knows {op.name}: its tensors moved once")
+    source = f"no model knows {op.name}: its tensors moved once"
+    return OpTime(Estimate(ns, low, high, source), False)
+
+
+def _moved_elements(op: LaunchingOp, tensor: TensorInfo) -> int:
+    """Return the elements that are moved; tables of other libraries move one row for each index."""
+    if op.name.startswith("aten::") or tensor.dtype.rank <= 1:
+        return tensor.elements
+    indices = [each.elements for each in op.tensors if each.dtype.rank <= 1]
+    return min(tensor.elements, _ROW_ELEMENTS * sum(indices)) if indices else tensor.elements
 
 
 def op_call(op: LaunchingOp) -> OpCall:

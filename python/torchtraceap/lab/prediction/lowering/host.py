@@ -33,7 +33,7 @@ from torchtraceap.lab.prediction.lowering.call_context import (
     call_contexts,
 )
 from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
-from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import Device
 
 __all__ = [
@@ -218,47 +218,37 @@ class HostTimes:
         n = len(self.calls)
         if common is None:
             common = self.common_factor(rng)
-        score = _autocorrelated(rng, n, self.table.correlation)
-        drawn = {quantity: self._ratios(quantity, score, rng) * common for quantity in QUANTITIES}
-        calls = tuple(_scaled(call, drawn, place) for place, call in enumerate(self.calls))
-        return replace(self, calls=calls, low=1.0, high=1.0)
+        correlation = self.table.correlation
+        own = rng.standard_normal(n) * sqrt(1 - correlation**2)
+        score = np.empty(n)
+        last = float(rng.standard_normal())
+        for place, each in enumerate(own.tolist()):
+            last = score[place] = correlation * last + each
+        ratios: dict[str, list[float]] = {}
+        for quantity in QUANTITIES:  # a call's times share half of their variance
+            at = sqrt(0.5) * score + sqrt(0.5) * rng.standard_normal(n)
+            drawn = np.interp(at, SCORES, self.table.residuals[quantity]) * common
+            ratios[quantity] = drawn.tolist()
+        calls = []
+        for place, time in enumerate(self.calls):
+            launch = ratios["launch"][place]
+            calls.append(
+                HostTime(
+                    before=time.before * ratios["before"][place],
+                    to_launch=time.to_launch
+                    * ratios["to_launch" if time.launches else "alone"][place],
+                    launches=tuple(each * launch for each in time.launches),
+                    between=time.between * ratios["between"][place],
+                    after=time.after * ratios["after"][place],
+                )
+            )
+        return replace(self, calls=tuple(calls), low=1.0, high=1.0)
 
     def common_factor(self, rng: np.random.Generator) -> float:
         """Sample the common factor of a machine from `low` and `high`."""
         at = rng.standard_normal()
         side = self.high if at > 0 else 1 / self.low
         return float(side ** (at / TAIL))
-
-    def _ratios(self, quantity: str, score: Array, rng: np.random.Generator) -> Array:
-        """Return ratios of single times to their means; a call's times share half of their
-        variance."""
-        own = rng.standard_normal(len(score))
-        at = sqrt(0.5) * score + sqrt(0.5) * own
-        ratios: Array = np.interp(at, SCORES, self.table.residuals[quantity])
-        return ratios
-
-
-def _autocorrelated(rng: np.random.Generator, n: int, correlation: float) -> Array:
-    """Return autocorrelated normal scores."""
-    own = rng.standard_normal(n) * sqrt(1 - correlation**2)
-    scores = np.empty(n)
-    last = float(rng.standard_normal())
-    for place, each in enumerate(own.tolist()):
-        last = correlation * last + each
-        scores[place] = last
-    return scores
-
-
-def _scaled(time: HostTime, ratios: Mapping[str, Array], place: int) -> HostTime:
-    inside = "to_launch" if time.launches else "alone"
-    launch = float(ratios["launch"][place])
-    return HostTime(
-        before=time.before * float(ratios["before"][place]),
-        to_launch=time.to_launch * float(ratios[inside][place]),
-        launches=tuple(each * launch for each in time.launches),
-        between=time.between * float(ratios["between"][place]),
-        after=time.after * float(ratios["after"][place]),
-    )
 
 
 def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
@@ -339,13 +329,10 @@ def expected_machine(
     """
     if profiler is not None and profiler not in PROFILERS:
         raise OptionError(f"no profiler {profiler!r}; there are: {', '.join(PROFILERS)}")
-    rows = np.array(
-        [
-            machine.factors
-            + (0.0 if profiler is None else _log_profiler(profiler, machine.profiler))
-            for machine in table.machines
-        ]
-    )
+    rows = np.array([machine.factors for machine in table.machines])
+    if profiler is not None:
+        theirs = np.array([PROFILERS[machine.profiler] for machine in table.machines])
+        rows = rows + np.log(np.array(PROFILERS[profiler]) / theirs)
     recent = None if device is None else is_recent(device)
     weights = np.array(
         [1.0 if recent in (None, m.is_recent) else _OTHER_AGE for m in table.machines]
@@ -358,11 +345,6 @@ def expected_machine(
     # The median itself is uncertain with so few machines.
     more = (count + 1) / max(count - 1, 1.0)
     return ExpectedMachine(middle, (off.T * weights) @ off * more, off * sqrt(more), weights)
-
-
-def _log_profiler(to: str, of: str) -> Array:
-    ratio: Array = np.log(np.array(PROFILERS[to]) / np.array(PROFILERS[of]))
-    return ratio
 
 
 class HostModel:

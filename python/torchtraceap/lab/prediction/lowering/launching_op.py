@@ -19,10 +19,9 @@ __all__ = [
     "copy_launch",
     "fill_launch",
     "flattened",
-    "launch_as",
     "launch_itself",
     "libraries_of",
-    "no_launch",
+    "rule",
 ]
 
 
@@ -67,19 +66,22 @@ class LaunchingOp:
 LaunchedCall: TypeAlias = tuple[str, tuple[Value, ...], tuple[Value, ...]]
 """Name, inputs and outputs of a launching operator."""
 Rule: TypeAlias = Callable[[Call, Libraries], Sequence[LaunchedCall]]
+"""Returns the launching operators of a captured call."""
+
+
+def rule(rules: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under the names of its operators."""
+
+    def add(function: Rule) -> Rule:
+        rules.update(dict.fromkeys(names, function))
+        return function
+
+    return add
 
 
 def launch_itself(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    """Return the call itself, as most operators of ATen launch under their own names."""
     return [(call.name, tuple(call.inputs.values()), call.outputs)]
-
-
-def no_launch(_call: Call, _: Libraries) -> Sequence[LaunchedCall]:
-    return []
-
-
-def launch_as(name: str) -> Rule:
-    """Return a rule that launches under another name."""
-    return lambda call, _: [(name, tuple(call.inputs.values()), call.outputs)]
 
 
 def copy_launch(to: TensorInfo, source: Value) -> LaunchedCall:

@@ -26,7 +26,7 @@ from torchtraceap.lab.prediction.lowering.kernels import (
 )
 from torchtraceap.lab.prediction.lowering.kernels.launch import Launch, Rule, Setting, bytes_of
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
-from torchtraceap.lab.prediction.lowering.work import GpuWork, OpTime, WorkKind
+from torchtraceap.lab.prediction.lowering.step import GpuWork, OpTime, WorkKind
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.ops.models.families import family_of
@@ -37,77 +37,8 @@ _START_NS = 1_000.0
 """Duration of the shortest kernels."""
 _LEAST_OF_MAIN = 0.5
 
-
-def kernels_of(
-    op: LaunchingOp, device: Device, libraries: Libraries, time: OpTime
-) -> tuple[GpuWork, ...]:
-    """Return the GPU work of an operator in stream order.
-
-    Args:
-        op: Operator from `launching_ops`.
-        device: A GPU.
-        libraries: Libraries of the build of torch.
-        time: Time of all its GPU work, which is split among the pieces.
-    """
-    setting = Setting(device, libraries)
-    launches = tuple(_launches(op, setting))
-    shares = _shares(launches, time.estimate.ns, device)
-    return tuple(map(_work, launches, shares, [time.estimate] * len(launches)))
-
-
-def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
-    """Return the names of an operator's kernels, without copies and memsets."""
-    launches = _launches(op, Setting(device, libraries))
-    return tuple(each.name for each in launches if each.kind is WorkKind.KERNEL)
-
-
-def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
-    base = op.name.removeprefix("aten::")
-    rule = _RULES.get(base) or _RULES.get(base.rstrip("_")) or pointwise.pointwise
-    found = tuple(rule(op, setting))
-    return found or (_unknown(op),)
-
-
-def _unknown(op: LaunchingOp) -> Launch:
-    """Return one kernel named after the family and the operator."""
-    family = family_of(op.name)
-    elements = max((each.elements for each in op.tensors), default=1)
-    grid = (max(1, -(-elements // 512)), 1, 1)
-    return Launch(f"{family}_kernel<{op.name}>", grid, moved=bytes_of(*op.tensors))
-
-
-def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[float]:
-    """Return the share of the operator's time for each launch; see Note [Shares]."""
-    alone = [_START_NS + 1e9 * (each.moved or 0.0) / device.bandwidth for each in launches]
-    mains = sum(each.moved is None for each in launches)
-    if not mains:
-        whole = sum(alone)
-        return [each / whole for each in alone]
-    helping = sum(t for t, each in zip(alone, launches, strict=True) if each.moved is not None)
-    helpers = min(helping / ns, 1.0 - _LEAST_OF_MAIN) if ns > 0 else 0.0
-    return [
-        (1.0 - helpers) / mains if each.moved is None else helpers * t / helping
-        for t, each in zip(alone, launches, strict=True)
-    ]
-
-
-def _work(launch: Launch, share: float, whole: Estimate) -> GpuWork:
-    part = Estimate(share * whole.ns, share * whole.low_ns, share * whole.high_ns, whole.source)
-    return GpuWork(
-        name=launch.name,
-        kind=launch.kind,
-        estimate=part,
-        bytes=launch.bytes,
-        grid=(max(1, launch.grid[0]), max(1, launch.grid[1]), max(1, launch.grid[2])),
-        block=launch.block,
-        registers=launch.registers,
-        shared_memory=launch.shared_memory,
-    )
-
-
 _RULES: dict[str, Rule] = {
-    "copy_": pointwise.copy,
-    "fill": pointwise.fill,
+    **pointwise.RULES,
     **products.RULES,
     **reductions.RULES,
     **rows.RULES,
@@ -123,3 +54,67 @@ _RULES: dict[str, Rule] = {
 
 RULED = tuple(_RULES)
 """Operators of ATen and torchvision with a rule of their own; others are pointwise or unknown."""
+
+
+def kernels_of(
+    op: LaunchingOp, device: Device, libraries: Libraries, time: OpTime
+) -> tuple[GpuWork, ...]:
+    """Return the GPU work of an operator in stream order.
+
+    Args:
+        op: Operator from `launching_ops`.
+        device: A GPU.
+        libraries: Libraries of the build of torch.
+        time: Time of all its GPU work, which is split among the pieces.
+    """
+    launches = _launches(op, Setting(device, libraries))
+    whole = time.estimate
+    return tuple(
+        GpuWork(
+            name=launch.name,
+            kind=launch.kind,
+            estimate=Estimate(
+                share * whole.ns, share * whole.low_ns, share * whole.high_ns, whole.source
+            ),
+            bytes=launch.bytes,
+            grid=(max(1, launch.grid[0]), max(1, launch.grid[1]), max(1, launch.grid[2])),
+            block=launch.block,
+            registers=launch.registers,
+            shared_memory=launch.shared_memory,
+        )
+        for launch, share in zip(launches, _shares(launches, whole.ns, device), strict=True)
+    )
+
+
+def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
+    """Return the names of an operator's kernels, without copies and memsets."""
+    launches = _launches(op, Setting(device, libraries))
+    return tuple(each.name for each in launches if each.kind is WorkKind.KERNEL)
+
+
+def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
+    """Return the launches by the operator's rule; one kernel of an assumed name without any."""
+    base = op.name.removeprefix("aten::")
+    rule = _RULES.get(base) or _RULES.get(base.rstrip("_")) or pointwise.pointwise
+    found = tuple(rule(op, setting))
+    if found:
+        return found
+    elements = max((each.elements for each in op.tensors), default=1)
+    grid = (max(1, -(-elements // 512)), 1, 1)
+    name = f"{family_of(op.name)}_kernel<{op.name}>"
+    return (Launch(name, grid, moved=bytes_of(*op.tensors)),)
+
+
+def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[float]:
+    """Return the share of the operator's time for each launch; see Note [Shares]."""
+    alone = [_START_NS + 1e9 * (each.moved or 0.0) / device.bandwidth for each in launches]
+    mains = sum(each.moved is None for each in launches)
+    if not mains:
+        whole = sum(alone)
+        return [each / whole for each in alone]
+    helping = sum(t for t, each in zip(alone, launches, strict=True) if each.moved is not None)
+    helpers = min(helping / ns, 1.0 - _LEAST_OF_MAIN) if ns > 0 else 0.0
+    return [
+        (1.0 - helpers) / mains if each.moved is None else helpers * t / helping
+        for t, each in zip(alone, launches, strict=True)
+    ]

@@ -14,12 +14,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     bytes_of,
     ceil_div,
     number_at,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _WIDTHS = (32, 64, 96, 128, 192, 256)
 _FULL_ENOUGH, _NEAR_BEST = 0.8, 0.85
 _MOST_SPLITS = 128
@@ -55,6 +58,7 @@ def _heads(op: LaunchingOp, first: int, dropout: int, causal: int) -> _Heads | N
     )
 
 
+@rule(RULES, "_flash_attention_forward")
 def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch flash attention.
 
@@ -72,7 +76,10 @@ def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if splits > 1:
         columns = 256 if heads.padded <= 64 else 128 if heads.padded <= 128 else 64
         rows, warps = 64, 4
-    traits = _flash_traits(heads, rows, columns, warps)
+    t = "cutlass::bfloat16_t" if heads.dtype.name == "bfloat16" else "cutlass::half_t"
+    sizes = f"{heads.padded}, {rows}, {columns}, {warps}"
+    inner = f"pytorch_flash::Flash_kernel_traits<{sizes}, {t}>"
+    traits = f"pytorch_flash::Flash_fwd_kernel_traits<{sizes}, false, false, {t}, {inner} >"
     flags = (
         heads.dropout > 0,
         heads.causal,
@@ -118,14 +125,8 @@ def _flash_tile(heads: _Heads, setting: Setting) -> tuple[int, int, int]:
     return (128, 64, 8) if wide_chip or heads.padded < 256 else (64, 64, 4)
 
 
-def _flash_traits(heads: _Heads, rows: int, columns: int, warps: int) -> str:
-    t = "cutlass::bfloat16_t" if heads.dtype.name == "bfloat16" else "cutlass::half_t"
-    sizes = f"{heads.padded}, {rows}, {columns}, {warps}"
-    inner = f"pytorch_flash::Flash_kernel_traits<{sizes}, {t}>"
-    return f"pytorch_flash::Flash_fwd_kernel_traits<{sizes}, false, false, {t}, {inner} >"
-
-
 def _splits(heads: _Heads, setting: Setting) -> int:
+    """Return into how many parts the keys are split (`num_splits_heuristic`)."""
     columns = 256 if heads.width <= 64 else 128 if heads.width <= 128 else 64
     parts = ceil_div(heads.keys, columns)
     blocks = heads.batch * heads.heads * ceil_div(heads.length, 64)
@@ -140,6 +141,7 @@ def _splits(heads: _Heads, setting: Setting) -> int:
     return next(n for n in allowed if full[n] >= _NEAR_BEST * best)
 
 
+@rule(RULES, "_flash_attention_backward")
 def _flash_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the dot products of gradient and output, the gradients, and the cast of the
     query's."""
@@ -195,6 +197,7 @@ def _chip(setting: Setting) -> str:
     return "75" if setting.device.architecture == "7.5" else f"{setting.generation or 5}0"
 
 
+@rule(RULES, "_efficient_attention_forward")
 def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch blocks of 64 queries, or of 32 if a wide head accumulates in memory."""
     heads = _heads(op, 0, 8, 9)
@@ -218,6 +221,7 @@ def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, grid, (32, 4 if columns == 64 else 8, 1), None, 168, 52224)]
 
 
+@rule(RULES, "_efficient_attention_backward")
 def _efficient_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     heads = _heads(op, 1, 11, 14)
     query = tensor_at(op, 1)
@@ -236,11 +240,3 @@ def _efficient_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     )
     grid = (ceil_div(heads.keys, 64), heads.heads, heads.batch)
     return [Launch(name, grid, (128, 1, 1), None, 255, 53504)]
-
-
-RULES: dict[str, Rule] = {
-    "_flash_attention_forward": _flash,
-    "_flash_attention_backward": _flash_backward,
-    "_efficient_attention_forward": _efficient,
-    "_efficient_attention_backward": _efficient_backward,
-}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 from torchtraceap.core.dtypes import DType
@@ -29,12 +28,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     memset,
     number_at,
     opmath_name,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _WIDE_CHANNELS = 8
 _MANY_POSITIONS, _FEW_POSITIONS = 65_536, 10_000
 _DEEP = 128
@@ -104,6 +106,7 @@ def _made_elements(source: TensorInfo | None, weight: TensorInfo | None, stride:
 # ------------------------------------------------------------------------------------- cuDNN
 
 
+@rule(RULES, "cudnn_convolution")
 def _cudnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, weight = tensor_at(op, 0), tensor_at(op, 1)
     stride = op.inputs[3] if len(op.inputs) > 3 else 1
@@ -111,6 +114,7 @@ def _cudnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return () if found is None else _forward(found, "fprop", setting)
 
 
+@rule(RULES, "cudnn_convolution_transpose")
 def _cudnn_transpose(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a transposed convolution with the kernels of a gradient by the input."""
     source, weight = tensor_at(op, 0), tensor_at(op, 1)
@@ -236,6 +240,7 @@ def _winograd(found: _Convolution, way: str, grid: tuple[int, int, int]) -> list
 # ------------------------------------------------------------------------------------- backward
 
 
+@rule(RULES, "convolution_backward")
 def _backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the gradients of the input and the weight, one after the other."""
     grad, source, weight = (tensor_at(op, place) for place in range(3))
@@ -326,11 +331,13 @@ def _vector_wgrad(found: _Convolution) -> list[Launch]:
     return [memset(size), Launch(name, grid, (8, 32, 1), None, 80, 6400)]
 
 
-def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequence[Launch]:
+@rule(RULES, "cudnn_convolution_backward_input", "cudnn_convolution_backward_weight")
+def _old_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the backward operators of torch before 1.11; the other factor follows the gradient."""
     grad, other = tensor_at(op, 1), tensor_at(op, 2)
     if grad is None or other is None or len(grad.shape) < 4 or len(other.shape) < 4:
         return ()
+    of_weight = op.name.endswith("_weight")
     if of_weight:
         stride = max(1, other.shape[2] // max(1, grad.shape[2]))
         side = 3 if other.shape[1] == grad.shape[1] and stride == 1 else 1
@@ -348,6 +355,7 @@ def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequ
 # ------------------------------------------------------------------------------------- MIOpen
 
 
+@rule(RULES, "miopen_convolution", "miopen_convolution_transpose")
 def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, weight = tensor_at(op, 0), tensor_at(op, 1)
     stride = op.inputs[4] if len(op.inputs) > 4 else 1
@@ -372,12 +380,9 @@ def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [_scaled(found.made_bytes), *turn, main, *_cast(found), _turned(found, found.made_bytes)]
 
 
-def _short(found: _Convolution) -> str:
-    return {"bfloat16": "bf16", "float16": "fp16"}.get(found.dtype.name, "fp32")
-
-
 def _implicit(way: str, found: _Convolution) -> Launch:
-    name = f"igemm_{way}_gtcx3_nhwc_{_short(found)}_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2_gkgs"
+    t = {"bfloat16": "bf16", "float16": "fp16"}.get(found.dtype.name, "fp32")
+    name = f"igemm_{way}_gtcx3_nhwc_{t}_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2_gkgs"
     grid = (256 * ceil_div(found.made_elements, 128 * 128), 1, 1)
     return Launch(name, grid, (256, 1, 1))
 
@@ -429,6 +434,7 @@ def _miopen_parts(found: _Convolution) -> tuple[list[Launch], list[Launch]]:
 # ------------------------------------------------------------------------------------- depthwise
 
 
+@rule(RULES, "_conv_depthwise2d", "miopen_depthwise_convolution", "conv_depthwise3d")
 def _depthwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, weight = tensor_at(op, 0), tensor_at(op, 1)
     if source is None or weight is None or len(weight.shape) < 4:
@@ -465,17 +471,3 @@ def _depthwise_backward(
                (found.weight.elements, 1, 1), (256, 1, 1)),
     ]  # fmt: skip
     return [part for part, wanted in zip(parts, asked, strict=False) if wanted]
-
-
-RULES: dict[str, Rule] = {
-    "cudnn_convolution": _cudnn,
-    "cudnn_convolution_transpose": _cudnn_transpose,
-    "miopen_convolution": _miopen,
-    "miopen_convolution_transpose": _miopen,
-    "convolution_backward": _backward,
-    "cudnn_convolution_backward_input": partial(_old_backward, of_weight=False),
-    "cudnn_convolution_backward_weight": partial(_old_backward, of_weight=True),
-    "_conv_depthwise2d": _depthwise,
-    "miopen_depthwise_convolution": _depthwise,
-    "conv_depthwise3d": _depthwise,
-}

@@ -20,6 +20,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     memcpy,
     number_at,
     opmath_name,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
@@ -29,6 +30,8 @@ from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 _FEW_INDICES = 16
 _FEW_LOOKUPS = 3_072
@@ -41,24 +44,22 @@ def _opaque(each: TensorInfo) -> str:
     return f"at::native::OpaqueType<{each.dtype.size}>"
 
 
+@rule(RULES, "index")
 def _index(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 0)
     if source is None:
         return ()
-    made = _selected(op, source)
-    return [_by_index("index_kernel_impl", source, made, 2.0 * made * source.dtype.size)]
-
-
-def _selected(op: LaunchingOp, source: TensorInfo) -> int:
-    """Return the number of elements that an index selects."""
     known = first_output(op)
     if known is not None:
-        return known.elements
-    indices = op.inputs[1] if len(op.inputs) > 1 else ()
-    listed = indices if isinstance(indices, tuple) else (indices,)
-    tensors = [each for each in listed if isinstance(each, TensorInfo) and each.dtype != BOOL]
-    picked = max((each.elements for each in tensors), default=source.elements)
-    return picked * max(1, source.elements // max(1, prod(source.shape[: max(1, len(tensors))])))
+        made = known.elements
+    else:
+        indices = op.inputs[1] if len(op.inputs) > 1 else ()
+        listed = indices if isinstance(indices, tuple) else (indices,)
+        tensors = [each for each in listed if isinstance(each, TensorInfo) and each.dtype != BOOL]
+        picked = max((each.elements for each in tensors), default=source.elements)
+        places = prod(source.shape[: max(1, len(tensors))])
+        made = picked * max(1, source.elements // max(1, places))
+    return [_by_index("index_kernel_impl", source, made, 2.0 * made * source.dtype.size)]
 
 
 def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:
@@ -74,6 +75,7 @@ def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:
     return Launch(name, (ceil_div(made, 512), 1, 1), (128, 1, 1), moved, 40)
 
 
+@rule(RULES, "_index_put_impl_", "index_put_")
 def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch `index_put`; accumulation sorts the indices first."""
     source, values = tensor_at(op, 0), tensor_at(op, 2)
@@ -92,6 +94,7 @@ def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [*radix_sort("long", rows, max(1, source.elements.bit_length())), last]
 
 
+@rule(RULES, "index_select")
 def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, indices = tensor_at(op, 0), tensor_at(op, 2)
     if source is None or indices is None:
@@ -115,6 +118,7 @@ def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, (blocks, 1, 1), (threads, 1, 1), 2.0 * made * source.dtype.size, 32)]
 
 
+@rule(RULES, "index_add", "index_add_")
 def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, indices, added = tensor_at(op, 0), tensor_at(op, 2), tensor_at(op, 3)
     if source is None or indices is None:
@@ -131,6 +135,7 @@ def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, (blocks, 1, 1), (128, 1, 1), moved, 32)]
 
 
+@rule(RULES, "gather", "scatter", "scatter_", "scatter_add", "scatter_add_")
 def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel over the indices."""
     source, indices = tensor_at(op, 0), tensor_at(op, 2)
@@ -155,6 +160,7 @@ def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 # ------------------------------------------------------------------------------------- embedding
 
 
+@rule(RULES, "embedding_dense_backward")
 def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for few lookups; sort many and sum them by row in parts."""
     grad, indices = tensor_at(op, 0), tensor_at(op, 1)
@@ -196,6 +202,7 @@ def _summed_by_rows(grad: TensorInfo, indices: TensorInfo, rows: int) -> list[La
 _BAG_MODES = {0: "sum", 1: "mean", 2: "max"}
 
 
+@rule(RULES, "_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch four bags per block with a thread for each column."""
     weight, indices, offsets = (tensor_at(op, place) for place in range(3))
@@ -215,6 +222,7 @@ def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, (blocks, 1, 1), (64, 4, 1), None, 32)]
 
 
+@rule(RULES, "_embedding_bag_dense_backward")
 def _embedding_bag_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the sort, count and segmented sum of lookups."""
     grad, indices = tensor_at(op, 0), tensor_at(op, 1)
@@ -226,6 +234,7 @@ def _embedding_bag_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launc
 # ------------------------------------------------------------------------------------- joining
 
 
+@rule(RULES, "cat")
 def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for many tensors.
 
@@ -245,18 +254,16 @@ def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if len(types) > 1 or dims > _MOST_DIMS_JOINED or len(tensors) == 1:
         made = first_output(op)
         to = made.dtype if made is not None else max(types, key=lambda t: (t.rank, t.size))
-        return [_part(each, TensorInfo(each.shape, each.strides, to, -1), setting)
-                for each in tensors]  # fmt: skip
-    return _joined(tensors, int(number_at(op, 1, 0)), setting)
+        found = []
+        for each in tensors:
+            # Rows of the result are longer than those of its part.
+            strides = tuple(2 * stride for stride in each.strides[:-1]) + each.strides[-1:]
+            found.append(copy_loop(TensorInfo(each.shape, strides, to, -1), each, setting))
+        return found
+    return _batched_copies(tensors, setting)
 
 
-def _part(each: TensorInfo, to: TensorInfo, setting: Setting) -> Launch:
-    """Return the copy into a part of the result, whose rows are longer."""
-    strides = tuple(2 * stride for stride in to.strides[:-1]) + to.strides[-1:]
-    return copy_loop(TensorInfo(to.shape, strides, to.dtype, -1), each, setting)
-
-
-def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[Launch]:
+def _batched_copies(tensors: Sequence[TensorInfo], setting: Setting) -> list[Launch]:
     """Launch batched copies, of 16 bytes at once for contiguous tensors with wide elements."""
     contiguous = all(each.is_contiguous for each in tensors)
     size, dims = tensors[0].dtype.size, len(tensors[0].shape)
@@ -284,6 +291,7 @@ def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[
     return found
 
 
+@rule(RULES, "split_with_sizes_copy")
 def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel that copies parts of a tensor to other tensors."""
     source = tensor_at(op, 0)
@@ -298,6 +306,7 @@ def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
 
 
+@rule(RULES, "_chunk_cat")
 def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel that copies parts of many tensors side by side."""
     made, size = first_output(op), bytes_of(*op.tensors)
@@ -309,25 +318,3 @@ def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     )
     blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
     return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
-
-
-RULES: dict[str, Rule] = {
-    "split_with_sizes_copy": _split_copy,
-    "_chunk_cat": _chunk_cat,
-    "index": _index,
-    "_index_put_impl_": _index_put,
-    "index_put_": _index_put,
-    "index_select": _index_select,
-    "index_add": _index_add,
-    "index_add_": _index_add,
-    "gather": _scatter_gather,
-    "scatter": _scatter_gather,
-    "scatter_": _scatter_gather,
-    "scatter_add": _scatter_gather,
-    "scatter_add_": _scatter_gather,
-    "embedding_dense_backward": _embedding_backward,
-    "_embedding_bag": _embedding_bag,
-    "_embedding_bag_forward_only": _embedding_bag,
-    "_embedding_bag_dense_backward": _embedding_bag_backward,
-    "cat": _cat,
-}

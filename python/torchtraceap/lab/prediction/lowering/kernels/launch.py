@@ -9,7 +9,7 @@ from typing import TypeAlias
 from torchtraceap.core.dtypes import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
-from torchtraceap.lab.prediction.lowering.work import WorkKind
+from torchtraceap.lab.prediction.lowering.step import WorkKind
 from torchtraceap.ops.devices import Device
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "next_power",
     "number_at",
     "opmath_name",
+    "rule",
     "tensor_at",
 ]
 
@@ -84,6 +85,18 @@ class Setting:
 
 
 Rule: TypeAlias = Callable[[LaunchingOp, Setting], Sequence[Launch]]
+"""Returns the launches of an operator; none if its arguments don't tell."""
+
+
+def rule(rules: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under the names of its operators."""
+
+    def add(function: Rule) -> Rule:
+        rules.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
 
 _CPP_NAMES = {
     "float32": "float",

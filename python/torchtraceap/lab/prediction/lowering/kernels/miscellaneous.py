@@ -15,12 +15,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     first_output,
     memset,
     opmath_name,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 
 
@@ -170,7 +173,8 @@ _KERNELS: dict[str, _Kernel] = {
 }  # fmt: skip
 
 
-def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+@rule(RULES, *_KERNELS)
+def _single_kernel(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     kernel = _KERNELS[op.name.removeprefix("aten::")]
     own = tensor_at(op, kernel.of) or next(iter(op.tensors), None) or first_output(op)
     if own is None:
@@ -188,6 +192,7 @@ def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 # ------------------------------------------------------------------------------------- several
 
 
+@rule(RULES, "_fft_r2c", "_fft_c2r", "_fft_c2c")
 def _fft(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel along each dimension, three for sizes with large prime factors
     (Bluestein)."""
@@ -205,17 +210,15 @@ def _fft(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     for size in sizes:
         name = f"void {library}<{size}, {kind}>(kernel_arguments_t<unsigned int>)"
         grid = (ceil_div(source.elements // max(1, size), 4), 1, 1)
-        found += [Launch(name, grid, (64, 1, 1), None, 64)] * (1 if _is_smooth(size) else 3)
+        rest = size
+        for prime in (2, 3, 5, 7, 11, 13):
+            while rest > 1 and rest % prime == 0:
+                rest //= prime
+        found += [Launch(name, grid, (64, 1, 1), None, 64)] * (1 if rest <= 1 else 3)
     return found
 
 
-def _is_smooth(size: int) -> bool:
-    for prime in (2, 3, 5, 7, 11, 13):
-        while size > 1 and size % prime == 0:
-            size //= prime
-    return size <= 1
-
-
+@rule(RULES, "torchvision::roi_align", "torchvision::_roi_align_backward")
 def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 0)
     t = cpp_name(source.dtype) if source is not None else "float"
@@ -231,6 +234,7 @@ def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [memset(elements), kernel] if way == "backward" else [kernel]
 
 
+@rule(RULES, "torchvision::nms")
 def _nms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     boxes = tensor_at(op, 0)
     blocks = ceil_div(boxes.shape[0] if boxes is not None and boxes.shape else 1, 64)
@@ -238,12 +242,3 @@ def _nms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         "void vision::ops::(anonymous namespace)::nms_kernel_impl<float>(int, double, float const*)"
     )
     return [Launch(name, (blocks, blocks, 1), (64, 1, 1))]
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_KERNELS, _one),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _fft),
-    "torchvision::roi_align": _roi_align,
-    "torchvision::_roi_align_backward": _roi_align,
-    "torchvision::nms": _nms,
-}

@@ -17,6 +17,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     cpp_name,
     number_at,
     opmath_name,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import strided_loop
@@ -24,6 +25,8 @@ from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 _FEW_ROWS = 128
 
@@ -50,6 +53,7 @@ def _columns(op: LaunchingOp, place: int, source: TensorInfo) -> int:
 # ------------------------------------------------------------------------------------- layer norm
 
 
+@rule(RULES, "native_layer_norm", "_fused_rms_norm")
 def _layer_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel if rows can be read four elements at a time, else two."""
     source = tensor_at(op, 0)
@@ -75,6 +79,7 @@ def _layer_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     ]
 
 
+@rule(RULES, "native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the gradient of the input by rows, those of weight and bias by columns."""
     source = tensor_at(op, 1)
@@ -91,18 +96,15 @@ def _layer_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     moved = bytes_of(source)
     by_rows = Launch(name, (rows, 1, 1), (threads, 1, 1), 3 * moved, 32, 16)
     found = [by_rows] if mask[0] else []
-    if any(mask[1:]) and _has_weight(op, 4 if is_rms else 5):
-        found += _of_weights(rows, columns, f"{t}, {a}{kind}", 2 * moved, setting)
+    if any(mask[1:]) and tensor_at(op, 4 if is_rms else 5) is not None:
+        found += _weight_gradients(rows, columns, f"{t}, {a}{kind}", 2 * moved, setting)
     return found
 
 
-def _has_weight(op: LaunchingOp, place: int) -> bool:
-    return tensor_at(op, place) is not None
-
-
-def _of_weights(
+def _weight_gradients(
     rows: int, columns: int, types: str, moved: float, setting: Setting
 ) -> list[Launch]:
+    """Return the gradients of the weight and the bias of a layer norm."""
     t = types.partition(",")[0]
     given = f"(long, long, {t} const*, {t} const*, {t}*, {t}*)"
     if setting.is_amd and rows >= _FEW_ROWS:
@@ -126,6 +128,7 @@ def _of_weights(
 # ------------------------------------------------------------------------------------- group norm
 
 
+@rule(RULES, "native_group_norm")
 def _group_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the moments of each group, fused parameters if there are weights, then a loop."""
     source = tensor_at(op, 0)
@@ -138,7 +141,7 @@ def _group_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"void {_ANONYMOUS}RowwiseMomentsCUDAKernel<{t}>(long, {t}, {t} const*, {t}*, {t}*)",
         (rows, 1, 1), (512, 1, 1), moved, 32, 512,
     )  # fmt: skip
-    has_weight = _has_weight(op, 1)
+    has_weight = tensor_at(op, 1) is not None
     channels = source.shape[0] * source.shape[1]
     factors = Launch(
         f"void {_ANONYMOUS}ComputeFusedParamsCUDAKernel<{t}>(long, long, long, {t} const*, "
@@ -155,6 +158,7 @@ def _group_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [moments, *([factors] if has_weight else []), last]
 
 
+@rule(RULES, "native_group_norm_backward")
 def _group_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source, weight = tensor_at(op, 1), tensor_at(op, 4)
     if source is None or len(source.shape) < 2:
@@ -196,22 +200,21 @@ def _group_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 # ------------------------------------------------------------------------------------- batch norm
 
 
-def _is_training(op: LaunchingOp, place: int) -> bool:
-    return bool_at(op, place, default=True)
-
-
 def _is_last(source: TensorInfo) -> bool:
     """Return whether the tensor is channels-last."""
     return len(source.shape) > 2 and source.strides[1] == 1 and source.shape[1] > 1
 
 
+@rule(
+    RULES, "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"
+)
 def _batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch ATen's kernels: moments of each channel, statistics, then the transform."""
     source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     place = 5 if op.name != "aten::_native_batch_norm_legit_no_training" else len(op.inputs)
-    training = place < len(op.inputs) and _is_training(op, place)
+    training = place < len(op.inputs) and bool_at(op, place, default=True)
     t, a = cpp_name(source.dtype), opmath_name(source.dtype)
     moved, channels = bytes_of(source), source.shape[1]
     last = "_channels_last" if _is_last(source) else ""
@@ -221,17 +224,13 @@ def _batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         (channels, source.shape[0], 1), (256, 1, 1), 2 * moved, 32,
     )  # fmt: skip
     if not training:
-        return [_invstd(source.dtype, channels, setting), transform]
+        return [_invstd(source.dtype, channels), transform]
     collect = Launch(
         f"void at::native::batch_norm_collect_statistics{last}_kernel<at::native::Var, {t}, {t}, "
         f"{a}, int>({_accessors(source.dtype)})", (channels, 1, 1), (512, 1, 1), moved, 32, 4096,
     )  # fmt: skip
-    keeps = any(_has_weight(op, place) for place in (3, 4))
-    middle = _running(a, channels) if keeps else _invstd(source.dtype, channels, setting)
-    return [collect, middle, transform]
-
-
-def _running(a: str, channels: int) -> Launch:
+    if all(tensor_at(op, place) is None for place in (3, 4)):
+        return [collect, _invstd(source.dtype, channels), transform]
     function = (
         f"{_ANONYMOUS}batch_norm_update_stats_and_invert(at::Tensor const&, at::Tensor const&, "
         "at::Tensor const&, at::Tensor const&, double, double, long)::{lambda()#1}::operator()() "
@@ -241,10 +240,11 @@ def _running(a: str, channels: int) -> Launch:
         f"void {_ANONYMOUS}unrolled_elementwise_kernel_for_multi_outputs<3, {function}, "
         "std::array<char*, 7ul> >(int)"
     )
-    return Launch(name, (ceil_div(channels, 512), 1, 1), (128, 1, 1), 28.0 * channels, 32)
+    update = Launch(name, (ceil_div(channels, 512), 1, 1), (128, 1, 1), 28.0 * channels, 32)
+    return [collect, update, transform]
 
 
-def _invstd(dtype: DType, channels: int, setting: Setting) -> Launch:
+def _invstd(dtype: DType, channels: int) -> Launch:
     a = opmath_name(dtype)
     function = (
         f"{_ANONYMOUS}batch_norm_calc_invstd(at::Tensor const&, at::Tensor const&, double)"
@@ -263,6 +263,7 @@ def _accessors(dtype: DType) -> str:
     return f"at::GenericPackedTensorAccessor<{t} const, 3ul, at::RestrictPtrTraits, int>"
 
 
+@rule(RULES, "native_batch_norm_backward")
 def _batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 1)
     if source is None or len(source.shape) < 2:
@@ -282,12 +283,13 @@ def _batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     ]  # fmt: skip
 
 
+@rule(RULES, "cudnn_batch_norm")
 def _cudnn_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     t = "float" if source.dtype.size == 4 else "__half"
-    if not _is_training(op, 5):
+    if not bool_at(op, 5, default=True):
         name = f"void cudnn::bn_fw_inf_1C11_kernel_NCHW<{t}, float, true, 1>(float, float)"
         return [Launch(name, (source.shape[0] * source.shape[1], 1, 1), (256, 1, 1), None, 32)]
     name = _cudnn_name("fw_tr", source, t)
@@ -306,6 +308,7 @@ def _cudnn_name(way: str, source: TensorInfo, t: str) -> str:
     return f"void cudnn::bn_{way}_1C11_{kind}<{t}, float, 512, true, 1>(cudnnTensorStruct)"
 
 
+@rule(RULES, "cudnn_batch_norm_backward")
 def _cudnn_batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
@@ -318,6 +321,7 @@ def _cudnn_batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[La
 _ONE_KERNEL_BELOW = 8_192
 
 
+@rule(RULES, "miopen_batch_norm")
 def _miopen_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for short channels, else moments, their sum and the normalization."""
     source = tensor_at(op, 0)
@@ -325,7 +329,7 @@ def _miopen_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return ()
     channels, moved = source.shape[1], bytes_of(source)
     of_channel = source.elements // max(1, channels)
-    if not _is_training(op, 5):
+    if not bool_at(op, 5, default=True):
         return [Launch("MIOpenBatchNormFwdInferSpatialEst", (channels, 1, 1), (256, 1, 1))]
     if of_channel < _ONE_KERNEL_BELOW:
         grid = (channels * 1024, 1, 1)
@@ -338,26 +342,9 @@ def _miopen_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     ]
 
 
+@rule(RULES, "miopen_batch_norm_backward")
 def _miopen_batch_norm_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 0)
     if source is None or len(source.shape) < 2:
         return ()
     return [Launch("MIOpenBatchNormBwdSpatial", (source.shape[1] * 1024, 1, 1), (1024, 1, 1))]
-
-
-RULES: dict[str, Rule] = {
-    "native_layer_norm": _layer_norm,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "_fused_rms_norm": _layer_norm,
-    "_fused_rms_norm_backward": _layer_norm_backward,
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm_backward,
-    "native_batch_norm": _batch_norm,
-    "_native_batch_norm_legit": _batch_norm,
-    "_native_batch_norm_legit_no_training": _batch_norm,
-    "native_batch_norm_backward": _batch_norm_backward,
-    "cudnn_batch_norm": _cudnn_batch_norm,
-    "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
-    "miopen_batch_norm": _miopen_batch_norm,
-    "miopen_batch_norm_backward": _miopen_batch_norm_backward,
-}

@@ -30,6 +30,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     ceil_div,
     memcpy,
     memset,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
@@ -37,6 +38,8 @@ from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 _SMALL_TILE = 64
 _SPLIT_FROM, _SPLIT_PER_TILE, _SPLIT_PER_TILE_IF_FULL = 300, 13, 40
@@ -77,7 +80,9 @@ def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = a.elements // (m * k) if m and k else 1
     layout = ("t" if _is_turned(b) else "n") + ("t" if _is_turned(a) else "n")
-    return _Product(batch, m, n, k, a.dtype, layout, _alignment(a, b, n), has_bias)
+    # The largest power of 2, up to 8, that divides the leading dimensions.
+    align = gcd(8, n, *(max(each.strides[-2:]) for each in (a, b))) or 8
+    return _Product(batch, m, n, k, a.dtype, layout, align, has_bias)
 
 
 def _is_turned(matrix: TensorInfo) -> bool:
@@ -85,20 +90,16 @@ def _is_turned(matrix: TensorInfo) -> bool:
     return matrix.strides[-1] != 1 and matrix.strides[-2] == 1
 
 
-def _alignment(a: TensorInfo, b: TensorInfo, n: int) -> int:
-    """Return the largest power of 2, up to 8, that divides the leading dimensions."""
-    leading = [max(each.strides[-2:]) for each in (a, b)]
-    return gcd(8, n, *leading) or 8
-
-
 # ------------------------------------------------------------------------------------- rules
 
 
+@rule(RULES, "mm", "bmm", "_scaled_mm")
 def _mm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     product = _product(op, 0)
     return () if product is None else _launches(product, setting)
 
 
+@rule(RULES, "addmm", "_addmm_activation")
 def _addmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a product with a fused bias if cublasLt supports it, else after a copy of the bias.
 
@@ -124,6 +125,7 @@ def _copied(bias: TensorInfo, product: _Product, setting: Setting) -> Launch:
     return copy_loop(made, bias, setting)
 
 
+@rule(RULES, "baddbmm", "baddbmm_")
 def _baddbmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Copy the added tensor to the result first, unless in place."""
     added, product = tensor_at(op, 0), _product(op, 1)
@@ -134,17 +136,16 @@ def _baddbmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [_copied(added, product, setting), *_launches(product, setting)]
 
 
-def _addbmm_vector(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+@rule(RULES, "mv", "addmv", "addmv_")
+def _mv(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a matrix-vector product."""
-    return [_gemv(tensor_at(op, 0) or tensor_at(op, 1), setting)]
-
-
-def _gemv(matrix: TensorInfo | None, setting: Setting) -> Launch:
+    matrix = tensor_at(op, 0) or tensor_at(op, 1)
     t = _library_type(matrix.dtype) if matrix is not None else "float"
     rows = matrix.shape[0] if matrix is not None and matrix.shape else 1
-    return Launch(_gemv_name(t), (ceil_div(rows, 4), 1, 1), (128, 1, 1), registers=57)
+    return [Launch(_gemv_name(t), (ceil_div(rows, 4), 1, 1), (128, 1, 1), registers=57)]
 
 
+@rule(RULES, "dot", "vdot")
 def _dot(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     vector = tensor_at(op, 0)
     t = _library_type(vector.dtype) if vector is not None else "float"
@@ -168,11 +169,6 @@ def _dots(t: str, count: int, length: int) -> list[Launch]:
     ]
 
 
-def _scaled_mm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    product = _product(op, 0)
-    return () if product is None else _launches(product, setting)
-
-
 # ------------------------------------------------------------------------------------- kernels
 
 
@@ -184,7 +180,30 @@ def _launches(product: _Product, setting: Setting) -> list[Launch]:
     if product.n == 1 or product.m == 1:
         rows, name = product.m * product.n, _gemv_name(_library_type(product.dtype))
         return [Launch(name, (ceil_div(rows, 4), 1, product.batch), (32, 4, 1), None, 57, 528)]
-    return _tiled(product, setting)
+    height, width = _tile(product, setting)
+    tiles, parts = product.tiles(height, width), _parts(product, setting)
+    size = product.batch * product.m * product.n
+    name, threads, registers, shared = _kernel_name(product, height, width, setting)
+    waves = product.tiles(128, 128) / setting.processors
+    counted = (
+        setting.generation >= 9
+        and product.batch <= 1
+        and product.dtype.size <= 2
+        and product.align >= 8
+        and waves > _WAVES_WITH_COUNTER
+        and parts == 1
+    )  # see Note [Counter of tiles]
+    blocks = min(tiles, setting.processors) if counted else tiles
+    grid = (blocks, 1, product.batch if parts == 1 else parts)
+    main = Launch(name, grid, (threads, 1, 1), None, registers, shared)
+    if counted:
+        return [memset(4), main]
+    if parts == 1:
+        return [main]
+    with_bias = product.has_bias and product.k > _COUNTERS_WITH_BIAS
+    if setting.generation == 8 and (size > _COUNTERS_FROM or with_bias):
+        return [memset(4 * tiles), main]
+    return [main, _splitk_reduce(product, parts, setting)]
 
 
 def _gemv_name(t: str) -> str:
@@ -196,25 +215,6 @@ def _gemv_name(t: str) -> str:
         f"false, cublasGemvParamsEx<int, {parts}, float> >"
     )
     return f"std::enable_if<!(false), void>::type {kernel}(cublasGemvParamsEx<int, {parts}, float>)"
-
-
-def _tiled(product: _Product, setting: Setting) -> list[Launch]:
-    height, width = _tile(product, setting)
-    tiles, parts = product.tiles(height, width), _parts(product, setting)
-    size = product.batch * product.m * product.n
-    name, threads, registers, shared = _kernel_name(product, height, width, setting)
-    counted = _counts_tiles(product, setting)
-    blocks = min(tiles, setting.processors) if counted else tiles
-    grid = (blocks, 1, product.batch if parts == 1 else parts)
-    main = Launch(name, grid, (threads, 1, 1), None, registers, shared)
-    if counted:
-        return [memset(4), main]
-    if parts == 1:
-        return [main]
-    with_bias = product.has_bias and product.k > _COUNTERS_WITH_BIAS
-    if setting.generation == 8 and (size > _COUNTERS_FROM or with_bias):
-        return [memset(4 * tiles), main]
-    return [main, _added_up(product, parts, setting)]
 
 
 def _tile(product: _Product, setting: Setting) -> tuple[int, int]:
@@ -237,15 +237,8 @@ def _parts(product: _Product, setting: Setting) -> int:
     return max(2, min(_MOST_PARTS, setting.processors // tiles))
 
 
-def _counts_tiles(product: _Product, setting: Setting) -> bool:
-    """Return whether blocks fetch tiles from a counter; see Note [Counter of tiles]."""
-    if setting.generation < 9 or product.batch > 1 or product.dtype.size > 2:
-        return False
-    waves = product.tiles(128, 128) / setting.processors
-    return product.align >= 8 and waves > _WAVES_WITH_COUNTER and _parts(product, setting) == 1
-
-
-def _added_up(product: _Product, parts: int, setting: Setting) -> Launch:
+def _splitk_reduce(product: _Product, parts: int, setting: Setting) -> Launch:
+    """Return the kernel that adds the parts of a split sum."""
     t, bias = _library_type(product.dtype), "true" if product.has_bias else "false"
     library = "cublasLt::" if setting.torch_from(2, 0) else ""
     kernel = (
@@ -282,7 +275,16 @@ def _kernel_name(
         chip = "turing" if setting.device.architecture == "7.5" else "volta"
         name = f"{chip}_{'fp' if half == 'f16' else ''}{half[-2:]}_s884gemm_{half}_{height}x{width}"
         return f"{name}_ldg8_f2f_{product.layout}", 256, 120, 32768
-    return _single(product, height, width, setting)
+    chip = {7: "volta", 8: "ampere", 9: "sm80", 10: "sm80"}.get(setting.generation, "maxwell")
+    if setting.generation == 7 and setting.device.architecture == "7.5":
+        chip = "turing"
+    letter = "d" if product.dtype.name == "float64" else "s"
+    if chip == "sm80":
+        shape = f"tilesize{height}x{width}x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4"
+        t = "f64f64_f64f64_f64" if letter == "d" else "f32f32_f32f32_f32"
+        name = f"sm80_xmma_gemm_{t}_{product.layout}_n_{shape}_execute_kernel__5x_cublas"
+        return name, 128, 128, 32768
+    return f"{chip}_{letter}gemm_{min(height, 128)}x{width}_{product.layout}", 256, 128, 33792
 
 
 def _hopper(
@@ -303,21 +305,6 @@ def _hopper(
     return name, 384, 168, 231424
 
 
-def _single(
-    product: _Product, height: int, width: int, setting: Setting
-) -> tuple[str, int, int, int]:
-    chip = {7: "volta", 8: "ampere", 9: "sm80", 10: "sm80"}.get(setting.generation, "maxwell")
-    if setting.generation == 7 and setting.device.architecture == "7.5":
-        chip = "turing"
-    letter = "d" if product.dtype.name == "float64" else "s"
-    if chip == "sm80":
-        shape = f"tilesize{height}x{width}x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4"
-        t = "f64f64_f64f64_f64" if letter == "d" else "f32f32_f32f32_f32"
-        name = f"sm80_xmma_gemm_{t}_{product.layout}_n_{shape}_execute_kernel__5x_cublas"
-        return name, 128, 128, 32768
-    return f"{chip}_{letter}gemm_{min(height, 128)}x{width}_{product.layout}", 256, 128, 33792
-
-
 def _tensile(product: _Product, setting: Setting) -> Launch:
     """Return Tensile's kernel, whose letters name the layout of each factor."""
     first, second = product.layout[0], product.layout[1]
@@ -334,19 +321,3 @@ def _tensile(product: _Product, setting: Setting) -> Launch:
 def _library_type(dtype: DType) -> str:
     names = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float64": "double"}
     return names.get(dtype.name, "float")
-
-
-RULES: dict[str, Rule] = {
-    "mm": _mm,
-    "bmm": _mm,
-    "_scaled_mm": _scaled_mm,
-    "addmm": _addmm,
-    "_addmm_activation": _addmm,
-    "baddbmm": _baddbmm,
-    "baddbmm_": _baddbmm,
-    "mv": _addbmm_vector,
-    "addmv": _addbmm_vector,
-    "addmv_": _addbmm_vector,
-    "dot": _dot,
-    "vdot": _dot,
-}

@@ -8,12 +8,12 @@ several blocks share an output and synchronize by counters that a memset clears.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
-from torchtraceap.core.dtypes import INT64, DType
+from torchtraceap.core.dtypes import INT64
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
+    Grid,
     Launch,
     Rule,
     Setting,
@@ -22,12 +22,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     cpp_name,
     memset,
     opmath_name,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
-__all__ = ["RULES", "reduction_shape"]
+__all__ = ["RULES", "scan_launches"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _MOST_THREADS = 512
 _THREADS_OF_PROCESSOR = 2048
 _MOST_AT_ONCE = 4
@@ -36,20 +39,10 @@ _LEAST_VALUES, _MOST_VALUES = 16, 256
 _LONG_ENOUGH_FOR_VECTORS = 128
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Grid and block of a reduction."""
-
-    blocks: int
-    sharing: int
-    """Blocks per output."""
-    width: int
-    height: int
-    outputs_at_once: int
-
-
-def reduction_shape(source: TensorInfo, axes: Sequence[int], setting: Setting) -> _Shape:
-    """Return grid and block of a reduction; see Note [Shape of a reduction]."""
+def _shape_of_reduction(
+    source: TensorInfo, axes: Sequence[int], setting: Setting
+) -> tuple[Grid, Grid, int]:
+    """Return grid, block and outputs loaded at once; see Note [Shape of a reduction]."""
     summed = _merged(source, axes)
     kept = _merged(source, [axis for axis in range(len(source.shape)) if axis not in axes])
     inputs, outputs = prod(n for n, _ in summed), prod(n for n, _ in kept)
@@ -60,9 +53,16 @@ def reduction_shape(source: TensorInfo, axes: Sequence[int], setting: Setting) -
     if fastest == 1 and along and not kept and first > _LONG_ENOUGH_FOR_VECTORS:
         first //= _MOST_AT_ONCE
     elif fastest == 1 and not along:
-        at_once = _outputs_at_once(kept, summed)
+        at_once = _MOST_AT_ONCE
+        for number in (kept[0][0], *(stride for _, stride in (*kept[1:], *summed))):
+            while number % at_once:
+                at_once //= 2
         first //= at_once
-    width, height = _block(first, second, _MOST_THREADS // at_once, setting.warp)
+    most_threads = _MOST_THREADS // at_once
+    # The largest powers of 2 that are not above the counts.
+    wide, high = (1 << (max(1, min(n, most_threads)).bit_length() - 1) for n in (first, second))
+    height = min(high, most_threads // min(wide, setting.warp))
+    width = min(wide, most_threads // height)
     step_in, step_out = (width, 1) if along else (1, width)
     values = ceil_div(inputs, step_in)
     shares_block = values >= height * _LEAST_VALUES or values >= _MOST_VALUES
@@ -77,7 +77,7 @@ def reduction_shape(source: TensorInfo, axes: Sequence[int], setting: Setting) -
     if shares_block and values >= _MOST_VALUES and blocks <= wanted:
         most = min(ceil_div(wanted, blocks), ceil_div(values, _LEAST_VALUES))
         sharing = max(most, ceil_div(values, _MOST_VALUES))
-    return _Shape(blocks, sharing, width, height, at_once)
+    return (blocks, sharing, 1), (width, height, 1), at_once
 
 
 def _merged(source: TensorInfo, axes: Sequence[int]) -> list[tuple[int, int]]:
@@ -94,60 +94,7 @@ def _merged(source: TensorInfo, axes: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _outputs_at_once(kept: list[tuple[int, int]], summed: list[tuple[int, int]]) -> int:
-    """Return how many outputs a thread can load at once."""
-    found = _MOST_AT_ONCE
-    for number in (kept[0][0], *(stride for _, stride in (*kept[1:], *summed))):
-        while number % found:
-            found //= 2
-    return found
-
-
-def _block(first: int, second: int, most: int, warp: int) -> tuple[int, int]:
-    wide, high = (_power_below(min(count, most)) for count in (first, second))
-    width = min(wide, warp)
-    height = min(high, most // width)
-    return min(wide, most // height), height
-
-
-def _power_below(count: int) -> int:
-    """Return the largest power of 2 that is not above a count."""
-    return 1 << (max(1, count).bit_length() - 1)
-
-
 # ------------------------------------------------------------------------------------- rules
-
-
-def _reduction(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor_at(op, 0)
-    if source is None:
-        return ()
-    axes = _axes(op, len(source.shape))
-    shape = reduction_shape(source, axes, setting)
-    most = _MOST_THREADS // shape.outputs_at_once
-    functor = _functor(op, source.dtype, whole=len(axes) == len(source.shape))
-    result = cpp_name(INT64 if op.name in ("aten::argmax", "aten::argmin") else source.dtype)
-    is_half = source.dtype.size == 2 and source.dtype.rank == 2
-    wide = (", 8" if is_half else ", 4") if setting.torch_from(2, 7) else ""
-    what = (
-        f"at::native::ReduceOp<{cpp_name(source.dtype)}, {functor}, unsigned int, "
-        f"{result}, 4{wide}>"
-    )
-    name = f"void at::native::reduce_kernel<{most}, {shape.outputs_at_once}, {what} >({what})"
-    grid, block = (shape.blocks, shape.sharing, 1), (shape.width, shape.height, 1)
-    kernel = Launch(name, grid, block, None, 32, 2064 if shape.height > 1 else 16)
-    return [memset(4 * shape.blocks), kernel] if shape.sharing > 1 else [kernel]
-
-
-def _axes(op: LaunchingOp, dims: int) -> list[int]:
-    """Return the reduced dimensions; all if none is named."""
-    is_norm = op.name.startswith(("aten::linalg_vector_norm", "aten::_linalg_powsum"))
-    place = 2 if is_norm or op.name == "aten::norm" else 1
-    value: Value = op.inputs[place] if place < len(op.inputs) else None
-    named = value if isinstance(value, tuple) else (value,)
-    listed = [each for each in named if isinstance(each, int) and not isinstance(each, bool)]
-    found = sorted({axis % dims for axis in listed}) if dims else []
-    return found or list(range(dims))
 
 
 _OPS = {
@@ -178,12 +125,32 @@ _SAME = {
 }  # fmt: skip
 
 
-def _functor(op: LaunchingOp, dtype: DType, *, whole: bool) -> str:
+@rule(RULES, *_OPS, *_SAME)
+def _reduction(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+    source = tensor_at(op, 0)
+    if source is None:
+        return ()
     base = op.name.removeprefix("aten::").rstrip("_")
     base = _SAME.get(base, base)
-    if whole and base in ("max", "min"):
+    # All dimensions are reduced if none is named.
+    place = 2 if base == "linalg_vector_norm" else 1
+    value: Value = op.inputs[place] if place < len(op.inputs) else None
+    named = value if isinstance(value, tuple) else (value,)
+    dims = len(source.shape)
+    listed = [each for each in named if isinstance(each, int) and not isinstance(each, bool)]
+    axes = sorted({axis % dims for axis in listed} if dims else ()) or list(range(dims))
+    grid, block, at_once = _shape_of_reduction(source, axes, setting)
+    if len(axes) == dims and base in ("max", "min"):
         base = f"a{base}"
-    return _OPS[base].format(t=cpp_name(dtype), a=opmath_name(dtype))
+    t = cpp_name(source.dtype)
+    functor = _OPS[base].format(t=t, a=opmath_name(source.dtype))
+    result = cpp_name(INT64) if op.name in ("aten::argmax", "aten::argmin") else t
+    is_half = source.dtype.size == 2 and source.dtype.rank == 2
+    wide = (", 8" if is_half else ", 4") if setting.torch_from(2, 7) else ""
+    what = f"at::native::ReduceOp<{t}, {functor}, unsigned int, {result}, 4{wide}>"
+    name = f"void at::native::reduce_kernel<{_MOST_THREADS // at_once}, {at_once}, {what} >({what})"
+    kernel = Launch(name, grid, block, None, 32, 2064 if block[1] > 1 else 16)
+    return [memset(4 * grid[0]), kernel] if grid[1] > 1 else [kernel]
 
 
 # ------------------------------------------------------------------------------------- scans
@@ -191,6 +158,7 @@ def _functor(op: LaunchingOp, dtype: DType, *, whole: bool) -> str:
 _CUB = "at_cuda_detail::cub::"
 
 
+@rule(RULES, "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
 def _scan(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch prefix sums: cub for one row, a kernel of ATen for several."""
     source = tensor_at(op, 0)
@@ -223,9 +191,3 @@ def scan_launches(t: str, elements: int, moved: float) -> list[Launch]:
         Launch(begin, (ceil_div(blocks, 128), 1, 1), (128, 1, 1), 8.0 * blocks, 16),
         Launch(scan, (blocks, 1, 1), (128, 1, 1), moved, 44, 7184),
     ]
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys((*_OPS, *_SAME), _reduction),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _scan),
-}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 
 from torchtraceap.core.dtypes import DType
-from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
@@ -19,12 +18,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     next_power,
     number_at,
     opmath_name,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 
 __all__ = ["RULES", "radix_sort"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 _CUB = "at_cuda_detail::cub::"
 _MOST_IN_WARP, _MOST_BYTES_IN_WARP = 1024, 4096
@@ -32,92 +34,75 @@ _SHARED_BYTES = 48 * 1024
 _THREADS_OF_WARPS = 128
 
 
+@rule(
+    RULES,
+    "_softmax",
+    "_log_softmax",
+    "_safe_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+)
 def _softmax(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor_at(op, 0)
-    if source is None or not source.shape:
-        return ()
-    axis = int(number_at(op, 1, -1)) % len(source.shape)
-    return [_over_rows(source, axis, setting, backward=False, is_log="log" in op.name)]
-
-
-def _softmax_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor_at(op, 0)
-    if source is None or not source.shape:
-        return ()
-    axis = int(number_at(op, 2, -1)) % len(source.shape)
-    return [_over_rows(source, axis, setting, backward=True, is_log="log" in op.name)]
-
-
-def _over_rows(
-    source: TensorInfo, axis: int, setting: Setting, *, backward: bool, is_log: bool
-) -> Launch:
-    """Return a softmax kernel.
+    """Launch a softmax.
 
     A warp takes a row of up to 1,024 elements (`host_softmax` of ATen), a block a longer one;
     strided rows have a kernel of their own.
     """
+    source = tensor_at(op, 0)
+    if source is None or not source.shape:
+        return ()
+    backward, is_log = op.name.endswith("_backward_data"), "log" in op.name
+    axis = int(number_at(op, 2 if backward else 1, -1)) % len(source.shape)
     length = source.shape[axis]
     inner = source.elements // max(1, prod(source.shape[: axis + 1]))
     rows = source.elements // max(1, length)
+    t, a = cpp_name(source.dtype), opmath_name(source.dtype)
+    way = "Backward" if backward else "Forward"
+    epilogue = f"{_ANONYMOUS}{'Log' if is_log else ''}SoftMax{way}Epilogue"
     if inner > 1:
-        return _spatial(source.dtype, length, inner, backward=backward, is_log=is_log)
-    if length <= _MOST_IN_WARP and length * source.dtype.size <= _MOST_BYTES_IN_WARP:
-        return _in_warps(source.dtype, length, rows, backward=backward, is_log=is_log)
-    return _in_blocks(source.dtype, length, rows, setting, backward=backward, is_log=is_log)
-
-
-def _in_warps(dtype: DType, length: int, rows: int, *, backward: bool, is_log: bool) -> Launch:
-    t, a = cpp_name(dtype), opmath_name(dtype)
+        name = (
+            f"void {_ANONYMOUS}cunn_SpatialSoftMax{way}<{t}, {a}, {t}, int, {epilogue}>"
+            f"({t}*, {t} const*, int, int, int)"
+        )
+        width = min(1024, next_power(inner))
+        return [Launch(name, (1, ceil_div(inner, width), 1), (width, 1, 1), None, 32)]
+    given = f"{t} const*, {t} const*" if backward else f"{t} const*"
+    if length > _MOST_IN_WARP or length * source.dtype.size > _MOST_BYTES_IN_WARP:
+        types = f"{t}, {a}, {t}, {epilogue}"
+        return [_softmax_in_blocks(source.dtype, length, rows, way, types, given, setting)]
     power = next_power(length)
     width = min(power, 32)
     height = _THREADS_OF_WARPS // width
     at_once = 2 if power <= 128 else 1
-    way = "backward" if backward else "forward"
-    more = f"{t} const*, {t} const*" if backward else f"{t} const*"
     name = (
-        f"void (anonymous namespace)::softmax_warp_{way}<{t}, {t}, {a}, {power.bit_length() - 1}, "
-        f"{str(is_log).lower()}, false>({t}*, {more}, int, int, int, bool const*"
-        f"{'' if backward else ', int, bool'})"
+        f"void (anonymous namespace)::softmax_warp_{way.lower()}<{t}, {t}, {a}, "
+        f"{power.bit_length() - 1}, {str(is_log).lower()}, false>({t}*, {given}, int, int, int, "
+        f"bool const*{'' if backward else ', int, bool'})"
     )
-    return Launch(name, (ceil_div(rows, height * at_once), 1, 1), (width, height, 1), None, 32)
+    return [Launch(name, (ceil_div(rows, height * at_once), 1, 1), (width, height, 1), None, 32)]
 
 
-def _in_blocks(
-    dtype: DType, length: int, rows: int, setting: Setting, *, backward: bool, is_log: bool
+def _softmax_in_blocks(
+    dtype: DType, length: int, rows: int, way: str, types: str, given: str, setting: Setting
 ) -> Launch:
-    t, a = cpp_name(dtype), opmath_name(dtype)
-    at_once = 16 // dtype.size
-    way = "Backward" if backward else "Forward"
-    epilogue = f"{_ANONYMOUS}{'Log' if is_log else ''}SoftMax{way}Epilogue"
-    threads = max(32, next_power(ceil_div(min(length // at_once, 1024), 2))) if backward else 1024
-    fits = length % at_once == 0 and length * dtype.size < _SHARED_BYTES
+    at_once, threads = 16 // dtype.size, 1024
     values = ceil_div(length, 1024)
     first, kind, last = f"{at_once}, ", "", ""
-    if not backward and setting.torch_from(2, 7) and values < 10:
-        first, kind, last, threads = "", "Reg", f", long, {values}", 1024
-    elif fits and setting.torch_from(2, 1):
-        kind = "Smem"
+    if way == "Forward" and setting.torch_from(2, 7) and values < 10:
+        first, kind, last = "", "Reg", f", long, {values}"
+    else:
+        if way == "Backward":
+            threads = max(32, next_power(ceil_div(min(length // at_once, 1024), 2)))
+        fits = length % at_once == 0 and length * dtype.size < _SHARED_BYTES
+        if fits and setting.torch_from(2, 1):
+            kind = "Smem"
     index = "long" if setting.torch_from(2, 7) else "int"
-    more = f"{t} const*, {t} const*" if backward else f"{t} const*"
-    types = f"{t}, {a}, {t}"
     name = (
-        f"void {_ANONYMOUS}cunn_SoftMax{way}{kind}<{first}{types}, {epilogue}{last}>"
-        f"({t}*, {more}, {index})"
+        f"void {_ANONYMOUS}cunn_SoftMax{way}{kind}<{first}{types}{last}>"
+        f"({cpp_name(dtype)}*, {given}, {index})"
     )
     shared = 128 + (length * dtype.size if kind == "Smem" else 0)
     return Launch(name, (rows, 1, 1), (threads, 1, 1), None, 32, shared)
-
-
-def _spatial(dtype: DType, length: int, inner: int, *, backward: bool, is_log: bool) -> Launch:
-    t, a = cpp_name(dtype), opmath_name(dtype)
-    way = "Backward" if backward else "Forward"
-    epilogue = f"{_ANONYMOUS}{'Log' if is_log else ''}SoftMax{way}Epilogue"
-    name = (
-        f"void {_ANONYMOUS}cunn_SpatialSoftMax{way}<{t}, {a}, {t}, int, {epilogue}>"
-        f"({t}*, {t} const*, int, int, int)"
-    )
-    width = min(1024, next_power(inner))
-    return Launch(name, (1, ceil_div(inner, width), 1), (width, 1, 1), None, 32)
 
 
 # ------------------------------------------------------------------------------------- order
@@ -126,6 +111,7 @@ _SMALL_SORT = 32
 _BLOCK_SORT = 4096
 
 
+@rule(RULES, "sort", "argsort")
 def _sort(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a sort: blocks for short rows, cub's radix sort for one long row, segments for
     many."""
@@ -140,7 +126,23 @@ def _sort(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         return [_sort_in_block(source.dtype, length, rows)]
     if rows == 1:
         return radix_sort(cpp_name(source.dtype), source.elements, 8 * source.dtype.size)
-    return _sort_segments(source, rows)
+    t, moved = cpp_name(source.dtype), 2 * bytes_of(source) + 16.0 * source.elements
+    grid = (ceil_div(source.elements, 512), 1, 1)
+    sort = f"void {_CUB}DeviceSegmentedRadixSortKernel<{_CUB}Policy, true, false, {t}, int2>(int)"
+    passes = ceil_div(8 * source.dtype.size, 6)
+    fill = (
+        f"void {_ANONYMOUS}fill_index_and_segment_kernel(int2*, int, "
+        "at::cuda::detail::IntDivider<unsigned int>)"
+    )
+    last = (
+        f"void {_ANONYMOUS}sort_postprocess_kernel<{t}>({t} const*, {t}*, long*, "
+        "int2 const*, int, int)"
+    )
+    return [
+        Launch(fill, grid, (512, 1, 1), 8.0 * source.elements),
+        *[Launch(sort, (rows, 1, 1), (256, 1, 1), moved, 80, 16384) for _ in range(passes)],
+        Launch(last, grid, (512, 1, 1), moved),
+    ]
 
 
 def _sort_in_block(dtype: DType, length: int, rows: int) -> Launch:
@@ -175,30 +177,11 @@ def radix_sort(t: str, elements: int, bits: int) -> list[Launch]:
     return begin
 
 
-def _sort_segments(source: TensorInfo, rows: int) -> list[Launch]:
-    t, moved = cpp_name(source.dtype), 2 * bytes_of(source) + 16.0 * source.elements
-    grid = (ceil_div(source.elements, 512), 1, 1)
-    sort = f"void {_CUB}DeviceSegmentedRadixSortKernel<{_CUB}Policy, true, false, {t}, int2>(int)"
-    passes = ceil_div(8 * source.dtype.size, 6)
-    fill = (
-        f"void {_ANONYMOUS}fill_index_and_segment_kernel(int2*, int, "
-        "at::cuda::detail::IntDivider<unsigned int>)"
-    )
-    last = (
-        f"void {_ANONYMOUS}sort_postprocess_kernel<{t}>({t} const*, {t}*, long*, "
-        "int2 const*, int, int)"
-    )
-    return [
-        Launch(fill, grid, (512, 1, 1), 8.0 * source.elements),
-        *[Launch(sort, (rows, 1, 1), (256, 1, 1), moved, 80, 16384) for _ in range(passes)],
-        Launch(last, grid, (512, 1, 1), moved),
-    ]
-
-
 _MANY_FOR_TOPK = 20_000
 _BLOCKS_OF_ONE = 4
 
 
+@rule(RULES, "topk")
 def _topk(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the selection of each row's k largest, then their sort; long rows take several
     blocks."""
@@ -225,6 +208,7 @@ def _topk(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [memset(4 * rows), *digits, gather, *order]
 
 
+@rule(RULES, "nonzero")
 def _nonzero(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the count, its copy to the host, then the indices."""
     source = tensor_at(op, 0)
@@ -255,21 +239,8 @@ def _nonzero(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     ]
 
 
+@rule(RULES, "_local_scalar_dense")
 def _item(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the copy of one value to the host."""
     source = tensor_at(op, 0)
     return [memcpy_to_host(source.dtype.size if source is not None else 4)]
-
-
-RULES: dict[str, Rule] = {
-    "_softmax": _softmax,
-    "_log_softmax": _softmax,
-    "_safe_softmax": _softmax,
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _softmax_backward,
-    "sort": _sort,
-    "argsort": _sort,
-    "topk": _topk,
-    "nonzero": _nonzero,
-    "_local_scalar_dense": _item,
-}
