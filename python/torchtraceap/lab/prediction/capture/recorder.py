@@ -6,11 +6,11 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.dtypes import DType, parse_dtype
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     CaptureError,
@@ -27,14 +27,26 @@ from torchtraceap.lab.prediction.capture.streams import Streams
 if TYPE_CHECKING:
     import torch
 
-    from torchtraceap.lab.prediction.capture.collectives import C10dCall
-
-__all__ = ["Recorder"]
+__all__ = ["C10dCall", "Recorder"]
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\[\]-]+")
 _WITHOUT_WORK = re.compile("profiler::|aten::(new_)?empty")
 _NO_SEQUENCE = (1 << 64) - 1
 """Sequence number of nodes that accumulate gradients: no forward operator made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class C10dCall:
+    """The collective that a call of torch.distributed starts."""
+
+    kind: str
+    group: tuple[int, ...]
+    group_name: str
+    read: tuple[torch.Tensor, ...]
+    written: tuple[torch.Tensor, ...]
+    waits: bool
+    """True if the stream that starts it waits for its end."""
+    peer: int | None = None
 
 
 class Recorder:
@@ -358,10 +370,13 @@ class Recorder:
         dense = _dense(tensor)
         if dense is not tensor:
             self.note("a sparse gradient is taken to have a row for every lookup, none twice")
+        dtype = parse_dtype(str(dense.dtype))
+        if dtype is None:
+            raise CaptureError(f"tensors of {dense.dtype} are not known")
         return TensorInfo(
             tuple(map(int, dense.shape)),
             tuple(map(int, dense.stride())),
-            _dtype(dense.dtype),
+            dtype,
             self._storages.number(dense),
         )
 
@@ -442,10 +457,3 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
         raise CaptureError(f"tensors of the layout {tensor.layout} can't be captured")
     with _disable_current_modes():
         return tensor._values()
-
-
-def _dtype(dtype: torch.dtype) -> DType:
-    found = parse_dtype(str(dtype))
-    if found is None:
-        raise CaptureError(f"tensors of {dtype} are not known")
-    return found
