@@ -230,13 +230,13 @@ def with_dtype(capture: Capture, dtype: str) -> Capture:
         raise OptionError(f"dtype {dtype!r}: one of {', '.join(_CHANGED_TYPES)} is needed")
     calls = []
     for call in capture.calls:
-        inputs = {name: _converted(value, to) for name, value in call.inputs.items()}
-        outputs = tuple(_converted(each, to) for each in call.outputs)
+        inputs = {name: _convert_value(value, to) for name, value in call.inputs.items()}
+        outputs = tuple(_convert_value(each, to) for each in call.outputs)
         calls.append(replace(call, inputs=inputs, outputs=outputs))
     return replace(capture, calls=tuple(calls), storages=None)
 
 
-def _converted(value: Value, to: DType) -> Value:
+def _convert_value(value: Value, to: DType) -> Value:
     if isinstance(value, TensorInfo):
         return replace(value, dtype=to) if value.dtype.name in _CHANGED_TYPES else value
-    return tuple(_converted(each, to) for each in value) if isinstance(value, tuple) else value
+    return tuple(_convert_value(each, to) for each in value) if isinstance(value, tuple) else value

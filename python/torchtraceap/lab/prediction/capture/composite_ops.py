@@ -75,14 +75,6 @@ class _DecomposedOp:
     def __init__(
         self, recorder: Recorder, function: Any, tensors: Sequence[torch.Tensor], given: Any
     ) -> None:
-        """Compute the operator.
-
-        Args:
-            recorder: Recorder of the calls.
-            function: The operator.
-            tensors: Tensors that may require gradients.
-            given: All arguments by name, among them these tensors.
-        """
         self._recorder = recorder
         leaves = {
             id(tensor): tensor.detach().requires_grad_(tensor.is_floating_point())

@@ -33,7 +33,6 @@ from torch.optim import swa_utils
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from torchtraceap.lab.prediction.capture.calls import Move
 from torchtraceap.lab.prediction.capture.modes import reported_device
 from torchtraceap.lab.prediction.capture.source_lines import is_program_frame, is_torch_frame
 
@@ -220,36 +219,20 @@ def _constant(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
+_SILENT_FUNCTIONS = """
+synchronize empty_cache set_device init ipc_collect manual_seed manual_seed_all
+reset_peak_memory_stats set_rng_state set_rng_state_all
+"""
+_COUNTERS = """
+current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved
+"""
 _IN_CUDA: dict[str, Any] = {
     **dict.fromkeys(
         ("Stream", "Event", "stream", "current_stream", "default_stream", "device"), _NoOp
     ),
     # Distinct functions, since torch.compile identifies them by the object.
-    **{
-        name: partial(_do_nothing)
-        for name in [
-            "synchronize",
-            "empty_cache",
-            "set_device",
-            "init",
-            "ipc_collect",
-            "manual_seed",
-            "manual_seed_all",
-            "reset_peak_memory_stats",
-            "set_rng_state",
-            "set_rng_state_all",
-        ]
-    },
-    **{
-        name: _constant(0)
-        for name in [
-            "current_device",
-            "memory_allocated",
-            "max_memory_allocated",
-            "memory_reserved",
-            "max_memory_reserved",
-        ]
-    },
+    **{name: partial(_do_nothing) for name in _SILENT_FUNCTIONS.split()},
+    **{name: _constant(0) for name in _COUNTERS.split()},
     "device_count": _constant(1),
     "get_device_name": _constant(_PROPERTIES.name),
     "get_device_capability": _constant((_PROPERTIES.major, _PROPERTIES.minor)),
@@ -277,7 +260,7 @@ class _Devices(TorchFunctionMode):
         if func in _GETTERS:
             return self._reported(args[0], func(*args), sys._getframe(1))
         if args and isinstance(args[0], torch.Tensor):
-            args = (self._placed(func, args, kwargs, sys._getframe(1)), *args[1:])
+            args = (self._move_first_argument(func, args, kwargs, sys._getframe(1)), *args[1:])
         if func in _STAYS:
             return args[0]
         if func in _READS and isinstance(args[0], FakeTensor):
@@ -322,7 +305,7 @@ class _Devices(TorchFunctionMode):
         recorder = self._active_recorder()
         return recorder is not None and recorder.is_kept_on_host(tensor)
 
-    def _placed(
+    def _move_first_argument(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], caller: FrameType
     ) -> torch.Tensor:
         """Return the first argument, moved to the side that the call asks for."""
@@ -426,8 +409,7 @@ def _move_module(
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             if recorder.is_kept_on_host(tensor) == to_gpu:
-                pinned = recorder.is_pinned(tensor)
-                recorder.write_move_of(tensor, Move(to_gpu, pinned, non_blocking))
+                recorder.write_move(tensor, tensor, to_gpu=to_gpu, non_blocking=non_blocking)
 
 
 class ToCopy(torch.autograd.Function):
@@ -453,6 +435,5 @@ def _copy(
 ) -> torch.Tensor:
     with recorder.paused():
         made = tensor.detach().clone()
-    pinned = recorder.is_pinned(tensor)
-    recorder.write_move(tensor, made, Move(to_gpu, pinned, non_blocking))
+    recorder.write_move(tensor, made, to_gpu=to_gpu, non_blocking=non_blocking)
     return made

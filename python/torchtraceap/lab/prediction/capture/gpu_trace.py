@@ -22,7 +22,8 @@ from torchtraceap.lab.prediction.capture.calls import (
     Collective,
     Gradient,
 )
-from torchtraceap.lab.prediction.capture.recorded import (
+from torchtraceap.lab.prediction.capture.reexecution import is_registered
+from torchtraceap.lab.prediction.capture.rows import (
     gradients_of,
     named_inputs,
     phase_of,
@@ -30,7 +31,6 @@ from torchtraceap.lab.prediction.capture.recorded import (
     steady_step,
     with_location,
 )
-from torchtraceap.lab.prediction.capture.reexecution import is_registered
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["CapturedProfile", "capture_gpu_trace"]

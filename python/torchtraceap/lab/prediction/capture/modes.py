@@ -208,13 +208,7 @@ def collective_name(name: str) -> str | None:
 
 
 def _c10d_call(func: Any, base: str, arguments: dict[str, Any]) -> tuple[C10dCall, Any]:
-    """Return the collective of a c10d operator and what the operator returns.
-
-    Args:
-        func: The operator.
-        base: Its name without its namespace.
-        arguments: Arguments by the names of its schema.
-    """
+    """Return the collective of a c10d operator and what the operator returns."""
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     ranks = tuple(dist.get_process_group_ranks(group))
     both = (*_tensors(arguments, _BOTH),)

@@ -29,7 +29,13 @@ from torchtraceap.lab.prediction.capture.calls import (
     Phase,
     tensors_in,
 )
-from torchtraceap.lab.prediction.capture.recorded import (
+from torchtraceap.lab.prediction.capture.reexecution import (
+    Reexecutor,
+    is_composite,
+    is_registered,
+    reexecution,
+)
+from torchtraceap.lab.prediction.capture.rows import (
     EVALUATE_FUNCTION,
     gradients_of,
     named_inputs,
@@ -38,12 +44,6 @@ from torchtraceap.lab.prediction.capture.recorded import (
     sequence_number,
     steady_step,
     with_location,
-)
-from torchtraceap.lab.prediction.capture.reexecution import (
-    Reexecutor,
-    is_composite,
-    is_registered,
-    reexecution,
 )
 from torchtraceap.lab.prediction.capture.updates import gpu_update
 from torchtraceap.trace.ranks import RankTrace

@@ -84,11 +84,7 @@ class Recorder:
         self._limit_s, self._deadline = seconds, monotonic() + seconds
 
     def begin_step(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Begin a step and forget what was recorded before.
-
-        Args:
-            tensors: Tensors that exist before the step.
-        """
+        """Forget what was recorded and begin a step before which some tensors exist."""
         self.streams.end_step(len(self.calls))
         self.calls.clear()
         self._freed.clear()
@@ -210,10 +206,6 @@ class Recorder:
         """Mark a tensor whose memory on the host is page-locked."""
         self._pinned.add(self._storages.number(tensor))
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's memory on the host is page-locked."""
-        return bool(self._pinned) and self._storages.number(tensor) in self._pinned
-
     def leaves_on_host(self, model: torch.nn.Module) -> bool:
         """Return whether parameters or buffers are on the host now.
 
@@ -283,38 +275,23 @@ class Recorder:
             call = replace(call, waits_for=waits_for, after=after)
         self.calls.append(call)
 
-    def write_move(self, source: torch.Tensor, made: torch.Tensor, move: Move) -> None:
-        """Record a copy between host and GPU.
-
-        Args:
-            source: The tensor that is copied.
-            made: Its copy.
-            move: The direction.
-        """
-        if not move.to_gpu:
+    def write_move(
+        self, source: torch.Tensor, made: torch.Tensor, *, to_gpu: bool, non_blocking: bool
+    ) -> None:
+        """Record a copy between host and GPU; a parameter is moved as the object that it is."""
+        is_pinned = bool(self._pinned) and self._storages.number(source) in self._pinned
+        if not to_gpu:
             self.move_to_host(made)
-        inputs = {"self": source, "non_blocking": move.non_blocking}
+        inputs = {"self": source, "non_blocking": non_blocking}
+        move = Move(to_gpu, is_pinned, non_blocking)
         self.write("aten::_to_copy", "default", inputs, (made,), move=move)
-
-    def write_move_of(self, tensor: torch.Tensor, move: Move) -> None:
-        """Record a copy after which the same tensor object, a parameter, is on the other side."""
-        number = self._storages.number(tensor)
-        inputs = {"self": tensor, "non_blocking": move.non_blocking}
-        self.write("aten::_to_copy", "default", inputs, (tensor,), move=move)
-        if move.to_gpu:
+        if to_gpu and made is source:
+            number = self._storages.number(made)
             self._moved.discard(number)
             self._on_host.discard(number)
-        else:
-            self.move_to_host(tensor)
 
     def write_exchange(self, name: str, arguments: dict[str, Any], exchange: C10dCall) -> None:
-        """Record a call that starts a collective.
-
-        Args:
-            name: The operator as Kineto names it.
-            arguments: Arguments by the names of the schema.
-            exchange: The collective.
-        """
+        """Record a call that starts a collective; names are those of `write`."""
         if not self.is_on:
             return
         self.write(name, "default", arguments, ())

@@ -26,8 +26,8 @@ from torchtraceap.compat.replay.schema import registered_overloads, require_torc
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
 from torchtraceap.lab.prediction.capture.dispatch import recording
-from torchtraceap.lab.prediction.capture.recorded import NO_STORAGE, named_inputs
 from torchtraceap.lab.prediction.capture.recorder import Recorder
+from torchtraceap.lab.prediction.capture.rows import NO_STORAGE, named_inputs
 
 if TYPE_CHECKING:
     import torch

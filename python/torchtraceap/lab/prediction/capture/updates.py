@@ -115,13 +115,7 @@ def _settings(kind: str) -> tuple[_Setting, ...]:
 def _steady_update(
     make: Any, groups: list[tuple[dict[str, Any], _Shapes]], **options: Any
 ) -> list[Call]:
-    """Return the calls of an optimizer step once its state exists.
-
-    Args:
-        make: Makes the optimizer.
-        groups: Options and parameters of each group.
-        options: Options of all groups.
-    """
+    """Return the calls of an optimizer step once its state exists."""
     import torch
 
     from torchtraceap.lab.prediction.capture.values import ValuesMode

@@ -141,7 +141,9 @@ class ValuesMode(PlainMode):
         args = tree_map(self._convertible, args)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
-        if has_values and (_is_in_place(func) or not self._is_large(func, args, kwargs)):
+        aliases = (argument.alias_info for argument in func._schema.arguments)
+        is_in_place = any(alias and alias.is_write for alias in aliases)
+        if has_values and (is_in_place or not self._is_large(func, args, kwargs)):
             return func(*args, **kwargs)
         return self._without_values(func, args, kwargs)
 
@@ -156,6 +158,7 @@ class ValuesMode(PlainMode):
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
     def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return outputs without values, or assumed ones; see Note [What is assumed]."""
         try:
             # Equals `with self.fake: func()` without the cost of entering the mode.
             return self.fake.dispatch(func, (), args, kwargs)
@@ -167,25 +170,19 @@ class ValuesMode(PlainMode):
                 raise CaptureError(f"{func} needs values that are not there") from None
             return self._read(args[0].dtype)
         except DynamicOutputShapeException as error:
-            return self._upper_bound(func, args, kwargs, error)
+            rule = _LARGEST.get(func)
+            if rule is None:
+                raise CaptureError(f"the shape of what {func} gives depends on values") from error
+            with self.fake:
+                made = rule(bind_arguments(func, args, kwargs))
+            is_usual = func in _USUAL
+            if func is torch.ops.aten._pack_padded_sequence.default:
+                is_usual = not isinstance(args[1], FakeTensor)  # the lengths are known
+            if not is_usual:
+                self._assume(f"how much {func} gives")
+            return made
         finally:
             self._forget_tensors()
-
-    def _upper_bound(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
-    ) -> Any:
-        """Return the largest output; see Note [What is assumed]."""
-        rule = _LARGEST.get(func)
-        if rule is None:
-            raise CaptureError(f"the shape of what {func} gives depends on values") from error
-        with self.fake:
-            made = rule(bind_arguments(func, args, kwargs))
-        is_usual = func in _USUAL
-        if func is torch.ops.aten._pack_padded_sequence.default:
-            is_usual = not isinstance(args[1], FakeTensor)  # the lengths are known
-        if not is_usual:
-            self._assume(f"how much {func} gives")
-        return made
 
     def _assume(self, what: str) -> None:
         place = format_location(program_frame())
@@ -255,12 +252,6 @@ def _replace(
         for name, parameter in list(module._parameters.items()):
             if id(parameter) in instead:
                 setattr(module, name, instead[id(parameter)])
-
-
-def _is_in_place(func: Any) -> bool:
-    return any(
-        argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments
-    )
 
 
 # ------------------------------------------------------------------------------- largest outputs

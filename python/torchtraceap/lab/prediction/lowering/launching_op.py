@@ -62,6 +62,10 @@ class LaunchingOp:
         """Tensors among the inputs, including those in lists."""
         return tuple(tensors_in(self.inputs))
 
+    def value(self, place: int) -> Value:
+        """Return an input; None if it is not known."""
+        return self.inputs[place] if place < len(self.inputs) else None
+
 
 LaunchedCall: TypeAlias = tuple[str, tuple[Value, ...], tuple[Value, ...]]
 """Name, inputs and outputs of a launching operator."""
@@ -69,11 +73,15 @@ Rule: TypeAlias = Callable[[Call, Libraries], Sequence[LaunchedCall]]
 """Returns the launching operators of a captured call."""
 
 
-def rule(rules: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that adds a rule to a table under the names of its operators."""
+def rule(rules: dict[str, Rule], names: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under the names of its operators.
+
+    Names are separated by spaces; "aten::" may be left out.
+    """
 
     def add(function: Rule) -> Rule:
-        rules.update(dict.fromkeys(names, function))
+        for name in names.split():
+            rules[name if "::" in name else f"aten::{name}"] = function
         return function
 
     return add

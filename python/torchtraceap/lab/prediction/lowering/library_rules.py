@@ -41,7 +41,7 @@ _WIDEST_FLASH = 256
 # ------------------------------------------------------------------------------------- convolution
 
 
-@rule(RULES, "aten::convolution", "aten::_convolution")
+@rule(RULES, "convolution _convolution")
 def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch the library's convolution, then add the bias by channel."""
     given, weight, bias, made = (*map(call.tensor, ("input", "weight", "bias")), call.output)
@@ -124,7 +124,7 @@ def _depthwise(
     return [(name, (given, weight, size, bias, stride, padding, dilation), (made,))]
 
 
-@rule(RULES, "aten::convolution_backward")
+@rule(RULES, "convolution_backward")
 def _convolution_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch the gradients of input and weight, and a sum for the bias."""
     grad, bias = call.tensor("grad_output"), call.outputs[-1] if call.outputs else None
@@ -142,7 +142,7 @@ _MOST_ROWS_TRAINING, _MOST_ROWS = 131_070, 262_136
 _LEAST_EPSILON = 1e-5
 
 
-@rule(RULES, "aten::native_batch_norm", "aten::_native_batch_norm_legit")
+@rule(RULES, "native_batch_norm _native_batch_norm_legit")
 def _batch_norm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch a batch norm; see Note [Implementations of batch norm]."""
     given = call.tensor("input")
@@ -153,7 +153,7 @@ def _batch_norm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [(f"aten::{libraries.convolution}_batch_norm", inputs, call.outputs)]
 
 
-@rule(RULES, "aten::native_batch_norm_backward")
+@rule(RULES, "native_batch_norm_backward")
 def _batch_norm_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch the backward of the library that ran the forward pass in training."""
     given, grad = call.tensor("input"), call.tensor("grad_out")
@@ -190,7 +190,7 @@ _LSTM = 2
 """cuDNN's mode."""
 
 
-@rule(RULES, "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward")
+@rule(RULES, "mkldnn_rnn_layer mkldnn_rnn_layer_backward")
 def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch one layer in one direction, as requested from the CPU."""
     given, weight = call.tensor("input"), call.tensor("weight1")
@@ -203,7 +203,7 @@ def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return _rnn(f"aten::_cudnn_rnn{'_backward' * backward}", inputs, call.outputs, libraries)
 
 
-@rule(RULES, "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
+@rule(RULES, "_cudnn_rnn _cudnn_rnn_backward")
 def _recurrent(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return _rnn(call.name, tuple(call.inputs.values()), call.outputs, libraries)
 
@@ -222,7 +222,7 @@ def _rnn(
 # ------------------------------------------------------------------------------------- attention
 
 
-@rule(RULES, "aten::scaled_dot_product_attention")
+@rule(RULES, "scaled_dot_product_attention")
 def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch attention; see Note [Implementations of attention]."""
     query, key, value = map(call.tensor, ("query", "key", "value"))
@@ -247,7 +247,7 @@ def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [(name, inputs, (_heads_last(made),)), *counter]
 
 
-@rule(RULES, "aten::scaled_dot_product_attention_backward")
+@rule(RULES, "scaled_dot_product_attention_backward")
 def _attention_backward(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     names = ("grad_out", "query", "key", "value", "out")
     tensors = [tensor for tensor in map(call.tensor, names) if tensor is not None]

@@ -21,6 +21,7 @@ from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
 from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, CallContext
+from torchtraceap.lab.prediction.lowering.durations import host_copy
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import (
@@ -31,7 +32,6 @@ from torchtraceap.lab.prediction.lowering.step import (
     LoweredStep,
     OpTime,
 )
-from torchtraceap.lab.prediction.lowering.transfers import host_copy
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.trace.ranks import RankTrace

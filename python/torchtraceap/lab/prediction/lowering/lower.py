@@ -14,17 +14,17 @@ from dataclasses import replace
 from itertools import starmap
 
 from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
-from torchtraceap.lab.prediction.lowering.durations import op_times
+from torchtraceap.lab.prediction.lowering.durations import (
+    collective_time,
+    collective_work,
+    host_copy,
+    op_times,
+)
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.kernels import kernels_of
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, libraries_of
 from torchtraceap.lab.prediction.lowering.operators import launching_ops
 from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep, OpTime
-from torchtraceap.lab.prediction.lowering.transfers import (
-    collective_time,
-    collective_work,
-    host_copy,
-)
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Calibration, Estimate
 from torchtraceap.ops.durations.scaling import ratio_of
@@ -120,18 +120,15 @@ def with_measured_times(
         if known is not None and len(lowered.ops) == 1 and lowered.call.collective is None:
             op = lowered.ops[0]
             if known.ns > 0 and op.time.estimate.ns > 0 and ns > 0:
-                lowered = replace(lowered, ops=(_scaled(op, known, ns),))
+                lowered = replace(lowered, ops=(_with_measured_time(op, known, ns),))
         calls.append(lowered)
     return replace(step, calls=tuple(calls))
 
 
-def _scaled(op: LoweredOp, before: Estimate, ns: int) -> LoweredOp:
+def _with_measured_time(op: LoweredOp, before: Estimate, ns: int) -> LoweredOp:
     """Return an operator with its measured time, split among its work as before.
 
-    Args:
-        op: The operator with the time that models give it on the new device.
-        before: The time that they give it on the measured one.
-        ns: Its measured time.
+    `before` is the time that models give it on the measured device.
     """
     if before == op.time.estimate:
         whole = Estimate.within_factor(float(ns), _REPEATS, "measured: this call in the trace")

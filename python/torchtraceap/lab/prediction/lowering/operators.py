@@ -36,7 +36,8 @@ _RULES: dict[str, Rule] = {}
 _SILENT = """empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view
 detach lift_fresh resize_ set_ sym_size sym_stride sym_numel _reshape_alias is_same_size
 unsafe_split unsafe_chunk unsafe_split_with_sizes
-_sparse_coo_tensor_with_dims_and_tensors is_coalesced _coalesced_ _indices _values _nnz"""
+_sparse_coo_tensor_with_dims_and_tensors is_coalesced _coalesced_ _indices _values _nnz
+profiler::_record_function_enter_new profiler::_record_function_exit"""
 _SAME_ARGUMENTS = {
     "aten::index_put_": "aten::_index_put_impl_",
     "aten::_unsafe_index": "aten::index",
@@ -66,18 +67,17 @@ def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[Laun
     return tuple(found)
 
 
-@rule(_RULES, *(f"aten::{name}" for name in _SILENT.split()))
-@rule(_RULES, "profiler::_record_function_enter_new", "profiler::_record_function_exit")
+@rule(_RULES, _SILENT)
 def _no_launch(_call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return []
 
 
-@rule(_RULES, *_SAME_ARGUMENTS)
+@rule(_RULES, " ".join(_SAME_ARGUMENTS))
 def _launch_under_other_name(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return [(_SAME_ARGUMENTS[call.name], tuple(call.inputs.values()), call.outputs)]
 
 
-@rule(_RULES, "aten::clone", "aten::_to_copy", "aten::repeat", "aten::contiguous")
+@rule(_RULES, "clone _to_copy repeat contiguous")
 def _clone(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     """Copy the input to the output."""
     source, made = call.tensor("self"), call.output
@@ -86,25 +86,15 @@ def _clone(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
 
 @rule(
     _RULES,
-    "aten::full",
-    "aten::full_like",
-    "aten::zeros",
-    "aten::zeros_like",
-    "aten::ones",
-    "aten::ones_like",
-    "aten::new_full",
-    "aten::new_zeros",
-    "aten::new_ones",
-    "aten::scalar_tensor",
-    "aten::zero_",
-    "aten::eye",
+    "full full_like zeros zeros_like ones ones_like new_full new_zeros new_ones scalar_tensor "
+    "zero_ eye",
 )
 def _full(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     made = call.output
     return [] if made is None else [fill_launch(made)]
 
 
-@rule(_RULES, "aten::embedding")
+@rule(_RULES, "embedding")
 def _embedding(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     weight, indices, made = call.tensor("weight"), call.tensor("indices"), call.output
     if weight is None or indices is None or made is None:
@@ -112,7 +102,7 @@ def _embedding(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return [("aten::index_select", (weight, 0, flattened(indices)), (made,))]
 
 
-@rule(_RULES, "aten::embedding_dense_backward")
+@rule(_RULES, "embedding_dense_backward")
 def _embedding_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Add into zeros; many lookups are numbered to be sorted."""
     indices, made = call.tensor("indices"), call.output
@@ -123,7 +113,7 @@ def _embedding_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCa
     return [fill_launch(made), *numbers, *launch_itself(call, libraries)]
 
 
-@rule(_RULES, "aten::_embedding_bag_backward")
+@rule(_RULES, "_embedding_bag_backward")
 def _bag_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Add into zeros as large as the table; a sparse gradient has a row for each lookup."""
     gradient, lookups, made = call.tensor("grad"), call.tensor("indices"), call.output
@@ -139,7 +129,7 @@ def _bag_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [fill_launch(made), ("aten::_embedding_bag_dense_backward", inputs, (made,))]
 
 
-@rule(_RULES, "aten::sparse_mask")
+@rule(_RULES, "sparse_mask")
 def _sparse_mask(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Select the rows of a dense tensor that a sparse one has."""
     own, rows, made = call.tensor("self"), call.tensor("mask"), call.output
@@ -149,7 +139,7 @@ def _sparse_mask(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [("aten::index_select", (own, 0, places), (made,))]
 
 
-@rule(_RULES, "aten::add_")
+@rule(_RULES, "add_")
 def _add_sparse(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Add a sparse tensor, seen as its values, row by row."""
     own, other = call.tensor("self"), call.tensor("other")
@@ -169,7 +159,7 @@ def _positions(count: int) -> list[LaunchedCall]:
     return [("aten::arange", (0, count, 1, made), (made,))]
 
 
-@rule(_RULES, "aten::masked_fill")
+@rule(_RULES, "masked_fill")
 def _masked_fill(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     source, mask, made = call.tensor("self"), call.tensor("mask"), call.output
     if made is None:
@@ -178,7 +168,7 @@ def _masked_fill(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return [copy_launch(made, source), ("aten::masked_fill_", (made, mask, value), (made,))]
 
 
-@rule(_RULES, "aten::slice_backward", "aten::select_backward", "aten::diagonal_backward")
+@rule(_RULES, "slice_backward select_backward diagonal_backward")
 def _part_of_zeros_backward(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     """Copy into a part of zeros."""
     part, made = call.tensor("grad_output") or call.tensor("self"), call.output
@@ -197,13 +187,13 @@ def _gather_copy_in(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return [("aten::_foreach_copy_", (parts, inputs, False), parts)]
 
 
-@rule(_RULES, "aten::stack")
+@rule(_RULES, "stack")
 def _stack(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     tensors, axis = call.inputs["tensors"], call.inputs.get("dim", 0)
     return [("aten::cat", (tensors, axis), call.outputs)]
 
 
-@rule(_RULES, "aten::rsub")
+@rule(_RULES, "rsub")
 def _rsub(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     own, other = call.inputs["self"], call.inputs["other"]
     other = other if isinstance(other, TensorInfo) else _NUMBER
@@ -212,13 +202,7 @@ def _rsub(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
 
 @rule(
     _RULES,
-    "aten::index_add",
-    "aten::index_copy",
-    "aten::index_fill",
-    "aten::scatter",
-    "aten::scatter_add",
-    "aten::scatter_reduce",
-    "aten::masked_scatter",
+    "index_add index_copy index_fill scatter scatter_add scatter_reduce masked_scatter",
 )
 def _into_copy(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Copy the tensor before it is changed."""
@@ -228,7 +212,7 @@ def _into_copy(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [copy_launch(made, source), *launch_itself(call, libraries)]
 
 
-@rule(_RULES, "aten::index_put", "aten::_unsafe_index_put")
+@rule(_RULES, "index_put _unsafe_index_put")
 def _index_put(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     source, made = call.tensor("self"), call.output
     if source is None or made is None:
@@ -239,13 +223,8 @@ def _index_put(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
 
 @rule(
     _RULES,
-    "aten::nll_loss_backward",
-    "aten::upsample_bilinear2d_backward",
-    "aten::upsample_bicubic2d_backward",
-    "aten::grid_sampler_2d_backward",
-    "aten::grid_sampler_3d_backward",
-    "aten::col2im",
-    "aten::_embedding_bag_dense_backward",
+    "nll_loss_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
+    "grid_sampler_2d_backward grid_sampler_3d_backward col2im _embedding_bag_dense_backward",
 )
 def _into_zeros(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Fill the result with zeros before adding to it."""
@@ -253,7 +232,7 @@ def _into_zeros(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [*zeros, *launch_itself(call, libraries)]
 
 
-@rule(_RULES, "aten::constant_pad_nd")
+@rule(_RULES, "constant_pad_nd")
 def _pad(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     source, made = call.tensor("self"), call.output
     if source is None or made is None:
@@ -277,13 +256,7 @@ def _reduce_terms(call: Call, each: TensorInfo) -> list[LaunchedCall]:
     return [(name, (each, None, False, None), (made,))]
 
 
-@rule(
-    _RULES,
-    "aten::mse_loss",
-    "aten::smooth_l1_loss",
-    "aten::huber_loss",
-    "aten::binary_cross_entropy",
-)
+@rule(_RULES, "mse_loss smooth_l1_loss huber_loss binary_cross_entropy")
 def _loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Compute the terms by element and reduce them."""
     source = call.tensor("self")
@@ -293,7 +266,7 @@ def _loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [(call.name, tuple(call.inputs.values()), (terms,)), *_reduce_terms(call, terms)]
 
 
-@rule(_RULES, "aten::binary_cross_entropy_with_logits")
+@rule(_RULES, "binary_cross_entropy_with_logits")
 def _logits_loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Compute (1 - target) * x - log(sigmoid(x)), operator by operator."""
     source, target = call.tensor("self"), call.tensor("target")
@@ -311,7 +284,7 @@ def _logits_loss(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     ]
 
 
-@rule(_RULES, "aten::logsumexp")
+@rule(_RULES, "logsumexp")
 def _logsumexp(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Subtract the maximum against overflow and add it in the end."""
     source, made = call.tensor("self"), call.output
@@ -333,7 +306,7 @@ def _logsumexp(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     ]  # fmt: skip
 
 
-@rule(_RULES, "aten::sort")
+@rule(_RULES, "sort")
 def _sort(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Sort short rows in place after copying values and indices."""
     source = call.tensor("self")

@@ -10,6 +10,8 @@ rest, at least half. Without a main kernel all share by their bytes.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from torchtraceap.lab.prediction.lowering.kernels import (
     attention,
     convolutions,
@@ -22,9 +24,15 @@ from torchtraceap.lab.prediction.lowering.kernels import (
     products,
     recurrent,
     reductions,
-    rows,
 )
-from torchtraceap.lab.prediction.lowering.kernels.launch import Launch, Rule, Setting, bytes_of
+from torchtraceap.lab.prediction.lowering.kernels.launch import (
+    Launch,
+    Rule,
+    Setting,
+    UnknownArgumentError,
+    bytes_of,
+    ceil_div,
+)
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
 from torchtraceap.lab.prediction.lowering.step import GpuWork, OpTime, WorkKind
 from torchtraceap.ops.devices import Device
@@ -41,7 +49,6 @@ _RULES: dict[str, Rule] = {
     **pointwise.RULES,
     **products.RULES,
     **reductions.RULES,
-    **rows.RULES,
     **normalization.RULES,
     **attention.RULES,
     **convolutions.RULES,
@@ -68,22 +75,26 @@ def kernels_of(
         time: Time of all its GPU work, which is split among the pieces.
     """
     launches = _launches(op, Setting(device, libraries))
-    whole = time.estimate
-    return tuple(
-        GpuWork(
+    whole, works = time.estimate, []
+    for launch, share in zip(launches, _shares(launches, whole.ns, device), strict=True):
+        grid, block = (
+            size if isinstance(size, tuple) else (size, 1, 1)
+            for size in (launch.grid, launch.block)
+        )
+        work = GpuWork(
             name=launch.name,
             kind=launch.kind,
             estimate=Estimate(
                 share * whole.ns, share * whole.low_ns, share * whole.high_ns, whole.source
             ),
             bytes=launch.bytes,
-            grid=(max(1, launch.grid[0]), max(1, launch.grid[1]), max(1, launch.grid[2])),
-            block=launch.block,
+            grid=(max(1, grid[0]), max(1, grid[1]), max(1, grid[2])),
+            block=block,
             registers=launch.registers,
             shared_memory=launch.shared_memory,
         )
-        for launch, share in zip(launches, _shares(launches, whole.ns, device), strict=True)
-    )
+        works.append(work)
+    return tuple(works)
 
 
 def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
@@ -96,13 +107,13 @@ def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
     """Return the launches by the operator's rule; one kernel of an assumed name without any."""
     base = op.name.removeprefix("aten::")
     rule = _RULES.get(base) or _RULES.get(base.rstrip("_")) or pointwise.pointwise
-    found = tuple(rule(op, setting))
-    if found:
-        return found
+    with suppress(UnknownArgumentError):
+        found = tuple(rule(op, setting))
+        if found:
+            return found
     elements = max((each.elements for each in op.tensors), default=1)
-    grid = (max(1, -(-elements // 512)), 1, 1)
     name = f"{family_of(op.name)}_kernel<{op.name}>"
-    return (Launch(name, grid, moved=bytes_of(*op.tensors)),)
+    return (Launch(name, ceil_div(elements, 512), moved=bytes_of(*op.tensors)),)
 
 
 def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[float]:

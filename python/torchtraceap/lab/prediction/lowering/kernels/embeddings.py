@@ -18,11 +18,10 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     bytes_of,
     ceil_div,
     cpp_name,
+    required,
     rule,
-    tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.kernels.reductions import scan_launches
-from torchtraceap.lab.prediction.lowering.kernels.rows import radix_sort
+from torchtraceap.lab.prediction.lowering.kernels.reductions import radix_sort, scan_launches
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import EmbeddingTable, Estimate, UnknownDurationError
@@ -100,16 +99,14 @@ def _accessor(t: str, dims: int = 1) -> str:
 @rule(RULES, FORWARD)
 def _lookup(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a lookup in which a warp, or part of one, reads a row."""
-    weights, indices, offsets = (tensor_at(op, place) for place in range(3))
-    if weights is None or indices is None or offsets is None:
-        return ()
+    weights, indices, offsets = (required(op, place) for place in range(3))
     t, lanes, rounds = _shape(op, weights)
     name = (
         f"void split_embedding_codegen_forward_unweighted_kernel<{t}, {t}, {t}, false, "
         f"{cpp_name(indices.dtype)}, {rounds}ul, {lanes}ul>({_accessor(t)})"
     )
     rows = _THREADS // lanes
-    return [Launch(name, (ceil_div(offsets.elements, rows), 1, 1), (lanes, rows, 1), None, 40)]
+    return [Launch(name, ceil_div(offsets.elements, rows), (lanes, rows, 1), None, 40)]
 
 
 def _shape(op: LaunchingOp, weights: TensorInfo) -> tuple[str, int, int]:
@@ -119,12 +116,10 @@ def _shape(op: LaunchingOp, weights: TensorInfo) -> tuple[str, int, int]:
     return cpp_name(weights.dtype), lanes, max(1, ceil_div(widest, _VECTOR * lanes))
 
 
-@rule(RULES, *BACKWARD.values())
+@rule(RULES, BACKWARD.values())
 def _update(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch an update: sort and count indices, then add gradients to rows by blocks or warps."""
-    weights, indices = tensor_at(op, 1), tensor_at(op, 2)
-    if weights is None or indices is None:
-        return ()
+    weights, indices = required(op, 1), required(op, 2)
     t, lanes, rounds = _shape(op, weights)
     i, count = cpp_name(indices.dtype), indices.elements
     rows = sum(count for count, _, _ in _tables(op.inputs))
@@ -137,71 +132,63 @@ def _update(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     )
     return [
         Launch(f"void linearize_index_kernel<{i}>({_accessor(i)})",
-               (ceil_div(count, _ROW_THREADS), 1, 1), (_ROW_THREADS, 1, 1), 24.0 * count, 48),
+               ceil_div(count, _ROW_THREADS), _ROW_THREADS, 24.0 * count, 48),
         *radix_sort(i, count, max(1, ceil(log2(max(rows, 2))))),
         Launch("void cub::DeviceCompactInitKernel<cub::ReduceByKeyScanTileState<int, int, true>, "
                "int*>(cub::ReduceByKeyScanTileState<int, int, true>, int, int*)",
-               (1, 1, 1), (128, 1, 1), 4.0, 16),
-        Launch(runs, (ceil_div(count, 128 * 8), 1, 1), (128, 1, 1), 24.0 * count, 64, 12_304),
+               1, 128, 4.0, 16),
+        Launch(runs, ceil_div(count, 128 * 8), 128, 24.0 * count, 64, 12_304),
         *scan_launches("int", count, 8.0 * count),
         Launch(f"{stem}_{_LONG_SEGMENTS}({_accessor('int')})",
-               (ceil_div(count, _ROW_THREADS), 1, 1), (_ROW_THREADS, 1, 1), 4.0 * count, 32),
+               ceil_div(count, _ROW_THREADS), _ROW_THREADS, 4.0 * count, 32),
         Launch(f"void {stem}_kernel_cta_per_row_1{by}",
-               (setting.processors, 1, 1), (lanes, _ROW_THREADS // _LANES, 1), 0.0, 48, 16_384),
+               setting.processors, (lanes, _ROW_THREADS // _LANES, 1), 0.0, 48, 16_384),
         Launch(f"void {stem}_kernel_warp_per_row_1{by}",
-               (ceil_div(count, _THREADS // lanes), 1, 1), (lanes, _THREADS // lanes, 1), None, 32),
+               ceil_div(count, _THREADS // lanes), (lanes, _THREADS // lanes, 1), None, 32),
     ]  # fmt: skip
 
 
 @rule(RULES, "fbgemm::permute_2D_sparse_data")
 def _permute(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the permutation of lengths and values with prefix sums before and after."""
-    lengths, values = tensor_at(op, 0), tensor_at(op, 1)
-    if lengths is None or values is None:
-        return ()
+    lengths, values = required(op, 0), required(op, 1)
     i, count = cpp_name(lengths.dtype), lengths.elements
     moved, v = 2 * bytes_of(lengths), cpp_name(values.dtype)
     return [
         Launch(f"void fbgemm_gpu::permute_2D_lengths_kernel<{i}>(int, int, {i} const*, int const*,"
-               f" {i}*)", (ceil_div(count, 256), 1, 1), (256, 1, 1), moved, 28),
+               f" {i}*)", ceil_div(count, 256), 256, moved, 28),
         *scan_launches(i, count, moved),
         *scan_launches(i, count, moved),
         Launch(f"void fbgemm_gpu::permute_2D_data_kernel<false, {i}, {v}, decltype(nullptr)>(int, "
-               f"int, int, {v} const*, {v}*)", (ceil_div(count, 32), 1, 1), (32, 32, 1), None, 17),
+               f"int, int, {v} const*, {v}*)", ceil_div(count, 32), (32, 32, 1), None, 17),
     ]  # fmt: skip
 
 
 @rule(RULES, "fbgemm::asynchronous_complete_cumsum")
 def _cumsum(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    lengths = tensor_at(op, 0)
-    if lengths is None:
-        return ()
+    lengths = required(op, 0)
     return scan_launches(cpp_name(lengths.dtype), lengths.elements, 2 * bytes_of(lengths))
 
 
 @rule(RULES, "fbgemm::bounds_check_indices")
 def _bounds_check(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    indices, offsets = tensor_at(op, 0), tensor_at(op, 1)
-    if indices is None or offsets is None:
-        return ()
+    indices, offsets = required(op, 0), required(op, 1)
     i = cpp_name(indices.dtype)
     name = f"void bounds_check_indices_kernel<{i}, false>({_accessor(i)})"
-    return [Launch(name, (ceil_div(offsets.elements, 8), 1, 1), (32, 8, 1), None, 55)]
+    return [Launch(name, ceil_div(offsets.elements, 8), (32, 8, 1), None, 55)]
 
 
 @rule(RULES, "fbgemm::block_bucketize_sparse_features")
 def _bucketize(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the counting and sorting of indices by the rank that owns the row."""
-    lengths, values = tensor_at(op, 0), tensor_at(op, 1)
-    if lengths is None or values is None:
-        return ()
+    lengths, values = required(op, 0), required(op, 1)
     i, v = cpp_name(lengths.dtype), cpp_name(values.dtype)
-    grid = (ceil_div(lengths.elements, 256), 1, 1)
+    grid = ceil_div(lengths.elements, 256)
     stem = "void fbgemm_gpu::_block_bucketize_sparse_features_cuda_kernel"
     return [
         Launch(f"{stem}1<{i}, {v}>(int, int, {v} const*, {i} const*, {v} const*, {i}*)",
-               grid, (256, 1, 1), bytes_of(lengths, values), 32),
+               grid, 256, bytes_of(lengths, values), 32),
         *scan_launches(i, lengths.elements, 2 * bytes_of(lengths)),
         Launch(f"{stem}2<false, {i}, {v}>(int, int, {v} const*, {i} const*, {v} const*, {v}*)",
-               grid, (256, 1, 1), None, 40),
+               grid, 256, None, 40),
     ]  # fmt: skip

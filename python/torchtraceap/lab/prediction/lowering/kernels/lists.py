@@ -14,6 +14,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    UnknownArgumentError,
     bytes_of,
     ceil_div,
     cpp_name,
@@ -63,6 +64,8 @@ def _lists(op: LaunchingOp) -> list[tuple[TensorInfo, ...]]:
             tensors = tuple(each for each in value if isinstance(each, TensorInfo))
             if len(tensors) == len(value):
                 found.append(tensors)
+    if not found:
+        raise UnknownArgumentError
     return found
 
 
@@ -75,11 +78,9 @@ erfc exp expm1 floor frac lerp lgamma log log10 log1p log2 maximum minimum mul n
 round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zero"""
 
 
-@rule(RULES, *(f"_foreach_{name}{end}" for name in _FOREACH.split() for end in ("", "_")))
+@rule(RULES, (f"_foreach_{name}{end}" for name in _FOREACH.split() for end in ("", "_")))
 def _foreach(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     lists = _lists(op)
-    if not lists:
-        return ()
     base = op.name.removeprefix("aten::_foreach_")
     in_place = base.endswith("_") or base.startswith("copy")
     base = base.rstrip("_")
@@ -94,8 +95,7 @@ def _foreach(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if len({each.dtype for each in lists[0]}) > 1 or not is_alike:
         name = f"elementwise_kernel<aten::{base}>"
         return [
-            Launch(name, (ceil_div(each.elements, 512), 1, 1), (128, 1, 1), 3 * bytes_of(each))
-            for each in lists[0]
+            Launch(name, ceil_div(each.elements, 512), 128, 3 * bytes_of(each)) for each in lists[0]
         ]
     t, a = cpp_name(lists[0][0].dtype), opmath_name(lists[0][0].dtype)
     name = _kernel_name(base, len(same), walked, t, a, scalars=scalars)
@@ -138,15 +138,13 @@ def _launches(
 ) -> list[Launch]:
     blocks = launch_blocks(sizes, walked, scalars=scalars)
     whole = max(1, sum(blocks))
-    return [Launch(name, (n, 1, 1), (512, 1, 1), moved * n / whole, 40) for n in blocks]
+    return [Launch(name, n, 512, moved * n / whole, 40) for n in blocks]
 
 
-@rule(RULES, "_foreach_norm", "_foreach_norm_", "_foreach_max", "_foreach_max_")
+@rule(RULES, "_foreach_norm _foreach_norm_ _foreach_max _foreach_max_")
 def _norms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch partial norms, then one block for each tensor."""
-    tensors = next(iter(_lists(op)), None)
-    if tensors is None:
-        return ()
+    tensors = _lists(op)[0]
     t, a = cpp_name(tensors[0].dtype), opmath_name(tensors[0].dtype)
     metadata = f"{_SPACE}TensorListMetadata<1>"
     functor = f"{_SPACE}LpNormFunctor<{t}, (at::native::NormType)1, {t}, 1, 1, 0>"
@@ -154,16 +152,14 @@ def _norms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     last = f"void at::native::lpnorm_cleanup<{t}, (at::native::NormType)1, {t}, {a}>({a} const*)"
     sizes = [each.elements for each in tensors]
     moved = bytes_of(*tensors)
-    clean = Launch(last, (len(tensors), 1, 1), (512, 1, 1), 1280.0 * len(tensors), 24)
+    clean = Launch(last, len(tensors), 512, 1280.0 * len(tensors), 24)
     return [*_launches(name, sizes, 1, moved, scalars=False), clean]
 
 
-@rule(RULES, "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+@rule(RULES, "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_")
 def _fused(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for the update of as many tensors as fit, with gradients and state."""
     lists = _lists(op)
-    if not lists:
-        return ()
     same = [each for each in lists if [t.shape for t in each] == [t.shape for t in lists[0]]]
     t = cpp_name(lists[0][0].dtype)
     walked = max(2, min(len(same), len(_MOST_TENSORS)))

@@ -9,7 +9,6 @@ or `elementwise_kernel_manual_unroll` on AMD since torch 2.7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torchtraceap.core.dtypes import BOOL, FP32, DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
@@ -22,8 +21,8 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     first_output,
     memcpy,
     opmath_name,
+    required,
     rule,
-    tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.ops.models.families import family_of
@@ -40,19 +39,6 @@ _MOST_BYTES = 16
 
 
 # ------------------------------------------------------------------------------------- functions
-
-
-@dataclass(frozen=True, slots=True)
-class _Functor:
-    """A function of one element of each operand."""
-
-    name: str
-    computes: tuple[DType, ...]
-    """Input types followed by the output type."""
-    makes: DType
-    """Output type of the operator."""
-    arguments: int = 0
-    """Number of operands read; 0 for all."""
 
 
 _FAMILIES = ("elementwise", "activation", "dropout", "loss")
@@ -109,12 +95,13 @@ def _promoted_dtype(operands: Sequence[TensorInfo]) -> DType:
     return higher.dtype if higher.dtype.rank > best.dtype.rank else best.dtype
 
 
-def _functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> _Functor:
+def _functor_of(
+    op: LaunchingOp, operands: Sequence[TensorInfo]
+) -> tuple[str, tuple[DType, ...], int]:
     """Return the function that computes an element of an operator.
 
-    Args:
-        op: An operator that computes each element by itself.
-        operands: Its tensors, without those that stand for a number.
+    Returns:
+        Its name, the types of its inputs and, last, its output, and how many operands it reads.
     """
     base = op.name.removeprefix("aten::").rstrip("_")
     base = _SAME_LAMBDA.get(base, base)
@@ -126,17 +113,17 @@ def _functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> _Functor:
     same = (common,) * 3 if two else (common,) * 2
     if base in ("add", "sub"):
         on_self = "" if two else "OnSelf"
-        return _Functor(f"at::native::CUDAFunctor{on_self}_add<{t}>", same, common, 2)
+        return f"at::native::CUDAFunctor{on_self}_add<{t}>", same, 2
     if base in ("mul", "div"):
         # Division by a number multiplies, too.
         kind = "Div" if two and base == "div" else "Mul"
         side = "Binary" if two else "AUnary" if base == "mul" else "BUnary"
         inner = f"at::native::binary_internal::{kind}Functor<{wide}>"
-        return _Functor(f"at::native::{side}Functor<{t}, {t}, {t}, {inner} >", same, common, 2)
+        return f"at::native::{side}Functor<{t}, {t}, {t}, {inner} >", same, 2
     if base in ("eq", "ne"):
         kind = "Binary" if two else "AUnary"
         name = f"at::native::{kind}Functor<{t}, {t}, bool, {_ANONYMOUS}CompareEqFunctor<{t}> >"
-        return _Functor(name, (*same[:-1], BOOL), BOOL, 2)
+        return name, (*same[:-1], BOOL), 2
     if base in ("lt", "le", "gt", "ge"):
         name = f"{_ANONYMOUS}CompareFunctor<{t}>"
         if not two:
@@ -144,21 +131,21 @@ def _functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> _Functor:
                 f"at::native::compare_scalar_kernel<{t}>(at::TensorIteratorBase&, "
                 f"{_ANONYMOUS}OpType, {t})::{{lambda({t})#1}}"
             )
-        return _Functor(name, (*same[:-1], BOOL), BOOL, 2)
+        return name, (*same[:-1], BOOL), 2
     if base.startswith(("bitwise_", "logical_")):
         makes = BOOL if base.startswith("logical_") else common
         words = "".join(word.capitalize() for word in base.split("_"))
         name = f"at::native::{words}Functor<{t}>"
         if two:
             name = f"at::native::BinaryFunctor<{t}, {t}, {cpp_name(makes)}, {name} >"
-        return _Functor(name, (*same[:-1], makes), makes)
+        return name, (*same[:-1], makes), len(operands)
     if base in ("threshold", "threshold_backward"):
         function = f"{_ANONYMOUS}threshold_kernel_impl<{t}>(at::TensorIteratorBase&, {t}, {t})"
         inner = f"{function}::{{lambda({t}, {t})#1}}"
-        return _Functor(f"at::native::BinaryFunctor<{t}, {t}, {t}, {inner}>", same, common, 2)
+        return f"at::native::BinaryFunctor<{t}, {t}, {t}, {inner}>", same, 2
     if base == "pow" and not two:
         name = f"{_ANONYMOUS}pow_tensor_scalar_kernel_impl<{t}, {t}>(at::TensorIteratorBase&, {t})"
-        return _Functor(f"{name}::{{lambda({t})#1}}", same, common)
+        return f"{name}::{{lambda({t})#1}}", same, 1
     function, depth, order = _UNARY.get(
         base, (f"at::native::{base}_kernel_cuda{_ITERATOR}", 2, _FLOATING)
     )
@@ -166,7 +153,7 @@ def _functor_of(op: LaunchingOp, operands: Sequence[TensorInfo]) -> _Functor:
     types = tuple(common if each.dtype != BOOL else BOOL for each in operands)
     of = ", ".join(map(cpp_name, types))
     outer = f"{{lambda()#{depth}}}::operator()() const::{{lambda()#{place}}}::operator()() const"
-    return _Functor(f"{function}::{outer}::{{lambda({of})#1}}", (*types, common), common)
+    return f"{function}::{outer}::{{lambda({of})#1}}", (*types, common), len(operands)
 
 
 # ------------------------------------------------------------------------------------- operators
@@ -177,14 +164,13 @@ def pointwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     operands = [each for each in op.tensors if not _is_number(each, op)]
     if not op.name.startswith("aten::") or family_of(op.name) not in _FAMILIES or not operands:
         return ()
-    functor = _functor_of(op, operands)
+    functor, computes, count = _functor_of(op, operands)
     made = first_output(op)
     if made is None and op.name.endswith("_"):
         made = operands[0]
     elif made is None:
-        made = _broadcast(operands, functor.makes)
-    read = operands[: functor.arguments] if functor.arguments else operands
-    return [loop(functor.name, functor.computes, made, read, setting)]
+        made = _broadcast(operands, computes[-1])
+    return [loop(functor, computes, made, operands[:count], setting)]
 
 
 def _is_number(each: TensorInfo, op: LaunchingOp) -> bool:
@@ -280,10 +266,8 @@ def loop(
         width = max(2, min(widest_read, per_thread, _MOST_BYTES // max(1, narrowest)))
         template = f"vectorized_elementwise_kernel<{width}, {functor}, {array} >"
         arguments = f"int, {functor}, {array}"
-    grid = (ceil_div(made.elements, per_thread * threads), 1, 1)
-    return Launch(
-        f"void at::native::{template}({arguments})", grid, (threads, 1, 1), moved, registers=24
-    )
+    grid = ceil_div(made.elements, per_thread * threads)
+    return Launch(f"void at::native::{template}({arguments})", grid, threads, moved, registers=24)
 
 
 def strided_loop(
@@ -295,16 +279,7 @@ def strided_loop(
     *,
     casts: bool = False,
 ) -> Launch:
-    """Return a loop over strided tensors.
-
-    Args:
-        functor: Name of the function of each element.
-        dtype: Type that it gives.
-        elements: Elements of the output.
-        moved: Bytes read and written.
-        setting: Device and build of torch.
-        casts: Some tensors have another type than the function takes.
-    """
+    """Return a loop over strided tensors that gives elements of one type; see `loop`."""
     kind = "gpu_kernel_impl" if casts else "gpu_kernel_impl_nocast"
     narrow = dtype.size < 4
     per_thread, template, argument = 4 if narrow or casts else 2, "elementwise_kernel", "int"
@@ -316,8 +291,8 @@ def strided_loop(
         f"::{{lambda({argument})#1}}"
     )
     name = f"void at::native::{template}<{_THREADS}, {per_thread}, {lambda_}>(int, {lambda_})"
-    grid = (ceil_div(elements, per_thread * _THREADS), 1, 1)
-    return Launch(name, grid, (_THREADS, 1, 1), moved, registers=18)
+    grid = ceil_div(elements, per_thread * _THREADS)
+    return Launch(name, grid, _THREADS, moved, registers=18)
 
 
 # ------------------------------------------------------------------------------------- copies
@@ -326,9 +301,7 @@ def strided_loop(
 @rule(RULES, "copy_")
 def _copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a memcpy between tensors of the same type and layout, else a kernel."""
-    to, source = tensor_at(op, 0), tensor_at(op, 1)
-    if to is None or source is None:
-        return ()
+    to, source = required(op, 0), required(op, 1)
     if to.dtype == source.dtype and _is_one_run([to, source], to.shape):
         return [memcpy(to.elements * to.dtype.size)]
     return [copy_loop(to, source, setting)]
@@ -363,8 +336,6 @@ def copy_loop(to: TensorInfo, source: TensorInfo, setting: Setting) -> Launch:
 @rule(RULES, "fill")
 def _fill(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a kernel that writes one value."""
-    to = tensor_at(op, 0)
-    if to is None:
-        return ()
+    to = required(op, 0)
     functor = f"at::native::FillFunctor<{cpp_name(to.dtype)}>"
     return [loop(functor, (to.dtype,), to, [], setting)]

@@ -30,6 +30,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     ceil_div,
     memcpy,
     memset,
+    required,
     rule,
     tensor_at,
 )
@@ -73,10 +74,8 @@ class _Product:
         return ceil_div(self.m, height) * ceil_div(self.n, width)
 
 
-def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product | None:
-    a, b = tensor_at(op, first), tensor_at(op, first + 1)
-    if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
-        return None
+def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product:
+    a, b = required(op, first, dims=2), required(op, first + 1, dims=2)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = a.elements // (m * k) if m and k else 1
     layout = ("t" if _is_turned(b) else "n") + ("t" if _is_turned(a) else "n")
@@ -93,21 +92,18 @@ def _is_turned(matrix: TensorInfo) -> bool:
 # ------------------------------------------------------------------------------------- rules
 
 
-@rule(RULES, "mm", "bmm", "_scaled_mm")
+@rule(RULES, "mm bmm _scaled_mm")
 def _mm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    product = _product(op, 0)
-    return () if product is None else _launches(product, setting)
+    return _launches(_product(op, 0), setting)
 
 
-@rule(RULES, "addmm", "_addmm_activation")
+@rule(RULES, "addmm _addmm_activation")
 def _addmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a product with a fused bias if cublasLt supports it, else after a copy of the bias.
 
     It needs one value per column, more than one column, and a sum of more than one term.
     """
-    bias, product = tensor_at(op, 0), _product(op, 1, has_bias=True)
-    if bias is None or product is None:
-        return ()
+    bias, product = required(op, 0), _product(op, 1, has_bias=True)
     fused = len(bias.shape) == 1 and product.n > 1 and product.k > 1
     if not setting.torch_from(2, 3):
         fused = fused and max(product.m, product.n) < _MOST_ROWS_ONCE
@@ -125,27 +121,25 @@ def _copied(bias: TensorInfo, product: _Product, setting: Setting) -> Launch:
     return copy_loop(made, bias, setting)
 
 
-@rule(RULES, "baddbmm", "baddbmm_")
+@rule(RULES, "baddbmm baddbmm_")
 def _baddbmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Copy the added tensor to the result first, unless in place."""
-    added, product = tensor_at(op, 0), _product(op, 1)
-    if added is None or product is None:
-        return ()
+    added, product = required(op, 0), _product(op, 1)
     if op.name.endswith("_") or tensor_at(op, _PLACE_OF_OUT) is not None:
         return _launches(product, setting)
     return [_copied(added, product, setting), *_launches(product, setting)]
 
 
-@rule(RULES, "mv", "addmv", "addmv_")
+@rule(RULES, "mv addmv addmv_")
 def _mv(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a matrix-vector product."""
     matrix = tensor_at(op, 0) or tensor_at(op, 1)
     t = _library_type(matrix.dtype) if matrix is not None else "float"
     rows = matrix.shape[0] if matrix is not None and matrix.shape else 1
-    return [Launch(_gemv_name(t), (ceil_div(rows, 4), 1, 1), (128, 1, 1), registers=57)]
+    return [Launch(_gemv_name(t), ceil_div(rows, 4), 128, registers=57)]
 
 
-@rule(RULES, "dot", "vdot")
+@rule(RULES, "dot vdot")
 def _dot(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     vector = tensor_at(op, 0)
     t = _library_type(vector.dtype) if vector is not None else "float"
@@ -164,8 +158,8 @@ def _dots(t: str, count: int, length: int) -> list[Launch]:
         f"(float const*, float, {summed}float>, int, float const*, float, {summed}{t}>)"
     )
     return [
-        Launch(dot, (blocks, 1, count), (128, 1, 1), None, 29, 512),
-        Launch(last, (1, 1, count), (128, 1, 1), 4.0 * blocks * count, 32, 512),
+        Launch(dot, (blocks, 1, count), 128, None, 29, 512),
+        Launch(last, (1, 1, count), 128, 4.0 * blocks * count, 32, 512),
     ]
 
 
@@ -195,7 +189,7 @@ def _launches(product: _Product, setting: Setting) -> list[Launch]:
     )  # see Note [Counter of tiles]
     blocks = min(tiles, setting.processors) if counted else tiles
     grid = (blocks, 1, product.batch if parts == 1 else parts)
-    main = Launch(name, grid, (threads, 1, 1), None, registers, shared)
+    main = Launch(name, grid, threads, None, registers, shared)
     if counted:
         return [memset(4), main]
     if parts == 1:
@@ -314,8 +308,8 @@ def _tensile(product: _Product, setting: Setting) -> Launch:
     chip = {"9.0": "90a", "9.4": "942", "9.5": "950"}.get(setting.device.architecture, "942")
     tile = f"MT{height}x{width}x64_MI16x16x1_SN_LDSB1_AFC1_ISA{chip}"
     name = f"{letters}_{t}_Bias_HA_S_SAV_UserArgs_{tile}"
-    grid = (product.tiles(height, width) * product.batch * 256, 1, 1)
-    return Launch(name, grid, (256, 1, 1), None, 128, 65536)
+    grid = product.tiles(height, width) * product.batch * 256
+    return Launch(name, grid, 256, None, 128, 65536)
 
 
 def _library_type(dtype: DType) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from torchtraceap.core.dtypes import DType
-from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
@@ -131,10 +131,10 @@ class Recurrent:
 def recurrent_of(op: LaunchingOp) -> Recurrent | None:
     """Return the layers of an operator; None for others or unknown arguments."""
     places = _OPERATORS.get(op.name)
-    source = op.inputs[0] if op.inputs else None
+    source = op.value(0)
     if places is None or not isinstance(source, TensorInfo) or len(source.shape) < 2:
         return None
-    lengths = _at(op, places.lengths)
+    lengths = op.value(places.lengths)
     packed = isinstance(lengths, tuple) and bool(lengths)
     steps = len(lengths) if isinstance(lengths, tuple) and lengths else source.shape[0]
     rows = source.elements // max(1, source.shape[-1])
@@ -146,19 +146,15 @@ def recurrent_of(op: LaunchingOp) -> Recurrent | None:
         hidden=max(1, _number(op, places.hidden, 1)),
         projected=places.projected is not None and _number(op, places.projected, 0) > 0,
         layers=max(1, _number(op, places.layers, 1)),
-        directions=2 if _at(op, places.bidirectional) is True else 1,
+        directions=2 if op.value(places.bidirectional) is True else 1,
         packed=packed,
         dtype=source.dtype,
         backward=op.name.endswith("_backward"),
     )
 
 
-def _at(op: LaunchingOp, place: int) -> Value:
-    return op.inputs[place] if place < len(op.inputs) else None
-
-
 def _number(op: LaunchingOp, place: int, default: int) -> int:
-    value = _at(op, place)
+    value = op.value(place)
     return int(value) if isinstance(value, (int, float)) else default
 
 
@@ -237,7 +233,7 @@ _TYPES = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float64": "double"}
 _TILE = 128
 
 
-@rule(RULES, *(name.removeprefix("aten::") for name in _OPERATORS))
+@rule(RULES, (name.removeprefix("aten::") for name in _OPERATORS))
 def _layers(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch all kernels of the operator, layer by layer."""
     of = recurrent_of(op)
@@ -252,14 +248,14 @@ def _layers(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     t = _TYPES.get(of.dtype.name, "float")
     types = f"<{t}, {t}, {opmath_name(of.dtype)}>"
     if of.persistent(setting.device):
-        grid = (min(setting.processors, ceil_div(of.hidden, 8)), 1, 1)
+        grid = min(setting.processors, ceil_div(of.hidden, 8))
         name = f"void RNN_blockPersist_{way}_{kind}{types}(int, int)"
-        steps = [Launch(name, grid, (256, 1, 1), None, 168, 98304)]
+        steps = [Launch(name, grid, 256, None, 168, 98304)]
     else:
         name = f"void {kind}_elementWise_{way}{'1' * of.backward}{types}(int, int, int, int)"
         if setting.is_amd:
             name = f"{kind}{'Bwd' if of.backward else 'Fwd'}HidUpdate"
-        gates = Launch(name, (ceil_div(of.hidden * of.batch, 256), 1, 1), (256, 1, 1))
+        gates = Launch(name, ceil_div(of.hidden * of.batch, 256), 256)
         steps = [_product(setting, of.batch, gated), gates] * of.steps
     layer = [*steps, *at_once] if of.backward else [*at_once, *steps]
     return layer * of.layers * of.directions
@@ -269,6 +265,6 @@ def _product(setting: Setting, m: int, n: int) -> Launch:
     grid = (ceil_div(n, _TILE), ceil_div(m, _TILE), 1)
     if setting.is_amd:
         name = f"Cijk_Ailk_Bljk_SB_MT{_TILE}x{_TILE}x16"
-        return Launch(name, grid, (256, 1, 1), None, 128, 32768)
+        return Launch(name, grid, 256, None, 128, 32768)
     chip = {7: "volta", 8: "ampere"}.get(setting.generation, "sm80_xmma")
-    return Launch(f"{chip}_sgemm_{_TILE}x{_TILE}_tn", grid, (256, 1, 1), None, 122, 33792)
+    return Launch(f"{chip}_sgemm_{_TILE}x{_TILE}_tn", grid, 256, None, 122, 33792)
