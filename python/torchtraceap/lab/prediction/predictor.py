@@ -102,8 +102,8 @@ def predict(
         sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
             module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
             "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
-        probed: What `probe` of lowering/probe.py recorded on this machine, whose processor is then
-            taken for one like that of the GPU's host.
+        probed: What `probe` of lowering/recorded_host.py recorded on this machine, whose processor
+            is then taken for one like that of the GPU's host.
 
     Raises:
         OptionError: Options that make no sense, or no workload.

@@ -59,7 +59,8 @@ def emulate_gpu(
         said: Called with notes for a person.
         recorder: Returns the recorder of the running step, if any.
     """
-    devices, scaler = _Devices(reads, recorder), torch.amp.GradScaler
+    devices = _Devices(reads, recorder)
+    init_scaler = partialmethod(_init_scaler, torch.amp.GradScaler.__init__)
     patches: list[tuple[Any, str, Any]] = [
         *((torch.cuda, name, value) for name, value in _IN_CUDA.items()),
         *((torch.cuda.nvtx, name, _NoOp) for name in ("range_push", "range_pop", "mark", "range")),
@@ -67,7 +68,7 @@ def emulate_gpu(
         (torch, "Generator", _Generator),
         (torch, "set_default_device", _do_nothing),
         (torch, "load", partial(_load_to_host, torch.load)),
-        (scaler, "__init__", partialmethod(_init_scaler, scaler.__init__)),
+        (torch.amp.GradScaler, "__init__", init_scaler),
         (torch, "compile", partial(_skip_compilation, said)),
         *(
             (module, "_get_capturable_supported_devices", _constant(["cpu", "cuda"]))
@@ -316,6 +317,7 @@ class _Devices(TorchFunctionMode):
         on_host = recorder.is_kept_on_host(tensor)
         if func is torch.Tensor.pin_memory and on_host:
             recorder.pin(tensor)
+        device: Any
         if func is torch.Tensor.cpu:
             device, place = "cpu", len(args)
         elif func is torch.Tensor.cuda:

@@ -250,8 +250,10 @@ class _Walk:
             call = Call(name, "default", inputs, (), phase_of(part, row), (), collective=collective)
             return with_location(part, [call], row)
         forward = int(self._tree.forward[row])
-        enclosing = () if forward == _NO_ROW else (int(each[forward]) for each in self._whole)
-        whole = next((each for each in enclosing if each != _NO_ROW), None)
+        whole = None
+        if forward != _NO_ROW:
+            enclosing = (int(each[forward]) for each in self._whole)
+            whole = next((each for each in enclosing if each != _NO_ROW), None)
         # Rows that add the gradients of attention to others stay; a recurrent layer has all inside.
         if whole is not None and (
             self._table.name_of(whole) in _RECURRENT or not name.startswith(EVALUATE_FUNCTION)

@@ -146,7 +146,7 @@ def _inputs(call: RecordedCall) -> tuple[Value, ...]:
     types: they are taken to have that of the first other tensor, else float32.
     """
     first = next((found for text in call.types if (found := parse_dtype(text))), FP32)
-    inputs = []
+    inputs: list[Value] = []
     for place, text in enumerate(call.types):
         dims, strides = call.dims[place], call.strides[place] if call.strides else None
         dtype = parse_dtype(text)

@@ -16,8 +16,14 @@ from torchtraceap.lab.prediction.capture.calls import Collective, Move, TensorIn
 from torchtraceap.lab.prediction.lowering.kernels import kernel_names
 from torchtraceap.lab.prediction.lowering.kernels.embeddings import lookup_estimate
 from torchtraceap.lab.prediction.lowering.kernels.recurrent import recurrent_of, recurrent_time
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries, libraries_of
-from torchtraceap.lab.prediction.lowering.step import GpuWork, OpTime, WorkKind
+from torchtraceap.lab.prediction.lowering.step import (
+    GpuWork,
+    LaunchingOp,
+    Libraries,
+    OpTime,
+    WorkKind,
+    libraries_of,
+)
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import (
     Calibration,

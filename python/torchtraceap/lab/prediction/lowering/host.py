@@ -147,7 +147,7 @@ class HostTable:
     correlation: float
     """Correlation of the residuals of neighboring calls, as normal scores."""
     parts: Mapping[str, PartMean]
-    """Times around a step's calls (step_parts.py)."""
+    """Times around a step's calls (loop.py)."""
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> HostTable:

@@ -17,21 +17,71 @@ counts within its limits; otherwise ATen's own kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from torchtraceap.core.dtypes import INT32
+from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import Call, TensorInfo, Value
-from torchtraceap.lab.prediction.lowering.launching_op import (
-    LaunchedCall,
-    Libraries,
-    Rule,
-    fill_launch,
-    launch_itself,
-    rule,
-)
+from torchtraceap.lab.prediction.lowering.step import Libraries
 
-__all__ = ["RULES"]
+__all__ = [
+    "RULES",
+    "LaunchedCall",
+    "Rule",
+    "contiguous_like",
+    "copy_launch",
+    "fill_launch",
+    "flattened",
+    "launch_itself",
+    "rule",
+]
+
+LaunchedCall: TypeAlias = tuple[str, tuple[Value, ...], tuple[Value, ...]]
+"""Name, inputs and outputs of a launching operator."""
+Rule: TypeAlias = Callable[[Call, Libraries], Sequence[LaunchedCall]]
+"""Returns the launching operators of a captured call."""
+
+
+def rule(rules: dict[str, Rule], names: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under the names of its operators.
+
+    Names are separated by spaces; "aten::" may be left out.
+    """
+
+    def add(function: Rule) -> Rule:
+        for name in names.split():
+            rules[name if "::" in name else f"aten::{name}"] = function
+        return function
+
+    return add
+
+
+def launch_itself(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    """Return the call itself, as most operators of ATen launch under their own names."""
+    return [(call.name, tuple(call.inputs.values()), call.outputs)]
+
+
+def copy_launch(to: TensorInfo, source: Value) -> LaunchedCall:
+    """Return a copy from one tensor to another."""
+    return "aten::copy_", (to, source, False), (to,)
+
+
+def fill_launch(made: TensorInfo) -> LaunchedCall:
+    """Return the fill of a tensor with one value."""
+    return "aten::fill_", (made, None), (made,)
+
+
+def contiguous_like(tensor: TensorInfo) -> TensorInfo:
+    """Return a contiguous tensor of the same shape and type in new memory."""
+    return replace(tensor, strides=contiguous_strides(tensor.shape), storage=-1)
+
+
+def flattened(tensor: TensorInfo) -> TensorInfo:
+    """Return the tensor as one dimension."""
+    return replace(tensor, shape=(tensor.elements,), strides=(1,))
+
 
 RULES: dict[str, Rule] = {}
 """Rules by operator."""

@@ -23,9 +23,9 @@ from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase
 from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, CallContext
 from torchtraceap.lab.prediction.lowering.durations import host_copy
 from torchtraceap.lab.prediction.lowering.host import HostModel
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import (
     BatchFetch,
+    LaunchingOp,
     LoopOverhead,
     LoweredCall,
     LoweredOp,

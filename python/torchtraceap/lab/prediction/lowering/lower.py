@@ -22,9 +22,15 @@ from torchtraceap.lab.prediction.lowering.durations import (
 )
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.kernels import kernels_of
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, libraries_of
 from torchtraceap.lab.prediction.lowering.operators import launching_ops
-from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep, OpTime
+from torchtraceap.lab.prediction.lowering.step import (
+    LaunchingOp,
+    LoweredCall,
+    LoweredOp,
+    LoweredStep,
+    OpTime,
+    libraries_of,
+)
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Calibration, Estimate
 from torchtraceap.ops.durations.scaling import ratio_of

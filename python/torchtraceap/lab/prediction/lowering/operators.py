@@ -13,11 +13,9 @@ from dataclasses import replace
 
 from torchtraceap.core.dtypes import BOOL, FP64, INT64
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, TensorInfo, tensors_in
-from torchtraceap.lab.prediction.lowering import library_rules
-from torchtraceap.lab.prediction.lowering.launching_op import (
+from torchtraceap.lab.prediction.lowering.library_rules import (
+    RULES,
     LaunchedCall,
-    LaunchingOp,
-    Libraries,
     Rule,
     contiguous_like,
     copy_launch,
@@ -26,6 +24,7 @@ from torchtraceap.lab.prediction.lowering.launching_op import (
     launch_itself,
     rule,
 )
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp, Libraries
 
 __all__ = ["launching_ops"]
 
@@ -326,4 +325,4 @@ def _sort(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     ]
 
 
-_RULES.update(library_rules.RULES)
+_RULES.update(RULES)

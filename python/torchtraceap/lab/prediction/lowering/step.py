@@ -1,4 +1,4 @@
-"""A lowered step: host times of its calls and the GPU work that they launch."""
+"""The records of a lowered step: operators, GPU work, and host times of its calls."""
 
 from __future__ import annotations
 
@@ -6,24 +6,77 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Collective
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.capture.calls import (
+    COMPUTE,
+    Call,
+    Collective,
+    Phase,
+    TensorInfo,
+    Value,
+    tensors_in,
+)
+from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 
 __all__ = [
     "BatchFetch",
     "GpuWork",
     "HostTime",
+    "LaunchingOp",
+    "Libraries",
     "LoopOverhead",
     "LoweredCall",
     "LoweredOp",
     "LoweredStep",
     "OpTime",
     "WorkKind",
+    "libraries_of",
 ]
 
 _WAITING = frozenset({"aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"})
 """Operators that read GPU results back, so that the host waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """The libraries of a build of torch."""
+
+    convolution: str = "cudnn"
+    """"cudnn" or "miopen"."""
+    torch: tuple[int, int] = (2, 7)
+    """Version of torch, which changes names and widths of kernels."""
+
+    @property
+    def for_amd(self) -> bool:
+        return self.convolution == "miopen"
+
+
+def libraries_of(device: Device) -> Libraries:
+    """Return the libraries of a build for a device."""
+    return Libraries("miopen" if device.vendor == "amd" else "cudnn")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchingOp:
+    """An operator that launches GPU work."""
+
+    name: str
+    inputs: tuple[Value, ...]
+    """Inputs by position, as far as known: tensors, lists of them, plain values."""
+    outputs: tuple[Value, ...]
+    phase: Phase
+    modules: tuple[str, ...]
+    call: int
+    """Index of the captured call behind it."""
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Tensors among the inputs, including those in lists."""
+        return tuple(tensors_in(self.inputs))
+
+    def value(self, place: int) -> Value:
+        """Return an input; None if it is not known."""
+        return self.inputs[place] if place < len(self.inputs) else None
 
 
 class WorkKind(Enum):

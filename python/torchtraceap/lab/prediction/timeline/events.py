@@ -19,9 +19,9 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.lab.prediction.lowering.durations import profiled_arguments
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import (
     GpuWork,
+    LaunchingOp,
     LoweredCall,
     LoweredOp,
     LoweredStep,

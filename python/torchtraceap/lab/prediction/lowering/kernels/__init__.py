@@ -33,8 +33,13 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     bytes_of,
     ceil_div,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
-from torchtraceap.lab.prediction.lowering.step import GpuWork, OpTime, WorkKind
+from torchtraceap.lab.prediction.lowering.step import (
+    GpuWork,
+    LaunchingOp,
+    Libraries,
+    OpTime,
+    WorkKind,
+)
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.ops.models.families import family_of
@@ -75,7 +80,8 @@ def kernels_of(
         time: Time of all its GPU work, which is split among the pieces.
     """
     launches = _launches(op, Setting(device, libraries))
-    whole, works = time.estimate, []
+    whole = time.estimate
+    works = []
     for launch, share in zip(launches, _shares(launches, whole.ns, device), strict=True):
         grid, block = (
             size if isinstance(size, tuple) else (size, 1, 1)

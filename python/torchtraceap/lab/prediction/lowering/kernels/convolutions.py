@@ -32,7 +32,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     required,
     rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 

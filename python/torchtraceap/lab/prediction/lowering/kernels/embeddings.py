@@ -22,7 +22,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     rule,
 )
 from torchtraceap.lab.prediction.lowering.kernels.reductions import radix_sort, scan_launches
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import EmbeddingTable, Estimate, UnknownDurationError
 from torchtraceap.ops.durations.embedding import estimate_embedding_bags

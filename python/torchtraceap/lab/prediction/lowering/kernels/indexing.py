@@ -26,7 +26,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
 from torchtraceap.lab.prediction.lowering.kernels.reductions import radix_sort, scan_launches
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 

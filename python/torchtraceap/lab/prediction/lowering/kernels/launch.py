@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from torchtraceap.core.dtypes import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
-from torchtraceap.lab.prediction.lowering.step import WorkKind
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp, Libraries, WorkKind
 from torchtraceap.ops.devices import Device
 
 __all__ = [

@@ -21,7 +21,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     opmath_name,
     rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES", "launch_blocks"]
 

@@ -19,7 +19,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     rule,
     tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 

@@ -24,7 +24,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     required,
     rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 from torchtraceap.ops.models.families import family_of
 
 __all__ = ["RULES", "copy_loop", "loop", "pointwise", "strided_loop"]

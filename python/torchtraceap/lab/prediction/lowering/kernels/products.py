@@ -35,7 +35,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 

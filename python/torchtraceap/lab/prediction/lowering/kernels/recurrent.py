@@ -26,7 +26,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     opmath_name,
     rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Calibration, Estimate, dtype_label, elementwise_ns, gemm_ns
 from torchtraceap.ops.durations.estimate import peak_rate

@@ -29,7 +29,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     rule,
     tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES", "radix_sort", "scan_launches"]
 
@@ -142,7 +142,8 @@ def _reduction(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     named = value if isinstance(value, tuple) else (value,)
     dims = len(source.shape)
     listed = [each for each in named if isinstance(each, int) and not isinstance(each, bool)]
-    axes = sorted({axis % dims for axis in listed} if dims else ()) or list(range(dims))
+    axes = sorted({axis % dims for axis in listed}) if dims else []
+    axes = axes or list(range(dims))
     grid, block, at_once = _shape_of_reduction(source, axes, setting)
     if len(axes) == dims and base in ("max", "min"):
         base = f"a{base}"
