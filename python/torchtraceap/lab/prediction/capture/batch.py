@@ -394,12 +394,12 @@ class _BatchChanger:
         names = _names(call)
         if not names:
             # Torch doesn't know the operator: lists of numbers may be the shapes of known tensors.
-            values = list(changed.values)
-            for place, value in enumerate(values):
+            guessed = list(changed.values)
+            for place, value in enumerate(guessed):
                 if isinstance(value, list) and all(type(each) is int for each in value):
                     became = {made.changed for made in step.made.get(tuple(value), ())}
-                    values[place] = list(became.pop()) if len(became) == 1 else value
-            yield replace(changed, values=tuple(values))
+                    guessed[place] = list(became.pop()) if len(became) == 1 else value
+            yield replace(changed, values=tuple(guessed))
             return
         if not _fits(call, names, changed):
             return
@@ -497,15 +497,17 @@ def _slots(call: RecordedCall) -> list[_Slot]:
         strides = call.strides[place] if call.strides else None
         dtype = parse_dtype(text)
         if dtype is not None and all(isinstance(size, int) for size in dims):
-            fits = strides is not None and len(strides) == len(dims)
-            given = strides if fits else contiguous_strides(dims)
+            given: Shape = contiguous_strides(dims)
+            if strides is not None and len(strides) == len(dims):
+                given = strides
             found.append(_Slot(place, None, argument, dims, given, dtype.name))
         elif dims and all(isinstance(each, tuple) for each in dims):
             listed = strides if isinstance(strides, tuple) else ()
             for index, shape in enumerate(dims):
-                given = listed[index] if index < len(listed) else None
-                if not isinstance(given, tuple) or len(given) != len(shape):
-                    given = contiguous_strides(shape)
+                given = contiguous_strides(shape)
+                own = listed[index] if index < len(listed) else None
+                if isinstance(own, tuple) and len(own) == len(shape):
+                    given = own
                 found.append(_Slot(place, index, argument, shape, given, ""))
     return found
 

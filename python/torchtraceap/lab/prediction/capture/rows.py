@@ -153,9 +153,9 @@ def _inputs(call: RecordedCall) -> tuple[Value, ...]:
         if dtype is not None and all(isinstance(size, int) for size in dims):
             inputs.append(_tensor(dims, strides, dtype))
         elif dims and all(isinstance(each, tuple) for each in dims):
-            fits = strides and len(strides) == len(dims)
-            given: Sequence[Any] = strides if fits else [None] * len(dims)
-            listed = zip(dims, given, strict=True)
+            if not strides or len(strides) != len(dims):
+                strides = [None] * len(dims)
+            listed = zip(dims, strides, strict=True)
             inputs.append(tuple(_tensor(shape, stride, first) for shape, stride in listed))
         else:
             inputs.append(_plain(call.values[place]))

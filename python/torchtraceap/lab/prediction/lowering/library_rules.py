@@ -122,8 +122,8 @@ def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     if not transposed and given.shape[1] > 1:
         channels = given.shape[1]
         if groups == channels and weight.shape[0] % channels == 0:
-            around = (stride, padding, dilation)
-            found = _depthwise(given, weight, bias, made, around, libraries)
+            sizes = (stride, padding, dilation)
+            found = _depthwise(given, weight, bias, made, sizes, libraries)
             if found:
                 return found
     name = f"aten::{libraries.convolution}_convolution{'_transpose' if transposed else ''}"
@@ -282,7 +282,7 @@ def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     mask, causal = call.tensor("attn_mask"), call.inputs["is_causal"]
     dropout, scale = call.inputs["dropout_p"], call.inputs["scale"]
     of_heads = tuple(map(_heads_last, (query, key, value)))
-    counter = []
+    counter: list[LaunchedCall] = []
     if libraries.for_amd and causal:
         rows = replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1)
         counter = [fill_launch(rows)]

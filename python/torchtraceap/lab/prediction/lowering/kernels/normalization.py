@@ -313,8 +313,7 @@ def _miopen_batch_norm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if not bool_at(op, 5, default=True):
         return [Launch("MIOpenBatchNormFwdInferSpatialEst", channels, 256)]
     if of_channel < _ONE_KERNEL_BELOW:
-        grid = channels * 1024
-        return [Launch("MIOpenBatchNormFwdTrainSpatial", grid, 1024)]
+        return [Launch("MIOpenBatchNormFwdTrainSpatial", channels * 1024, 1024)]
     prefix, grid, block = "MIOpenBatchNormFwdTrainSpatial", (channels, 256, 1), (1, 256, 1)
     return [
         Launch(f"{prefix}MeanVariance", grid, block, moved),
