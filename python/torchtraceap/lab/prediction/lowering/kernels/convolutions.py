@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 
 from torchtraceap.core.dtypes import DType
-from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Grid,
     Launch,
@@ -241,9 +241,17 @@ def _backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     asked = wanted if isinstance(wanted, tuple) and len(wanted) > 1 else (True, True)
     groups = int(number_at(op, 9, 1))
     if groups > 1 and groups == found.source.shape[1] and found.weight.shape[1] == 1:
-        return _depthwise_backward(found, asked, setting)
-    parts = _miopen_parts(found) if setting.is_amd else _cudnn_parts(found, grad, setting)
-    of_input, of_weight = parts
+        t, size = cpp_name(found.dtype), found.weight.shape[-1]
+        filters = f"{size if size in (1, 3, 5) else 0}, {max(1, found.stride)}, {t}, int"
+        space = "void at::native::(anonymous namespace)::conv_depthwise2d_"
+        blocks = ceil_div(found.source.elements, 512)
+        of_input = [Launch(f"{space}backward_kernel<{filters}>(int)", blocks, 512)]
+        name = f"{space}grad_weight_kernel<{t}, int>(int)"
+        of_weight = [Launch(name, found.weight.elements, 256)]
+    elif setting.is_amd:
+        of_input, of_weight = _miopen_parts(found)
+    else:
+        of_input, of_weight = _cudnn_parts(found, grad, setting)
     return [*(of_input if asked[0] else []), *(of_weight if asked[1] else [])]
 
 
@@ -431,18 +439,3 @@ def _depthwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         )
     made = _convolution(op, source, weight, 4).made_elements
     return [Launch(name, min(ceil_div(made, 512), 8 * setting.processors), 512)]
-
-
-def _depthwise_backward(
-    found: _Convolution, asked: Sequence[Value], setting: Setting
-) -> list[Launch]:
-    t, size = cpp_name(found.dtype), found.weight.shape[-1]
-    known = size if size in (1, 3, 5) else 0
-    space = "void at::native::(anonymous namespace)::conv_depthwise2d_"
-    parts = [
-        Launch(f"{space}backward_kernel<{known}, {max(1, found.stride)}, {t}, int>(int)",
-               ceil_div(found.source.elements, 512), 512),
-        Launch(f"{space}grad_weight_kernel<{t}, int>(int)",
-               found.weight.elements, 256),
-    ]  # fmt: skip
-    return [part for part, wanted in zip(parts, asked, strict=False) if wanted]
