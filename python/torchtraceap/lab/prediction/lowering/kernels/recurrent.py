@@ -23,6 +23,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Rule,
     Setting,
     ceil_div,
+    number_at,
     opmath_name,
     rule,
 )
@@ -41,29 +42,16 @@ _GATES = {_LSTM: 4, _GRU: 3}
 """Gates of each state; plain layers have one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Positions of the operator's arguments (`torch.ops.aten._cudnn_rnn.default._schema`)."""
-
-    mode: int
-    hidden: int
-    projected: int | None
-    layers: int
-    bidirectional: int
-    lengths: int
-
-
-_FORWARD = _Places(6, 7, 8, 9, 13, 14)
-_BACKWARD = _Places(10, 11, 12, 13, 17, 18)
-_OPERATORS: Mapping[str, _Places] = MappingProxyType(
+_OPERATORS: Mapping[str, int] = MappingProxyType(
     {
-        "aten::_cudnn_rnn": _FORWARD,
-        "aten::_cudnn_rnn_backward": _BACKWARD,
-        "aten::miopen_rnn": _Places(5, 6, None, 7, 11, 12),
-        "aten::miopen_rnn_backward": _Places(10, 11, None, 12, 16, 17),
+        "aten::_cudnn_rnn": 6,
+        "aten::_cudnn_rnn_backward": 10,
+        "aten::miopen_rnn": 5,
+        "aten::miopen_rnn_backward": 10,
     }
 )
-"""Operators that run whole recurrent layers."""
+"""Operators that run whole recurrent layers, with the place of the mode among their arguments
+(`torch.ops.aten._cudnn_rnn.default._schema`); the size of projections is an argument of cuDNN's."""
 
 _BARRIER_NS = 3_000.0
 """Time of a barrier over all blocks, including reading each other's states.
@@ -130,32 +118,30 @@ class Recurrent:
 
 def recurrent_of(op: LaunchingOp) -> Recurrent | None:
     """Return the layers of an operator; None for others or unknown arguments."""
-    places = _OPERATORS.get(op.name)
-    source = op.value(0)
-    if places is None or not isinstance(source, TensorInfo) or len(source.shape) < 2:
+    place, source = _OPERATORS.get(op.name), op.value(0)
+    if place is None or not isinstance(source, TensorInfo) or len(source.shape) < 2:
         return None
-    lengths = op.value(places.lengths)
+    projects = "cudnn" in op.name
+    # Mode, hidden size and projection come first, then layers, and four options later directions.
+    layers = place + (3 if projects else 2)
+    lengths = op.value(layers + 5)
     packed = isinstance(lengths, tuple) and bool(lengths)
     steps = len(lengths) if isinstance(lengths, tuple) and lengths else source.shape[0]
     rows = source.elements // max(1, source.shape[-1])
+    mode = int(number_at(op, place, _LSTM))
     return Recurrent(
-        mode=mode if (mode := _number(op, places.mode, _LSTM)) in range(4) else _TANH,
+        mode=mode if mode in range(4) else _TANH,
         steps=max(1, steps),
         batch=max(1, -(-rows // max(1, steps))),
         features=source.shape[-1],
-        hidden=max(1, _number(op, places.hidden, 1)),
-        projected=places.projected is not None and _number(op, places.projected, 0) > 0,
-        layers=max(1, _number(op, places.layers, 1)),
-        directions=2 if op.value(places.bidirectional) is True else 1,
+        hidden=max(1, int(number_at(op, place + 1, 1))),
+        projected=projects and int(number_at(op, place + 2, 0)) > 0,
+        layers=max(1, int(number_at(op, layers, 1))),
+        directions=2 if op.value(layers + 4) is True else 1,
         packed=packed,
         dtype=source.dtype,
         backward=op.name.endswith("_backward"),
     )
-
-
-def _number(op: LaunchingOp, place: int, default: int) -> int:
-    value = op.value(place)
-    return int(value) if isinstance(value, (int, float)) else default
 
 
 def recurrent_time(
