@@ -25,7 +25,7 @@ from torchtraceap.lab.prediction.capture.calls import Phase
 from torchtraceap.lab.prediction.lowering.call_context import CallContext, crossing
 from torchtraceap.lab.prediction.lowering.host import HostModel
 from torchtraceap.lab.prediction.lowering.recorded_host import call_name
-from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.graph_builder import STREAM, THREAD, GraphBuilder
 from torchtraceap.trace.execution.reader import Node, NodeFile

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torchtraceap as ttap
+from torchtraceap.lab.prediction.lowering.loop import recorded_parts
 from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls, recorded_calls
-from torchtraceap.lab.prediction.lowering.step_parts import recorded_parts
 
 
 @dataclass(frozen=True)

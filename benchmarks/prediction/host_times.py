@@ -25,7 +25,7 @@ import numpy as np
 
 from torchtraceap.lab.prediction.capture.calls import Phase
 from torchtraceap.lab.prediction.lowering import host
-from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import device_named
 
 Rule = Callable[[host_data.Source, host_data.Source], bool]

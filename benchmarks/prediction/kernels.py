@@ -40,7 +40,7 @@ from traced_ops import Event, TracedOp, traced_ops
 import torchtraceap as ttap
 from torchtraceap.errors import TraceError
 from torchtraceap.lab.prediction.lowering import Libraries, OpTime, kernels_of
-from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering.step import GpuWork, WorkKind
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.ops.kernel_names import canonical_name

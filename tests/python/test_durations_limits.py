@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", exc_type=ImportError)
 from torchtraceap.lab.prediction.capture import capture_step  # noqa: E402
 from torchtraceap.lab.prediction.capture.calls import Capture  # noqa: E402
 from torchtraceap.lab.prediction.lowering import launching_ops, op_times  # noqa: E402
-from torchtraceap.lab.prediction.lowering.launching_op import libraries_of  # noqa: E402
+from torchtraceap.lab.prediction.lowering.step import libraries_of  # noqa: E402
 
 _GPUS = ("h100_sxm", "a100_sxm_80gb", "mi300x", "rtx_4090")
 

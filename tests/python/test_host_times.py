@@ -15,14 +15,14 @@ from torchtraceap.lab.prediction.capture.calls import Call, Capture, Phase
 from torchtraceap.lab.prediction.lowering import recorded_host
 from torchtraceap.lab.prediction.lowering.call_context import call_contexts
 from torchtraceap.lab.prediction.lowering.host import HostModel, HostTimes
-from torchtraceap.lab.prediction.lowering.probe import probe
+from torchtraceap.lab.prediction.lowering.loop import recorded_parts, step_parts
 from torchtraceap.lab.prediction.lowering.recorded_host import (
     RecordedCalls,
     call_name,
+    probe,
     recorded_calls,
 )
-from torchtraceap.lab.prediction.lowering.step_parts import recorded_parts, step_parts
-from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import device_named
 
 
@@ -236,16 +236,16 @@ def test_a_probe_that_can_not_be_is_refused() -> None:
 def test_parts_around_a_step() -> None:
     model = HostModel(device_named("H100 SXM"))
     training = step_parts(model, parameters=100, has_loader=True)
-    assert [part.name for part in training] == [
+    assert list(training) == [
         "between_steps",
         "loader",
         "begin_of_step",
         "zero_grad",
         "end_of_step",
     ]
-    assert all(0 < p.estimate.low_ns < p.estimate.ns < p.estimate.high_ns for p in training)
+    assert all(0 < each.low_ns < each.ns < each.high_ns for each in training.values())
     inference = step_parts(model)
-    assert "zero_grad" not in {part.name for part in inference}
+    assert "zero_grad" not in inference
     with pytest.raises(OptionError, match="parameters"):
         step_parts(model, parameters=-1)
 

@@ -11,8 +11,8 @@ import torchtraceap as ttap
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture, TensorInfo
-from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.loop import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.lower import lower
 from torchtraceap.lab.prediction.lowering.step import LoweredStep
 from torchtraceap.lab.prediction.timeline import schedule_steps, with_steady_loader

@@ -21,8 +21,7 @@ from torchtraceap.lab.prediction.lowering import (
 )
 from torchtraceap.lab.prediction.lowering.kernels import RULED
 from torchtraceap.lab.prediction.lowering.kernels.lists import launch_blocks
-from torchtraceap.lab.prediction.lowering.launching_op import libraries_of
-from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering.step import GpuWork, WorkKind, libraries_of
 from torchtraceap.ops.devices import Device, device_named
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.ops.kernel_names import canonical_name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchtraceap.core.dtypes import parse_dtype
-from torchtraceap.lab.prediction.lowering.recurrent import Recurrent, recurrent_time
+from torchtraceap.lab.prediction.lowering.kernels.recurrent import Recurrent, recurrent_time
 from torchtraceap.ops.devices import device_named
 from torchtraceap.ops.durations import gemm_ns
 

@@ -184,7 +184,7 @@ def test_a_profile_of_a_cpu_is_a_source_as_well(tmp_path: Path) -> None:
 
 
 def test_a_probe_narrows_what_is_not_known_of_the_host() -> None:
-    from torchtraceap.lab.prediction.lowering.probe import probe
+    from torchtraceap.lab.prediction.lowering.recorded_host import probe
 
     blind, probed = predicted(batch=8), predicted(batch=8, probed=probe())
     assert blind.bound_by == "host"

@@ -12,8 +12,14 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Collective, Phase
 from torchtraceap.lab.prediction.lowering.durations import OpTime
 from torchtraceap.lab.prediction.lowering.operators import LaunchingOp
-from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
-from torchtraceap.lab.prediction.lowering.work import GpuWork, HostTime, WorkKind
+from torchtraceap.lab.prediction.lowering.step import (
+    GpuWork,
+    HostTime,
+    LoweredCall,
+    LoweredOp,
+    LoweredStep,
+    WorkKind,
+)
 from torchtraceap.lab.prediction.timeline import schedule_steps
 from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.ops.durations import Estimate

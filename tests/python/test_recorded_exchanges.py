@@ -12,7 +12,7 @@ from conftest import CORPUS
 
 import torchtraceap as ttap
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.capture.exchanges import collectives_by_node
+from torchtraceap.lab.prediction.capture.execution import collectives_by_node
 from torchtraceap.trace.execution.reader import read_nodes
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from test_prediction_timeline import HOST, call, collective, launching
 
-from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredStep
-from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import HostTime, LoweredCall, LoweredStep
 from torchtraceap.lab.prediction.timeline import add_slowest_ranks, schedule_steps
 from torchtraceap.lab.prediction.timeline.skew import expected_maximum
 

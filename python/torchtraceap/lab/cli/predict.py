@@ -141,7 +141,7 @@ def _predictions(options: Options) -> list[Prediction]:
         loading = Loading(options.upload or "pageable", load_ns, options.load_workers or 0)
     probed = None
     if options.probe:
-        from torchtraceap.lab.prediction.lowering.probe import probe
+        from torchtraceap.lab.prediction.lowering.recorded_host import probe
 
         with progress_stage("probing this machine"):
             probed = probe()

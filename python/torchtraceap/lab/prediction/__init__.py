@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.lowering.data_loading import Loading
+    from torchtraceap.lab.prediction.lowering.loop import Loading
     from torchtraceap.lab.prediction.predictor import predict
     from torchtraceap.lab.prediction.result import Prediction
 
 __all__ = ["Loading", "Prediction", "predict"]
 
-_MODULES = {"Loading": "lowering.data_loading", "Prediction": "result", "predict": "predictor"}
+_MODULES = {"Loading": "lowering.loop", "Prediction": "result", "predict": "predictor"}
 
 
 def __getattr__(name: str) -> Any:

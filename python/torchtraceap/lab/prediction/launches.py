@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchtraceap.lab.prediction.capture.profile import capture_profile
 from torchtraceap.lab.prediction.lowering.lower import lower
-from torchtraceap.lab.prediction.lowering.work import WorkKind
+from torchtraceap.lab.prediction.lowering.step import WorkKind
 from torchtraceap.ops.devices import Device
 from torchtraceap.trace.ranks import RankTrace
 

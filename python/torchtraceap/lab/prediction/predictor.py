@@ -15,12 +15,14 @@ from torchtraceap.core.results import Timeline
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.intervals import step_interval
-from torchtraceap.lab.prediction.lowering.data_loading import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.host import HostModel
-from torchtraceap.lab.prediction.lowering.lower import lower
-from torchtraceap.lab.prediction.lowering.measured import with_measured_times
-from torchtraceap.lab.prediction.lowering.probe import PROBE_DEVIATION
-from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls, recorded_calls
+from torchtraceap.lab.prediction.lowering.loop import Loading, with_loading
+from torchtraceap.lab.prediction.lowering.lower import lower, with_measured_times
+from torchtraceap.lab.prediction.lowering.recorded_host import (
+    PROBE_DEVIATION,
+    RecordedCalls,
+    recorded_calls,
+)
 from torchtraceap.lab.prediction.lowering.step import LoweredOp, LoweredStep
 from torchtraceap.lab.prediction.memory import MemoryNeed, known_memory, memory_need
 from torchtraceap.lab.prediction.result import (
@@ -100,8 +102,8 @@ def predict(
         sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
             module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
             "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
-        probed: What `probe` of lowering/probe.py recorded on this machine, whose processor is then
-            taken for one like that of the GPU's host.
+        probed: What `probe` of lowering/recorded_host.py recorded on this machine, whose processor
+            is then taken for one like that of the GPU's host.
 
     Raises:
         OptionError: Options that make no sense, or no workload.

@@ -93,8 +93,8 @@ def _is_file(source: str | Path) -> bool:
 def _recorded_step(
     path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
 ) -> CapturedStep:
+    from torchtraceap.lab.prediction.capture.calls import with_dtype
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
-    from torchtraceap.lab.prediction.capture.precision import with_dtype
     from torchtraceap.lab.prediction.capture.source import capture_source, execution_traces_in
     from torchtraceap.lab.prediction.parallel.recorded import change_ranks, rank_count
     from torchtraceap.lab.prediction.parallel.strategy import parse_strategy
@@ -126,8 +126,8 @@ def _all_ranks(
     strategy: str | None,
 ) -> CapturedStep:
     """Capture a step of ranks that recorded one execution trace each."""
+    from torchtraceap.lab.prediction.capture.calls import with_dtype
     from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
-    from torchtraceap.lab.prediction.capture.precision import with_dtype
     from torchtraceap.lab.prediction.parallel.recorded import rank_count
 
     if strategy is not None or world_size not in (1, len(files)):

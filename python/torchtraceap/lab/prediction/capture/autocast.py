@@ -54,10 +54,8 @@ def autocast_as_on_a_gpu() -> Iterator[None]:
     try:
         for name, function in asked.items():
             setattr(torch, name, asks(function))
-        for name in _IN_FLOAT32:
-            _register(library, name, _in_float32)
-        for name in _SET_FLOAT32:
-            _register(library, name, _setting_float32)
+        for name in (*_IN_FLOAT32, *_SET_FLOAT32):
+            _register(library, name)
         autocast.__init__ = begin
         yield
     finally:
@@ -67,41 +65,28 @@ def autocast_as_on_a_gpu() -> Iterator[None]:
         library._destroy()
 
 
-def _register(library: Library, name: str, made: Callable[[Any], Callable[..., Any]]) -> None:
+def _register(library: Library, name: str) -> None:
+    """Register an operator that computes in float32 unless a CPU does the same."""
     packet, _, overload = name.partition(".")
     function = getattr(getattr(torch.ops.aten, packet), overload or "default")
     key = torch._C.DispatchKey.AutocastCPU
     if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "AutocastCPU"):
-        return  # a CPU does the same
-    library.impl(function, made(function), key.name)
+        return
 
-
-def _in_float32(function: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _without_autocast():
-            return function(*tree_map(_widened, args), **tree_map(_widened, kwargs))
+        if name in _SET_FLOAT32:
+            names = [argument.name for argument in function._schema.arguments]
+            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs}
+            if kwargs.get("dtype") is None and kwargs["self"].dtype in _LOW:
+                kwargs["dtype"] = torch.float32
+        else:
+            args, kwargs = tree_map(_widened, args), tree_map(_widened, kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+            return function(*args, **kwargs)
 
-    return run
-
-
-def _setting_float32(function: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        names = [argument.name for argument in function._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        tensor = given["self"]
-        if given.get("dtype") is None and tensor.dtype in _LOW:
-            given["dtype"] = torch.float32
-        with _without_autocast():
-            return function(**given)
-
-    return run
+    library.impl(function, run, key.name)
 
 
 def _widened(value: Any) -> Any:
     is_low = isinstance(value, torch.Tensor) and value.dtype in _LOW
     return value.float() if is_low else value
-
-
-def _without_autocast() -> Any:
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    return torch._C._ExcludeDispatchKeyGuard(keys)

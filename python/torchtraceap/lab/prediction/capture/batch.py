@@ -3,7 +3,7 @@
 Note [What scales]: a file records sizes, but not which of them are the batch. The calls of the step
 are therefore executed in order on two sets of tensors without values: the recorded ones, and those
 at the other batch size. The outputs of a call at both sizes are the inputs of later calls. Sizes
-given as numbers (views, tensor constructors) are rescaled by `batch_arguments.py`. A tensor that no
+given as numbers (views, tensor constructors) are rescaled by `batch_sizes.py`. A tensor that no
 call made is a parameter if it is used as a weight or if a gradient of its shape is accumulated;
 otherwise it scales if it has the leading dimension of the inputs.
 
@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from math import prod
@@ -32,21 +31,19 @@ from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
 from torchtraceap.compat.replay.schema import match_operator
 from torchtraceap.core.dtypes import dtype_of_code, parse_dtype
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.capture.batch_arguments import (
-    CallSizes,
-    is_view_op,
-    rescaled_arguments,
-)
 from torchtraceap.lab.prediction.capture.batch_sizes import (
+    VIEWS,
+    CallSizes,
     Shape,
     contiguous_strides,
+    rescaled_arguments,
     rescaled_strides,
     view_shapes,
 )
 from torchtraceap.lab.prediction.capture.calls import Phase, TensorInfo
 from torchtraceap.lab.prediction.capture.reexecution import Reexecutor, reexecution
 
-__all__ = ["ChangedBatch", "TracedCall", "change_batch"]
+__all__ = ["TracedCall", "change_batch"]
 
 _WEIGHTS = re.compile(r"weight|bias|running_|^params$|^gamma$|^beta$|_w$|_b$")
 _INDICES = ("int64", "int32", "bool", "uint8")
@@ -71,17 +68,6 @@ class TracedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedBatch:
-    """The calls of a step at another batch size."""
-
-    batch: int
-    """Recorded batch size."""
-    calls: Mapping[int, RecordedCall]
-    """Calls by row of the trace."""
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _KnownTensor:
     """A tensor whose new shape is known."""
 
@@ -100,21 +86,12 @@ class _Slot:
     """Place in a list of tensors; None outside of lists."""
     argument: str
     shape: Shape
-    strides: Shape | None
+    strides: Shape
     dtype: str
 
     @property
     def is_weight(self) -> bool:
         return bool(_WEIGHTS.search(self.argument))
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A possible new shape of a tensor."""
-
-    shape: Shape
-    rank: int = 0
-    """Choices of a higher rank are used only if those of lower ranks don't fit."""
 
 
 @dataclass
@@ -148,16 +125,18 @@ class _Way:
     made: tuple[TensorInfo, ...]
 
 
+_Choice: TypeAlias = tuple[Shape, int]
+"""A possible new shape of a tensor and its rank; higher ranks count only if lower don't fit."""
 _Results: TypeAlias = "tuple[TensorInfo, ...] | None"
 
 
 def change_batch(
     traced: Sequence[TracedCall], to: int, parameters: Sequence[Shape], where: str
-) -> ChangedBatch:
-    """Return the calls of a step at another batch size.
+) -> tuple[dict[int, RecordedCall], tuple[str, ...]]:
+    """Return the calls of a step at another batch size, by row of the trace, and notes.
 
     Args:
-        asked: The calls, in the order of the host.
+        traced: The calls, in the order of the host.
         to: The new leading dimension of the inputs.
         parameters: Shapes of tensors that gradients are accumulated of.
         where: Name of the source for error messages.
@@ -165,8 +144,14 @@ def change_batch(
     Raises:
         OptionError: Which sizes are the batch is ambiguous.
     """
-    with reexecution() as reexecutor, _without_a_log():
-        return _BatchChanger(traced, to, frozenset(parameters), where, reexecutor).changed()
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)  # every call that rejects its arguments is logged
+    try:
+        with reexecution() as reexecutor:
+            return _BatchChanger(traced, to, frozenset(parameters), where, reexecutor).changed()
+    finally:
+        log.setLevel(before)
 
 
 class _BatchChanger:
@@ -192,9 +177,9 @@ class _BatchChanger:
         self._last_backward = backward[-1] if backward else len(traced)
         self._same: dict[Shape, None] = {}
 
-    def changed(self) -> ChangedBatch:
+    def changed(self) -> tuple[dict[int, RecordedCall], tuple[str, ...]]:
         if self._batch == self._to:
-            return ChangedBatch(self._batch, {each.row: each.call for each in self._traced}, ())
+            return {each.row: each.call for each in self._traced}, ()
         steps = [_Step()]
         for place, traced in enumerate(self._traced):
             after = [new for step in steps for new in self._next_steps(step, traced, place)]
@@ -204,27 +189,44 @@ class _BatchChanger:
                     f"{traced.call.name} of {_describe(traced.call)} takes no sizes that follow "
                     "from it"
                 )
-            steps = _distinct(after, self._traced)
+            steps = self._distinct(after)
             if self._to == 1:  # all that may be the batch is: one row goes with any number
                 steps = steps[:_MOST_STEPS]
             if len(steps) > _MOST_STEPS:
                 self._refuse(steps)
         if len(steps) > 1 and self._to > 1:
             self._refuse(steps)
-        return ChangedBatch(self._batch, steps[0].calls, tuple(self._notes()))
-
-    def _notes(self) -> Iterator[str]:
+        notes = []
         if self._batch == 1:
-            yield (
+            notes.append(
                 "the step was recorded with a batch of one: what has the sizes of something that "
                 "grows with the batch is taken to grow with it, parameters without gradients too"
             )
         if self._same:
             shapes = ", ".join(map(str, islice(self._same, _MOST_NAMED)))
-            yield (
+            notes.append(
                 f"the batch was changed from {self._batch} to {self._to}; some tensors that scale "
                 f"with it have the sizes of others that don't ({shapes}), and are told by their use"
             )
+        return steps[0].calls, tuple(notes)
+
+    def _distinct(self, steps: Sequence[_Step]) -> list[_Step]:
+        """Drop candidates that agree in every computing call and every known tensor."""
+        if len(steps) < 2:
+            return list(steps)
+        silent = {
+            each.row for each in self._traced if not each.is_needed or _op_name(each.call) in VIEWS
+        }
+        found: dict[str, _Step] = {}
+        for step in steps:
+            calls = {
+                row: (call.dims, call.values)
+                for row, call in step.calls.items()
+                if row not in silent
+            }
+            made = {shape: sorted({m.changed for m in each}) for shape, each in step.made.items()}
+            found.setdefault(repr((calls, sorted(made.items()))), step)
+        return list(found.values())
 
     def _refuse(self, steps: Sequence[_Step]) -> None:
         """Raise an error that names the calls that fit several candidate steps."""
@@ -235,7 +237,7 @@ class _BatchChanger:
             if any(other.calls.get(each.row) != first.calls.get(each.row) for other in others)
         ]
         said = []
-        computing = [e for e in unclear if e.is_needed and not is_view_op(_op_name(e.call))]
+        computing = [e for e in unclear if e.is_needed and _op_name(e.call) not in VIEWS]
         for each in computing or unclear:
             found = dict.fromkeys(_describe(step.calls.get(each.row, each.call)) for step in steps)
             said.append(f"{each.call.name} of {' or '.join(islice(found, 3))}")
@@ -264,7 +266,7 @@ class _BatchChanger:
         if not ways and not traced.is_needed:
             yield step
             return
-        if ways and (not traced.is_needed or is_view_op(_op_name(call))):
+        if ways and (not traced.is_needed or _op_name(call) in VIEWS):
             for way in ways:
                 self._note_made(step, slots, way, recorded)
             step.calls[traced.row] = ways[0].call
@@ -279,26 +281,21 @@ class _BatchChanger:
     def _note_made(
         self, step: _Step, slots: Sequence[_Slot], way: _Way, recorded: _Results
     ) -> None:
+        """Note the tensors of a call, and where the batch lies in dimensions that a view made."""
         for slot, shape in zip(slots, way.shapes, strict=True):
             if slot.shape and not any(m.changed == shape for m in step.made.get(slot.shape, ())):
-                strides = slot.strides or contiguous_strides(slot.shape)
-                step.add(slot.shape, _KnownTensor(slot.dtype, strides, shape))
+                step.add(slot.shape, _KnownTensor(slot.dtype, slot.strides, shape))
         for before, after in zip(recorded or (), way.made, strict=False):
             if before.shape:
                 step.add(before.shape, _KnownTensor(before.dtype.name, before.strides, after.shape))
-        if slots and is_view_op(_op_name(way.call)) and recorded and len(recorded) == 1:
-            pair = (recorded[0], way.made[0])
-            self._learn(step, slots[0].shape, way.shapes[0], pair)
-
-    def _learn(
-        self, step: _Step, shape: Shape, changed: Shape, made: tuple[TensorInfo, TensorInfo]
-    ) -> None:
-        """Learn where the batch lies in a dimension that a view made."""
-        before, after = made
-        if prod(shape) != before.elements:
+        if _op_name(way.call) not in VIEWS or not slots or not recorded or len(recorded) != 1:
             return
-        for sizes, seen in view_shapes(shape, changed, before.shape, self._batch, step.inner):
-            if sizes == after.shape:
+        if prod(slots[0].shape) != recorded[0].elements:
+            return
+        for sizes, seen in view_shapes(
+            slots[0].shape, way.shapes[0], recorded[0].shape, self._batch, step.inner
+        ):
+            if sizes == way.made[0].shape:
                 for size, value in seen.items():
                     step.inner[size] = step.inner.get(size, frozenset()) | {value}
 
@@ -316,13 +313,16 @@ class _BatchChanger:
         found: dict[tuple[Any, ...], _Way] = {}
         best = None
         for chosen in islice(product(*choices), _MOST_WAYS):
-            shapes, rank = tuple(c.shape for c in chosen), sum(c.rank for c in chosen)
+            shapes, rank = tuple(c[0] for c in chosen), sum(c[1] for c in chosen)
             if best is not None and rank > best:
                 continue
             for changed in self._calls(step, call, slots, shapes):
                 made = self._made_by(changed)
-                if recorded is not None and not _same_structure(recorded, made):
-                    continue  # of what can't be called at all any way is taken
+                # For an operator that can't be called at all any way is taken.
+                if recorded is not None and (
+                    made is None or [len(m.shape) for m in made] != [len(r.shape) for r in recorded]
+                ):
+                    continue
                 if best is not None and rank < best:
                     found.clear()
                 best = rank
@@ -350,30 +350,27 @@ class _BatchChanger:
         return [way for way, score in zip(ways, scored, strict=True) if score == best]
 
     def _choices(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
-        """Return the possible new shapes of a tensor."""
-        if not slot.shape:
-            return [_Choice(())]
-        known = [made for made in step.made.get(slot.shape, ()) if slot.dtype in ("", made.dtype)]
-        near = [made for made in known if made.strides == slot.strides]
-        found = list(dict.fromkeys(made.changed for made in near or known))
-        if slot.is_weight:
-            others = (_Choice(shape, 1) for shape in found if shape != slot.shape)
-            return [_Choice(slot.shape), *others]
-        return [*map(_Choice, found)] or self._leaf_choices(step, slot, phase)
-
-    def _leaf_choices(self, step: _Step, slot: _Slot, phase: Phase) -> list[_Choice]:
-        """Return the possible new shapes of a tensor that no call made.
+        """Return the possible new shapes of a tensor.
 
         Saved statistics with the shape of a parameter, such as means, keep that shape in the
         backward pass.
         """
+        if not slot.shape:
+            return [((), 0)]
+        known = [made for made in step.made.get(slot.shape, ()) if slot.dtype in ("", made.dtype)]
+        near = [made for made in known if made.strides == slot.strides]
+        found = list(dict.fromkeys(made.changed for made in near or known))
+        if slot.is_weight:
+            return [(slot.shape, 0), *((shape, 1) for shape in found if shape != slot.shape)]
+        if found:
+            return [(shape, 0) for shape in found]
         is_trained = slot.shape in self._trained and slot.dtype not in _INDICES
         is_input = slot.shape == self._input or slot.dtype in _INDICES
         if is_trained and (phase is not Phase.FORWARD or (self._batch == 1 and not is_input)):
-            return [_Choice(slot.shape)]
+            return [(slot.shape, 0)]
         rows, *rest = slot.shape
         if slot.shape == self._input:
-            return [_Choice((self._to, *rest))]
+            return [((self._to, *rest), 0)]
         leading = [self._to] if rows == self._batch else sorted(step.leading.get(rows, ()))
         order = [
             *((each, *rest) for each in leading),
@@ -385,7 +382,7 @@ class _BatchChanger:
             ),
         ]
         is_clear = self._batch > 1 or is_input
-        return [_Choice(shape, rank if is_clear else 0) for rank, shape in enumerate(order)]
+        return [(shape, rank if is_clear else 0) for rank, shape in enumerate(order)]
 
     # ----------------------------------------------------------------------- calls again
 
@@ -396,7 +393,13 @@ class _BatchChanger:
         changed = _with_shapes(call, slots, shapes)
         names = _names(call)
         if not names:
-            yield replace(changed, values=tuple(self._shape_of(step, v) for v in changed.values))
+            # Torch doesn't know the operator: lists of numbers may be the shapes of known tensors.
+            guessed = list(changed.values)
+            for place, value in enumerate(guessed):
+                if isinstance(value, list) and all(type(each) is int for each in value):
+                    became = {made.changed for made in step.made.get(tuple(value), ())}
+                    guessed[place] = list(became.pop()) if len(became) == 1 else value
+            yield replace(changed, values=tuple(guessed))
             return
         if not _fits(call, names, changed):
             return
@@ -425,14 +428,6 @@ class _BatchChanger:
                 changed, values=tuple(list(v) if isinstance(v, tuple) else v for v in values)
             )
 
-    def _shape_of(self, step: _Step, value: Any) -> Any:
-        """Return the new shape if a list of numbers is that of a known tensor, for operators
-        unknown to torch."""
-        if not isinstance(value, list) or any(type(each) is not int for each in value):
-            return value
-        found = {made.changed for made in step.made.get(tuple(value), ())}
-        return list(found.pop()) if len(found) == 1 else value
-
     def _made_by(self, call: RecordedCall) -> _Results:
         """Return the outputs of a call; None if it can't be executed."""
         key = repr((call.name, call.dims, call.types, call.strides, call.values))
@@ -457,32 +452,18 @@ class _BatchChanger:
             given = [slot.shape for slot in slots if slot.shape and not slot.is_weight]
             leaves += [s for s in given if s not in made and s not in self._trained]
             if given and any(slot.is_weight for slot in slots):
-                return self._root(given[0], leaves)
+                first = given[0]
+                if first in leaves or not leaves:
+                    return first
+                same = [leaf for leaf in leaves if prod(leaf) == prod(first)]
+                return same[0] if same else leaves[-1]
             made.update(out.shape for out in self._made_by(each.call) or ())
         if not leaves:
             raise OptionError(f"{self._where}: no input has a dimension that a batch could be")
         return leaves[0]
 
-    def _root(self, given: Shape, leaves: Sequence[Shape]) -> Shape:
-        if given in leaves or not leaves:
-            return given
-        same = [leaf for leaf in leaves if prod(leaf) == prod(given)]
-        return same[0] if same else leaves[-1]
 
-
-# ---------------------------------------------------------------------------------- small helpers
-
-
-@contextmanager
-def _without_a_log() -> Iterator[None]:
-    """Silence torch, which logs every call that rejects its arguments."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
+# ------------------------------------------------------------------------------- recorded calls
 
 
 def _by_argument(slots: Sequence[_Slot], shapes: Sequence[Shape]) -> dict[str, Shape]:
@@ -491,30 +472,6 @@ def _by_argument(slots: Sequence[_Slot], shapes: Sequence[Shape]) -> dict[str, S
     for slot, shape in zip(slots, shapes, strict=True):
         found.setdefault(slot.argument, shape)
     return found
-
-
-def _distinct(steps: Sequence[_Step], traced: Sequence[TracedCall]) -> list[_Step]:
-    """Drop candidates that agree in every computing call and every known tensor."""
-    if len(steps) < 2:
-        return list(steps)
-    silent = {each.row for each in traced if not each.is_needed or is_view_op(_op_name(each.call))}
-    found: dict[str, _Step] = {}
-    for step in steps:
-        calls = {
-            row: (call.dims, call.values) for row, call in step.calls.items() if row not in silent
-        }
-        made = {shape: sorted({m.changed for m in each}) for shape, each in step.made.items()}
-        found.setdefault(repr((calls, sorted(made.items()))), step)
-    return list(found.values())
-
-
-def _same_structure(recorded: Sequence[TensorInfo], made: _Results) -> bool:
-    """Return whether both hold as many tensors with as many dimensions."""
-    return (
-        made is not None
-        and len(made) == len(recorded)
-        and all(len(a.shape) == len(b.shape) for a, b in zip(recorded, made, strict=True))
-    )
 
 
 def _op_name(call: RecordedCall) -> str:
@@ -540,23 +497,19 @@ def _slots(call: RecordedCall) -> list[_Slot]:
         strides = call.strides[place] if call.strides else None
         dtype = parse_dtype(text)
         if dtype is not None and all(isinstance(size, int) for size in dims):
-            fits = strides is not None and len(strides) == len(dims)
-            given = strides if fits else contiguous_strides(dims)
+            given: Shape = contiguous_strides(dims)
+            if strides is not None and len(strides) == len(dims):
+                given = strides
             found.append(_Slot(place, None, argument, dims, given, dtype.name))
         elif dims and all(isinstance(each, tuple) for each in dims):
-            found += [
-                _Slot(place, index, argument, each, _nested(strides, index, each), "")
-                for index, each in enumerate(dims)
-            ]
+            listed = strides if isinstance(strides, tuple) else ()
+            for index, shape in enumerate(dims):
+                given = contiguous_strides(shape)
+                own = listed[index] if index < len(listed) else None
+                if isinstance(own, tuple) and len(own) == len(shape):
+                    given = own
+                found.append(_Slot(place, index, argument, shape, given, ""))
     return found
-
-
-def _nested(strides: Any, index: int, shape: Shape) -> Shape:
-    if isinstance(strides, tuple) and index < len(strides) and isinstance(strides[index], tuple):
-        found: Shape = strides[index]
-        if len(found) == len(shape):
-            return found
-    return contiguous_strides(shape)
 
 
 def _with_shapes(
@@ -565,8 +518,7 @@ def _with_shapes(
     dims: list[Any] = list(call.dims)
     strides: list[Any] | None = None if call.strides is None else list(call.strides)
     for slot, shape in zip(slots, shapes, strict=True):
-        given = slot.strides or contiguous_strides(slot.shape)
-        stride = rescaled_strides(slot.shape, given, shape)
+        stride = rescaled_strides(slot.shape, slot.strides, shape)
         for of, new in ((dims, shape), (strides, stride)):
             if of is None:
                 continue
@@ -586,7 +538,11 @@ def _fits(call: RecordedCall, names: Sequence[str], changed: RecordedCall) -> bo
     single rows of it.
     """
     if _op_name(call) in ("unbind", "select"):
-        return not _takes_rows(call, names, changed)
+        numbers = dict(zip(names, call.values, strict=False))
+        dim, index, shape = numbers.get("dim", 0), numbers.get("index"), call.dims[0]
+        if type(dim) is not int or not -len(shape) <= dim < len(shape):
+            return True
+        return bool(shape[dim] == changed.dims[0][dim]) or index in (0, -1)
     if _op_name(call) not in _RECURRENT or "hx" not in names:
         return True
     given = dict(zip(names, zip(changed.dims, changed.values, strict=True), strict=False))
@@ -596,14 +552,6 @@ def _fits(call: RecordedCall, names: Sequence[str], changed: RecordedCall) -> bo
     batch = shape[0] if given.get("batch_first", ((), False))[1] else shape[1]
     nested = states if isinstance(states[0], tuple) else (states,)
     return all(len(state) != 3 or state[1] == batch for state in nested)
-
-
-def _takes_rows(call: RecordedCall, names: Sequence[str], changed: RecordedCall) -> bool:
-    given = dict(zip(names, call.values, strict=False))
-    dim, index, shape = given.get("dim", 0), given.get("index"), call.dims[0]
-    if type(dim) is not int or not -len(shape) <= dim < len(shape):
-        return False
-    return bool(shape[dim] != changed.dims[0][dim]) and index not in (0, -1)
 
 
 def _describe(call: RecordedCall) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
 from typing import TypeAlias
 
-from torchtraceap.core.dtypes import DType
-from torchtraceap.errors import TraceError
+from torchtraceap.core.dtypes import DType, parse_dtype
+from torchtraceap.errors import OptionError, TraceError
 
 __all__ = [
     "COMPUTE",
@@ -25,11 +25,13 @@ __all__ = [
     "TensorInfo",
     "Value",
     "tensors_in",
+    "with_dtype",
 ]
 
 
 COMPUTE = "compute"
 """Stream of a program that selects none."""
+_CHANGED_TYPES = ("float32", "float16", "bfloat16")
 
 
 class CaptureError(TraceError):
@@ -91,7 +93,7 @@ class Collective:
     """Kineto's "Collective name": allreduce, _allgather_base, _reduce_scatter_base, all_to_allv,
     broadcast, send, recv, ..."""
     group: tuple[int, ...]
-    """Participating ranks."""
+    """Ranks that take part."""
     group_name: str
     """Kineto's "Process Group Description": default_pg, mesh_dp, ..."""
     elements_in: int
@@ -209,3 +211,32 @@ class Capture:
     """Inputs of the model, if known: tensors that a program copies to the GPU before a step."""
     gradients: tuple[Gradient, ...] = ()
     """Gradients of a recorded step in the order in which they were ready."""
+
+
+def with_dtype(capture: Capture, dtype: str) -> Capture:
+    """Return the step with its 16 and 32-bit tensors converted to another type.
+
+    Operators stay as they are: where a program mixes types, its conversions stay as copies.
+
+    Args:
+        capture: The step.
+        dtype: torch's name: float32, float16 or bfloat16.
+
+    Raises:
+        OptionError: Another type.
+    """
+    to = parse_dtype(dtype)
+    if to is None or to.name not in _CHANGED_TYPES:
+        raise OptionError(f"dtype {dtype!r}: one of {', '.join(_CHANGED_TYPES)} is needed")
+    calls = []
+    for call in capture.calls:
+        inputs = {name: _convert_value(value, to) for name, value in call.inputs.items()}
+        outputs = tuple(_convert_value(each, to) for each in call.outputs)
+        calls.append(replace(call, inputs=inputs, outputs=outputs))
+    return replace(capture, calls=tuple(calls), storages=None)
+
+
+def _convert_value(value: Value, to: DType) -> Value:
+    if isinstance(value, TensorInfo):
+        return replace(value, dtype=to) if value.dtype.name in _CHANGED_TYPES else value
+    return tuple(_convert_value(each, to) for each in value) if isinstance(value, tuple) else value

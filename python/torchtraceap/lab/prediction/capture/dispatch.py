@@ -65,7 +65,15 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
             return replace(computed.capture, notes=(*computed.capture.notes, note))
     reason = "it is too large" if computed is None else computed.error
     if tried.capture is None:
-        raise _capture_error(tried, computed, reason) from tried.cause
+        message = (
+            f"without values, {tried.error}; computed here, {reason}; if it runs on a CPU, a "
+            "profile of that with record_shapes=True can be predicted from instead"
+        )
+        causes = [] if computed is None else [tried.cause, computed.cause]
+        places = {(type(each), error_location(each)) for each in causes if each is not None}
+        if computed is not None and len(places) == 1:  # the program's own error
+            message = computed.error
+        raise CaptureError(message) from tried.cause
     note = (
         f"values decide on what the program does ({', '.join(tried.assumed)}): conditions are "
         "taken to hold, numbers to be 1 and sizes to be as large as can be, since the step could "
@@ -101,13 +109,18 @@ def _attempt(make: Callable[[], Any], run: Run | None, *, computed: bool = False
     Raises:
         OptionError: `make` returns no workload.
     """
-    from torchtraceap.lab.prediction.capture.fake_gpu import hide_fake_tensors
-
     size, doing = 0, "the workload could not be made"
     with _capture_mode(computed=computed) as values:
+        import torch
+        from torch.nn.parameter import is_lazy
+
+        from torchtraceap.lab.prediction.capture.fake_gpu import hide_fake_tensors
+
         try:
             workload = check_workload(make())
-            _initialize_lazy_modules(workload)
+            if any(map(is_lazy, (*workload.model.parameters(), *workload.model.buffers()))):
+                with torch.no_grad():
+                    workload.forward()  # lazy modules create their parameters
             size = sum(each.numel() * each.element_size() for each in workload.model.parameters())
             with ExitStack() as stack:
                 stack.enter_context(restored(workload.model, with_parameters=computed))
@@ -124,7 +137,11 @@ def _attempt(make: Callable[[], Any], run: Run | None, *, computed: bool = False
         except OptionError:
             raise
         except Exception as error:  # whatever a program raises
-            told = f"{doing} ({_describe_error(error)})"
+            said = (str(error).strip() or "no reason given").splitlines()[0][:300]
+            if not isinstance(error, TraceError):
+                said = f"{type(error).__name__}: {said}"
+            place = error_location(error)
+            told = f"{doing} ({said}, at {place})" if place else f"{doing} ({said})"
             return _Attempt(None, told, error, _shortened(values.assumed), size)
     notes = (*values.notes, *recorder.notes)
     capture = Capture(tuple(recorder.calls), notes, held, inputs)
@@ -136,34 +153,6 @@ def _shortened(places: Iterable[str]) -> tuple[str, ...]:
     found = tuple(places)
     more = len(found) - _MOST_SAID
     return found if more <= 0 else (*found[:_MOST_SAID], f"and {more} more")
-
-
-def _describe_error(error: Exception) -> str:
-    """Format the message, type and source location of an error."""
-    said = (str(error).strip() or "no reason given").splitlines()[0][:300]
-    if not isinstance(error, TraceError):
-        said = f"{type(error).__name__}: {said}"
-    place = error_location(error)
-    return f"{said}, at {place}" if place else said
-
-
-def _capture_error(tried: _Attempt, computed: _Attempt | None, reason: str) -> CaptureError:
-    if computed is not None and _is_same_error(tried.cause, computed.cause):  # the program's own
-        return CaptureError(computed.error)
-    return CaptureError(
-        f"without values, {tried.error}; computed here, {reason}; if it runs on a CPU, a profile "
-        "of that with record_shapes=True can be predicted from instead"
-    )
-
-
-def _is_same_error(one: Exception | None, other: Exception | None) -> bool:
-    """Return whether two errors have the same type and location."""
-    return (
-        one is not None
-        and other is not None
-        and type(one) is type(other)
-        and error_location(one) == error_location(other)
-    )
 
 
 def inspect_workload(make: Callable[[], Any], look: Callable[[Workload], T]) -> T:
@@ -183,7 +172,12 @@ def inspect_workload(make: Callable[[], Any], look: Callable[[Workload], T]) -> 
 @contextmanager
 def _capture_mode(*, computed: bool = False) -> Iterator[ValuesMode]:
     """Emulate a GPU within the context, on tensors without values unless they are computed."""
-    _require_torch()
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a capture runs the model, for which torch is needed"
+        ) from error
     from torchtraceap.lab.prediction.capture.autocast import autocast_as_on_a_gpu
     from torchtraceap.lab.prediction.capture.fake_gpu import emulate_gpu
     from torchtraceap.lab.prediction.capture.values import ValuesMode
@@ -201,25 +195,6 @@ def _capture_mode(*, computed: bool = False) -> Iterator[ValuesMode]:
         stack.enter_context(emulate_gpu(values.read_tensor, values.note, lambda: values.recorder))
         stack.enter_context(values)
         yield values
-
-
-def _initialize_lazy_modules(workload: Workload) -> None:
-    """Run lazy modules once so that they create their parameters."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
-    if any(map(is_lazy, (*workload.model.parameters(), *workload.model.buffers()))):
-        with torch.no_grad():
-            workload.forward()
-
-
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            "a capture runs the model, for which torch is needed"
-        ) from error
 
 
 @contextmanager

@@ -2,12 +2,18 @@
 
 Nodes are like the operators of a profile in another notation, without times: they become
 consecutive events and are captured as a CPU profile (`profile.py`).
+
+Note [Who takes part]: a c10d operator takes its process group as an object, which no file holds.
+The number of ranks follows from the list of groups at the begin of newer files, from the splits of
+an all-to-all, or from the ratio of output to input of an all-gather. If no collective tells it, the
+caller has to.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +22,25 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.dtypes import FP32, DType, parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError, Collective
-from torchtraceap.lab.prediction.capture.exchanges import collectives_by_node, with_group
 from torchtraceap.lab.prediction.capture.profile import capture_profile
+from torchtraceap.ops.durations import collective_kind
 from torchtraceap.trace.event_table import event_table
-from torchtraceap.trace.execution.reader import Arguments, Node, read_nodes
+from torchtraceap.trace.execution.reader import Access, Arguments, Node, read_nodes
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["capture_execution_trace"]
+__all__ = ["capture_execution_trace", "collectives_by_node"]
 
 _ANNOTATION = 7
 """Scope of RecordFunction."""
 _TICK_NS = 1000
+_C10D, _COMMS, _GROUPS = "c10d::", "record_param_comms", "## process_group:init ##"
+_NO_EXCHANGES = ("barrier", "monitored_barrier_")
+_GROUP = "default_pg"
+_TENSOR = re.compile(r"Tensor\(([^()]*)\)")
+_MOST_RANKS = 1 << 20
 
 
 def capture_execution_trace(
@@ -53,27 +65,20 @@ def capture_execution_trace(
     begins, ends = _nested(file.nodes)
     part = RankTrace(_events(file.nodes, begins, ends, str(path)), None)
     rows = {index: row for row, index in enumerate(np.argsort(begins).tolist())}
-    exchanges = _collectives_by_row(file.nodes, rows, ranks)
-    waits = _FirstUses(file.nodes, rows, exchanges)
-    capture = capture_profile(part, batch, exchanges=exchanges, waits=waits.first_use)
-    return replace(capture, notes=(*file.notes, *capture.notes))
-
-
-def _collectives_by_row(
-    nodes: Sequence[Node], rows: Mapping[int, int], ranks: int | None
-) -> dict[int, Collective]:
-    """Return collectives by the row of their event."""
-    found = collectives_by_node(nodes)
+    found = collectives_by_node(file.nodes)
     if ranks is None and any(not each.group and each.peer is None for each in found.values()):
         raise OptionError(
             "the execution trace has collectives and does not say among how many ranks: "
             "--world-size says it, or a folder with the traces of all ranks"
         )
-    return {
-        rows[index]: with_group(found[node.node], ranks or 1)
-        for index, node in enumerate(nodes)
-        if node.node in found
-    }
+    exchanges = {}
+    for index, node in enumerate(file.nodes):
+        if node.node in found:
+            group = found[node.node].group or tuple(range(ranks or 1))
+            exchanges[rows[index]] = replace(found[node.node], group=group)
+    waits = _FirstUses(file.nodes, rows, exchanges)
+    capture = capture_profile(part, batch, exchanges=exchanges, waits=waits.first_use)
+    return replace(capture, notes=(*file.notes, *capture.notes))
 
 
 class _FirstUses:
@@ -107,11 +112,19 @@ class _FirstUses:
         return max(used, default=None)
 
 
+# ------------------------------------------------------------------------- events
+
+
 def _events(
     nodes: Sequence[Node], begins: Sequence[int], ends: Sequence[int], path: str
 ) -> _core.EventTable:
     """Return the nodes as an event table in which each encloses its children."""
-    arguments = [_consistent(node.arguments) for node in nodes]
+    arguments: list[Arguments | None] = []
+    for node in nodes:
+        of = node.arguments
+        lists = () if of is None else (of.values, of.shapes, of.types, of.strides)
+        # Lists of different lengths can't be matched.
+        arguments.append(of if len({len(each) for each in lists if each}) == 1 else None)
     sequence = [node.sequence if node.sequence >= 0 else None for node in nodes]
     return event_table(
         [node.name for node in nodes],
@@ -157,36 +170,22 @@ def _nested(nodes: Sequence[Node]) -> tuple[list[int], list[int]]:
         else:
             below.setdefault(above, []).append(index)
     begins, ends = [0] * len(nodes), [0] * len(nodes)
-    for now, (index, is_end) in enumerate(_depth_first(roots, below)):
-        (ends if is_end else begins)[index] = now * _TICK_NS
-    return begins, ends
-
-
-def _depth_first(roots: Sequence[int], below: dict[int, list[int]]) -> Iterator[tuple[int, bool]]:
-    """Yield each node at its begin and at its end, depth first."""
     todo = [(index, False) for index in reversed(roots)]
+    now = 0
     while todo:
         index, is_end = todo.pop()
-        yield index, is_end
+        (ends if is_end else begins)[index] = now
+        now += _TICK_NS
         if not is_end:
             todo.append((index, True))
             todo += [(child, False) for child in reversed(below.get(index, []))]
-
-
-# ------------------------------------------------------------------------- in a profile's words
-
-
-def _consistent(arguments: Arguments | None) -> Arguments | None:
-    """Return None if the lists of a node differ in length and can't be matched."""
-    if arguments is None:
-        return None
-    lists = (arguments.values, arguments.shapes, arguments.types, arguments.strides)
-    return arguments if len({len(each) for each in lists if each}) == 1 else None
+    return begins, ends
 
 
 def _map_arguments(
     change: Callable[[Any, Any], Any], types: Sequence[Any], of: Sequence[Any]
 ) -> list[Any]:
+    """Return what a function of type and value gives for each argument."""
     return [change(text, value) for text, value in zip(types, of, strict=True)]
 
 
@@ -224,3 +223,101 @@ def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value)
     return json.dumps(value) if isinstance(value, (int, float)) else ""
+
+
+# ------------------------------------------------------------------------- collectives
+
+
+def collectives_by_node(nodes: Sequence[Node]) -> dict[int, Collective]:
+    """Return the collectives that nodes start, by id of the node; `group` is empty if unknown.
+
+    A collective is the outermost node that tells of it: c10d's operator, else what the process
+    group notes. Its `id` is that of the node.
+    """
+    known = {node.node: node for node in nodes}
+    found = {}
+    sizes = [0]
+    for node in nodes:
+        if node.name == _GROUPS and node.arguments:
+            sizes += _group_sizes(node.arguments.values)
+        kind = _kind(node)
+        if kind is None:
+            continue
+        above = known.get(node.parent)
+        while above is not None and above.name != _COMMS and not above.name.startswith(_C10D):
+            above = known.get(above.parent)
+        if above is None:
+            found[node.node] = _collective(node, kind)
+    world = max(sizes + [len(each.group) for each in found.values()])
+    group = tuple(range(world))
+    return {
+        number: each if each.group or each.peer is not None else replace(each, group=group)
+        for number, each in found.items()
+    }
+
+
+def _kind(node: Node) -> str | None:
+    """Return Kineto's "Collective name" of a node, or None."""
+    if node.name.startswith(_C10D):
+        from torchtraceap.lab.prediction.capture.modes import collective_name
+
+        own = node.name.removeprefix(_C10D)
+        if own == "alltoall_base_":
+            return "all_to_allv" if any(_size_lists(node)) else "all_to_all"
+        return None if own in _NO_EXCHANGES else collective_name(own)
+    if node.name != _COMMS or node.arguments is None:
+        return None
+    words = (value for value in node.arguments.values if isinstance(value, str))
+    return next((word for word in words if collective_kind(word) is not None), None)
+
+
+def _collective(node: Node, kind: str) -> Collective:
+    arguments = node.arguments
+    texts = map(str, arguments.types if arguments else ())
+    names = (name for text in texts for name in _TENSOR.findall(text))
+    dtype = next((dtype for name in names if (dtype := parse_dtype(name))), FP32)
+    tensors = sorted({each.argument for each in node.inputs})
+    sizes = [_elements(node.inputs, place, dtype) for place in tensors[:2]] or [0]
+    if node.name == _COMMS:  # what goes in, and apart from it what comes out
+        given = sum(_elements(node.inputs, place, dtype) for place in tensors)
+        made = sum(_elements(node.outputs, p, dtype) for p in {a.argument for a in node.outputs})
+        sizes = [made or given, given]
+    written, read = sizes[0], sizes[-1]
+    peer = None
+    if kind in ("send", "recv") and arguments is not None:
+        peer = next((value for value in arguments.values if type(value) is int), None)
+    ranks = 0  # see Note [Who takes part]
+    splits = [len(each) for each in _size_lists(node) if each]
+    if kind == "all_to_allv" and splits:
+        ranks = min(max(splits), _MOST_RANKS)
+    elif collective_kind(kind) in ("all_gather", "reduce_scatter") and min(read, written) > 0:
+        times, rest = divmod(max(read, written), min(read, written))
+        ranks = times if rest == 0 and times <= _MOST_RANKS else 0
+    group = tuple(range(ranks))
+    return Collective(kind, group, _GROUP, read, written, dtype, node.node, peer=peer)
+
+
+def _elements(accesses: Iterable[Access], argument: int, dtype: DType) -> int:
+    size = sum(each.end - each.start for each in accesses if each.argument == argument)
+    return size // dtype.size
+
+
+def _size_lists(node: Node) -> list[list[Any]]:
+    """Return the lists of sizes among the arguments."""
+    values = node.arguments.values if node.arguments else ()
+    return [each for each in values if isinstance(each, list) and all(type(n) is int for n in each)]
+
+
+def _group_sizes(values: Iterable[Any]) -> list[int]:
+    """Return the sizes of the process groups that a node lists."""
+    sizes = []
+    for text in values:
+        try:
+            groups = json.loads(text) if isinstance(text, str) else []
+        except ValueError:
+            continue
+        for group in groups if isinstance(groups, list) else []:
+            size = group.get("group_size") if isinstance(group, dict) else None
+            if type(size) is int and 0 < size <= _MOST_RANKS:
+                sizes.append(size)
+    return sizes

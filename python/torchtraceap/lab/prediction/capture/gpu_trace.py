@@ -1,4 +1,4 @@
-"""Captures the launching operators of a trace with a GPU and the time of their GPU work."""
+"""Captures the operators of a trace that launch GPU work, and the time of that work."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.core.records import dataclass
-from torchtraceap.lab.prediction.capture.batch import ChangedBatch, TracedCall, change_batch
-from torchtraceap.lab.prediction.capture.batch_arguments import keeps_sizes
+from torchtraceap.lab.prediction.capture.batch import TracedCall, change_batch
+from torchtraceap.lab.prediction.capture.batch_sizes import keeps_sizes
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     Capture,
@@ -22,15 +22,15 @@ from torchtraceap.lab.prediction.capture.calls import (
     Collective,
     Gradient,
 )
-from torchtraceap.lab.prediction.capture.recorded import named_inputs
 from torchtraceap.lab.prediction.capture.reexecution import is_registered
 from torchtraceap.lab.prediction.capture.rows import (
     gradients_of,
+    named_inputs,
     phase_of,
     recorded_call,
+    steady_step,
     with_location,
 )
-from torchtraceap.lab.prediction.capture.steps import StepRows, steady_step
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["CapturedProfile", "capture_gpu_trace"]
@@ -39,8 +39,6 @@ _KEYS = (
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Process Group Ranks",
     "Process Group Description", "Process Group Name",
 )  # fmt: skip
-
-
 _CLOCK_NS, _IDLE_NS, _GOES_ON_NS = 1_000, 2_000, 20_000
 """Tolerances for a waiting stream.
 
@@ -51,7 +49,7 @@ of a launch.
 
 @dataclass(frozen=True, slots=True)
 class CapturedProfile:
-    """Launching operators of a step and their measured times."""
+    """Operators that launch GPU work in a step, with their measured times."""
 
     capture: Capture
     """Capture whose calls launch under their own names (`Call.is_innermost`)."""
@@ -68,7 +66,7 @@ class CapturedProfile:
 
 
 def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProfile:
-    """Return the launching operators of a steady step.
+    """Return the operators that launch GPU work in a steady step.
 
     Args:
         part: Recorded with `record_shapes=True` and GPU activities.
@@ -79,14 +77,18 @@ def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProf
         OptionError: Which sizes are the batch is ambiguous.
         MissingDependencyError: Torch is needed and not there.
     """
-    step = steady_step(part)
-    events = _events_of(part, step)
+    table, tree = part.table, part.tree
+    host_rows, step_ns, notes = steady_step(part)
+    in_step = np.zeros(len(table) + 1, dtype=bool)
+    in_step[host_rows] = True
+    events = tree.gpu_rows.astype(np.int64)
+    events = events[in_step[np.minimum(tree.launch[events].astype(np.int64), len(table))]]
     if not len(events):
         raise CaptureError(f"{part.path}: no GPU work with a launch is recorded in a step")
-    launches = part.tree.launch[events].astype(np.int64)
-    owners = part.tree.op[launches].astype(np.int64)
+    launches = tree.launch[events].astype(np.int64)
+    owners = tree.op[launches].astype(np.int64)
     owners = np.where(owners == _core.NO_ROW, launches, owners)
-    order = np.lexsort((part.table.ts_ns[launches], part.table.ts_ns[owners]))
+    order = np.lexsort((table.ts_ns[launches], table.ts_ns[owners]))
     events, owners = events[order], owners[order]
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
     groups = np.split(events, begins[1:])
@@ -94,39 +96,39 @@ def capture_gpu_trace(part: RankTrace, batch: int | None = None) -> CapturedProf
     calls = [_call(part, row, group, {}) for row, group in zip(rows, groups, strict=True)]
     if not any(call.inputs for call in calls):
         raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
-    begins_of = part.table.ts_ns[rows]
+    of_parameters = gradients_of(part, host_rows.tolist())
+    begins_ns = table.ts_ns[rows]
     gradients = tuple(
-        Gradient(int(np.searchsorted(begins_of, part.table.ts_ns[row])), tensor)
-        for row, tensor in gradients_of(part, step.rows.tolist()).items()
+        Gradient(int(np.searchsorted(begins_ns, table.ts_ns[row])), tensor)
+        for row, tensor in of_parameters.items()
     )
     waits = _waits(part, calls, groups)
     changed = None
     if batch is not None:
-        at_batch = _change_batch(part, step, rows, batch)
+        traced = _traced_calls(part, host_rows, rows)
+        shapes = [each.shape for each in of_parameters.values()]
+        new_calls, notes_of_batch = change_batch(traced, batch, shapes, part.path)
         others = [
-            _call(part, row, group, at_batch.calls) for row, group in zip(rows, groups, strict=True)
+            _call(part, row, group, new_calls) for row, group in zip(rows, groups, strict=True)
         ]
         changed = Capture(
-            _with_waits(others, waits), (*step.notes, *at_batch.notes), gradients=gradients
+            _with_waits(others, waits), (*notes, *notes_of_batch), gradients=gradients
         )
-    devices = part.table.devices
     return CapturedProfile(
-        Capture(_with_waits(calls, waits), step.notes, gradients=gradients),
-        tuple(int(part.table.dur_ns[group].sum()) for group in groups),
-        tuple(tuple(map(part.table.name_of, group.tolist())) for group in groups),
-        devices[0].name if devices else None,
-        step.end_ns - step.begin_ns,
+        Capture(_with_waits(calls, waits), notes, gradients=gradients),
+        tuple(int(table.dur_ns[group].sum()) for group in groups),
+        tuple(tuple(map(table.name_of, group.tolist())) for group in groups),
+        table.devices[0].name if table.devices else None,
+        step_ns,
         changed,
     )
 
 
-def _change_batch(
-    part: RankTrace, step: StepRows, owners: Sequence[int], batch: int
-) -> ChangedBatch:
-    """Change the batch size of all operators, since views show how tensors depend on each other."""
+def _traced_calls(part: RankTrace, rows: Array, owners: Sequence[int]) -> list[TracedCall]:
+    """Return all operators of a step, since views show how tensors depend on each other."""
     needed = set(owners)
     traced = []
-    for row in step.rows[part.table.kind[step.rows] == _core.EventKind.CPU_OP].tolist():
+    for row in rows[part.table.kind[rows] == _core.EventKind.CPU_OP].tolist():
         name = part.table.name_of(row)
         parent = int(part.tree.parent[row])
         inside = parent != _core.NO_ROW and is_registered(part.table.name_of(parent))
@@ -135,8 +137,7 @@ def _change_batch(
         if call is not None:
             tells = row in needed or not inside
             traced.append(TracedCall(row, call, phase_of(part, row), tells))
-    shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
-    return change_batch(traced, batch, shapes, part.path)
+    return traced
 
 
 def _waits(part: RankTrace, calls: Sequence[Call], groups: Sequence[Array]) -> dict[int, int]:
@@ -180,23 +181,22 @@ def _with_waits(calls: Sequence[Call], waits: Mapping[int, int]) -> tuple[Call, 
     )
 
 
-def _events_of(part: RankTrace, step: StepRows) -> Array:
-    """Return the GPU events launched in the step, int64."""
-    in_step = np.zeros(len(part.table) + 1, dtype=bool)
-    in_step[step.rows] = True
-    events = part.tree.gpu_rows.astype(np.int64)
-    launches = np.minimum(part.tree.launch[events].astype(np.int64), len(part.table))
-    return events[in_step[launches]]
-
-
 def _call(part: RankTrace, row: int, events: Array, changed: Mapping[int, RecordedCall]) -> Call:
     """Return the operator as a call; a launch without one is named after its first kernel."""
     is_operator = part.table.kind[row] == _core.EventKind.CPU_OP
     name = part.table.name_of(row if is_operator else int(events[0]))
     recorded = (changed.get(row) or recorded_call(part, row)) if is_operator else None
     inputs = {} if recorded is None else named_inputs(recorded)
-    call = Call(name, "default", inputs, (), phase_of(part, row), (), is_innermost=True)
-    call = replace(call, collective=_collective(part, row, int(events[0])))
+    call = Call(
+        name,
+        "default",
+        inputs,
+        (),
+        phase_of(part, row),
+        (),
+        is_innermost=True,
+        collective=_collective(part, row, int(events[0])),
+    )
     return with_location(part, [call], row)[0]
 
 
@@ -208,9 +208,15 @@ def _collective(part: RankTrace, row: int, event: int) -> Collective | None:
     dtype = parse_dtype(said.get("dtype", ""))
     if dtype is None or "Collective name" not in said:
         return None
+    try:
+        group = json.loads(said.get("Process Group Ranks", ""))
+    except ValueError:  # the profiler cuts off long lists, whose ranks are then unknown
+        group = ()
+    if not isinstance(group, list) or any(type(each) is not int or each < 0 for each in group):
+        group = ()
     return Collective(
         said["Collective name"],
-        _parse_ranks(said.get("Process Group Ranks", "")),
+        tuple(group),
         said.get("Process Group Description") or said.get("Process Group Name", ""),
         _as_count(said.get("In msg nelems")),
         _as_count(said.get("Out msg nelems")),
@@ -230,13 +236,3 @@ def _collective_texts(part: RankTrace, row: int) -> dict[str, str]:
 
 def _as_count(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() and len(text) < 20 else 0
-
-
-def _parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse a list of ranks; the profiler cuts off long ones, which are then unknown."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return ()
-    whole = isinstance(found, list) and all(type(each) is int and each >= 0 for each in found)
-    return tuple(found) if whole else ()

@@ -9,8 +9,9 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from torchtraceap import _core
 from torchtraceap.compat.replay.call import RecordedCall
 from torchtraceap.core.aliases import Array
 from torchtraceap.lab.prediction.capture.batch import TracedCall, change_batch
-from torchtraceap.lab.prediction.capture.batch_arguments import MAKERS, is_view_op, keeps_sizes
+from torchtraceap.lab.prediction.capture.batch_sizes import MAKERS, VIEWS, keeps_sizes
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     Capture,
@@ -28,7 +29,6 @@ from torchtraceap.lab.prediction.capture.calls import (
     Phase,
     tensors_in,
 )
-from torchtraceap.lab.prediction.capture.recorded import named_inputs
 from torchtraceap.lab.prediction.capture.reexecution import (
     Reexecutor,
     is_composite,
@@ -38,12 +38,13 @@ from torchtraceap.lab.prediction.capture.reexecution import (
 from torchtraceap.lab.prediction.capture.rows import (
     EVALUATE_FUNCTION,
     gradients_of,
+    named_inputs,
     phase_of,
     recorded_call,
     sequence_number,
+    steady_step,
     with_location,
 )
-from torchtraceap.lab.prediction.capture.steps import StepRows, steady_step
 from torchtraceap.lab.prediction.capture.updates import gpu_update
 from torchtraceap.trace.ranks import RankTrace
 
@@ -51,6 +52,7 @@ __all__ = ["capture_profile"]
 
 _NO_ROW = _core.NO_ROW
 _NONE: Mapping[int, Collective] = MappingProxyType({})
+_Waits: TypeAlias = Callable[[int, int], int | None]
 # Outer operators come first: attention may contain a dropout.
 _RECURRENT = ("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu")
 _WHOLE = (("aten::scaled_dot_product_attention", *_RECURRENT), ("aten::dropout",))
@@ -74,7 +76,7 @@ def capture_profile(
     batch: int | None = None,
     *,
     exchanges: Mapping[int, Collective] = _NONE,
-    waits: Callable[[int, int], int | None] | None = None,
+    waits: _Waits | None = None,
 ) -> Capture:
     """Return the calls of a steady step of a CPU profile.
 
@@ -90,91 +92,51 @@ def capture_profile(
         OptionError: Which sizes are the batch is ambiguous.
         MissingDependencyError: torch is not installed, whose rules take operators apart.
     """
-    step = steady_step(part)
-    _check(part, step)
-    updates = _updates(part, step)
-    collectives = _Collectives(exchanges, waits)
-    calls, walk = _walk_step(part, step, updates, {}, collectives)
-    notes = walk.notes
+    rows, _, notes = steady_step(part)
+    _check(part, rows)
+    updates = {}
+    for row in rows.tolist():
+        name = part.table.name_of(row)
+        if name.startswith("Optimizer.step#"):
+            update = gpu_update(name, list(_operators_below(part, row)))
+            if update is not None:
+                updates[row] = update
+
+    def walked(changed: Mapping[int, RecordedCall]) -> tuple[list[Call], _Walk]:
+        with reexecution() as reexecutor:
+            walk = _Walk(part, rows, reexecutor, updates, changed, exchanges, waits)
+            return list(walk.calls()), walk
+
+    calls, walk = walked({})
     if batch is not None:
         traced = [each for each in walk.traced if each.row not in updates]
-        shapes = [each.shape for each in gradients_of(part, step.rows.tolist()).values()]
-        changed = change_batch(traced, batch, shapes, part.path)
-        calls, walk = _walk_step(part, step, updates, changed.calls, collectives)
-        notes = [*changed.notes, *walk.notes]
-    recorded = tuple(_with_first_gradient(calls))
-    return Capture(recorded, (*step.notes, *notes), gradients=tuple(walk.gradients))
-
-
-def _walk_step(
-    part: RankTrace,
-    step: StepRows,
-    updates: dict[int, list[Call]],
-    changed: Mapping[int, RecordedCall],
-    collectives: _Collectives,
-) -> tuple[list[Call], _Walk]:
-    with reexecution() as reexecutor:
-        walk = _Walk(part, step, reexecutor, updates, changed, collectives)
-        return list(walk.calls()), walk
-
-
-@dataclass(frozen=True, slots=True)
-class _Collectives:
-    """The collectives of a source; see `capture_profile`."""
-
-    exchanges: Mapping[int, Collective]
-    waits: Callable[[int, int], int | None] | None
-
-    def with_waits(self, calls: list[Call], first: int, last: int) -> list[Call]:
-        """Return the calls of rows from first up to last with the collective they wait for."""
-        working = (k for k, call in enumerate(calls) if not call.is_view and not call.on_host)
-        place = next(working, None)
-        if self.waits is not None and place is not None:
-            calls[place] = replace(calls[place], waits_for=self.waits(first, last))
-        return calls
-
-
-def _with_first_gradient(calls: list[Call]) -> list[Call]:
-    """Assign the gradient of the loss, made before autograd begins, to the backward pass."""
+        shapes = [each.shape for each in gradients_of(part, rows.tolist()).values()]
+        new_calls, notes_of_batch = change_batch(traced, batch, shapes, part.path)
+        calls, walk = walked(new_calls)
+        notes = (*notes, *notes_of_batch)
+    # The gradient of the loss is made before autograd begins, for the backward pass.
     backward = (k for k, call in enumerate(calls) if call.phase is Phase.BACKWARD)
     place = next(backward, 0) - 1
     if place >= 0 and calls[place].name == "aten::ones_like":
         calls[place] = replace(calls[place], phase=Phase.BACKWARD)
-    return calls
+    return Capture(tuple(calls), (*notes, *walk.notes), gradients=tuple(walk.gradients))
 
 
-def _check(part: RankTrace, step: StepRows) -> None:
+def _check(part: RankTrace, rows: Array) -> None:
+    """Raise an error if the operators of a step can't be captured."""
     table = part.table
-    ops = step.rows[table.kind[step.rows] == _core.EventKind.CPU_OP]
+    ops = rows[table.kind[rows] == _core.EventKind.CPU_OP]
     if not len(ops):
         raise CaptureError(f"{part.path}: no operator is recorded")
     codes, _ = table.text_codes("Input Dims", rows=ops)
     if not np.any(codes >= 0):
         raise CaptureError(f"{part.path}: operators have no shapes; record with record_shapes=True")
-    names = {table.strings[code] for code in np.unique(table.name[step.rows]).tolist()}
+    names = {table.strings[code] for code in np.unique(table.name[rows]).tolist()}
     if any(name.startswith(("Torch-Compiled Region", "CompiledFunction")) for name in names):
         raise CaptureError(
             f"{part.path}: the step is compiled for a CPU, which a GPU would not run; record it "
             "without torch.compile"
         )
-
-
-def _updates(part: RankTrace, step: StepRows) -> dict[int, list[Call]]:
-    """Return the optimizer steps as a GPU runs them, by row."""
-    found = {}
-    for row in step.rows.tolist():
-        name = part.table.name_of(row)
-        if name.startswith("Optimizer.step#"):
-            calls = gpu_update(name, list(_operators_below(part, row)))
-            if calls is not None:
-                found[row] = calls
-    return found
-
-
-def _computes(call: RecordedCall) -> bool:
-    """Return whether an operator computes, instead of preparing or viewing its result."""
-    name = call.name.partition("::")[2].rstrip("_")
-    return name not in MAKERS and not is_view_op(name) and name not in _PREPARES
 
 
 def _operators_below(part: RankTrace, row: int) -> Iterator[RecordedCall]:
@@ -197,19 +159,25 @@ class _Walk:
     def __init__(
         self,
         part: RankTrace,
-        step: StepRows,
+        rows: Array,
         reexecutor: Reexecutor,
-        updates: dict[int, list[Call]],
+        updates: Mapping[int, list[Call]],
         changed: Mapping[int, RecordedCall],
-        collectives: _Collectives,
+        exchanges: Mapping[int, Collective],
+        waits: _Waits | None,
     ) -> None:
-        self._part, self._step, self._reexecutor, self._updates = part, step, reexecutor, updates
-        self._changed, self._collectives = changed, collectives
+        self._part, self._rows, self._reexecutor, self._updates = part, rows, reexecutor, updates
+        self._changed, self._exchanges, self._waits = changed, exchanges, waits
         self.traced: list[TracedCall] = []
         self.gradients: list[Gradient] = []
-        self._gradient_of = gradients_of(part, step.rows.tolist())
+        self._gradient_of = gradients_of(part, rows.tolist())
         self._table, self._tree = part.table, part.tree
-        self._whole = [self._inside(names) for names in _WHOLE]
+        texts = np.array(part.table.strings, dtype=object)
+        self._whole = [
+            _core.innermost_marked(part.table, part.tree, np.isin(texts, names)[part.table.name])
+            for names in _WHOLE
+        ]
+        """The enclosing operator with one of these names for each row, or NO_ROW."""
         self._done_whole: set[int] = set()
         self._unknown: dict[str, int] = {}
 
@@ -226,18 +194,23 @@ class _Walk:
         position, end = self._tree.host_position, self._tree.subtree_end
         done: dict[int, int] = {}
         tracks, count = self._table.track, 0
-        for row in self._step.rows.tolist():
+        for row in self._rows.tolist():
             if row in self._gradient_of:
                 self.gradients.append(Gradient(count, self._gradient_of[row]))
             track, place = int(tracks[row]), int(position[row])
             if place < done.get(track, 0):
                 continue
             found = self._updates[row] if row in self._updates else self._row_calls(row)
-            if found is not None:
-                done[track] = int(end[place])
-                count += len(found)
+            if found is None:
+                continue
+            done[track] = int(end[place])
+            count += len(found)
+            working = (k for k, call in enumerate(found) if not call.is_view and not call.on_host)
+            first = next(working, None)
+            if self._waits is not None and first is not None:
                 last = int(self._tree.host_rows[int(end[place]) - 1]) + 1
-                yield from self._collectives.with_waits(found, row, last)
+                found[first] = replace(found[first], waits_for=self._waits(row, last))
+            yield from found
 
     def _recorded(self, row: int, *, is_needed: bool = True) -> RecordedCall | None:
         """Return the recorded operator at the requested batch size."""
@@ -245,13 +218,6 @@ class _Walk:
         if found is not None:
             self.traced.append(TracedCall(row, found, phase_of(self._part, row), is_needed))
         return found
-
-    def _exchange(self, row: int, name: str) -> Call:
-        recorded = recorded_call(self._part, row)
-        inputs = {} if recorded is None else named_inputs(recorded)
-        met = self._collectives.exchanges[row]
-        phase = phase_of(self._part, row)
-        return Call(name, "default", inputs, (), phase, (), collective=met)
 
     def _unknown_operator(self, row: int, name: str) -> list[Call] | None:
         """Return the call of an operator unknown to torch.
@@ -261,32 +227,33 @@ class _Walk:
         if "::" not in name or name.startswith(_NO_OPERATORS):
             return None
         recorded = recorded_call(self._part, row)
-        if recorded is None or any(map(_computes, _operators_below(self._part, row))):
+        if recorded is None:
             return None
+        for below in _operators_below(self._part, row):
+            own = below.name.partition("::")[2].rstrip("_")
+            if own not in MAKERS and own not in VIEWS and own not in _PREPARES:
+                return None  # it computes, and tells more
         call = self._reexecutor.as_recorded(recorded, phase_of(self._part, row))
         if not any(tensors_in(call.inputs.values())):
             return None
         self._unknown[name] = self._unknown.get(name, 0) + 1
         return with_location(self._part, [call], row)
 
-    def _record_views(self, row: int) -> None:
-        """Record the views within a call, whose results backward passes read."""
-        place = int(self._tree.host_position[row])
-        if self._table.name_of(row) in _WHOLE_NAMES:
-            return
-        for below in self._tree.host_rows[place + 1 : int(self._tree.subtree_end[place])].tolist():
-            name = self._table.name_of(below).partition("::")[2]
-            if keeps_sizes(name):
-                self._recorded(below, is_needed=False)
-
     def _row_calls(self, row: int) -> list[Call] | None:
         """Return the calls of a row and all below; None if the rows below count one by one."""
-        name = self._table.name_of(row)
+        name, part = self._table.name_of(row), self._part
         if self._table.kind[row] != _core.EventKind.CPU_OP:
             return None
-        if row in self._collectives.exchanges:
-            return with_location(self._part, [self._exchange(row, name)], row)
-        whole = self._whole_of(row)
+        if row in self._exchanges:
+            recorded, collective = recorded_call(part, row), self._exchanges[row]
+            inputs = {} if recorded is None else named_inputs(recorded)
+            call = Call(name, "default", inputs, (), phase_of(part, row), (), collective=collective)
+            return with_location(part, [call], row)
+        forward = int(self._tree.forward[row])
+        whole = None
+        if forward != _NO_ROW:
+            enclosing = (int(each[forward]) for each in self._whole)
+            whole = next((each for each in enclosing if each != _NO_ROW), None)
         # Rows that add the gradients of attention to others stay; a recurrent layer has all inside.
         if whole is not None and (
             self._table.name_of(whole) in _RECURRENT or not name.startswith(EVALUATE_FUNCTION)
@@ -296,23 +263,32 @@ class _Walk:
             return None
         if not is_registered(name):
             return self._unknown_operator(row, name)
-        recorded = self._recorded(row)
-        sequence = sequence_number(self._part, row)
-        found = None
+        return self._operator_calls(row, name)
+
+    def _operator_calls(self, row: int, name: str) -> list[Call] | None:
+        """Return the calls that an operator makes when it is executed again."""
+        recorded, found = self._recorded(row), None
+        phase = phase_of(self._part, row)
         if recorded is not None:
-            grad = sequence is not None
-            found = self._reexecutor.call(recorded, phase_of(self._part, row), grad=grad)
-        if found is None and is_composite(name):
-            return None
+            grad = sequence_number(self._part, row) is not None
+            found = self._reexecutor.call(recorded, phase, grad=grad)
         if is_composite(name):
-            self._record_views(row)
+            if found is None:
+                return None
+            # Backward passes read the views within the call.
+            place = int(self._tree.host_position[row])
+            end = int(self._tree.subtree_end[place])
+            for below in self._tree.host_rows[place + 1 : end].tolist():
+                own = self._table.name_of(below).partition("::")[2]
+                if name not in _WHOLE_NAMES and keeps_sizes(own):
+                    self._recorded(below, is_needed=False)
         if found is None:
             if name in _SILENT:
                 return []
             self._unknown[name] = self._unknown.get(name, 0) + 1
             if recorded is None:
                 return []
-            found = [self._reexecutor.as_recorded(recorded, phase_of(self._part, row))]
+            found = [self._reexecutor.as_recorded(recorded, phase)]
         return with_location(self._part, found, row)
 
     def _backward_calls(self, whole: int, row: int) -> list[Call] | None:
@@ -320,33 +296,20 @@ class _Walk:
         if whole in self._done_whole:
             return []
         recorded = self._changed.get(whole) or recorded_call(self._part, whole)
-        strides = self._gradient_strides(row) if recorded and recorded.name in _RECURRENT else None
-        found = None if recorded is None else self._reexecutor.backward(recorded, strides)
+        if recorded is None:
+            return None
+        strides = None
+        if recorded.name in _RECURRENT:
+            # Those of the gradient that the first node at or below the row receives.
+            place = int(self._tree.host_position[row])
+            end = int(self._tree.subtree_end[place])
+            for below in self._tree.host_rows[place:end].tolist():
+                node = self._recorded(below, is_needed=False)
+                if node is not None and node.strides and node.strides[0]:
+                    strides = tuple(node.strides[0])
+                    break
+        found = self._reexecutor.backward(recorded, strides)
         if found is None:
             return None
         self._done_whole.add(whole)
         return with_location(self._part, found, row)
-
-    def _gradient_strides(self, row: int) -> tuple[int, ...] | None:
-        """Return the strides of the gradient that the first node at or below a row receives."""
-        place = int(self._tree.host_position[row])
-        for below in self._tree.host_rows[place : int(self._tree.subtree_end[place])].tolist():
-            node = self._recorded(below, is_needed=False)
-            if node is not None and node.strides and node.strides[0]:
-                return tuple(node.strides[0])
-        return None
-
-    def _inside(self, names: tuple[str, ...]) -> Array:
-        """Return the enclosing operator with one of these names for each row, or NO_ROW."""
-        wanted = np.isin(np.array(self._table.strings, dtype=object), names)
-        return _core.innermost_marked(self._table, self._tree, wanted[self._table.name])
-
-    def _whole_of(self, row: int) -> int | None:
-        """Return the composite forward operator that a node belongs to."""
-        forward = int(self._tree.forward[row])
-        if forward == _NO_ROW:
-            return None
-        for inside in self._whole:
-            if inside[forward] != _NO_ROW:
-                return int(inside[forward])
-        return None

@@ -6,11 +6,11 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.dtypes import DType, parse_dtype
+from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     CaptureError,
@@ -27,14 +27,26 @@ from torchtraceap.lab.prediction.capture.streams import Streams
 if TYPE_CHECKING:
     import torch
 
-    from torchtraceap.lab.prediction.capture.collectives import C10dCall
-
-__all__ = ["Recorder"]
+__all__ = ["C10dCall", "Recorder"]
 
 _NOT_IN_NAMES = re.compile(r"[^\w.\[\]-]+")
 _WITHOUT_WORK = re.compile("profiler::|aten::(new_)?empty")
 _NO_SEQUENCE = (1 << 64) - 1
 """Sequence number of nodes that accumulate gradients: no forward operator made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class C10dCall:
+    """The collective that a call of torch.distributed starts."""
+
+    kind: str
+    group: tuple[int, ...]
+    group_name: str
+    read: tuple[torch.Tensor, ...]
+    written: tuple[torch.Tensor, ...]
+    waits: bool
+    """True if the stream that starts it waits for its end."""
+    peer: int | None = None
 
 
 class Recorder:
@@ -72,11 +84,7 @@ class Recorder:
         self._limit_s, self._deadline = seconds, monotonic() + seconds
 
     def begin_step(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Begin a step and forget what was recorded before.
-
-        Args:
-            tensors: Tensors that exist before the step.
-        """
+        """Forget what was recorded and begin a step before which some tensors exist."""
         self.streams.end_step(len(self.calls))
         self.calls.clear()
         self._freed.clear()
@@ -198,10 +206,6 @@ class Recorder:
         """Mark a tensor whose memory on the host is page-locked."""
         self._pinned.add(self._storages.number(tensor))
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's memory on the host is page-locked."""
-        return bool(self._pinned) and self._storages.number(tensor) in self._pinned
-
     def leaves_on_host(self, model: torch.nn.Module) -> bool:
         """Return whether parameters or buffers are on the host now.
 
@@ -271,38 +275,23 @@ class Recorder:
             call = replace(call, waits_for=waits_for, after=after)
         self.calls.append(call)
 
-    def write_move(self, source: torch.Tensor, made: torch.Tensor, move: Move) -> None:
-        """Record a copy between host and GPU.
-
-        Args:
-            source: The tensor that is copied.
-            made: Its copy.
-            move: The direction.
-        """
-        if not move.to_gpu:
+    def write_move(
+        self, source: torch.Tensor, made: torch.Tensor, *, to_gpu: bool, non_blocking: bool
+    ) -> None:
+        """Record a copy between host and GPU; a parameter is moved as the object that it is."""
+        is_pinned = bool(self._pinned) and self._storages.number(source) in self._pinned
+        if not to_gpu:
             self.move_to_host(made)
-        inputs = {"self": source, "non_blocking": move.non_blocking}
+        inputs = {"self": source, "non_blocking": non_blocking}
+        move = Move(to_gpu, is_pinned, non_blocking)
         self.write("aten::_to_copy", "default", inputs, (made,), move=move)
-
-    def write_move_of(self, tensor: torch.Tensor, move: Move) -> None:
-        """Record a copy after which the same tensor object, a parameter, is on the other side."""
-        number = self._storages.number(tensor)
-        inputs = {"self": tensor, "non_blocking": move.non_blocking}
-        self.write("aten::_to_copy", "default", inputs, (tensor,), move=move)
-        if move.to_gpu:
+        if to_gpu and made is source:
+            number = self._storages.number(made)
             self._moved.discard(number)
             self._on_host.discard(number)
-        else:
-            self.move_to_host(tensor)
 
     def write_exchange(self, name: str, arguments: dict[str, Any], exchange: C10dCall) -> None:
-        """Record a call that starts a collective.
-
-        Args:
-            name: The operator as Kineto names it.
-            arguments: Arguments by the names of the schema.
-            exchange: The collective.
-        """
+        """Record a call that starts a collective; names are those of `write`."""
         if not self.is_on:
             return
         self.write(name, "default", arguments, ())
@@ -358,10 +347,13 @@ class Recorder:
         dense = _dense(tensor)
         if dense is not tensor:
             self.note("a sparse gradient is taken to have a row for every lookup, none twice")
+        dtype = parse_dtype(str(dense.dtype))
+        if dtype is None:
+            raise CaptureError(f"tensors of {dense.dtype} are not known")
         return TensorInfo(
             tuple(map(int, dense.shape)),
             tuple(map(int, dense.stride())),
-            _dtype(dense.dtype),
+            dtype,
             self._storages.number(dense),
         )
 
@@ -442,10 +434,3 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
         raise CaptureError(f"tensors of the layout {tensor.layout} can't be captured")
     with _disable_current_modes():
         return tensor._values()
-
-
-def _dtype(dtype: torch.dtype) -> DType:
-    found = parse_dtype(str(dtype))
-    if found is None:
-        raise CaptureError(f"tensors of {dtype} are not known")
-    return found

@@ -25,11 +25,9 @@ from torchtraceap.compat.replay.plan import CallPlan, DeviceName, Make, TorchNam
 from torchtraceap.compat.replay.schema import registered_overloads, require_torch
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
-from torchtraceap.lab.prediction.capture.composite_ops import ATTENTION
 from torchtraceap.lab.prediction.capture.dispatch import recording
-from torchtraceap.lab.prediction.capture.layers import LAYERS
-from torchtraceap.lab.prediction.capture.recorded import NO_STORAGE, named_inputs
 from torchtraceap.lab.prediction.capture.recorder import Recorder
+from torchtraceap.lab.prediction.capture.rows import NO_STORAGE, named_inputs
 
 if TYPE_CHECKING:
     import torch
@@ -106,12 +104,12 @@ class Reexecutor:
             phase: Part of the step.
             grad: True if autograd was recording, which changes how some operators decompose.
         """
-        runs = (self._with_grad, self._forward) if grad else (self._forward,)
-        for run in runs:  # what writes to its input can't be called on leaves that need gradients
-            found = self._record(recorded, phase, run)
-            if found is not None:
-                return found
-        return None
+        found = None
+        if grad:
+            found = self._record(recorded, phase, partial(self._forward, grad=True))
+        if found is None:  # what writes to its input can't be called on leaves that need gradients
+            found = self._record(recorded, phase, partial(self._forward, grad=False))
+        return found
 
     def backward(
         self, recorded: RecordedCall, strides: tuple[int, ...] | None = None
@@ -137,7 +135,13 @@ class Reexecutor:
                 made = _call(_function(plan), given, len(plan.positional))
         except Exception:  # any error of torch's says that these arguments don't do
             return None
-        return tuple(map(_info, _tensors_in(made)))
+        found = []
+        for tensor in _tensors_in(made):
+            dtype = parse_dtype(str(tensor.dtype))
+            assert dtype is not None  # what torch makes of types that a file names
+            info = TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
+            found.append(info)
+        return tuple(found)
 
     def as_recorded(self, recorded: RecordedCall, phase: Phase) -> Call:
         """Return the recorded call without executing it."""
@@ -156,14 +160,14 @@ class Reexecutor:
             return None
         return list(recorder.calls)
 
-    def _forward(self, function: Any, given: dict[str, Any], order: int) -> None:
-        """Run without autograd; parameters still require gradients, which some operators check."""
-        _need_gradients({name: given[name] for name in given if _IS_PARAMETER.search(name)})
-        self._keep(_call(function, given, order))
+    def _forward(self, function: Any, given: dict[str, Any], order: int, *, grad: bool) -> None:
+        """Run the operator.
 
-    def _with_grad(self, function: Any, given: dict[str, Any], order: int) -> None:
-        with require_torch().enable_grad():
-            _need_gradients(given)
+        Without autograd parameters still require gradients, which some operators check.
+        """
+        with require_torch().set_grad_enabled(grad):
+            leaves = [name for name in given if grad or _IS_PARAMETER.search(name)]
+            _need_gradients({name: given[name] for name in leaves})
             self._keep(_call(function, given, order))
 
     def _backward(
@@ -182,6 +186,8 @@ class Reexecutor:
 
     def _keep(self, made: Any) -> None:
         """Keep the outputs of attention; see Note [What attention gives]."""
+        from torchtraceap.lab.prediction.capture.composite_ops import ATTENTION
+
         calls = [call for call in self._recorder.calls if not call.is_view]
         if any(call.name.startswith(ATTENTION) for call in calls):
             self._kept = [_KeptTensor(each.detach()) for each in _tensors_in(made)]
@@ -221,12 +227,6 @@ class Reexecutor:
         return made
 
 
-def _info(tensor: torch.Tensor) -> TensorInfo:
-    dtype = parse_dtype(str(tensor.dtype))
-    assert dtype is not None  # what torch makes of types that a file names
-    return TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
-
-
 def _call(function: Any, given: dict[str, Any], order: int) -> Any:
     """Call a function with the first `order` arguments by position."""
     names = list(given)
@@ -242,6 +242,8 @@ def _need_gradients(given: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def _function(plan: CallPlan) -> Any:
+    from torchtraceap.lab.prediction.capture.composite_ops import LAYERS
+
     operator = plan.operator
     layer = LAYERS.get(operator.qualified)
     if layer is not None:

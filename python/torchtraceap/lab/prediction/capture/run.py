@@ -9,7 +9,7 @@ or whose optimizer frees the gradients, runs once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -115,28 +115,26 @@ def _has_gradients(model: torch.nn.Module) -> bool:
 
 
 def _state_sizes(model: torch.nn.Module) -> list[dict[str, int]]:
-    """Return the size of each attribute of each module, except parameters and buffer counts."""
-    return [
-        {
-            name: _size(value)
-            for kept in (vars(module), module._buffers)
-            for name, value in kept.items()
-            if name not in _MODULE_ATTRIBUTES
-        }
-        for module in model.modules()
-    ]
+    """Return the size of each attribute of each module, except parameters and buffer counts.
+
+    It is the elements of a tensor, the length of a collection, 0 for None and else 1.
+    """
+    sizes = []
+    for module in model.modules():
+        found = {}
+        for name, value in (*vars(module).items(), *module._buffers.items()):
+            if name in _MODULE_ATTRIBUTES:
+                continue
+            found[name] = 0 if value is None else 1
+            if hasattr(value, "numel") and callable(value.numel):
+                found[name] = int(value.numel())
+            elif isinstance(value, (list, tuple, set, Mapping)):
+                found[name] = len(value)
+        sizes.append(found)
+    return sizes
 
 
 _MODULE_ATTRIBUTES = frozenset(("_parameters", "_buffers", "_modules", "training"))
-
-
-def _size(value: Any) -> int:
-    """Return the elements of a tensor, the length of a collection, or 0 for None and else 1."""
-    if hasattr(value, "numel") and callable(value.numel):
-        return int(value.numel())
-    if isinstance(value, (list, tuple, set, Mapping)):
-        return len(value)
-    return 0 if value is None else 1
 
 
 @contextmanager
@@ -169,11 +167,14 @@ def restored(model: torch.nn.Module, *, with_parameters: bool) -> Iterator[None]
 
 
 def _update(workload: Workload, recorder: Recorder) -> Callable[[], None]:
-    """Return a function that runs the workload's optimizers."""
+    """Return a function that runs the optimizers and schedulers, which may be in a collection."""
     if workload.loss is None or workload.optimizer is None:
         return lambda: None
     made = workload.optimizer(workload.model.parameters())
-    parts = [each for each in _optimizers(made) if callable(getattr(each, "step", None))]
+    listed = made.values() if isinstance(made, Mapping) else made
+    if not isinstance(made, (Mapping, list, tuple)):
+        listed = (made,)
+    parts = [each for each in listed if callable(getattr(each, "step", None))]
     if not parts:
         raise OptionError(
             f"a workload's optimizer makes something with step(), not {type(made).__name__}"
@@ -185,13 +186,6 @@ def _update(workload: Workload, recorder: Recorder) -> Callable[[], None]:
                 part.step()
 
     return update
-
-
-def _optimizers(made: Any) -> Iterable[Any]:
-    """Return the optimizers and schedulers that a workload may hold in a collection."""
-    if isinstance(made, Mapping):
-        return made.values()
-    return made if isinstance(made, (list, tuple)) else (made,)
 
 
 @contextmanager

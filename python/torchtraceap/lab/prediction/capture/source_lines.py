@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from traceback import walk_stack, walk_tb
 from types import FrameType
 
 __all__ = [
@@ -22,10 +23,7 @@ _PYTHON_MODULES = ("importlib", "contextlib", "functools", "threading", "runpy")
 
 def program_frame() -> FrameType | None:
     """Return the innermost frame that is neither torch's nor this package's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_user_frame(frame):
-        frame = frame.f_back
-    return frame
+    return next((f for f, _ in walk_stack(sys._getframe(1)) if _is_user_frame(f)), None)
 
 
 def format_location(frame: FrameType | None) -> str:
@@ -36,13 +34,8 @@ def format_location(frame: FrameType | None) -> str:
 def error_location(error: BaseException) -> str:
     """Return the innermost line of the program that an error passed through; empty if there is
     none."""
-    places = []
-    trace = error.__traceback__
-    while trace is not None:
-        if _is_user_frame(trace.tb_frame):
-            places.append(_format_line(trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    return places[-1] if places else ""
+    places = [place for place in walk_tb(error.__traceback__) if _is_user_frame(place[0])]
+    return _format_line(*places[-1]) if places else ""
 
 
 def is_torch_frame(frame: FrameType) -> bool:

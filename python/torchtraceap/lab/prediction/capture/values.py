@@ -14,9 +14,9 @@ in `assumed`, so that the caller can compute the step instead (`dispatch.py`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -25,11 +25,16 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchtraceap.lab.prediction.capture.bounds import is_typical, largest_output
 from torchtraceap.lab.prediction.capture.calls import CaptureError
-from torchtraceap.lab.prediction.capture.modes import PlainMode, is_distributed, reported_device
+from torchtraceap.lab.prediction.capture.modes import (
+    PlainMode,
+    bind_arguments,
+    is_distributed,
+    reported_device,
+)
 from torchtraceap.lab.prediction.capture.source_lines import format_location, program_frame
 
 if TYPE_CHECKING:
@@ -136,7 +141,9 @@ class ValuesMode(PlainMode):
         args = tree_map(self._convertible, args)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
-        if has_values and (_is_in_place(func) or not self._is_large(func, args, kwargs)):
+        aliases = (argument.alias_info for argument in func._schema.arguments)
+        is_in_place = any(alias and alias.is_write for alias in aliases)
+        if has_values and (is_in_place or not self._is_large(func, args, kwargs)):
             return func(*args, **kwargs)
         return self._without_values(func, args, kwargs)
 
@@ -151,6 +158,7 @@ class ValuesMode(PlainMode):
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
 
     def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return outputs without values, or assumed ones; see Note [What is assumed]."""
         try:
             # Equals `with self.fake: func()` without the cost of entering the mode.
             return self.fake.dispatch(func, (), args, kwargs)
@@ -162,21 +170,19 @@ class ValuesMode(PlainMode):
                 raise CaptureError(f"{func} needs values that are not there") from None
             return self._read(args[0].dtype)
         except DynamicOutputShapeException as error:
-            return self._upper_bound(func, args, kwargs, error)
+            rule = _LARGEST.get(func)
+            if rule is None:
+                raise CaptureError(f"the shape of what {func} gives depends on values") from error
+            with self.fake:
+                made = rule(bind_arguments(func, args, kwargs))
+            is_usual = func in _USUAL
+            if func is torch.ops.aten._pack_padded_sequence.default:
+                is_usual = not isinstance(args[1], FakeTensor)  # the lengths are known
+            if not is_usual:
+                self._assume(f"how much {func} gives")
+            return made
         finally:
             self._forget_tensors()
-
-    def _upper_bound(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
-    ) -> Any:
-        """Return the largest output; see Note [What is assumed]."""
-        with self.fake:
-            made = largest_output(func, args, kwargs)
-        if made is None:
-            raise CaptureError(f"the shape of what {func} gives depends on values") from error
-        if not is_typical(func, args):
-            self._assume(f"how much {func} gives")
-        return made
 
     def _assume(self, what: str) -> None:
         place = format_location(program_frame())
@@ -200,15 +206,11 @@ class ValuesMode(PlainMode):
         self.recorder.note(
             "a value that the host reads from a large tensor is taken to be 1 or true"
         )
-        if dtype is torch.bool:
-            self._assume("a condition")
-            return self._condition()
-        if not dtype.is_floating_point:
-            self._assume("a whole number")
-        return 1
-
-    def _condition(self) -> bool:
-        """Return a condition, which changes in a loop."""
+        if dtype is not torch.bool:
+            if not dtype.is_floating_point:
+                self._assume("a whole number")
+            return 1
+        self._assume("a condition")
         frame = program_frame()
         if frame is None:
             return True
@@ -252,7 +254,115 @@ def _replace(
                 setattr(module, name, instead[id(parameter)])
 
 
-def _is_in_place(func: Any) -> bool:
-    return any(
-        argument.alias_info and argument.alias_info.is_write for argument in func._schema.arguments
+# ------------------------------------------------------------------------------- largest outputs
+
+_Given: TypeAlias = dict[str, Any]
+_LARGEST: dict[Any, Callable[[_Given], Any]] = {}
+"""Rules for outputs whose sizes depend on values, by operator.
+
+Sizes follow ATen's own rules with every condition true and every value distinct. The rules run
+where tensors have no values.
+"""
+_USUAL = frozenset(
+    (
+        torch.ops.aten.bincount.default,
+        torch.ops.aten._ctc_loss.default,
+        torch.ops.aten._ctc_loss.Tensor,
     )
+)
+"""Operators whose largest output is the usual one: no index exceeds the declared size, and targets
+fill their room."""
+
+
+def _largest(
+    *functions: Any,
+) -> Callable[[Callable[[_Given], Any]], Callable[[_Given], Any]]:
+    """Return a decorator that adds a rule for operators to `_LARGEST`."""
+
+    def add(rule: Callable[[_Given], Any]) -> Callable[[_Given], Any]:
+        _LARGEST.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return add
+
+
+@_largest(torch.ops.aten.nonzero.default)
+def _nonzero(given: _Given) -> torch.Tensor:
+    tensor = given["self"]
+    # A GPU returns the indices in column-major order.
+    return tensor.new_empty((tensor.dim(), tensor.numel()), dtype=torch.int64).t()
+
+
+@_largest(torch.ops.aten.masked_select.default)
+def _masked_select(given: _Given) -> torch.Tensor:
+    tensor, _ = torch.broadcast_tensors(given["self"], given["mask"])
+    return tensor.new_empty((tensor.numel(),))
+
+
+@_largest(torch.ops.aten.index.Tensor)
+def _index(given: _Given) -> torch.Tensor:
+    """Bound `index`: a mask counts as one index for each of its dimensions."""
+    indices: list[torch.Tensor | None] = []
+    for index in given["indices"]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            indices.append(index)
+            continue
+        one = index.new_zeros((index.numel(),), dtype=torch.int64)
+        indices += [one] * index.dim()
+    found: torch.Tensor = torch.ops.aten.index.Tensor(given["self"], indices)
+    return found
+
+
+@_largest(
+    torch.ops.aten._unique2.default,
+    torch.ops.aten._unique.default,
+    torch.ops.aten.unique_dim.default,
+    torch.ops.aten.unique_consecutive.default,
+)
+def _unique(given: _Given) -> tuple[torch.Tensor, ...]:
+    tensor, dim = given["self"], given.get("dim")
+    if dim is None:
+        values, length = tensor.new_empty((tensor.numel(),)), tensor.numel()
+        inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
+    else:
+        values, length = torch.empty_like(tensor), tensor.shape[dim]
+        inverse = tensor.new_empty((length,), dtype=torch.int64)
+    if "return_counts" not in given:
+        return values, inverse
+    return values, inverse, tensor.new_empty((length,), dtype=torch.int64)
+
+
+@_largest(torch.ops.aten.repeat_interleave.Tensor)
+def _repeat_interleave(given: _Given) -> torch.Tensor:
+    repeats = given["repeats"]
+    size = given["output_size"]
+    found: torch.Tensor = repeats.new_empty((repeats.numel() if size is None else size,))
+    return found
+
+
+@_largest(torch.ops.aten.bincount.default)
+def _bincount(given: _Given) -> torch.Tensor:
+    weights = given["weights"]
+    dtype = torch.int64 if weights is None else weights.dtype
+    found: torch.Tensor = given["self"].new_empty((max(given["minlength"], 1),), dtype=dtype)
+    return found
+
+
+@_largest(torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor)
+def _ctc_loss(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bound the loss of each sequence and the log probabilities of all paths."""
+    log_probs, targets = given["log_probs"], given["targets"]
+    steps, batch, _ = log_probs.shape
+    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.shape[0] // batch)
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, steps, 2 * longest + 1))
+
+
+@_largest(torch.ops.aten._pack_padded_sequence.default)
+def _pack_padded_sequence(given: _Given) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bound the packed steps and the number of sequences in each step."""
+    x, lengths = given["input"], given["lengths"]
+    steps, batch = (x.shape[1], x.shape[0]) if given["batch_first"] else x.shape[:2]
+    with _disable_current_modes():
+        known = [steps] * batch if isinstance(lengths, FakeTensor) else lengths.tolist()
+        sizes = torch.tensor([sum(n > step for n in known) for step in range(max(known))])
+    return x.new_empty((sum(known), *x.shape[2:])), sizes

@@ -2,9 +2,8 @@
 
 from torchtraceap.lab.prediction.lowering.durations import op_call, op_times
 from torchtraceap.lab.prediction.lowering.kernels import kernels_of
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
 from torchtraceap.lab.prediction.lowering.operators import launching_ops
-from torchtraceap.lab.prediction.lowering.work import OpTime
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp, Libraries, OpTime
 
 __all__ = [
     "LaunchingOp",

@@ -127,16 +127,11 @@ def call_contexts(calls: Sequence[Call]) -> Iterator[CallContext]:
             is_same_node=same,
             is_same_phase=last is not None and last.phase is call.phase,
         )
+        first = next(iter(call.inputs.values()), ()) if is_multi_tensor(call.name) else ()
+        tensors = len(first) if isinstance(first, tuple) else 0
         name = "" if last is None else last.name
-        yield CallContext(call.name, name, call.phase, between, _tensors(call))
+        yield CallContext(call.name, name, call.phase, between, tensors)
         last = call
-
-
-def _tensors(call: Call) -> int:
-    if not is_multi_tensor(call.name):
-        return 0
-    first = next(iter(call.inputs.values()), ())
-    return len(first) if isinstance(first, tuple) else 0
 
 
 def is_multi_tensor(name: str) -> bool:

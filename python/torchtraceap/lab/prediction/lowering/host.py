@@ -33,7 +33,7 @@ from torchtraceap.lab.prediction.lowering.call_context import (
     call_contexts,
 )
 from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
-from torchtraceap.lab.prediction.lowering.work import HostTime
+from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import Device
 
 __all__ = [
@@ -42,13 +42,11 @@ __all__ = [
     "QUANTITIES",
     "SCORES",
     "TAIL",
-    "ExpectedMachine",
     "HostModel",
     "HostTable",
     "HostTimes",
     "Machine",
     "PartMean",
-    "expected_machine",
     "is_recent",
     "log_ratios",
     "shipped_table",
@@ -149,7 +147,7 @@ class HostTable:
     correlation: float
     """Correlation of the residuals of neighboring calls, as normal scores."""
     parts: Mapping[str, PartMean]
-    """Times around a step's calls (step_parts.py)."""
+    """Times around a step's calls (loop.py)."""
 
     @classmethod
     def from_json(cls, text: Mapping[str, Any]) -> HostTable:
@@ -218,47 +216,37 @@ class HostTimes:
         n = len(self.calls)
         if common is None:
             common = self.common_factor(rng)
-        score = _autocorrelated(rng, n, self.table.correlation)
-        drawn = {quantity: self._ratios(quantity, score, rng) * common for quantity in QUANTITIES}
-        calls = tuple(_scaled(call, drawn, place) for place, call in enumerate(self.calls))
-        return replace(self, calls=calls, low=1.0, high=1.0)
+        correlation = self.table.correlation
+        own = rng.standard_normal(n) * sqrt(1 - correlation**2)
+        score = np.empty(n)
+        last = float(rng.standard_normal())
+        for place, each in enumerate(own.tolist()):
+            last = score[place] = correlation * last + each
+        ratios: dict[str, list[float]] = {}
+        for quantity in QUANTITIES:  # a call's times share half of their variance
+            at = sqrt(0.5) * score + sqrt(0.5) * rng.standard_normal(n)
+            drawn = np.interp(at, SCORES, self.table.residuals[quantity]) * common
+            ratios[quantity] = drawn.tolist()
+        calls = []
+        for place, time in enumerate(self.calls):
+            launch = ratios["launch"][place]
+            calls.append(
+                HostTime(
+                    before=time.before * ratios["before"][place],
+                    to_launch=time.to_launch
+                    * ratios["to_launch" if time.launches else "alone"][place],
+                    launches=tuple(each * launch for each in time.launches),
+                    between=time.between * ratios["between"][place],
+                    after=time.after * ratios["after"][place],
+                )
+            )
+        return replace(self, calls=tuple(calls), low=1.0, high=1.0)
 
     def common_factor(self, rng: np.random.Generator) -> float:
         """Sample the common factor of a machine from `low` and `high`."""
         at = rng.standard_normal()
         side = self.high if at > 0 else 1 / self.low
         return float(side ** (at / TAIL))
-
-    def _ratios(self, quantity: str, score: Array, rng: np.random.Generator) -> Array:
-        """Return ratios of single times to their means; a call's times share half of their
-        variance."""
-        own = rng.standard_normal(len(score))
-        at = sqrt(0.5) * score + sqrt(0.5) * own
-        ratios: Array = np.interp(at, SCORES, self.table.residuals[quantity])
-        return ratios
-
-
-def _autocorrelated(rng: np.random.Generator, n: int, correlation: float) -> Array:
-    """Return autocorrelated normal scores."""
-    own = rng.standard_normal(n) * sqrt(1 - correlation**2)
-    scores = np.empty(n)
-    last = float(rng.standard_normal())
-    for place, each in enumerate(own.tolist()):
-        last = correlation * last + each
-        scores[place] = last
-    return scores
-
-
-def _scaled(time: HostTime, ratios: Mapping[str, Array], place: int) -> HostTime:
-    inside = "to_launch" if time.launches else "alone"
-    launch = float(ratios["launch"][place])
-    return HostTime(
-        before=time.before * float(ratios["before"][place]),
-        to_launch=time.to_launch * float(ratios[inside][place]),
-        launches=tuple(each * launch for each in time.launches),
-        between=time.between * float(ratios["between"][place]),
-        after=time.after * float(ratios["after"][place]),
-    )
 
 
 def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
@@ -291,85 +279,14 @@ def weighted_median(values: Array, weights: Array) -> float:
     return float(values[order][place])
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedMachine:
-    """The expected factors of a machine, logarithms by `GROUPS`."""
-
-    factors: Array
-    """float64 [3]."""
-    covariance: Array
-    """float64 [3, 3]."""
-    deviations: Array
-    """Deviations of the machines from `factors`, float64 [machines, 3]."""
-    weights: Array
-    """Weights of the machines, which sum to 1, float64 [machines]."""
-
-    def sides(self, shares: Array) -> tuple[float, float]:
-        """Return the downward and upward deviations of the logarithm of a sum with such shares.
-
-        Hosts that are several times slower than the middle are as common as those that are a third
-        faster: one deviation for both would allow for what no machine does.
-        """
-        off = self.deviations @ shares
-        count = 1 / float(self.weights @ self.weights)
-        both = _COMMON_SPREAD * float(self.weights @ off**2)
-
-        def side(chosen: Array) -> float:
-            weights = count * self.weights * chosen
-            return sqrt(float(weights @ off**2 + both) / float(weights.sum() + _COMMON_SPREAD))
-
-        return side(off <= 0), side(off > 0)
-
-
-def expected_machine(
-    table: HostTable, device: Device | None = None, profiler: str | None = None
-) -> ExpectedMachine:
-    """Return the expected factors of a machine that was not measured.
-
-    It is in the middle of the table's machines; those of another age count `_OTHER_AGE`. With a
-    profiler theirs are taken off first, else they stay in, as traces are made.
-
-    Args:
-        table: Table of the machines.
-        device: The GPU, whose age tells that of the processor.
-        profiler: One of `PROFILERS`.
-
-    Raises:
-        OptionError: Nobody knows such a profiler.
-    """
-    if profiler is not None and profiler not in PROFILERS:
-        raise OptionError(f"no profiler {profiler!r}; there are: {', '.join(PROFILERS)}")
-    rows = np.array(
-        [
-            machine.factors
-            + (0.0 if profiler is None else _log_profiler(profiler, machine.profiler))
-            for machine in table.machines
-        ]
-    )
-    recent = None if device is None else is_recent(device)
-    weights = np.array(
-        [1.0 if recent in (None, m.is_recent) else _OTHER_AGE for m in table.machines]
-    )
-    weights /= weights.sum()
-    # The median, since some public traces are of machines or builds several times slower.
-    middle = np.array([weighted_median(column, weights) for column in rows.T])
-    off = rows - middle
-    count = 1 / float(weights @ weights)
-    # The median itself is uncertain with so few machines.
-    more = (count + 1) / max(count - 1, 1.0)
-    return ExpectedMachine(middle, (off.T * weights) @ off * more, off * sqrt(more), weights)
-
-
-def _log_profiler(to: str, of: str) -> Array:
-    ratio: Array = np.log(np.array(PROFILERS[to]) / np.array(PROFILERS[of]))
-    return ratio
-
-
 class HostModel:
     """Host times of captured calls on a machine.
 
+    One that was not measured is in the middle of the table's machines; those of another age count
+    `_OTHER_AGE`. With a profiler theirs are taken off first, else they stay in, as traces are made.
+
     Args:
-        device: The GPU; what is known of machines with one of its age then counts most.
+        device: The GPU, whose age tells that of the processor.
         profiler: One of `PROFILERS`, "none" for a step that nobody records; by default what public
             traces were recorded with, mostly all that there is.
         table: Means and spreads; by default those of the package.
@@ -385,10 +302,30 @@ class HostModel:
         *,
         table: HostTable | None = None,
     ) -> None:
+        if profiler is not None and profiler not in PROFILERS:
+            raise OptionError(f"no profiler {profiler!r}; there are: {', '.join(PROFILERS)}")
         self.table = shipped_table() if table is None else table
-        self._expected: ExpectedMachine | None = expected_machine(self.table, device, profiler)
-        self.factors, self.covariance = self._expected.factors, self._expected.covariance
-        """Log factors of the machine by `GROUPS`, and their covariance."""
+        machines = self.table.machines
+        rows = np.array([machine.factors for machine in machines])
+        if profiler is not None:
+            theirs = np.array([PROFILERS[machine.profiler] for machine in machines])
+            rows = rows + np.log(np.array(PROFILERS[profiler]) / theirs)
+        recent = None if device is None else is_recent(device)
+        weights = np.array([1.0 if recent in (None, m.is_recent) else _OTHER_AGE for m in machines])
+        weights /= weights.sum()
+        # The median, since some public traces are of machines or builds several times slower.
+        middle = np.array([weighted_median(column, weights) for column in rows.T])
+        off = rows - middle
+        count = 1 / float(weights @ weights)
+        # The median itself is uncertain with so few machines.
+        more = (count + 1) / max(count - 1, 1.0)
+        self.factors: Array = middle
+        """Log factors of the machine by `GROUPS`, float64 [3]."""
+        self.covariance: Array = (off.T * weights) @ off * more
+        """Covariance of the log factors, float64 [3, 3]."""
+        self._deviations: Array | None = off * sqrt(more)
+        """Deviations of the table's machines, float64 [machines, 3]; None for a measured one."""
+        self._weights: Array = weights
         self.source = f"{len(self.table.machines)} machines of public traces, none of them this one"
 
     def times(self, capture: Capture, launches_per_call: Sequence[int]) -> HostTimes:
@@ -432,7 +369,7 @@ class HostModel:
         noise = self.table.model_covariance + np.diag(np.where(is_seen, deviation**2, _UNSEEN))
         gain = self.covariance @ np.linalg.inv(self.covariance + noise)
         found = copy(self)
-        found._expected = None  # spread to either side alike is all that is known behind it
+        found._deviations = None  # spread to either side alike is all that is known behind it
         found.factors = self.factors + gain @ np.where(is_seen, ratios - self.factors, 0.0)
         found.covariance = self.covariance - gain @ self.covariance
         found.source = source or "a trace of the machine, with its profiler"
@@ -471,8 +408,17 @@ class HostModel:
         shares = np.array([gaps, total - gaps - launches, launches]) / total
         of_models = float(shares @ self.table.model_covariance @ shares)
         below = above = sqrt(float(shares @ self.covariance @ shares))
-        if self._expected is not None:
-            below, above = self._expected.sides(shares)
+        if self._deviations is not None:
+            # Hosts that are several times slower than the middle are as common as those that are a
+            # third faster: one deviation for both would allow for what no machine does.
+            off = self._deviations @ shares
+            count = 1 / float(self._weights @ self._weights)
+            both = _COMMON_SPREAD * float(self._weights @ off**2)
+            slower, faster = (count * self._weights * side for side in (off > 0, off <= 0))
+            below, above = (
+                sqrt(float(each @ off**2 + both) / float(each.sum() + _COMMON_SPREAD))
+                for each in (faster, slower)
+            )
         down, up = (_SPREAD_SHARE * sqrt(each**2 + of_models) for each in (below, above))
         return exp(-TAIL * down), exp(TAIL * up)
 

@@ -17,27 +17,81 @@ counts within its limits; otherwise ATen's own kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from torchtraceap.core.dtypes import INT32
+from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import Call, TensorInfo, Value
-from torchtraceap.lab.prediction.lowering.launching_op import (
-    LaunchedCall,
-    Libraries,
-    Rule,
-    fill_launch,
-    launch_itself,
-)
+from torchtraceap.lab.prediction.lowering.step import Libraries
 
-__all__ = ["RULES"]
+__all__ = [
+    "RULES",
+    "LaunchedCall",
+    "Rule",
+    "contiguous_like",
+    "copy_launch",
+    "fill_launch",
+    "flattened",
+    "launch_itself",
+    "rule",
+]
 
+LaunchedCall: TypeAlias = tuple[str, tuple[Value, ...], tuple[Value, ...]]
+"""Name, inputs and outputs of a launching operator."""
+Rule: TypeAlias = Callable[[Call, Libraries], Sequence[LaunchedCall]]
+"""Returns the launching operators of a captured call."""
+
+
+def rule(rules: dict[str, Rule], names: str) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under the names of its operators.
+
+    Names are separated by spaces; "aten::" may be left out.
+    """
+
+    def add(function: Rule) -> Rule:
+        for name in names.split():
+            rules[name if "::" in name else f"aten::{name}"] = function
+        return function
+
+    return add
+
+
+def launch_itself(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
+    """Return the call itself, as most operators of ATen launch under their own names."""
+    return [(call.name, tuple(call.inputs.values()), call.outputs)]
+
+
+def copy_launch(to: TensorInfo, source: Value) -> LaunchedCall:
+    """Return a copy from one tensor to another."""
+    return "aten::copy_", (to, source, False), (to,)
+
+
+def fill_launch(made: TensorInfo) -> LaunchedCall:
+    """Return the fill of a tensor with one value."""
+    return "aten::fill_", (made, None), (made,)
+
+
+def contiguous_like(tensor: TensorInfo) -> TensorInfo:
+    """Return a contiguous tensor of the same shape and type in new memory."""
+    return replace(tensor, strides=contiguous_strides(tensor.shape), storage=-1)
+
+
+def flattened(tensor: TensorInfo) -> TensorInfo:
+    """Return the tensor as one dimension."""
+    return replace(tensor, shape=(tensor.elements,), strides=(1,))
+
+
+RULES: dict[str, Rule] = {}
+"""Rules by operator."""
 _WIDEST_FLASH = 256
 
 
 # ------------------------------------------------------------------------------------- convolution
 
 
+@rule(RULES, "convolution _convolution")
 def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch the library's convolution, then add the bias by channel."""
     given, weight, bias, made = (*map(call.tensor, ("input", "weight", "bias")), call.output)
@@ -48,15 +102,30 @@ def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
         for name in ("padding", "stride", "dilation", "groups", "transposed", "output_padding")
     )
     if len(given.shape) == 3:
-        given, weight, made = (_two_dims(each) for each in (given, weight, made))
+        # [batch, channels, length] is seen as [batch, channels, 1, length].
+        given, weight, made = (
+            replace(
+                each,
+                shape=(*each.shape[:2], 1, *each.shape[2:]),
+                strides=(
+                    *each.strides[:2],
+                    each.shape[-1] * each.strides[-1],
+                    *each.strides[2:],
+                ),
+            )
+            for each in (given, weight, made)
+        )
         padding, dilation, output_padding = (
             _before(0, padding), _before(1, dilation), _before(0, output_padding),
         )  # fmt: skip
         stride = _before(1, stride)
-    if not transposed and _is_depthwise(given, weight, groups):
-        found = _depthwise(given, weight, bias, made, (stride, padding, dilation), libraries)
-        if found:
-            return found
+    if not transposed and given.shape[1] > 1:
+        channels = given.shape[1]
+        if groups == channels and weight.shape[0] % channels == 0:
+            sizes = (stride, padding, dilation)
+            found = _depthwise(given, weight, bias, made, sizes, libraries)
+            if found:
+                return found
     name = f"aten::{libraries.convolution}_convolution{'_transpose' if transposed else ''}"
     own_bias = (None,) if libraries.for_amd else ()
     around = (padding, output_padding) if transposed else (padding,)
@@ -67,13 +136,6 @@ def _convolution(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return launches
 
 
-def _two_dims(each: TensorInfo) -> TensorInfo:
-    """View [batch, channels, length] as [batch, channels, 1, length]."""
-    shape = (*each.shape[:2], 1, *each.shape[2:])
-    strides = (*each.strides[:2], each.shape[-1] * each.strides[-1], *each.strides[2:])
-    return replace(each, shape=shape, strides=strides)
-
-
 def _before(first: int, value: Value) -> Value:
     return (first, *value) if isinstance(value, tuple) and len(value) == 1 else value
 
@@ -81,11 +143,6 @@ def _before(first: int, value: Value) -> Value:
 def _per_channel(bias: TensorInfo, made: TensorInfo) -> TensorInfo:
     rest = (1,) * (len(made.shape) - 2)
     return replace(bias, shape=(1, bias.elements, *rest), strides=(bias.elements, 1, *rest))
-
-
-def _is_depthwise(given: TensorInfo, weight: TensorInfo, groups: Value) -> bool:
-    channels = given.shape[1]
-    return groups == channels and channels > 1 and weight.shape[0] % channels == 0
 
 
 def _depthwise(
@@ -117,6 +174,7 @@ def _depthwise(
     return [(name, (given, weight, size, bias, stride, padding, dilation), (made,))]
 
 
+@rule(RULES, "convolution_backward")
 def _convolution_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch the gradients of input and weight, and a sum for the bias."""
     grad, bias = call.tensor("grad_output"), call.outputs[-1] if call.outputs else None
@@ -134,6 +192,7 @@ _MOST_ROWS_TRAINING, _MOST_ROWS = 131_070, 262_136
 _LEAST_EPSILON = 1e-5
 
 
+@rule(RULES, "native_batch_norm _native_batch_norm_legit")
 def _batch_norm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch a batch norm; see Note [Implementations of batch norm]."""
     given = call.tensor("input")
@@ -144,6 +203,7 @@ def _batch_norm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [(f"aten::{libraries.convolution}_batch_norm", inputs, call.outputs)]
 
 
+@rule(RULES, "native_batch_norm_backward")
 def _batch_norm_backward(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch the backward of the library that ran the forward pass in training."""
     given, grad = call.tensor("input"), call.tensor("grad_out")
@@ -180,6 +240,7 @@ _LSTM = 2
 """cuDNN's mode."""
 
 
+@rule(RULES, "mkldnn_rnn_layer mkldnn_rnn_layer_backward")
 def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch one layer in one direction, as requested from the CPU."""
     given, weight = call.tensor("input"), call.tensor("weight1")
@@ -192,6 +253,7 @@ def _lstm(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return _rnn(f"aten::_cudnn_rnn{'_backward' * backward}", inputs, call.outputs, libraries)
 
 
+@rule(RULES, "_cudnn_rnn _cudnn_rnn_backward")
 def _recurrent(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return _rnn(call.name, tuple(call.inputs.values()), call.outputs, libraries)
 
@@ -210,6 +272,7 @@ def _rnn(
 # ------------------------------------------------------------------------------------- attention
 
 
+@rule(RULES, "scaled_dot_product_attention")
 def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     """Launch attention; see Note [Implementations of attention]."""
     query, key, value = map(call.tensor, ("query", "key", "value"))
@@ -219,7 +282,10 @@ def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     mask, causal = call.tensor("attn_mask"), call.inputs["is_causal"]
     dropout, scale = call.inputs["dropout_p"], call.inputs["scale"]
     of_heads = tuple(map(_heads_last, (query, key, value)))
-    counter = [_counter(query)] if libraries.for_amd and causal else []
+    counter: list[LaunchedCall] = []
+    if libraries.for_amd and causal:
+        rows = replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1)
+        counter = [fill_launch(rows)]
     longest = _lengths(query, key)
     if _takes_flash(query, key, mask):
         inputs = (*of_heads, None, None, *longest, dropout, causal, False, scale)
@@ -231,11 +297,7 @@ def _attention(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     return [(name, inputs, (_heads_last(made),)), *counter]
 
 
-def _counter(query: TensorInfo) -> LaunchedCall:
-    """Return the fill of the counter, inside the attention operator."""
-    return fill_launch(replace(query, shape=(1,), strides=(1,), dtype=INT32, storage=-1))
-
-
+@rule(RULES, "scaled_dot_product_attention_backward")
 def _attention_backward(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     names = ("grad_out", "query", "key", "value", "out")
     tensors = [tensor for tensor in map(call.tensor, names) if tensor is not None]
@@ -272,19 +334,3 @@ def _heads_last(tensor: TensorInfo) -> TensorInfo:
 
 def _lengths(query: TensorInfo, key: TensorInfo) -> tuple[int, int]:
     return query.shape[-2], key.shape[-2]
-
-
-RULES: dict[str, Rule] = {
-    "aten::convolution": _convolution,
-    "aten::_convolution": _convolution,
-    "aten::convolution_backward": _convolution_backward,
-    "aten::native_batch_norm": _batch_norm,
-    "aten::_native_batch_norm_legit": _batch_norm,
-    "aten::native_batch_norm_backward": _batch_norm_backward,
-    "aten::_cudnn_rnn": _recurrent,
-    "aten::_cudnn_rnn_backward": _recurrent,
-    "aten::mkldnn_rnn_layer": _lstm,
-    "aten::mkldnn_rnn_layer_backward": _lstm,
-    "aten::scaled_dot_product_attention": _attention,
-    "aten::scaled_dot_product_attention_backward": _attention_backward,
-}

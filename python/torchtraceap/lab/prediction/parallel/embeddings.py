@@ -30,7 +30,7 @@ from torch import nn
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
-from torchtraceap.lab.prediction.lowering.fused_lookups import BACKWARD, FORWARD
+from torchtraceap.lab.prediction.lowering.kernels.embeddings import BACKWARD, FORWARD
 from torchtraceap.lab.prediction.parallel.data import DDP_STEPS, wrap_ddp
 from torchtraceap.lab.prediction.parallel.exchanges import gather, scatter_sums
 from torchtraceap.lab.prediction.parallel.placement import Lookup, Placement

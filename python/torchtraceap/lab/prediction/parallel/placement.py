@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchtraceap.errors import MissingFileError, OptionError, ParseError
-from torchtraceap.lab.prediction.lowering.collectives import GPUS_PER_NODE, NETWORK
+from torchtraceap.lab.prediction.lowering.durations import GPUS_PER_NODE, NETWORK
 from torchtraceap.lab.sharding import Cluster, Table, choose_sharding
 from torchtraceap.lab.sharding.cost import OPTIMIZERS
 from torchtraceap.lab.sharding.result import Candidate, Sharding

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchtraceap.lab.prediction.capture.calls import Call, Collective, Phase
-from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering.step import GpuWork, WorkKind
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import collective_kind
 

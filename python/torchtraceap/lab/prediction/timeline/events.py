@@ -19,9 +19,14 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.dtypes import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
 from torchtraceap.lab.prediction.lowering.durations import profiled_arguments
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
-from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredOp, LoweredStep
-from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering.step import (
+    GpuWork,
+    LaunchingOp,
+    LoweredCall,
+    LoweredOp,
+    LoweredStep,
+    WorkKind,
+)
 from torchtraceap.lab.prediction.timeline.columns import AUTOGRAD, MAIN, EventColumns, StepEvent
 from torchtraceap.lab.prediction.timeline.event_names import (
     annotation_of,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtraceap.lab.prediction.lowering.work import GpuWork, WorkKind
+from torchtraceap.lab.prediction.lowering.step import GpuWork, WorkKind
 
 __all__ = ["CALLBACKS", "calls_before_launch"]
 

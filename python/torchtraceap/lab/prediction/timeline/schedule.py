@@ -22,8 +22,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective
-from torchtraceap.lab.prediction.lowering.step import LoweredCall, LoweredStep
-from torchtraceap.lab.prediction.lowering.work import GpuWork
+from torchtraceap.lab.prediction.lowering.step import GpuWork, LoweredCall, LoweredStep
 from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
 

@@ -10,6 +10,8 @@ rest, at least half. Without a main kernel all share by their bytes.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from torchtraceap.lab.prediction.lowering.kernels import (
     attention,
     convolutions,
@@ -22,11 +24,22 @@ from torchtraceap.lab.prediction.lowering.kernels import (
     products,
     recurrent,
     reductions,
-    rows,
 )
-from torchtraceap.lab.prediction.lowering.kernels.launch import Launch, Rule, Setting, bytes_of
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
-from torchtraceap.lab.prediction.lowering.work import GpuWork, OpTime, WorkKind
+from torchtraceap.lab.prediction.lowering.kernels.launch import (
+    Launch,
+    Rule,
+    Setting,
+    UnknownArgumentError,
+    bytes_of,
+    ceil_div,
+)
+from torchtraceap.lab.prediction.lowering.step import (
+    GpuWork,
+    LaunchingOp,
+    Libraries,
+    OpTime,
+    WorkKind,
+)
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import Estimate
 from torchtraceap.ops.models.families import family_of
@@ -36,6 +49,23 @@ __all__ = ["RULED", "kernel_names", "kernels_of"]
 _START_NS = 1_000.0
 """Duration of the shortest kernels."""
 _LEAST_OF_MAIN = 0.5
+
+_RULES: dict[str, Rule] = {
+    **pointwise.RULES,
+    **products.RULES,
+    **reductions.RULES,
+    **normalization.RULES,
+    **attention.RULES,
+    **convolutions.RULES,
+    **indexing.RULES,
+    **embeddings.RULES,
+    **lists.RULES,
+    **recurrent.RULES,
+    **miscellaneous.RULES,
+}
+
+RULED = tuple(_RULES)
+"""Operators of ATen and torchvision with a rule of their own; others are pointwise or unknown."""
 
 
 def kernels_of(
@@ -49,10 +79,28 @@ def kernels_of(
         libraries: Libraries of the build of torch.
         time: Time of all its GPU work, which is split among the pieces.
     """
-    setting = Setting(device, libraries)
-    launches = tuple(_launches(op, setting))
-    shares = _shares(launches, time.estimate.ns, device)
-    return tuple(map(_work, launches, shares, [time.estimate] * len(launches)))
+    launches = _launches(op, Setting(device, libraries))
+    whole = time.estimate
+    works = []
+    for launch, share in zip(launches, _shares(launches, whole.ns, device), strict=True):
+        grid, block = (
+            size if isinstance(size, tuple) else (size, 1, 1)
+            for size in (launch.grid, launch.block)
+        )
+        work = GpuWork(
+            name=launch.name,
+            kind=launch.kind,
+            estimate=Estimate(
+                share * whole.ns, share * whole.low_ns, share * whole.high_ns, whole.source
+            ),
+            bytes=launch.bytes,
+            grid=(max(1, grid[0]), max(1, grid[1]), max(1, grid[2])),
+            block=block,
+            registers=launch.registers,
+            shared_memory=launch.shared_memory,
+        )
+        works.append(work)
+    return tuple(works)
 
 
 def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple[str, ...]:
@@ -62,18 +110,16 @@ def kernel_names(op: LaunchingOp, device: Device, libraries: Libraries) -> tuple
 
 
 def _launches(op: LaunchingOp, setting: Setting) -> tuple[Launch, ...]:
+    """Return the launches by the operator's rule; one kernel of an assumed name without any."""
     base = op.name.removeprefix("aten::")
     rule = _RULES.get(base) or _RULES.get(base.rstrip("_")) or pointwise.pointwise
-    found = tuple(rule(op, setting))
-    return found or (_unknown(op),)
-
-
-def _unknown(op: LaunchingOp) -> Launch:
-    """Return one kernel named after the family and the operator."""
-    family = family_of(op.name)
+    with suppress(UnknownArgumentError):
+        found = tuple(rule(op, setting))
+        if found:
+            return found
     elements = max((each.elements for each in op.tensors), default=1)
-    grid = (max(1, -(-elements // 512)), 1, 1)
-    return Launch(f"{family}_kernel<{op.name}>", grid, moved=bytes_of(*op.tensors))
+    name = f"{family_of(op.name)}_kernel<{op.name}>"
+    return (Launch(name, ceil_div(elements, 512), moved=bytes_of(*op.tensors)),)
 
 
 def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[float]:
@@ -89,37 +135,3 @@ def _shares(launches: tuple[Launch, ...], ns: float, device: Device) -> list[flo
         (1.0 - helpers) / mains if each.moved is None else helpers * t / helping
         for t, each in zip(alone, launches, strict=True)
     ]
-
-
-def _work(launch: Launch, share: float, whole: Estimate) -> GpuWork:
-    part = Estimate(share * whole.ns, share * whole.low_ns, share * whole.high_ns, whole.source)
-    return GpuWork(
-        name=launch.name,
-        kind=launch.kind,
-        estimate=part,
-        bytes=launch.bytes,
-        grid=(max(1, launch.grid[0]), max(1, launch.grid[1]), max(1, launch.grid[2])),
-        block=launch.block,
-        registers=launch.registers,
-        shared_memory=launch.shared_memory,
-    )
-
-
-_RULES: dict[str, Rule] = {
-    "copy_": pointwise.copy,
-    "fill": pointwise.fill,
-    **products.RULES,
-    **reductions.RULES,
-    **rows.RULES,
-    **normalization.RULES,
-    **attention.RULES,
-    **convolutions.RULES,
-    **indexing.RULES,
-    **embeddings.RULES,
-    **lists.RULES,
-    **recurrent.RULES,
-    **miscellaneous.RULES,
-}
-
-RULED = tuple(_RULES)
-"""Operators of ATen and torchvision with a rule of their own; others are pointwise or unknown."""

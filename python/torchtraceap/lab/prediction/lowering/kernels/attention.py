@@ -10,16 +10,20 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    UnknownArgumentError,
     bool_at,
     bytes_of,
     ceil_div,
     number_at,
-    tensor_at,
+    required,
+    rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _WIDTHS = (32, 64, 96, 128, 192, 256)
 _FULL_ENOUGH, _NEAR_BEST = 0.8, 0.85
 _MOST_SPLITS = 128
@@ -44,10 +48,10 @@ class _Heads:
         return next((width for width in _WIDTHS if width >= self.width), _WIDTHS[-1])
 
 
-def _heads(op: LaunchingOp, first: int, dropout: int, causal: int) -> _Heads | None:
-    query, key = tensor_at(op, first), tensor_at(op, first + 1)
-    if query is None or key is None or len(query.shape) != 4 or len(key.shape) != 4:
-        return None
+def _heads(op: LaunchingOp, first: int, dropout: int, causal: int) -> _Heads:
+    query, key = required(op, first), required(op, first + 1)
+    if len(query.shape) != 4 or len(key.shape) != 4:
+        raise UnknownArgumentError
     batch, length, heads, width = query.shape
     chance = number_at(op, dropout, 0.0)
     return _Heads(
@@ -55,6 +59,7 @@ def _heads(op: LaunchingOp, first: int, dropout: int, causal: int) -> _Heads | N
     )
 
 
+@rule(RULES, "_flash_attention_forward")
 def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch flash attention.
 
@@ -62,17 +67,18 @@ def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     combines the results (`num_splits_heuristic`).
     """
     heads = _heads(op, 0, 7, 8)
-    if heads is None:
-        return ()
     if setting.is_amd:
         blocks = setting.processors * 2
-        return [Launch("attn_fwd", (blocks, 1, 1), (256, 1, 1), None, 128)]
+        return [Launch("attn_fwd", blocks, 256, None, 128)]
     splits = _splits(heads, setting) if not heads.dropout else 1
     rows, columns, warps = _flash_tile(heads, setting)
     if splits > 1:
         columns = 256 if heads.padded <= 64 else 128 if heads.padded <= 128 else 64
         rows, warps = 64, 4
-    traits = _flash_traits(heads, rows, columns, warps)
+    t = "cutlass::bfloat16_t" if heads.dtype.name == "bfloat16" else "cutlass::half_t"
+    sizes = f"{heads.padded}, {rows}, {columns}, {warps}"
+    inner = f"pytorch_flash::Flash_kernel_traits<{sizes}, {t}>"
+    traits = f"pytorch_flash::Flash_fwd_kernel_traits<{sizes}, false, false, {t}, {inner} >"
     flags = (
         heads.dropout > 0,
         heads.causal,
@@ -89,7 +95,7 @@ def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     shared = 2 * heads.padded * (rows + 2 * columns)
     if splits == 1:
         grid = (tiles, heads.batch, heads.heads)
-        return [Launch(name, grid, (threads, 1, 1), None, 255, shared)]
+        return [Launch(name, grid, threads, None, 255, shared)]
     grid = (tiles, splits, heads.batch * heads.heads)
     results = heads.batch * heads.heads * heads.length
     last = (
@@ -97,10 +103,9 @@ def _flash(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"{(splits - 1).bit_length()}, true>(pytorch_flash::Flash_fwd_params)"
     )
     return [
-        Launch(name, grid, (threads, 1, 1), None, 255, shared),
-        Launch(last, (ceil_div(results, 4), 1, 1), (threads, 1, 1),
-               4.0 * splits * results * heads.width, 40, 512),
-    ]  # fmt: skip
+        Launch(name, grid, threads, None, 255, shared),
+        Launch(last, ceil_div(results, 4), threads, 4.0 * splits * results * heads.width, 40, 512),
+    ]
 
 
 def _flash_tile(heads: _Heads, setting: Setting) -> tuple[int, int, int]:
@@ -118,14 +123,8 @@ def _flash_tile(heads: _Heads, setting: Setting) -> tuple[int, int, int]:
     return (128, 64, 8) if wide_chip or heads.padded < 256 else (64, 64, 4)
 
 
-def _flash_traits(heads: _Heads, rows: int, columns: int, warps: int) -> str:
-    t = "cutlass::bfloat16_t" if heads.dtype.name == "bfloat16" else "cutlass::half_t"
-    sizes = f"{heads.padded}, {rows}, {columns}, {warps}"
-    inner = f"pytorch_flash::Flash_kernel_traits<{sizes}, {t}>"
-    return f"pytorch_flash::Flash_fwd_kernel_traits<{sizes}, false, false, {t}, {inner} >"
-
-
 def _splits(heads: _Heads, setting: Setting) -> int:
+    """Return into how many parts the keys are split (`num_splits_heuristic`)."""
     columns = 256 if heads.width <= 64 else 128 if heads.width <= 128 else 64
     parts = ceil_div(heads.keys, columns)
     blocks = heads.batch * heads.heads * ceil_div(heads.length, 64)
@@ -140,13 +139,11 @@ def _splits(heads: _Heads, setting: Setting) -> int:
     return next(n for n in allowed if full[n] >= _NEAR_BEST * best)
 
 
+@rule(RULES, "_flash_attention_backward")
 def _flash_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the dot products of gradient and output, the gradients, and the cast of the
     query's."""
-    heads = _heads(op, 1, 10, 11)
-    query = tensor_at(op, 1)
-    if heads is None or query is None:
-        return ()
+    heads, query = _heads(op, 1, 10, 11), required(op, 1)
     if setting.is_amd:
         return _rocm_backward(heads, bytes_of(query))
     rows, columns = (
@@ -165,21 +162,21 @@ def _flash_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     prefix = "void pytorch_flash::flash_bwd_"
     loop = f"{prefix}dq_dk_dv_loop_seqk_parallel_kernel<{traits}, {drops}, {causal}, false, false"
     return [
-        Launch(f"{prefix}dot_do_o_kernel<true, {traits} >{given}", around, (256, 1, 1),
+        Launch(f"{prefix}dot_do_o_kernel<true, {traits} >{given}", around, 256,
                2 * small, 64),
         Launch(f"{loop}, false, true, false>{given}",
-               (ceil_div(heads.keys, columns), heads.batch, heads.heads), (256, 1, 1), None, 255,
+               (ceil_div(heads.keys, columns), heads.batch, heads.heads), 256, None, 255,
                147456),
-        Launch(f"{prefix}convert_dq_kernel<{traits} >{given}", around, (256, 1, 1), 3 * small, 64),
+        Launch(f"{prefix}convert_dq_kernel<{traits} >{given}", around, 256, 3 * small, 64),
     ]  # fmt: skip
 
 
 def _rocm_backward(heads: _Heads, small: float) -> list[Launch]:
     grid = (ceil_div(heads.keys, 64), heads.heads, heads.batch)
     return [
-        Launch("bwd_preprocess", grid, (256, 1, 1), 2 * small),
-        Launch("bwd_kernel_dk_dv", grid, (256, 1, 1)),
-        Launch("bwd_kernel_dq", grid, (256, 1, 1)),
+        Launch("bwd_preprocess", grid, 256, 2 * small),
+        Launch("bwd_kernel_dk_dv", grid, 256),
+        Launch("bwd_kernel_dq", grid, 256),
     ]
 
 
@@ -195,13 +192,12 @@ def _chip(setting: Setting) -> str:
     return "75" if setting.device.architecture == "7.5" else f"{setting.generation or 5}0"
 
 
+@rule(RULES, "_efficient_attention_forward")
 def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch blocks of 64 queries, or of 32 if a wide head accumulates in memory."""
     heads = _heads(op, 0, 8, 9)
-    if heads is None:
-        return ()
     if setting.is_amd:
-        return [Launch("attn_fwd", (2 * setting.processors, 1, 1), (256, 1, 1), None, 128)]
+        return [Launch("attn_fwd", 2 * setting.processors, 256, None, 128)]
     short, t = _LIBRARY_TYPES.get(heads.dtype.name, ("f32", "float"))
     rows, columns, place = 64, 64 if heads.width <= 64 else 128, "rf"
     if heads.width > 128:
@@ -218,11 +214,9 @@ def _efficient(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     return [Launch(name, grid, (32, 4 if columns == 64 else 8, 1), None, 168, 52224)]
 
 
+@rule(RULES, "_efficient_attention_backward")
 def _efficient_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    heads = _heads(op, 1, 11, 14)
-    query = tensor_at(op, 1)
-    if heads is None or query is None:
-        return ()
+    heads, query = _heads(op, 1, 11, 14), required(op, 1)
     if setting.is_amd:
         return _rocm_backward(heads, bytes_of(query))
     short, t = _LIBRARY_TYPES.get(heads.dtype.name, ("f32", "float"))
@@ -235,12 +229,4 @@ def _efficient_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"{'true' if drops else 'false'}, false, 64, 64, {width}, false>::Params)"
     )
     grid = (ceil_div(heads.keys, 64), heads.heads, heads.batch)
-    return [Launch(name, grid, (128, 1, 1), None, 255, 53504)]
-
-
-RULES: dict[str, Rule] = {
-    "_flash_attention_forward": _flash,
-    "_flash_attention_backward": _flash_backward,
-    "_efficient_attention_forward": _efficient,
-    "_efficient_attention_backward": _efficient_backward,
-}
+    return [Launch(name, grid, 128, None, 255, 53504)]

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 from torchtraceap.core.dtypes import DType
-from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
+from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
+    Grid,
     Launch,
     Rule,
     Setting,
@@ -29,12 +29,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     memset,
     number_at,
     opmath_name,
-    tensor_at,
+    required,
+    rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _WIDE_CHANNELS = 8
 _MANY_POSITIONS, _FEW_POSITIONS = 65_536, 10_000
 _DEEP = 128
@@ -78,47 +81,42 @@ class _Convolution:
 
 
 def _convolution(
-    source: TensorInfo | None, weight: TensorInfo | None, made: int, stride: Value
-) -> _Convolution | None:
-    if source is None or weight is None or len(source.shape) < 3:
-        return None
-    steps = stride if isinstance(stride, tuple) else (stride,)
-    step = int(
-        max((as_number(each, 1) for each in steps if not isinstance(each, tuple)), default=1)
-    )
-    return _Convolution(source, weight, made, step)
+    op: LaunchingOp, source: TensorInfo, weight: TensorInfo, place: int, made: int | None = None
+) -> _Convolution:
+    """Return the sizes of a convolution.
 
-
-def _made_elements(source: TensorInfo | None, weight: TensorInfo | None, stride: Value) -> int:
-    """Return the elements of the output, ignoring borders."""
-    if source is None or weight is None or len(source.shape) < 3:
-        return 0
+    Args:
+        op: The operator.
+        source: Its input.
+        weight: Its filters.
+        place: Place of the stride among its arguments.
+        made: Elements of the output; by default those without borders.
+    """
+    stride = op.value(place)
     steps = stride if isinstance(stride, tuple) and stride else (1,)
-    sizes = [
-        ceil_div(size, int(as_number(steps[min(at, len(steps) - 1)], 1)))
-        for at, size in enumerate(source.shape[2:])
-    ]
-    return source.shape[0] * weight.shape[0] * prod(sizes)
+    if made is None:
+        made = source.shape[0] * weight.shape[0]
+        for at, size in enumerate(source.shape[2:]):
+            made *= ceil_div(size, int(as_number(steps[min(at, len(steps) - 1)], 1)))
+    widest = max(as_number(each, 1) for each in (steps if isinstance(stride, tuple) else (stride,)))
+    return _Convolution(source, weight, made, int(widest))
 
 
 # ------------------------------------------------------------------------------------- cuDNN
 
 
+@rule(RULES, "cudnn_convolution")
 def _cudnn(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor_at(op, 0), tensor_at(op, 1)
-    stride = op.inputs[3] if len(op.inputs) > 3 else 1
-    found = _convolution(source, weight, _made_elements(source, weight, stride), stride)
-    return () if found is None else _forward(found, "fprop", setting)
+    source, weight = required(op, 0, dims=3), required(op, 1)
+    return _forward(_convolution(op, source, weight, 3), "fprop", setting)
 
 
+@rule(RULES, "cudnn_convolution_transpose")
 def _cudnn_transpose(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a transposed convolution with the kernels of a gradient by the input."""
-    source, weight = tensor_at(op, 0), tensor_at(op, 1)
-    stride = op.inputs[4] if len(op.inputs) > 4 else 1
-    if source is None or weight is None:
-        return ()
-    found = _convolution(source, weight, 4 * source.elements, stride)
-    return () if found is None else _forward(found, "dgrad", setting)
+    source, weight = required(op, 0, dims=3), required(op, 1)
+    found = _convolution(op, source, weight, 4, made=4 * source.elements)
+    return _forward(found, "dgrad", setting)
 
 
 def _has_matrix_units(found: _Convolution, setting: Setting) -> bool:
@@ -162,7 +160,7 @@ def _to_together(dtype: DType, size: float, each: TensorInfo) -> Launch:
     )
     inner = prod(each.shape[2:])
     grid = (ceil_div(inner, 32), ceil_div(each.shape[1], 32), each.shape[0])
-    return Launch(name, grid, (256, 1, 1), 2 * size, 32, 2112 * dtype.size // 2)
+    return Launch(name, grid, 256, 2 * size, 32, 2112 * dtype.size // 2)
 
 
 def _to_apart(dtype: DType, size: float) -> Launch:
@@ -173,7 +171,7 @@ def _to_apart(dtype: DType, size: float) -> Launch:
         f"{t} const*, {t}*)"
     )
     blocks = ceil_div(int(size) // dtype.size, 1024)
-    return Launch(name, (blocks, 1, 1), (256, 1, 1), 2 * size, 36, 2112 * dtype.size // 2)
+    return Launch(name, blocks, 256, 2 * size, 36, 2112 * dtype.size // 2)
 
 
 def _main(found: _Convolution, way: str, setting: Setting) -> Launch:
@@ -190,14 +188,14 @@ def _main(found: _Convolution, way: str, setting: Setting) -> Launch:
             f"sm80_xmma_{way}_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_{layout}_"
             "tilesize128x128x16_stage4_warpsize2x2x1_g1_tensor16x8x8_execute_kernel_cudnn"
         )
-    return Launch(name, grid, (128, 1, 1), None, 246, 81920)
+    return Launch(name, grid, 128, None, 246, 81920)
 
 
 def _on_vectors(found: _Convolution) -> list[Launch]:
     """Launch fp32 kernels without matrix units: Winograd for 3 x 3 of stride 1, else implicit
     products."""
     t = "float"
-    grid = (ceil_div(found.made_elements, 4096), 1, 1)
+    grid = ceil_div(found.made_elements, 4096)
     if found.is_three and found.source.shape[1] >= _DEEP:
         return _winograd(found, "Forward", grid)
     if found.is_three:
@@ -205,7 +203,7 @@ def _on_vectors(found: _Convolution) -> list[Launch]:
             Launch(f"void cudnn::winograd::generateWinogradTilesKernel<0, {t}, {t}>("
                    f"cudnn::winograd::GenerateWinogradTilesParams<{t}, {t}>)",
                    (2, 16, 1), (32, 4, 1), bytes_of(found.weight), 40),
-            Launch("volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", grid, (256, 1, 1),
+            Launch("volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", grid, 256,
                    None, 126, 49152),
         ]  # fmt: skip
     if found.positions < _MANY_POSITIONS:
@@ -214,44 +212,46 @@ def _on_vectors(found: _Convolution) -> list[Launch]:
         )
         return [Launch(name, grid, (8, 32, 1), None, 64, 6400)]
     return [
-        Launch("cask_cudnn::computeOffsetsKernel(cask_cudnn::ComputeOffsetsParams)", (13, 1, 1),
-               (256, 1, 1), 4096.0, 38),
-        Launch("volta_scudnn_128x64_relu_medium_nn_v1", grid, (128, 1, 1), None, 128, 16384),
+        Launch("cask_cudnn::computeOffsetsKernel(cask_cudnn::ComputeOffsetsParams)", 13,
+               256, 4096.0, 38),
+        Launch("volta_scudnn_128x64_relu_medium_nn_v1", grid, 128, None, 128, 16384),
     ]  # fmt: skip
 
 
-def _winograd(found: _Convolution, way: str, grid: tuple[int, int, int]) -> list[Launch]:
+def _winograd(found: _Convolution, way: str, grid: int | Grid) -> list[Launch]:
     space, t = "void cudnn::winograd_nonfused::winograd", "float"
     second = "Delta" if way == "Wgrad" else "Filter"
     return [
-        Launch(
-            f"{space}{way}Data4x4<{t}, {t}>(int)", grid, (256, 1, 1), 3 * bytes_of(found.source)
-        ),
+        Launch(f"{space}{way}Data4x4<{t}, {t}>(int)", grid, 256, 3 * bytes_of(found.source)),
         Launch(f"{space}{way}{second}4x4<{t}, {t}>(int)", grid, (32, 8, 1), bytes_of(found.weight)),
-        Launch("volta_sgemm_64x64_nn", grid, (64, 1, 1), None, 126, 8448),
-        Launch(f"{space}{way}Output4x4<{t}, {t}>(int)", grid, (256, 1, 1), 3 * found.made_bytes),
+        Launch("volta_sgemm_64x64_nn", grid, 64, None, 126, 8448),
+        Launch(f"{space}{way}Output4x4<{t}, {t}>(int)", grid, 256, 3 * found.made_bytes),
     ]
 
 
 # ------------------------------------------------------------------------------------- backward
 
 
+@rule(RULES, "convolution_backward")
 def _backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the gradients of the input and the weight, one after the other."""
-    grad, source, weight = (tensor_at(op, place) for place in range(3))
-    if grad is None:
-        return ()
-    stride = op.inputs[4] if len(op.inputs) > 4 else 1
-    found = _convolution(source, weight, grad.elements, stride)
-    if found is None:
-        return ()
-    wanted = op.inputs[10] if len(op.inputs) > 10 else None
+    grad, source, weight = required(op, 0), required(op, 1, dims=3), required(op, 2)
+    found = _convolution(op, source, weight, 4, made=grad.elements)
+    wanted = op.value(10)
     asked = wanted if isinstance(wanted, tuple) and len(wanted) > 1 else (True, True)
     groups = int(number_at(op, 9, 1))
     if groups > 1 and groups == found.source.shape[1] and found.weight.shape[1] == 1:
-        return _depthwise_backward(found, asked, setting)
-    parts = _miopen_parts(found) if setting.is_amd else _cudnn_parts(found, grad, setting)
-    of_input, of_weight = parts
+        t, size = cpp_name(found.dtype), found.weight.shape[-1]
+        filters = f"{size if size in (1, 3, 5) else 0}, {max(1, found.stride)}, {t}, int"
+        space = "void at::native::(anonymous namespace)::conv_depthwise2d_"
+        blocks = ceil_div(found.source.elements, 512)
+        of_input = [Launch(f"{space}backward_kernel<{filters}>(int)", blocks, 512)]
+        name = f"{space}grad_weight_kernel<{t}, int>(int)"
+        of_weight = [Launch(name, found.weight.elements, 256)]
+    elif setting.is_amd:
+        of_input, of_weight = _miopen_parts(found)
+    else:
+        of_input, of_weight = _cudnn_parts(found, grad, setting)
     return [*(of_input if asked[0] else []), *(of_weight if asked[1] else [])]
 
 
@@ -265,7 +265,7 @@ def _cudnn_parts(
         return [dgrad], [memset(int(bytes_of(found.weight))), wgrad]
     if found.is_product:
         helper = "void cudnn::cnn::reduce_wgrad_nchw_helper<float, float, float>(int)"
-        added = Launch(helper, (64, 1, 1), (256, 1, 1), 4 * bytes_of(found.weight))
+        added = Launch(helper, 64, 256, 4 * bytes_of(found.weight))
         return [dgrad], [wgrad, added]
     into = _together(found, grad)
     of_input = [*into, dgrad, _to_apart(found.dtype, bytes_of(found.source))]
@@ -281,7 +281,7 @@ def _cudnn_parts(
 
 
 def _vector_dgrad(found: _Convolution) -> list[Launch]:
-    grid = (ceil_div(found.source.elements, 4096), 1, 1)
+    grid = ceil_div(found.source.elements, 4096)
     if found.is_three:
         return _on_vectors(found)
     if found.positions < _MANY_POSITIONS:
@@ -291,23 +291,21 @@ def _vector_dgrad(found: _Convolution) -> list[Launch]:
         )
         engine = "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int)"
         return [
-            Launch(scale, (ceil_div(found.source.elements, 256), 1, 1), (256, 1, 1),
-                   bytes_of(found.source), 16),
+            Launch(scale, ceil_div(found.source.elements, 256), 256, bytes_of(found.source), 16),
             Launch(engine, grid, (8, 8, 1), None, 88, 3328),
-        ]  # fmt: skip
+        ]
     main = "volta_scudnn_128x64_stridedB_interior_nn_v1"
     return [
         *_offsets("computeOffsetsKernel", "computeBOffsetsKernel"),
-        Launch(main, grid, (128, 1, 1), None, 128, 32768),
+        Launch(main, grid, 128, None, 128, 32768),
     ]
 
 
 def _offsets(*kernels: str) -> list[Launch]:
     return [
-        Launch(f"cask_cudnn::{each}(cask_cudnn::ComputeOffsetsParams)", (4, 1, 1), (256, 1, 1),
-               4096.0, 24)
+        Launch(f"cask_cudnn::{each}(cask_cudnn::ComputeOffsetsParams)", 4, 256, 4096.0, 24)
         for each in kernels
-    ]  # fmt: skip
+    ]
 
 
 def _vector_wgrad(found: _Convolution) -> list[Launch]:
@@ -320,17 +318,17 @@ def _vector_wgrad(found: _Convolution) -> list[Launch]:
             *_offsets("computeWgradSplitKOffsetsKernel", "computeWgradBOffsetsKernel"),
             memset(size),
             memset(4096),
-            Launch(main, grid, (256, 1, 1), None, 128, 32768),
+            Launch(main, grid, 256, None, 128, 32768),
         ]
     name = "void cudnn::cnn::wgrad_alg0_engine<float, 128, 6, 7, 3, 3, 5, false, 512>(int)"
     return [memset(size), Launch(name, grid, (8, 32, 1), None, 80, 6400)]
 
 
-def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequence[Launch]:
+@rule(RULES, "cudnn_convolution_backward_input cudnn_convolution_backward_weight")
+def _old_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the backward operators of torch before 1.11; the other factor follows the gradient."""
-    grad, other = tensor_at(op, 1), tensor_at(op, 2)
-    if grad is None or other is None or len(grad.shape) < 4 or len(other.shape) < 4:
-        return ()
+    grad, other = required(op, 1, dims=4), required(op, 2, dims=4)
+    of_weight = op.name.endswith("_weight")
     if of_weight:
         stride = max(1, other.shape[2] // max(1, grad.shape[2]))
         side = 3 if other.shape[1] == grad.shape[1] and stride == 1 else 1
@@ -339,21 +337,17 @@ def _old_backward(op: LaunchingOp, setting: Setting, *, of_weight: bool) -> Sequ
                                            grad.dtype, -1)  # fmt: skip
     else:
         source, weight, stride = grad, other, 1
-    found = _convolution(source, weight, grad.elements, stride)
-    if found is None:
-        return ()
+    found = _Convolution(source, weight, grad.elements, stride)
     return _cudnn_parts(found, grad, setting)[1 if of_weight else 0]
 
 
 # ------------------------------------------------------------------------------------- MIOpen
 
 
+@rule(RULES, "miopen_convolution miopen_convolution_transpose")
 def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor_at(op, 0), tensor_at(op, 1)
-    stride = op.inputs[4] if len(op.inputs) > 4 else 1
-    found = _convolution(source, weight, _made_elements(source, weight, stride), stride)
-    if found is None:
-        return ()
+    source, weight = required(op, 0, dims=3), required(op, 1)
+    found = _convolution(op, source, weight, 4)
     if prod(found.weight.shape[2:]) == 1:
         return _through_product(found)
     main = _implicit("fwd", found)
@@ -366,47 +360,44 @@ def _miopen(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
             "_ZN2ck16tensor_operation6device12_GLOBAL__N_139"
             "kernel_grouped_conv_fwd_xdl_cshuffle_v3E"
         )
-        ck = Launch(name, (ceil_div(found.made_elements, 128 * 64), 1, 1), (256, 1, 1))
+        ck = Launch(name, ceil_div(found.made_elements, 128 * 64), 256)
         return [*turn, _turned(found, found.made_bytes), memset(int(found.made_bytes)), ck,
                 _turned(found, found.made_bytes)]  # fmt: skip
     return [_scaled(found.made_bytes), *turn, main, *_cast(found), _turned(found, found.made_bytes)]
 
 
-def _short(found: _Convolution) -> str:
-    return {"bfloat16": "bf16", "float16": "fp16"}.get(found.dtype.name, "fp32")
-
-
 def _implicit(way: str, found: _Convolution) -> Launch:
-    name = f"igemm_{way}_gtcx3_nhwc_{_short(found)}_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2_gkgs"
-    grid = (256 * ceil_div(found.made_elements, 128 * 128), 1, 1)
-    return Launch(name, grid, (256, 1, 1))
+    t = {"bfloat16": "bf16", "float16": "fp16"}.get(found.dtype.name, "fp32")
+    name = f"igemm_{way}_gtcx3_nhwc_{t}_bx0_ex1_bt128x128x32_wt32x32x8_ws1x1_wr2x2_gkgs"
+    grid = 256 * ceil_div(found.made_elements, 128 * 128)
+    return Launch(name, grid, 256)
 
 
 def _turned(found: _Convolution, size: float) -> Launch:
     kind = "half" if found.dtype.size == 2 else "dword"
-    grid = (256 * ceil_div(int(size) // found.dtype.size, 1024), 1, 1)
-    return Launch(f"batched_transpose_32x32_{kind}", grid, (256, 1, 1), 2 * size)
+    grid = 256 * ceil_div(int(size) // found.dtype.size, 1024)
+    return Launch(f"batched_transpose_32x32_{kind}", grid, 256, 2 * size)
 
 
 def _scaled(size: float) -> Launch:
-    return Launch("SubTensorOpWithScalar1d", (65536, 1, 1), (256, 1, 1), size)
+    return Launch("SubTensorOpWithScalar1d", 65536, 256, size)
 
 
 def _cast(found: _Convolution) -> list[Launch]:
     """Cast sums of halves, which are made in fp32."""
-    cast = Launch("SubTensorOpWithCastTensor1d", (65536, 1, 1), (256, 1, 1), 3 * found.made_bytes)
+    cast = Launch("SubTensorOpWithCastTensor1d", 65536, 256, 3 * found.made_bytes)
     return [cast] if found.dtype.size == 2 else []
 
 
 def _through_product(found: _Convolution) -> list[Launch]:
     name = "Cijk_Ailk_Bljk_BBS_BH_MT32x32x64_MI16x16x1_SN"
-    grid = (256 * ceil_div(found.made_elements, 32 * 32), 1, 1)
+    grid = 256 * ceil_div(found.made_elements, 32 * 32)
     if found.stride == 1 and found.is_last:
-        return [Launch(name, grid, (256, 1, 1))]
+        return [Launch(name, grid, 256)]
     return [
-        Launch("transpose_NCHW2CNHW_V2_2D_WG_off64", grid, (256, 1, 1), 2 * bytes_of(found.source)),
-        Launch(name, grid, (256, 1, 1)),
-        Launch("transpose_CNHW2NCHW_V2_2D_WG_off64", grid, (256, 1, 1), 2 * found.made_bytes),
+        Launch("transpose_NCHW2CNHW_V2_2D_WG_off64", grid, 256, 2 * bytes_of(found.source)),
+        Launch(name, grid, 256),
+        Launch("transpose_CNHW2NCHW_V2_2D_WG_off64", grid, 256, 2 * found.made_bytes),
     ]
 
 
@@ -429,10 +420,9 @@ def _miopen_parts(found: _Convolution) -> tuple[list[Launch], list[Launch]]:
 # ------------------------------------------------------------------------------------- depthwise
 
 
+@rule(RULES, "_conv_depthwise2d miopen_depthwise_convolution conv_depthwise3d")
 def _depthwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, weight = tensor_at(op, 0), tensor_at(op, 1)
-    if source is None or weight is None or len(weight.shape) < 4:
-        return ()
+    source, weight = required(op, 0), required(op, 1, dims=4)
     t, size = cpp_name(source.dtype), weight.shape[-1]
     three = len(source.shape) == 5
     a = opmath_name(source.dtype)
@@ -447,35 +437,5 @@ def _depthwise(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
             "void at::native::(anonymous namespace)::conv_depthwise2d_forward_kernel<"
             f"{known}, {t}, int>(int)"
         )
-    stride = op.inputs[4] if len(op.inputs) > 4 else 1
-    made = _made_elements(source, weight, stride)
-    return [Launch(name, (min(ceil_div(made, 512), 8 * setting.processors), 1, 1), (512, 1, 1))]
-
-
-def _depthwise_backward(
-    found: _Convolution, asked: Sequence[Value], setting: Setting
-) -> list[Launch]:
-    t, size = cpp_name(found.dtype), found.weight.shape[-1]
-    known = size if size in (1, 3, 5) else 0
-    space = "void at::native::(anonymous namespace)::conv_depthwise2d_"
-    parts = [
-        Launch(f"{space}backward_kernel<{known}, {max(1, found.stride)}, {t}, int>(int)",
-               (ceil_div(found.source.elements, 512), 1, 1), (512, 1, 1)),
-        Launch(f"{space}grad_weight_kernel<{t}, int>(int)",
-               (found.weight.elements, 1, 1), (256, 1, 1)),
-    ]  # fmt: skip
-    return [part for part, wanted in zip(parts, asked, strict=False) if wanted]
-
-
-RULES: dict[str, Rule] = {
-    "cudnn_convolution": _cudnn,
-    "cudnn_convolution_transpose": _cudnn_transpose,
-    "miopen_convolution": _miopen,
-    "miopen_convolution_transpose": _miopen,
-    "convolution_backward": _backward,
-    "cudnn_convolution_backward_input": partial(_old_backward, of_weight=False),
-    "cudnn_convolution_backward_weight": partial(_old_backward, of_weight=True),
-    "_conv_depthwise2d": _depthwise,
-    "miopen_depthwise_convolution": _depthwise,
-    "conv_depthwise3d": _depthwise,
-}
+    made = _convolution(op, source, weight, 4).made_elements
+    return [Launch(name, min(ceil_div(made, 512), 8 * setting.processors), 512)]

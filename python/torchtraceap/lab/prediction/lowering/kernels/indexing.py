@@ -20,15 +20,18 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     memcpy,
     number_at,
     opmath_name,
+    required,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
-from torchtraceap.lab.prediction.lowering.kernels.reductions import scan_launches
-from torchtraceap.lab.prediction.lowering.kernels.rows import radix_sort
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.kernels.reductions import radix_sort, scan_launches
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 _FEW_INDICES = 16
 _FEW_LOOKUPS = 3_072
@@ -41,24 +44,20 @@ def _opaque(each: TensorInfo) -> str:
     return f"at::native::OpaqueType<{each.dtype.size}>"
 
 
+@rule(RULES, "index")
 def _index(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source = tensor_at(op, 0)
-    if source is None:
-        return ()
-    made = _selected(op, source)
-    return [_by_index("index_kernel_impl", source, made, 2.0 * made * source.dtype.size)]
-
-
-def _selected(op: LaunchingOp, source: TensorInfo) -> int:
-    """Return the number of elements that an index selects."""
+    source = required(op, 0)
     known = first_output(op)
     if known is not None:
-        return known.elements
-    indices = op.inputs[1] if len(op.inputs) > 1 else ()
-    listed = indices if isinstance(indices, tuple) else (indices,)
-    tensors = [each for each in listed if isinstance(each, TensorInfo) and each.dtype != BOOL]
-    picked = max((each.elements for each in tensors), default=source.elements)
-    return picked * max(1, source.elements // max(1, prod(source.shape[: max(1, len(tensors))])))
+        made = known.elements
+    else:
+        indices = op.value(1)
+        listed = indices if isinstance(indices, tuple) else (indices,)
+        tensors = [each for each in listed if isinstance(each, TensorInfo) and each.dtype != BOOL]
+        picked = max((each.elements for each in tensors), default=source.elements)
+        places = prod(source.shape[: max(1, len(tensors))])
+        made = picked * max(1, source.elements // max(1, places))
+    return [_by_index("index_kernel_impl", source, made, 2.0 * made * source.dtype.size)]
 
 
 def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:
@@ -71,14 +70,13 @@ def _by_index(kind: str, source: TensorInfo, made: int, moved: float) -> Launch:
         f"c10::ArrayRef<long>, {function} const&, bool)::{{lambda(int)#1}}"
     )
     name = f"void at::native::index_elementwise_kernel<128, 4, {loop}>(long, {loop})"
-    return Launch(name, (ceil_div(made, 512), 1, 1), (128, 1, 1), moved, 40)
+    return Launch(name, ceil_div(made, 512), 128, moved, 40)
 
 
+@rule(RULES, "_index_put_impl_ index_put_")
 def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch `index_put`; accumulation sorts the indices first."""
-    source, values = tensor_at(op, 0), tensor_at(op, 2)
-    if source is None:
-        return ()
+    source, values = required(op, 0), tensor_at(op, 2)
     count = values.elements if values is not None else source.elements
     if not bool_at(op, 3):
         return [_by_index("index_put_kernel_impl", source, count, 2.0 * count * source.dtype.size)]
@@ -88,14 +86,13 @@ def _index_put(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"void {_ANONYMOUS}indexing_backward_kernel<{t}, 4>(long const*, long const*, {t} const*, "
         f"{t}*, long, long, long, long, bool)"
     )
-    last = Launch(name, (ceil_div(rows, 4), 1, 1), (32, 4, 1), 3.0 * count * source.dtype.size, 34)
+    last = Launch(name, ceil_div(rows, 4), (32, 4, 1), 3.0 * count * source.dtype.size, 34)
     return [*radix_sort("long", rows, max(1, source.elements.bit_length())), last]
 
 
+@rule(RULES, "index_select")
 def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, indices = tensor_at(op, 0), tensor_at(op, 2)
-    if source is None or indices is None:
-        return ()
+    source, indices = required(op, 0), required(op, 2)
     t, i = cpp_name(source.dtype), cpp_name(indices.dtype)
     axis = int(as_number(op.inputs[1], 0)) % max(1, len(source.shape))
     length = source.shape[axis] if source.shape else 1
@@ -112,13 +109,12 @@ def _index_select(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     )
     threads = 128 if small else 512
     blocks = min(ceil_div(made, threads), 8 * setting.processors)
-    return [Launch(name, (blocks, 1, 1), (threads, 1, 1), 2.0 * made * source.dtype.size, 32)]
+    return [Launch(name, blocks, threads, 2.0 * made * source.dtype.size, 32)]
 
 
+@rule(RULES, "index_add index_add_")
 def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    source, indices, added = tensor_at(op, 0), tensor_at(op, 2), tensor_at(op, 3)
-    if source is None or indices is None:
-        return ()
+    source, indices, added = required(op, 0), required(op, 2), tensor_at(op, 3)
     t, i = cpp_name(source.dtype), cpp_name(indices.dtype)
     kind = "Small" if indices.elements <= _FEW_INDICES else "Large"
     moved = 2 * bytes_of(added or source)
@@ -128,14 +124,13 @@ def _index_add(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         "at::native::ReduceAdd>(int)"
     )
     blocks = min(ceil_div(count, 128), 8 * setting.processors)
-    return [Launch(name, (blocks, 1, 1), (128, 1, 1), moved, 32)]
+    return [Launch(name, blocks, 128, moved, 32)]
 
 
+@rule(RULES, "gather scatter scatter_ scatter_add scatter_add_")
 def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel over the indices."""
-    source, indices = tensor_at(op, 0), tensor_at(op, 2)
-    if source is None or indices is None:
-        return ()
+    source, indices = required(op, 0), required(op, 2)
     is_gather = op.name == "aten::gather"
     t = _opaque(source) if is_gather else cpp_name(source.dtype)
     reduce_ = "ReduceAdd" if "add" in op.name else "TensorAssign"
@@ -149,17 +144,16 @@ def _scatter_gather(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"void at::native::_scatter_gather_elementwise_kernel<128, 8, {function}>(int, {function})"
     )
     moved = indices.elements * (8.0 + 2.0 * source.dtype.size)
-    return [Launch(name, (ceil_div(indices.elements, 1024), 1, 1), (128, 1, 1), moved, 32)]
+    return [Launch(name, ceil_div(indices.elements, 1024), 128, moved, 32)]
 
 
 # ------------------------------------------------------------------------------------- embedding
 
 
+@rule(RULES, "embedding_dense_backward")
 def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for few lookups; sort many and sum them by row in parts."""
-    grad, indices = tensor_at(op, 0), tensor_at(op, 1)
-    if grad is None or indices is None:
-        return ()
+    grad, indices = required(op, 0), required(op, 1)
     t, a, i = cpp_name(grad.dtype), opmath_name(grad.dtype), cpp_name(indices.dtype)
     width, count = grad.shape[-1] if grad.shape else 1, indices.elements
     if count <= _FEW_LOOKUPS:
@@ -167,28 +161,28 @@ def _embedding_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
             f"void {_ANONYMOUS}embedding_backward_feature_kernel<{t}, {a}, {i}>({i} const*, "
             f"{t} const*, {t}*, int, long, int)"
         )
-        return [Launch(name, (ceil_div(width, 32), 1, 1), (32, 32, 1), None, 40, 8192)]
+        return [Launch(name, ceil_div(width, 32), (32, 32, 1), None, 40, 8192)]
     return _summed_by_rows(grad, indices, int(number_at(op, 2, 1)))
 
 
 def _summed_by_rows(grad: TensorInfo, indices: TensorInfo, rows: int) -> list[Launch]:
     t, a, i = cpp_name(grad.dtype), opmath_name(grad.dtype), cpp_name(indices.dtype)
     count = indices.elements
-    blocks = (ceil_div(count, 32), 1, 1)
+    blocks = ceil_div(count, 32)
     scan = scan_launches(i, count, 16.0 * count)
     return [
         *radix_sort(i, count, max(1, rows.bit_length())),
         Launch(f"void {_ANONYMOUS}krn_partials_per_segment<{i}>({i}*, {i} const*, int const*, "
                "long)",
-               blocks, (32, 1, 1), 16.0 * count),
+               blocks, 32, 16.0 * count),
         *scan,
         Launch(f"void {_ANONYMOUS}krn_partial_segment_offset<{i}>({i}*, {i} const*, {i} const*, "
-               f"{i} const*, int const*)", blocks, (32, 1, 1), 32.0 * count),
+               f"{i} const*, int const*)", blocks, 32, 32.0 * count),
         Launch(f"void {_ANONYMOUS}compute_grad_weight<{t}, {i}>({i} const*, {t} const*, "
                f"{i} const*, "
-               f"long, long, {i} const*, int const*, {a}*, long)", blocks, (1024, 1, 1), None, 32),
+               f"long, long, {i} const*, int const*, {a}*, long)", blocks, 1024, None, 32),
         Launch(f"void {_ANONYMOUS}sum_and_scatter<{t}, {i}>({i} const*, {t}*, long, {i} const*, "
-               f"int const*, {a} const*, {i} const*, int const*, long, long)", blocks, (1024, 1, 1),
+               f"int const*, {a} const*, {i} const*, int const*, long, long)", blocks, 1024,
                bytes_of(grad), 32),
     ]  # fmt: skip
 
@@ -196,11 +190,10 @@ def _summed_by_rows(grad: TensorInfo, indices: TensorInfo, rows: int) -> list[La
 _BAG_MODES = {0: "sum", 1: "mean", 2: "max"}
 
 
+@rule(RULES, "_embedding_bag _embedding_bag_forward_only")
 def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch four bags per block with a thread for each column."""
-    weight, indices, offsets = (tensor_at(op, place) for place in range(3))
-    if weight is None or indices is None or not weight.shape:
-        return ()
+    weight, indices, offsets = required(op, 0, dims=1), required(op, 1), tensor_at(op, 2)
     t, i = cpp_name(weight.dtype), cpp_name(indices.dtype)
     mode = _BAG_MODES.get(int(number_at(op, 4, 0)), "sum")
     kind = "max" if mode == "max" else "sum_mean"
@@ -212,26 +205,26 @@ def _embedding_bag(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     )
     bags = offsets.elements if offsets is not None else 1
     blocks = min(ceil_div(bags, 4) * ceil_div(weight.shape[-1], 64), 1024)
-    return [Launch(name, (blocks, 1, 1), (64, 4, 1), None, 32)]
+    return [Launch(name, blocks, (64, 4, 1), None, 32)]
 
 
+@rule(RULES, "_embedding_bag_dense_backward")
 def _embedding_bag_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch the sort, count and segmented sum of lookups."""
-    grad, indices = tensor_at(op, 0), tensor_at(op, 1)
-    if grad is None or indices is None:
-        return ()
+    grad, indices = required(op, 0), required(op, 1)
     return _summed_by_rows(grad, indices, int(number_at(op, 5, 1)))
 
 
 # ------------------------------------------------------------------------------------- joining
 
 
+@rule(RULES, "cat")
 def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for many tensors.
 
     Different types or too many dimensions take a kernel each, and a single tensor is copied.
     """
-    listed = op.inputs[0] if op.inputs else ()
+    listed = op.value(0)
     tensors = [
         each
         for each in (listed if isinstance(listed, tuple) else ())
@@ -245,18 +238,16 @@ def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     if len(types) > 1 or dims > _MOST_DIMS_JOINED or len(tensors) == 1:
         made = first_output(op)
         to = made.dtype if made is not None else max(types, key=lambda t: (t.rank, t.size))
-        return [_part(each, TensorInfo(each.shape, each.strides, to, -1), setting)
-                for each in tensors]  # fmt: skip
-    return _joined(tensors, int(number_at(op, 1, 0)), setting)
+        found = []
+        for each in tensors:
+            # Rows of the result are longer than those of its part.
+            strides = tuple(2 * stride for stride in each.strides[:-1]) + each.strides[-1:]
+            found.append(copy_loop(TensorInfo(each.shape, strides, to, -1), each, setting))
+        return found
+    return _batched_copies(tensors, setting)
 
 
-def _part(each: TensorInfo, to: TensorInfo, setting: Setting) -> Launch:
-    """Return the copy into a part of the result, whose rows are longer."""
-    strides = tuple(2 * stride for stride in to.strides[:-1]) + to.strides[-1:]
-    return copy_loop(TensorInfo(to.shape, strides, to.dtype, -1), each, setting)
-
-
-def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[Launch]:
+def _batched_copies(tensors: Sequence[TensorInfo], setting: Setting) -> list[Launch]:
     """Launch batched copies, of 16 bytes at once for contiguous tensors with wide elements."""
     contiguous = all(each.is_contiguous for each in tensors)
     size, dims = tensors[0].dtype.size, len(tensors[0].shape)
@@ -280,24 +271,24 @@ def _joined(tensors: Sequence[TensorInfo], axis: int, setting: Setting) -> list[
         if not setting.is_amd and not wide:
             blocks = min(blocks, 2 * setting.processors)
         grid = (blocks, len(some), 1)
-        found.append(Launch(name, grid, (threads, 1, 1), 2 * bytes_of(*some), 21))
+        found.append(Launch(name, grid, threads, 2 * bytes_of(*some), 21))
     return found
 
 
+@rule(RULES, "split_with_sizes_copy")
 def _split_copy(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel that copies parts of a tensor to other tensors."""
-    source = tensor_at(op, 0)
-    if source is None:
-        return ()
+    source = required(op, 0)
     name = (
         "void at::native::detail::split_with_sizes_copy_out_contiguous_no_cast_kernel(char**, "
         "char**, long*, long*, long*, long, long, long)"
     )
     size = bytes_of(source)
     blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
-    return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
+    return [Launch(name, blocks, 512, 2 * size, 32)]
 
 
+@rule(RULES, "_chunk_cat")
 def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel that copies parts of many tensors side by side."""
     made, size = first_output(op), bytes_of(*op.tensors)
@@ -308,26 +299,4 @@ def _chunk_cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"{names[1]}*, long*, long*, long*, long*, long, long, long, long)"
     )
     blocks = min(ceil_div(int(size), 512 * 16), 8 * setting.processors)
-    return [Launch(name, (blocks, 1, 1), (512, 1, 1), 2 * size, 32)]
-
-
-RULES: dict[str, Rule] = {
-    "split_with_sizes_copy": _split_copy,
-    "_chunk_cat": _chunk_cat,
-    "index": _index,
-    "_index_put_impl_": _index_put,
-    "index_put_": _index_put,
-    "index_select": _index_select,
-    "index_add": _index_add,
-    "index_add_": _index_add,
-    "gather": _scatter_gather,
-    "scatter": _scatter_gather,
-    "scatter_": _scatter_gather,
-    "scatter_add": _scatter_gather,
-    "scatter_add_": _scatter_gather,
-    "embedding_dense_backward": _embedding_backward,
-    "_embedding_bag": _embedding_bag,
-    "_embedding_bag_forward_only": _embedding_bag,
-    "_embedding_bag_dense_backward": _embedding_bag_backward,
-    "cat": _cat,
-}
+    return [Launch(name, blocks, 512, 2 * size, 32)]

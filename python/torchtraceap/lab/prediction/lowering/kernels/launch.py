@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from torchtraceap.core.dtypes import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp, Libraries
-from torchtraceap.lab.prediction.lowering.work import WorkKind
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp, Libraries, WorkKind
 from torchtraceap.ops.devices import Device
 
 __all__ = [
@@ -17,6 +16,7 @@ __all__ = [
     "Launch",
     "Rule",
     "Setting",
+    "UnknownArgumentError",
     "as_number",
     "bool_at",
     "bytes_of",
@@ -29,6 +29,8 @@ __all__ = [
     "next_power",
     "number_at",
     "opmath_name",
+    "required",
+    "rule",
     "tensor_at",
 ]
 
@@ -41,8 +43,10 @@ class Launch:
     """A kernel, copy or memset before its duration is known."""
 
     name: str
-    grid: Grid = (1, 1, 1)
-    block: Grid = (128, 1, 1)
+    grid: int | Grid = 1
+    """Blocks; a number alone is that along x."""
+    block: int | Grid = 128
+    """Threads, likewise."""
     moved: float | None = None
     """Bytes read and written by a helper kernel; None for the main work of the operator."""
     registers: int = 32
@@ -84,6 +88,26 @@ class Setting:
 
 
 Rule: TypeAlias = Callable[[LaunchingOp, Setting], Sequence[Launch]]
+"""Returns the launches of an operator, or raises `UnknownArgumentError`."""
+
+
+class UnknownArgumentError(LookupError):
+    """Raised by rules for operators whose arguments don't tell what they launch."""
+
+
+def rule(rules: dict[str, Rule], names: str | Iterable[str]) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under the names of its operators.
+
+    A text lists names separated by spaces.
+    """
+
+    def add(function: Rule) -> Rule:
+        listed = names.split() if isinstance(names, str) else names
+        rules.update(dict.fromkeys(listed, function))
+        return function
+
+    return add
+
 
 _CPP_NAMES = {
     "float32": "float",
@@ -116,8 +140,20 @@ def opmath_name(dtype: DType) -> str:
 
 def tensor_at(op: LaunchingOp, place: int) -> TensorInfo | None:
     """Return an input if it is a tensor, else None."""
-    value = op.inputs[place] if place < len(op.inputs) else None
+    value = op.value(place)
     return value if isinstance(value, TensorInfo) else None
+
+
+def required(op: LaunchingOp, place: int, *, dims: int = 0) -> TensorInfo:
+    """Return an input that has to be a tensor of at least so many dimensions.
+
+    Raises:
+        UnknownArgumentError: It is not.
+    """
+    tensor = tensor_at(op, place)
+    if tensor is None or len(tensor.shape) < dims:
+        raise UnknownArgumentError
+    return tensor
 
 
 def as_number(value: Value, default: float) -> float:
@@ -127,12 +163,12 @@ def as_number(value: Value, default: float) -> float:
 
 def number_at(op: LaunchingOp, place: int, default: float) -> float:
     """Return an input if it is a number, else the default."""
-    return as_number(op.inputs[place], default) if place < len(op.inputs) else default
+    return as_number(op.value(place), default)
 
 
 def bool_at(op: LaunchingOp, place: int, *, default: bool = False) -> bool:
     """Return an input if it is a boolean, else the default."""
-    value = op.inputs[place] if place < len(op.inputs) else None
+    value = op.value(place)
     return value if isinstance(value, bool) else default
 
 

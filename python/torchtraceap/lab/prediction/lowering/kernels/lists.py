@@ -14,15 +14,19 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,
     Setting,
+    UnknownArgumentError,
     bytes_of,
     ceil_div,
     cpp_name,
     opmath_name,
+    rule,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES", "launch_blocks"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _CHUNK, _MOST_CHUNKS = 65_536, 320
 _MOST_TENSORS = (110, 64, 48, 36, 30)
 _MOST_TENSORS_WITH_SCALARS = (96, 64, 48, 36, 30)
@@ -60,6 +64,8 @@ def _lists(op: LaunchingOp) -> list[tuple[TensorInfo, ...]]:
             tensors = tuple(each for each in value if isinstance(each, TensorInfo))
             if len(tensors) == len(value):
                 found.append(tensors)
+    if not found:
+        raise UnknownArgumentError
     return found
 
 
@@ -67,48 +73,38 @@ _BINARY = {"add": "std::plus", "sub": "std::minus", "mul": "std::multiplies", "d
            "maximum": "maximum", "minimum": "minimum", "clamp_min": "maximum",
            "clamp_max": "minimum", "pow": "power_functor"}  # fmt: skip
 _POINTWISE = {"addcmul": "std::multiplies", "addcdiv": "std::divides"}
+_FOREACH = """abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min copy cos cosh div erf
+erfc exp expm1 floor frac lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal
+round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zero"""
 
 
+@rule(RULES, (f"_foreach_{name}{end}" for name in _FOREACH.split() for end in ("", "_")))
 def _foreach(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     lists = _lists(op)
-    if not lists:
-        return ()
     base = op.name.removeprefix("aten::_foreach_")
     in_place = base.endswith("_") or base.startswith("copy")
     base = base.rstrip("_")
-    if base in ("norm", "max"):
-        return _norms(lists[0])
     same = [each for each in lists if len(each) == len(lists[0])]
     scalars = len(op.inputs) > len(lists) and isinstance(op.inputs[-1], tuple)
     walked = len(same) + (0 if in_place else 1)
-    if len({each.dtype for each in lists[0]}) > 1 or not _all_dense(same):
-        return _one_by_one(base, lists[0])
+    is_alike = all(
+        one.strides == other.strides and one.shape == other.shape
+        for each in same
+        for one, other in zip(each, lists[0], strict=True)
+    )
+    if len({each.dtype for each in lists[0]}) > 1 or not is_alike:
+        name = f"elementwise_kernel<aten::{base}>"
+        return [
+            Launch(name, ceil_div(each.elements, 512), 128, 3 * bytes_of(each)) for each in lists[0]
+        ]
     t, a = cpp_name(lists[0][0].dtype), opmath_name(lists[0][0].dtype)
-    name = _name(base, len(same), walked, t, a, scalars=scalars)
+    name = _kernel_name(base, len(same), walked, t, a, scalars=scalars)
     sizes = [each.elements for each in lists[0]]
     moved = (walked + 1) * bytes_of(*lists[0])
     return _launches(name, sizes, walked, moved, scalars=scalars)
 
 
-def _all_dense(lists: Sequence[tuple[TensorInfo, ...]]) -> bool:
-    """Return whether the tensors of all lists have the same layout."""
-    first = lists[0]
-    for each in lists:
-        if any(a.strides != b.strides or a.shape != b.shape
-               for a, b in zip(each, first, strict=True)):  # fmt: skip
-            return False
-    return True
-
-
-def _one_by_one(base: str, tensors: Sequence[TensorInfo]) -> list[Launch]:
-    return [
-        Launch(f"elementwise_kernel<aten::{base}>", (ceil_div(each.elements, 512), 1, 1),
-               (128, 1, 1), 3 * bytes_of(each))
-        for each in tensors
-    ]  # fmt: skip
-
-
-def _name(base: str, given: int, walked: int, t: str, a: str, *, scalars: bool) -> str:
+def _kernel_name(base: str, given: int, walked: int, t: str, a: str, *, scalars: bool) -> str:
     kind = "ScalarList" if scalars else ""
     if base in _POINTWISE:
         functor = f"PointwiseOp{'ScalarList' if scalars else 'Scalar'}Functor<{t}, {walked}, 3, 0>"
@@ -142,11 +138,13 @@ def _launches(
 ) -> list[Launch]:
     blocks = launch_blocks(sizes, walked, scalars=scalars)
     whole = max(1, sum(blocks))
-    return [Launch(name, (n, 1, 1), (512, 1, 1), moved * n / whole, 40) for n in blocks]
+    return [Launch(name, n, 512, moved * n / whole, 40) for n in blocks]
 
 
-def _norms(tensors: Sequence[TensorInfo]) -> list[Launch]:
+@rule(RULES, "_foreach_norm _foreach_norm_ _foreach_max _foreach_max_")
+def _norms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch partial norms, then one block for each tensor."""
+    tensors = _lists(op)[0]
     t, a = cpp_name(tensors[0].dtype), opmath_name(tensors[0].dtype)
     metadata = f"{_SPACE}TensorListMetadata<1>"
     functor = f"{_SPACE}LpNormFunctor<{t}, (at::native::NormType)1, {t}, 1, 1, 0>"
@@ -154,15 +152,14 @@ def _norms(tensors: Sequence[TensorInfo]) -> list[Launch]:
     last = f"void at::native::lpnorm_cleanup<{t}, (at::native::NormType)1, {t}, {a}>({a} const*)"
     sizes = [each.elements for each in tensors]
     moved = bytes_of(*tensors)
-    clean = Launch(last, (len(tensors), 1, 1), (512, 1, 1), 1280.0 * len(tensors), 24)
+    clean = Launch(last, len(tensors), 512, 1280.0 * len(tensors), 24)
     return [*_launches(name, sizes, 1, moved, scalars=False), clean]
 
 
+@rule(RULES, "_fused_adam_ _fused_adamw_ _fused_sgd_ _fused_adagrad_")
 def _fused(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel for the update of as many tensors as fit, with gradients and state."""
     lists = _lists(op)
-    if not lists:
-        return ()
     same = [each for each in lists if [t.shape for t in each] == [t.shape for t in lists[0]]]
     t = cpp_name(lists[0][0].dtype)
     walked = max(2, min(len(same), len(_MOST_TENSORS)))
@@ -182,13 +179,3 @@ def _fused(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     sizes = [each.elements for each in lists[0]]
     moved = (2.0 * walked - 1) * bytes_of(*lists[0])
     return _launches(name, sizes, walked, moved, scalars=True)
-
-
-_FOREACH = """abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min copy cos cosh div erf
-erfc exp expm1 floor frac lerp lgamma log log10 log1p log2 max maximum minimum mul neg norm pow
-reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc zero"""
-
-RULES: dict[str, Rule] = {
-    **{f"_foreach_{name}{end}": _foreach for name in _FOREACH.split() for end in ("", "_")},
-    **{f"_fused_{name}_": _fused for name in ("adam", "adamw", "sgd", "adagrad")},
-}

@@ -15,12 +15,16 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     first_output,
     memset,
     opmath_name,
+    required,
+    rule,
     tensor_at,
 )
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 
 
@@ -170,7 +174,8 @@ _KERNELS: dict[str, _Kernel] = {
 }  # fmt: skip
 
 
-def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+@rule(RULES, _KERNELS)
+def _single_kernel(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     kernel = _KERNELS[op.name.removeprefix("aten::")]
     own = tensor_at(op, kernel.of) or next(iter(op.tensors), None) or first_output(op)
     if own is None:
@@ -182,19 +187,18 @@ def _one(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         blocks = 1
     if kernel.most_waves:
         blocks = min(blocks, kernel.most_waves * setting.processors)
-    return [Launch(name, (blocks, 1, 1), (kernel.threads, 1, 1), None, 32)]
+    return [Launch(name, blocks, kernel.threads, None, 32)]
 
 
 # ------------------------------------------------------------------------------------- several
 
 
+@rule(RULES, "_fft_r2c _fft_c2r _fft_c2c")
 def _fft(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch one kernel along each dimension, three for sizes with large prime factors
     (Bluestein)."""
-    source = tensor_at(op, 0)
-    if source is None:
-        return ()
-    axes = op.inputs[1] if len(op.inputs) > 1 else (-1,)
+    source = required(op, 0)
+    axes = op.value(1)
     listed = axes if isinstance(axes, tuple) and axes else (-1,)
     known = [int(as_number(axis, -1)) for axis in listed]
     dims = len(source.shape)
@@ -204,18 +208,16 @@ def _fft(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     found: list[Launch] = []
     for size in sizes:
         name = f"void {library}<{size}, {kind}>(kernel_arguments_t<unsigned int>)"
-        grid = (ceil_div(source.elements // max(1, size), 4), 1, 1)
-        found += [Launch(name, grid, (64, 1, 1), None, 64)] * (1 if _is_smooth(size) else 3)
+        grid = ceil_div(source.elements // max(1, size), 4)
+        rest = size
+        for prime in (2, 3, 5, 7, 11, 13):
+            while rest > 1 and rest % prime == 0:
+                rest //= prime
+        found += [Launch(name, grid, 64, None, 64)] * (1 if rest <= 1 else 3)
     return found
 
 
-def _is_smooth(size: int) -> bool:
-    for prime in (2, 3, 5, 7, 11, 13):
-        while size > 1 and size % prime == 0:
-            size //= prime
-    return size <= 1
-
-
+@rule(RULES, "torchvision::roi_align torchvision::_roi_align_backward")
 def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     source = tensor_at(op, 0)
     t = cpp_name(source.dtype) if source is not None else "float"
@@ -226,24 +228,16 @@ def _roi_align(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         f"void vision::ops::(anonymous namespace)::roi_align_{way}_kernel_impl<{t}>(int, "
         f"{t} const*)"
     )
-    grid = (min(ceil_div(elements, 512), 4096), 1, 1)
-    kernel = Launch(name, grid, (512, 1, 1))
+    grid = min(ceil_div(elements, 512), 4096)
+    kernel = Launch(name, grid, 512)
     return [memset(elements), kernel] if way == "backward" else [kernel]
 
 
+@rule(RULES, "torchvision::nms")
 def _nms(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     boxes = tensor_at(op, 0)
     blocks = ceil_div(boxes.shape[0] if boxes is not None and boxes.shape else 1, 64)
     name = (
         "void vision::ops::(anonymous namespace)::nms_kernel_impl<float>(int, double, float const*)"
     )
-    return [Launch(name, (blocks, blocks, 1), (64, 1, 1))]
-
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_KERNELS, _one),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _fft),
-    "torchvision::roi_align": _roi_align,
-    "torchvision::_roi_align_backward": _roi_align,
-    "torchvision::nms": _nms,
-}
+    return [Launch(name, (blocks, blocks, 1), 64)]

@@ -30,13 +30,17 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     ceil_div,
     memcpy,
     memset,
+    required,
+    rule,
     tensor_at,
 )
 from torchtraceap.lab.prediction.lowering.kernels.pointwise import copy_loop
-from torchtraceap.lab.prediction.lowering.launching_op import LaunchingOp
+from torchtraceap.lab.prediction.lowering.step import LaunchingOp
 
 __all__ = ["RULES"]
 
+RULES: dict[str, Rule] = {}
+"""Rules by operator, without "aten::"."""
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 _SMALL_TILE = 64
 _SPLIT_FROM, _SPLIT_PER_TILE, _SPLIT_PER_TILE_IF_FULL = 300, 13, 40
@@ -70,14 +74,14 @@ class _Product:
         return ceil_div(self.m, height) * ceil_div(self.n, width)
 
 
-def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product | None:
-    a, b = tensor_at(op, first), tensor_at(op, first + 1)
-    if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2:
-        return None
+def _product(op: LaunchingOp, first: int, *, has_bias: bool = False) -> _Product:
+    a, b = required(op, first, dims=2), required(op, first + 1, dims=2)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     batch = a.elements // (m * k) if m and k else 1
     layout = ("t" if _is_turned(b) else "n") + ("t" if _is_turned(a) else "n")
-    return _Product(batch, m, n, k, a.dtype, layout, _alignment(a, b, n), has_bias)
+    # The largest power of 2, up to 8, that divides the leading dimensions.
+    align = gcd(8, n, *(max(each.strides[-2:]) for each in (a, b))) or 8
+    return _Product(batch, m, n, k, a.dtype, layout, align, has_bias)
 
 
 def _is_turned(matrix: TensorInfo) -> bool:
@@ -85,28 +89,21 @@ def _is_turned(matrix: TensorInfo) -> bool:
     return matrix.strides[-1] != 1 and matrix.strides[-2] == 1
 
 
-def _alignment(a: TensorInfo, b: TensorInfo, n: int) -> int:
-    """Return the largest power of 2, up to 8, that divides the leading dimensions."""
-    leading = [max(each.strides[-2:]) for each in (a, b)]
-    return gcd(8, n, *leading) or 8
-
-
 # ------------------------------------------------------------------------------------- rules
 
 
+@rule(RULES, "mm bmm _scaled_mm")
 def _mm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    product = _product(op, 0)
-    return () if product is None else _launches(product, setting)
+    return _launches(_product(op, 0), setting)
 
 
+@rule(RULES, "addmm _addmm_activation")
 def _addmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a product with a fused bias if cublasLt supports it, else after a copy of the bias.
 
     It needs one value per column, more than one column, and a sum of more than one term.
     """
-    bias, product = tensor_at(op, 0), _product(op, 1, has_bias=True)
-    if bias is None or product is None:
-        return ()
+    bias, product = required(op, 0), _product(op, 1, has_bias=True)
     fused = len(bias.shape) == 1 and product.n > 1 and product.k > 1
     if not setting.torch_from(2, 3):
         fused = fused and max(product.m, product.n) < _MOST_ROWS_ONCE
@@ -124,27 +121,25 @@ def _copied(bias: TensorInfo, product: _Product, setting: Setting) -> Launch:
     return copy_loop(made, bias, setting)
 
 
+@rule(RULES, "baddbmm baddbmm_")
 def _baddbmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Copy the added tensor to the result first, unless in place."""
-    added, product = tensor_at(op, 0), _product(op, 1)
-    if added is None or product is None:
-        return ()
+    added, product = required(op, 0), _product(op, 1)
     if op.name.endswith("_") or tensor_at(op, _PLACE_OF_OUT) is not None:
         return _launches(product, setting)
     return [_copied(added, product, setting), *_launches(product, setting)]
 
 
-def _addbmm_vector(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
+@rule(RULES, "mv addmv addmv_")
+def _mv(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     """Launch a matrix-vector product."""
-    return [_gemv(tensor_at(op, 0) or tensor_at(op, 1), setting)]
-
-
-def _gemv(matrix: TensorInfo | None, setting: Setting) -> Launch:
+    matrix = tensor_at(op, 0) or tensor_at(op, 1)
     t = _library_type(matrix.dtype) if matrix is not None else "float"
     rows = matrix.shape[0] if matrix is not None and matrix.shape else 1
-    return Launch(_gemv_name(t), (ceil_div(rows, 4), 1, 1), (128, 1, 1), registers=57)
+    return [Launch(_gemv_name(t), ceil_div(rows, 4), 128, registers=57)]
 
 
+@rule(RULES, "dot vdot")
 def _dot(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
     vector = tensor_at(op, 0)
     t = _library_type(vector.dtype) if vector is not None else "float"
@@ -163,14 +158,9 @@ def _dots(t: str, count: int, length: int) -> list[Launch]:
         f"(float const*, float, {summed}float>, int, float const*, float, {summed}{t}>)"
     )
     return [
-        Launch(dot, (blocks, 1, count), (128, 1, 1), None, 29, 512),
-        Launch(last, (1, 1, count), (128, 1, 1), 4.0 * blocks * count, 32, 512),
+        Launch(dot, (blocks, 1, count), 128, None, 29, 512),
+        Launch(last, (1, 1, count), 128, 4.0 * blocks * count, 32, 512),
     ]
-
-
-def _scaled_mm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
-    product = _product(op, 0)
-    return () if product is None else _launches(product, setting)
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -184,7 +174,30 @@ def _launches(product: _Product, setting: Setting) -> list[Launch]:
     if product.n == 1 or product.m == 1:
         rows, name = product.m * product.n, _gemv_name(_library_type(product.dtype))
         return [Launch(name, (ceil_div(rows, 4), 1, product.batch), (32, 4, 1), None, 57, 528)]
-    return _tiled(product, setting)
+    height, width = _tile(product, setting)
+    tiles, parts = product.tiles(height, width), _parts(product, setting)
+    size = product.batch * product.m * product.n
+    name, threads, registers, shared = _kernel_name(product, height, width, setting)
+    waves = product.tiles(128, 128) / setting.processors
+    counted = (
+        setting.generation >= 9
+        and product.batch <= 1
+        and product.dtype.size <= 2
+        and product.align >= 8
+        and waves > _WAVES_WITH_COUNTER
+        and parts == 1
+    )  # see Note [Counter of tiles]
+    blocks = min(tiles, setting.processors) if counted else tiles
+    grid = (blocks, 1, product.batch if parts == 1 else parts)
+    main = Launch(name, grid, threads, None, registers, shared)
+    if counted:
+        return [memset(4), main]
+    if parts == 1:
+        return [main]
+    with_bias = product.has_bias and product.k > _COUNTERS_WITH_BIAS
+    if setting.generation == 8 and (size > _COUNTERS_FROM or with_bias):
+        return [memset(4 * tiles), main]
+    return [main, _splitk_reduce(product, parts, setting)]
 
 
 def _gemv_name(t: str) -> str:
@@ -196,25 +209,6 @@ def _gemv_name(t: str) -> str:
         f"false, cublasGemvParamsEx<int, {parts}, float> >"
     )
     return f"std::enable_if<!(false), void>::type {kernel}(cublasGemvParamsEx<int, {parts}, float>)"
-
-
-def _tiled(product: _Product, setting: Setting) -> list[Launch]:
-    height, width = _tile(product, setting)
-    tiles, parts = product.tiles(height, width), _parts(product, setting)
-    size = product.batch * product.m * product.n
-    name, threads, registers, shared = _kernel_name(product, height, width, setting)
-    counted = _counts_tiles(product, setting)
-    blocks = min(tiles, setting.processors) if counted else tiles
-    grid = (blocks, 1, product.batch if parts == 1 else parts)
-    main = Launch(name, grid, (threads, 1, 1), None, registers, shared)
-    if counted:
-        return [memset(4), main]
-    if parts == 1:
-        return [main]
-    with_bias = product.has_bias and product.k > _COUNTERS_WITH_BIAS
-    if setting.generation == 8 and (size > _COUNTERS_FROM or with_bias):
-        return [memset(4 * tiles), main]
-    return [main, _added_up(product, parts, setting)]
 
 
 def _tile(product: _Product, setting: Setting) -> tuple[int, int]:
@@ -237,15 +231,8 @@ def _parts(product: _Product, setting: Setting) -> int:
     return max(2, min(_MOST_PARTS, setting.processors // tiles))
 
 
-def _counts_tiles(product: _Product, setting: Setting) -> bool:
-    """Return whether blocks fetch tiles from a counter; see Note [Counter of tiles]."""
-    if setting.generation < 9 or product.batch > 1 or product.dtype.size > 2:
-        return False
-    waves = product.tiles(128, 128) / setting.processors
-    return product.align >= 8 and waves > _WAVES_WITH_COUNTER and _parts(product, setting) == 1
-
-
-def _added_up(product: _Product, parts: int, setting: Setting) -> Launch:
+def _splitk_reduce(product: _Product, parts: int, setting: Setting) -> Launch:
+    """Return the kernel that adds the parts of a split sum."""
     t, bias = _library_type(product.dtype), "true" if product.has_bias else "false"
     library = "cublasLt::" if setting.torch_from(2, 0) else ""
     kernel = (
@@ -282,7 +269,16 @@ def _kernel_name(
         chip = "turing" if setting.device.architecture == "7.5" else "volta"
         name = f"{chip}_{'fp' if half == 'f16' else ''}{half[-2:]}_s884gemm_{half}_{height}x{width}"
         return f"{name}_ldg8_f2f_{product.layout}", 256, 120, 32768
-    return _single(product, height, width, setting)
+    chip = {7: "volta", 8: "ampere", 9: "sm80", 10: "sm80"}.get(setting.generation, "maxwell")
+    if setting.generation == 7 and setting.device.architecture == "7.5":
+        chip = "turing"
+    letter = "d" if product.dtype.name == "float64" else "s"
+    if chip == "sm80":
+        shape = f"tilesize{height}x{width}x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4"
+        t = "f64f64_f64f64_f64" if letter == "d" else "f32f32_f32f32_f32"
+        name = f"sm80_xmma_gemm_{t}_{product.layout}_n_{shape}_execute_kernel__5x_cublas"
+        return name, 128, 128, 32768
+    return f"{chip}_{letter}gemm_{min(height, 128)}x{width}_{product.layout}", 256, 128, 33792
 
 
 def _hopper(
@@ -303,21 +299,6 @@ def _hopper(
     return name, 384, 168, 231424
 
 
-def _single(
-    product: _Product, height: int, width: int, setting: Setting
-) -> tuple[str, int, int, int]:
-    chip = {7: "volta", 8: "ampere", 9: "sm80", 10: "sm80"}.get(setting.generation, "maxwell")
-    if setting.generation == 7 and setting.device.architecture == "7.5":
-        chip = "turing"
-    letter = "d" if product.dtype.name == "float64" else "s"
-    if chip == "sm80":
-        shape = f"tilesize{height}x{width}x8_stage3_warpsize2x2x1_ffma_aligna4_alignc4"
-        t = "f64f64_f64f64_f64" if letter == "d" else "f32f32_f32f32_f32"
-        name = f"sm80_xmma_gemm_{t}_{product.layout}_n_{shape}_execute_kernel__5x_cublas"
-        return name, 128, 128, 32768
-    return f"{chip}_{letter}gemm_{min(height, 128)}x{width}_{product.layout}", 256, 128, 33792
-
-
 def _tensile(product: _Product, setting: Setting) -> Launch:
     """Return Tensile's kernel, whose letters name the layout of each factor."""
     first, second = product.layout[0], product.layout[1]
@@ -327,26 +308,10 @@ def _tensile(product: _Product, setting: Setting) -> Launch:
     chip = {"9.0": "90a", "9.4": "942", "9.5": "950"}.get(setting.device.architecture, "942")
     tile = f"MT{height}x{width}x64_MI16x16x1_SN_LDSB1_AFC1_ISA{chip}"
     name = f"{letters}_{t}_Bias_HA_S_SAV_UserArgs_{tile}"
-    grid = (product.tiles(height, width) * product.batch * 256, 1, 1)
-    return Launch(name, grid, (256, 1, 1), None, 128, 65536)
+    grid = product.tiles(height, width) * product.batch * 256
+    return Launch(name, grid, 256, None, 128, 65536)
 
 
 def _library_type(dtype: DType) -> str:
     names = {"float16": "__half", "bfloat16": "__nv_bfloat16", "float64": "double"}
     return names.get(dtype.name, "float")
-
-
-RULES: dict[str, Rule] = {
-    "mm": _mm,
-    "bmm": _mm,
-    "_scaled_mm": _scaled_mm,
-    "addmm": _addmm,
-    "_addmm_activation": _addmm,
-    "baddbmm": _baddbmm,
-    "baddbmm_": _baddbmm,
-    "mv": _addbmm_vector,
-    "addmv": _addbmm_vector,
-    "addmv_": _addbmm_vector,
-    "dot": _dot,
-    "vdot": _dot,
-}
