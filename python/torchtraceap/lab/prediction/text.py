@@ -37,11 +37,13 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
     """Return tables of the step's parts, memory and operators."""
     tables = [_step_table(found)]
     if found.memory_bytes is not None:
-        tables.append(_memory_table(found))
+        needs = [(name, format_bytes(size)) for name, size in found.memory_bytes.to_dict().items()]
+        tables.append(TextTable("Memory of its tensors", ("", "bytes"), needs))
     return [*tables, _ops_table(found)]
 
 
 def _step_table(found: Prediction) -> TextTable:
+    """Return the times of the step, with a bar of its parts and the notes."""
     step, gpu = found.step, found.gpu
     job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
     bound = BOUND_LABELS[found.bound_by]
@@ -59,23 +61,16 @@ def _step_table(found: Prediction) -> TextTable:
                 f"{format_ns(gpu.exposed_communication_ns)} beside no computation",
             )
         )
-    return TextTable(title, ("", "time", ""), rows, _bar(found))
-
-
-def _bar(found: Prediction) -> str:
-    """Return a bar of the step's parts with its legend."""
-    whole = max(found.step.predicted_ns, 1)
-    parts = step_shares(found)
-    bar = "".join(
-        sign * round(_WIDTH * ns / whole) for sign, (_, _, ns) in zip(_SIGNS, parts, strict=True)
-    )
-    words = "   ".join(
-        f"{sign} {word} {format_percent(ns / whole)}"
-        for sign, (_, word, ns) in zip(_SIGNS, parts, strict=True)
-        if ns
+    whole = max(step.predicted_ns, 1)
+    parts = [
+        (sign, word, ns) for sign, (_, word, ns) in zip(_SIGNS, step_shares(found), strict=True)
+    ]
+    bar = "".join(sign * round(_WIDTH * ns / whole) for sign, _, ns in parts)
+    legend = "   ".join(
+        f"{sign} {word} {format_percent(ns / whole)}" for sign, word, ns in parts if ns
     )
     notes = "\n".join(one_line(note, 400) for note in found.notes)
-    return f"{bar}\n{words}\n{notes}"
+    return TextTable(title, ("", "time", ""), rows, f"{bar}\n{legend}\n{notes}")
 
 
 def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
@@ -84,13 +79,6 @@ def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
     exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
     times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
     return list(zip(_PARTS, _LABELS, times, strict=True))
-
-
-def _memory_table(found: Prediction) -> TextTable:
-    need = found.memory_bytes
-    assert need is not None
-    rows = [(name, format_bytes(size)) for name, size in need.to_dict().items()]
-    return TextTable("Memory of its tensors", ("", "bytes"), rows)
 
 
 def _ops_table(found: Prediction) -> TextTable:
