@@ -28,7 +28,7 @@ from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     capture_ranks,
     parse_strategy,
 )
-from torchtraceap.lab.prediction.parallel.blocks import model_blocks  # noqa: E402
+from torchtraceap.lab.prediction.parallel.data import model_blocks  # noqa: E402
 from torchtraceap.lab.prediction.predictor import lower_steps  # noqa: E402
 from torchtraceap.lab.prediction.timeline import schedule_steps  # noqa: E402
 from torchtraceap.lab.workloads.workload import find_workload  # noqa: E402

@@ -82,58 +82,35 @@ def add_slowest_ranks(
         for rank, kind in enumerate(kind_of_rank)
     )
     met += [met[kind] for kind in several]
-    meets = all(
-        own
-        and all(
-            each.peer is not None or kind in {kinds[rank] for rank in each.group} for each in own
-        )
-        for kind, own in enumerate(met)
-    )
-    if not slowest or not meets:
+    for kind, own in enumerate(met):
+        groups = ({kinds[rank] for rank in each.group} for each in own if each.peer is None)
+        if not own or not all(kind in group for group in groups):
+            return usual
+    if not several:
         return usual
-    return [
-        *steps,
-        *(
-            replace(
-                steps[kind],
-                slowdown=(
-                    expected_maximum(_HOST, ranks[kind]),
-                    expected_maximum(_GPU, ranks[kind]),
-                ),
-                slowest_of=kind,
-            )
-            for kind in several
-        ),
-    ], kinds
+    found = usual[0]
+    for kind in several:
+        factors = expected_maximum(_HOST, ranks[kind]), expected_maximum(_GPU, ranks[kind])
+        found.append(replace(steps[kind], slowdown=factors, slowest_of=kind))
+    return found, kinds
 
 
 def step_interval(
-    steps: Sequence[LoweredStep],
-    kind_of_rank: Sequence[int],
-    predicted_ns: float,
-    *,
-    seed: int = 0,
+    steps: Sequence[LoweredStep], kind_of_rank: Sequence[int], predicted_ns: float
 ) -> tuple[float, float]:
-    """Return the 90 % interval of a step, ns, which contains the prediction.
+    """Return the 90 % interval of a step, ns, which contains the predicted time.
 
-    The step is replayed with sampled durations.
-
-    Args:
-        steps, kind_of_rank: See `schedule_steps`.
-        predicted_ns: Predicted step time.
-        seed: Seed of the samples.
+    The step is replayed with sampled durations; for `steps` and `kind_of_rank` see
+    `schedule_steps`.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     low, high = steps[0].host_range
     steps, kind_of_rank = add_slowest_ranks(steps, kind_of_rank)
     works = [_WorkTimes(step) for step in steps]
     # Scores of factors that all work shares are stratified: these matter most, and few independent
     # draws would move the interval's ends.
     device_scores, host_scores = (
-        [
-            NormalDist().inv_cdf(share)
-            for share in ((rng.permutation(_DRAWS) + 0.5) / _DRAWS).tolist()
-        ]
+        [NormalDist().inv_cdf((each + 0.5) / _DRAWS) for each in rng.permutation(_DRAWS).tolist()]
         for _ in range(2)
     )
     found = []

@@ -32,6 +32,8 @@ __all__ = ["AUTOGRAD", "MAIN", "EventColumns", "StepEvent"]
 MAIN, AUTOGRAD = 0, 1
 """Thread numbers."""
 _BLOCK = 512
+_FIRST_STEP = 2
+"""Number of the first recorded step."""
 _TICK_NS = {"amd": 40}
 """Resolution of the GPU's clock; 32 ns on NVIDIA's."""
 _ORDER = (
@@ -121,7 +123,7 @@ class EventColumns:
         kept = np.concatenate([self._kept.ravel(), np.ones(len(extra), dtype=bool)])
         starts = np.concatenate([self._begin.ravel(), [each.ts for each in extra]])
         lengths = np.concatenate([(self._end - self._begin).ravel(), [each.dur for each in extra]])
-        first = recording.first_step - recording.warm_up
+        first = _FIRST_STEP - recording.warm_up
         names = [
             f"{entry.step_name}{first + step}" if entry.step_name else entry.name
             for step in range(steps)
@@ -156,7 +158,7 @@ class EventColumns:
                 "s": column(none, (each.scope for each in extra)),
             },
             metadata=file_members(recording),
-            path=recording.path,
+            path="predicted.json.gz",  # stands for the file in messages
         )
 
     # ------------------------------------------------------------------------- numbers
@@ -280,7 +282,7 @@ class EventColumns:
         sequences = [entry.sequence for entry in entries if entry.sequence is not None]
         least, most = min(sequences, default=0), max(sequences, default=-1)
         own = np.array([(e.sequence or least) - least for e in entries], dtype=np.int64)
-        steps = recording.first_step - recording.warm_up + np.arange(self._steps)
+        steps = _FIRST_STEP - recording.warm_up + np.arange(self._steps)
         callbacks = [CALLBACKS.get(e.name, 0) if e.is_call else 0 for e in entries]
         moved = np.array([e.args.get("bytes", 0) if e.is_gpu else 0 for e in entries])
         columns: dict[str, Any] = {

@@ -45,6 +45,8 @@ _QUARTER_NS = 7_889_238 * 10**9
 _FIRST_BASE_NS = 1_704_075_408 * 10**9
 """Begin of the quarter from which Kineto counts times."""
 _QUARTERS = 9
+_SINCE_1970_NS = 1_700_000_000 * 10**9
+"""Base of times for a file that names none."""
 _CUDA = ((12_040, 22, 12_040), (12_060, 24, 12_080), (12_080, 26, 12_080), (12_090, 28, 13_000))
 """Versions of CUDA's runtime, CUPTI and driver that go together."""
 _HIP = ((60_443_483, 60_443_483), (70_051_831, 70_051_831))
@@ -65,14 +67,10 @@ class Recording:
     world_size: int = 1
     draw: int = 0
     """Seed for what differs between runs, shared by the ranks of one run."""
-    first_step: int = 2
-    """Number of the first recorded step."""
     warm_up: int = 0
     """Unrecorded steps before, whose GPU work may still run."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """Further members of the file."""
-    path: str = "predicted.json.gz"
-    """Stands for the file's path in messages."""
 
     @property
     def gpu(self) -> int:
@@ -305,18 +303,10 @@ PROFILERS = {
 NEWEST = "2.9"
 
 
-def rewrite_for_profiler(
-    table: _core.EventTable, profiler: Profiler, *, since_1970_ns: int = 1_700_000_000 * 10**9
-) -> _core.EventTable:
-    """Return the same events in the format of another version.
-
-    Args:
-        table: Events in the newest format.
-        profiler: Format of the version.
-        since_1970_ns: Base of times for a file that names none.
-    """
+def rewrite_for_profiler(table: _core.EventTable, profiler: Profiler) -> _core.EventTable:
+    """Return events of the newest format in the format of another version."""
     said = json.loads(_core.trace_json(table))
-    base_ns = int(said.get("baseTimeNanoseconds") or since_1970_ns)
+    base_ns = int(said.get("baseTimeNanoseconds") or _SINCE_1970_NS)
     left_out = set[str]()
     if not profiler.shows_ranges_on_gpu:
         left_out.add("gpu_user_annotation")
