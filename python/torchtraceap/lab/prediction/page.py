@@ -76,7 +76,14 @@ def render_predictions(found: Sequence[Prediction]) -> str:
     first = "The fastest step takes" if len(ordered) > 1 else "A step takes"
     device = formatting.one_line(best.device, 60)
     low, high = format_ns(best.step.low_ns), format_ns(best.step.high_ns)
-    labels = [_label(each) for each in ordered]
+    labels = []
+    for each in ordered:
+        parts = [each.device]
+        if each.world_size > 1:
+            parts.append(f"{each.world_size} GPUs, {each.strategy or 'ddp'}")
+        if each.dtype:
+            parts.append(each.dtype)
+        labels.append(formatting.one_line(" · ".join(parts), 160))
     notes = [
         formatting.one_line(note, 600)
         for note in dict.fromkeys(note for each in ordered for note in each.notes)
@@ -115,13 +122,6 @@ def render_predictions(found: Sequence[Prediction]) -> str:
         sections=[head],
         notes=len(notes),
     )
-
-
-def _label(found: Prediction) -> str:
-    parts = [found.device]
-    if found.world_size > 1:
-        parts.append(f"{found.world_size} GPUs, {found.strategy or 'ddp'}")
-    return formatting.one_line(" · ".join(parts + ([found.dtype] if found.dtype else [])), 160)
 
 
 def _rows(found: Sequence[Prediction]) -> list[dict[str, Any]]:

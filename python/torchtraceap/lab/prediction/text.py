@@ -39,7 +39,26 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
     if found.memory_bytes is not None:
         needs = [(name, format_bytes(size)) for name, size in found.memory_bytes.to_dict().items()]
         tables.append(TextTable("Memory of its tensors", ("", "bytes"), needs))
-    return [*tables, _ops_table(found)]
+    rows = [
+        (
+            op.name,
+            " ".join("x".join(map(str, shape)) or "scalar" for shape in op.shapes[:3]),
+            format_count(op.count),
+            format_count(op.kernels),
+            format_ns(op.gpu_ns),
+            f"{format_ns(op.low_ns)} to {format_ns(op.high_ns)}",
+            op.method,
+        )
+        for op in found.ops[:_MOST_OPS]
+    ]
+    left = len(found.ops) - len(rows)
+    note = f"{format_count(left)} more in --json" if left > 0 else ""
+    if found.unknown:
+        names = ", ".join(op.name for op in found.unknown[:5])
+        note += f"\nNo model knows these, they are taken to move their tensors once: {names}"
+    columns = ("operator", "shapes", "calls", "kernels", "GPU time", "8 of 10 between", "by")
+    tables.append(TextTable("Operators", columns, rows, note.strip(), first=(0, 4, 2)))
+    return tables
 
 
 def _step_table(found: Prediction) -> TextTable:
@@ -79,28 +98,6 @@ def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
     exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
     times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
     return list(zip(_PARTS, _LABELS, times, strict=True))
-
-
-def _ops_table(found: Prediction) -> TextTable:
-    rows = [
-        (
-            op.name,
-            " ".join("x".join(map(str, shape)) or "scalar" for shape in op.shapes[:3]),
-            format_count(op.count),
-            format_count(op.kernels),
-            format_ns(op.gpu_ns),
-            f"{format_ns(op.low_ns)} to {format_ns(op.high_ns)}",
-            op.method,
-        )
-        for op in found.ops[:_MOST_OPS]
-    ]
-    left = len(found.ops) - len(rows)
-    note = f"{format_count(left)} more in --json" if left > 0 else ""
-    if found.unknown:
-        names = ", ".join(op.name for op in found.unknown[:5])
-        note += f"\nNo model knows these, they are taken to move their tensors once: {names}"
-    columns = ("operator", "shapes", "calls", "kernels", "GPU time", "8 of 10 between", "by")
-    return TextTable("Operators", columns, rows, note.strip(), first=(0, 4, 2))
 
 
 def comparison_table(found: Sequence[Prediction]) -> TextTable:

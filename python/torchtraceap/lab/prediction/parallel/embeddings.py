@@ -397,21 +397,23 @@ class _SharedTables:
         return self._found[use].reshape(self._table_uses[use].shape)
 
     def _look_up(self) -> None:
-        """Look up all tables, after an exchange of sizes for which the host waits: the lengths,
-        indices and samples of each group."""
         started = [group.start() for group in self._groups]
-        process_group = self._groups[0].process_group
-        count = 3 * len(self._groups) * process_group.size()
-        with self._recorder.blank():
-            sizes, out = (torch.empty(count, dtype=torch.int64) for _ in range(2))
-        dist.all_to_all_single(out, sizes, group=process_group, async_op=True)
-        out.tolist()
+        self._exchange_sizes()
         parts: dict[int, list[torch.Tensor]] = defaultdict(list)
         for group, (lengths, values) in zip(self._groups, started, strict=True):
             for use, rows in group.finish(lengths, values):
                 parts[use].append(rows)
         for use, own in parts.items():
             self._found[use] = own[0] if len(own) == 1 else torch.cat(own, dim=1)
+
+    def _exchange_sizes(self) -> None:
+        """Exchange lengths, indices and samples of each group, for which the host waits."""
+        process_group = self._groups[0].process_group
+        count = 3 * len(self._groups) * process_group.size()
+        with self._recorder.blank():
+            sizes, out = (torch.empty(count, dtype=torch.int64) for _ in range(2))
+        dist.all_to_all_single(out, sizes, group=process_group, async_op=True)
+        out.tolist()
 
 
 def run_shared_tables(

@@ -113,31 +113,6 @@ class _Block:
     """Operations since the end of the previous block."""
 
 
-def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recorder) -> Stage:
-    """Return the stage of a rank.
-
-    Args:
-        workload: Its model is changed.
-        strategy: Strategy with the number of stages.
-        index: Index of the stage.
-        recorder: Recorder of the calls, paused during the trial run.
-
-    Raises:
-        OptionError: The model has fewer blocks, or does not go from one to the next.
-    """
-    parts = _split_batch(workload, strategy)
-    workload.model.train(workload.loss is not None)
-    with recorder.paused():
-        blocks, rest = _trial_run(parts[0])
-        stages = strategy.size(PIPELINE)
-        if len(blocks) < stages:
-            raise OptionError(
-                f"pp={stages} needs {stages} blocks or more, and the model has {len(blocks)}"
-            )
-        bounds = _balanced_bounds([block.cost for block in blocks], rest, stages)
-        return Stage(parts, blocks, bounds, index, recorder)
-
-
 def _trial_run(part: Workload) -> tuple[list[_Block], int]:
     """Return the blocks in the order in which they run, and the cost of what follows."""
     blocks: list[_Block] = []
@@ -220,16 +195,31 @@ class Stage(nn.Module):
         self,
         parts: list[Workload],
         blocks: list[_Block],
-        bounds: list[int],
+        rest: int,
+        count: int,
         index: int,
         recorder: Recorder,
     ) -> None:
+        """Change the forward of the blocks of a model.
+
+        Args:
+            parts: Microbatches.
+            blocks, rest: See `_trial_run`.
+            count: Number of stages.
+            index: Index of this stage.
+            recorder: Recorder of the calls, paused.
+        """
         super().__init__()
-        self.is_first, self.is_last = index == 0, index == len(bounds) - 2
-        self.after = len(bounds) - 2 - index
-        """Number of later stages."""
-        self.parts = parts
+        if len(blocks) < count:
+            raise OptionError(
+                f"pp={count} needs {count} blocks or more, and the model has {len(blocks)}"
+            )
+        bounds = _balanced_bounds([block.cost for block in blocks], rest, count)
         first, end = bounds[index : index + 2]
+        self.after = count - 1 - index
+        """Number of later stages."""
+        self.is_first, self.is_last = index == 0, self.after == 0
+        self.parts = parts
         self._recorder, self._is_on = recorder, False
         self._before = None if self.is_first else blocks[first - 1].output
         self._last = blocks[end - 1].output
@@ -452,8 +442,11 @@ def run_stage(
         OptionError: The model has fewer blocks than there are stages, or does not go from one to
             the next, or its batch can't be split.
     """
-    index = strategy.coordinate(dist.get_rank(), PIPELINE)
-    stage = stage_of(workload, strategy, index, recorder)
+    parts = _split_batch(workload, strategy)
+    workload.model.train(workload.loss is not None)
+    with recorder.paused():
+        index = strategy.coordinate(dist.get_rank(), PIPELINE)
+        stage = Stage(parts, *_trial_run(parts[0]), strategy.size(PIPELINE), index, recorder)
     staged, steps = replace(workload, model=stage), None
     copies = None
     if strategy.size(DATA) > 1:
@@ -465,5 +458,5 @@ def run_stage(
     warm_ups = [pipeline.warm_up] * ((steps or PLAIN_STEPS) - 1) if workload.loss else []
     turns = iter([*warm_ups, passes])
     if strategy.microbatches is None:
-        recorder.note(f"the batch goes through the pipeline in {len(stage.parts)} parts")
+        recorder.note(f"the batch goes through the pipeline in {len(parts)} parts")
     return run_step(staged, recorder, lambda: next(turns)(), len(warm_ups) + 1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -172,9 +172,12 @@ class _Variant:
     """Notes for a person."""
 
 
-@contextmanager
-def _fake_rank(rank: int, world_size: int) -> Iterator[None]:
-    """Act as a rank of torch's `fake` back end within the context.
+def _capture_rank(
+    make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
+) -> Capture:
+    """Capture the step of a rank in the first variant of the strategy that the model can run.
+
+    The process acts as the rank of torch's `fake` back end.
 
     Raises:
         OptionError: The process already has a process group.
@@ -188,26 +191,16 @@ def _fake_rank(rank: int, world_size: int) -> Iterator[None]:
         raise OptionError("ranks are captured in a process that has no process group of its own")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def _capture_rank(
-    make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
-) -> Capture:
-    """Capture the step of a rank in the first variant of the strategy that the model can run."""
-    variant = _Variant()
+    variant, world_size = _Variant(), strategy.world_size
     while True:
-        with _fake_rank(rank, strategy.world_size):
-            try:
-                capture = capture_step(make, partial(_run_steps, strategy, variant, placement))
-            except CaptureError as error:
-                variant = _next_variant(variant, strategy, error)
-                continue
-        return replace(capture, notes=(*capture.notes, *variant.notes))
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        try:
+            capture = capture_step(make, partial(_run_steps, strategy, variant, placement))
+            return replace(capture, notes=(*capture.notes, *variant.notes))
+        except CaptureError as error:
+            variant = _next_variant(variant, strategy, error)
+        finally:
+            dist.destroy_process_group()
 
 
 def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) -> _Variant:

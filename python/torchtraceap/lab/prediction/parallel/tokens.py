@@ -14,7 +14,7 @@ model's loss can't, they are gathered. Words are shared evenly, with padding on 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -97,11 +97,11 @@ def shard_tokens(
         modules = stack[0].modules()
         attention = next((m for m in modules if isinstance(m, nn.MultiheadAttention)), None)
         axis = None if attention is None else int(attention.batch_first)
-        enter = partial(_change_arguments, partial(_change_tokens, take, group, axis))
+        enter = partial(_change_tokens, take, group, axis)
         stack[0].register_forward_pre_hook(enter, with_kwargs=True)
         if leaves_whole or stack is not stacks[-1]:
             leave = partial(_change_tokens, gather_from_ranks, group, axis)
-            stack[-1].register_forward_hook(partial(_change_output, leave))
+            stack[-1].register_forward_hook(leave)
         sum_gradients(stack, group, unsplit)
 
 
@@ -122,10 +122,14 @@ def sum_gradients(
 
 
 def _change_tokens(
-    change: Exchange, group: dist.ProcessGroup, axis: int | None, values: Any
+    change: Exchange, group: dist.ProcessGroup, axis: int | None, _: nn.Module, args: Any, last: Any
 ) -> Any:
-    """Change the first activation among the values, along its tokens."""
-    leaves, structure = tree_flatten(values)
+    """Change the first activation of a block along its tokens.
+
+    As a hook before a block it takes arguments and keyword arguments; as the hook after one, which
+    gathers, arguments and output.
+    """
+    leaves, structure = tree_flatten(last if change is gather_from_ranks else (args, last))
     for place, tokens in enumerate(leaves):
         if isinstance(tokens, torch.Tensor) and tokens.is_floating_point() and tokens.dim() > 1:
             along = token_axis(tokens) if axis is None else axis
@@ -137,14 +141,6 @@ def _change_tokens(
             leaves[place] = change(tokens, group, along)
             return tree_unflatten(leaves, structure)
     raise OptionError("sequence parallelism shares the tokens of blocks, and one has none")
-
-
-def _change_arguments(change: Callable[[Any], Any], _: nn.Module, args: Any, kwargs: Any) -> Any:
-    return change((args, kwargs))
-
-
-def _change_output(change: Callable[[Any], Any], _: nn.Module, __: Any, output: Any) -> Any:
-    return change(output)
 
 
 # ------------------------------------------------------------------------------- vocabulary

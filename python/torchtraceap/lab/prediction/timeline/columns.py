@@ -118,7 +118,7 @@ class EventColumns:
     def table(self) -> Any:
         """Return the `EventTable`."""
         entries, steps, recording = self._entries, self._steps, self._recording
-        calls = self._correlations()
+        ids, indices, calls = self._numbers()
         extra = self._single_events(calls)
         kept = np.concatenate([self._kept.ravel(), np.ones(len(extra), dtype=bool)])
         starts = np.concatenate([self._begin.ravel(), [each.ts for each in extra]])
@@ -130,7 +130,7 @@ class EventColumns:
             for entry in entries
         ]
         args: dict[str, Any] = {}
-        for key, values in self._arguments(calls, extra).items():
+        for key, values in self._arguments(ids, indices, calls, extra).items():
             if isinstance(values, Texts):
                 codes = np.asarray(values.codes)[kept]
                 args[key] = Texts(codes, values.texts, is_json=values.is_json)
@@ -170,10 +170,16 @@ class EventColumns:
         order = np.lexsort((np.arange(len(begin)), -end, begin))
         return order // len(chosen), chosen[order % len(chosen)]
 
-    def _op_numbers(self) -> tuple[Array, Array]:
-        """Return External ids by number within a step, int64 `[steps, ops + 1]`, and the Ev Idx of
-        operators and ranges, int64 `[steps, entries]`."""
-        steps, places = self._in_time([entry.is_op for entry in self._entries])
+    def _numbers(self) -> tuple[Array, Array, Array]:
+        """Return the numbers that Note [Numbers] describes.
+
+        Returns:
+            External ids by number within a step, int64 `[steps, ops + 1]`; the Ev Idx of operators
+            and ranges, int64 `[steps, entries]`; and correlations by number within a step, and of
+            the final call, int64 `[steps, links + 1]`.
+        """
+        is_op = [entry.is_op for entry in self._entries]
+        steps, places = self._in_time(is_op)
         ids = np.zeros((self._steps, self._ops + 1), dtype=np.int64)
         blocks = 0
         left: dict[int, list[int]] = {}
@@ -188,25 +194,18 @@ class EventColumns:
         thread = np.array([self._entries[place].thread for place in places.tolist()])
         order = np.argsort(thread != AUTOGRAD, kind="stable")
         indices[steps[order], places[order]] = np.arange(len(order))
-        return ids, indices
-
-    def _correlations(self) -> Array:
-        """Return correlations by number within a step, and of the final call, int64 `[steps,
-        links + 1]`."""
-        wanted = [entry.is_op or entry.is_call for entry in self._entries]
-        steps, places = self._in_time(wanted)
-        found = np.zeros((self._steps, self._links + 1), dtype=np.int64)
+        calls = np.zeros((self._steps, self._links + 1), dtype=np.int64)
         number, begun = self._recording.first_call, 0
+        steps, places = self._in_time([entry.is_op or entry.is_call for entry in self._entries])
         for step, place in zip(steps.tolist(), places.tolist(), strict=True):
-            entry = self._entries[place]
-            if not entry.is_call:
+            if self._entries[place].is_call:
+                number += 1 if self._is_amd or not begun else 5 + begun
+                begun = 0
+                calls[step, self._entries[place].link] = number
+            else:
                 begun += 1
-                continue
-            number += 1 if self._is_amd or not begun else 5 + begun
-            begun = 0
-            found[step, entry.link] = number
-        found[-1, self._links] = number + 40
-        return found
+        calls[-1, self._links] = number + 40
+        return ids, indices, calls
 
     # ------------------------------------------------------------------------- single events
 
@@ -262,7 +261,9 @@ class EventColumns:
 
     # ------------------------------------------------------------------------- arguments
 
-    def _arguments(self, calls: Array, extra: Sequence[SingleEvent]) -> dict[str, Any]:
+    def _arguments(
+        self, ids: Array, indices: Array, calls: Array, extra: Sequence[SingleEvent]
+    ) -> dict[str, Any]:
         """Return the columns of `args`, `[steps * entries + extra]`, in Kineto's order."""
         entries, recording, more = self._entries, self._recording, len(extra)
 
@@ -275,7 +276,6 @@ class EventColumns:
             places = np.array([0 if each is None else each for each in own], dtype=np.int64)
             return column(numbers[:, places], [each is not None for each in own])
 
-        ids, indices = self._op_numbers()
         is_op = [entry.is_op for entry in entries]
         linked = [entry.link if entry.is_call or entry.is_gpu else None for entry in entries]
         # Sequence numbers continue from earlier steps of the process.

@@ -319,43 +319,39 @@ def _cxx_name(of: Any) -> Any:
 
 
 def _work_arguments(work: GpuWork, device: Device, stream: int) -> dict[str, Any]:
-    """Return the arguments of GPU work; occupancy is as Kineto computes it."""
     found: dict[str, Any] = {"device": 0, "stream": stream}
     if device.vendor != "amd":
-        found |= {"context": 1}
+        found["context"] = 1
     if work.kind is not WorkKind.KERNEL:
         return {**found, "bytes": work.bytes}
     if device.vendor == "amd":
-        found |= {"kind": "Dispatch Kernel"}
+        found["kind"] = "Dispatch Kernel"
     else:
-        size = work.block[0] * work.block[1] * work.block[2]
-        count = work.grid[0] * work.grid[1] * work.grid[2]
-        blocks = count / max(device.multiprocessors, 1)
-        threads = threads_per_multiprocessor(device)
-        held = min(blocks, _resident(work, size, device)) * size / threads
-        found |= {
-            "queued": 0,
-            "registers per thread": work.registers,
-            "shared memory": work.shared_memory,
-            "blocks per SM": round(blocks, 6),
-            "warps per SM": round(blocks * max(1, size // 32), 6),
-            "est. achieved occupancy %": min(100, round(100 * held)),
-        }
+        shown = {"registers per thread": work.registers, "shared memory": work.shared_memory}
+        found |= {"queued": 0, **shown, **_occupancy(work, device)}
     found |= {"grid": list(work.grid), "block": list(work.block)}
     return {**found, **collective_arguments(work)} if work.collective is not None else found
 
 
-def _resident(work: GpuWork, size: int, device: Device) -> float:
-    """Return the blocks that a multiprocessor holds at once."""
+def _occupancy(work: GpuWork, device: Device) -> dict[str, float]:
+    """Return blocks and warps per multiprocessor as Kineto computes them."""
+    threads = threads_per_multiprocessor(device)
+    size = work.block[0] * work.block[1] * work.block[2]
+    blocks = work.grid[0] * work.grid[1] * work.grid[2] / max(device.multiprocessors, 1)
     major, _, minor = device.architecture.partition(".")
     on = Multiprocessor(
         device.multiprocessors,
-        threads_per_multiprocessor(device),
+        threads,
         65_536,
         shared_memory_bytes(device),
         32,
         (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0),
     )
     given = (size, work.registers, work.shared_memory)
-    found, _ = resident_blocks(on, *(np.array([float(each)]) for each in given))
-    return float(np.nan_to_num(found[0], nan=1.0))
+    resident, _ = resident_blocks(on, *(np.array([float(each)]) for each in given))
+    held = min(blocks, float(np.nan_to_num(resident[0], nan=1.0))) * size / threads
+    return {
+        "blocks per SM": round(blocks, 6),
+        "warps per SM": round(blocks * max(1, size // 32), 6),
+        "est. achieved occupancy %": min(100, round(100 * held)),
+    }
