@@ -71,7 +71,7 @@ def captured_step(
     if isinstance(source, (str, Path)) and (Path(source).exists() or ":" not in str(source)):
         if inputs is not None or loss is not None or optimizer is not None:
             raise OptionError("inputs, loss and optimizer are of a model; a recorded step has them")
-        return _recorded_step(str(source), dtype, batch, world_size, strategy)
+        return _capture_recorded(str(source), dtype, batch, world_size, strategy)
     make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
     try:
         placement = place_tables(make, world_size, device, sharding) if shares_tables else None
@@ -86,7 +86,7 @@ def captured_step(
     return CapturedStep("workload", found.captures, found.kind_of_rank)
 
 
-def _recorded_step(
+def _capture_recorded(
     path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
 ) -> CapturedStep:
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
@@ -102,7 +102,7 @@ def _recorded_step(
                 f"{path} holds the execution traces of {len(files)} ranks; another number or "
                 "strategy is predicted from the trace of one of them, or from a workload"
             )
-        captures = _captured_ranks(files, path, batch)
+        captures = _capture_ranks(files, path, batch)
         if dtype is not None:
             captures = [with_dtype(capture, _dtype_name(dtype)) for capture in captures]
         return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
@@ -125,7 +125,7 @@ def _recorded_step(
     return CapturedStep(kind, (capture,), (0,) * ranks, profile)
 
 
-def _captured_ranks(files: Sequence[Path], path: str, batch: int | None) -> list[Capture]:
+def _capture_ranks(files: Sequence[Path], path: str, batch: int | None) -> list[Capture]:
     """Capture a step of each of the ranks that recorded an execution trace."""
     from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
     from torchtraceap.lab.prediction.parallel.recorded import rank_count
@@ -185,14 +185,14 @@ def prepared_workload(
     def convert(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(to) if tensor.is_floating_point() else tensor
 
-    def prepared() -> Workload:
+    def prepare() -> Workload:
         workload = check_workload(make())
         if to is not None:
             changed = _map_tensors(workload.inputs, convert)
             workload = replace(workload, model=workload.model.to(to), inputs=changed)
         return workload if batch is None else _with_batch(workload, batch)
 
-    return prepared
+    return prepare
 
 
 def _dtype_name(dtype: object) -> str:
@@ -215,12 +215,12 @@ def _with_batch(workload: Workload, batch: int) -> Workload:
     if before is None:
         raise OptionError("no input has a leading dimension that a batch could be")
 
-    def resized(tensor: torch.Tensor) -> torch.Tensor:
+    def resize(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != before:
             return tensor
         return tensor[:1].expand(batch, *tensor.shape[1:]).contiguous()
 
-    return replace(workload, inputs=_map_tensors(workload.inputs, resized))
+    return replace(workload, inputs=_map_tensors(workload.inputs, resize))
 
 
 def _map_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -162,7 +162,7 @@ def emulate_fsdp_device(recorder: Recorder) -> Iterator[None]:
 
     device, free = _Device(recorder.streams), _fsdp_param.free_storage
 
-    def freed(tensor: Any) -> None:
+    def free_and_record(tensor: Any) -> None:
         if tensor.untyped_storage().size():
             recorder.free(tensor)
         free(tensor)
@@ -171,7 +171,7 @@ def emulate_fsdp_device(recorder: Recorder) -> Iterator[None]:
         for module in _ASKING:
             place = f"{_MODULE}.{module}._get_device_handle"
             stack.enter_context(mock.patch(place, lambda *_: device))
-        stack.enter_context(mock.patch(f"{_MODULE}._fsdp_param.free_storage", freed))
+        stack.enter_context(mock.patch(f"{_MODULE}._fsdp_param.free_storage", free_and_record))
         for place in _MAKING:
             whole, _, name = f"{_MODULE}.{place}".rpartition(".")
             made = getattr(pkgutil.resolve_name(whole), name)

@@ -119,35 +119,35 @@ def _trial_run(part: Workload) -> tuple[list[_Block], int]:
     done = 0
     counter = FlopCounterMode(display=False)
 
-    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
+    def check_inputs(block: nn.Module, args: Any, kwargs: Any) -> None:
         tensors = [e for e in tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor)]
         if len({id(each) for each in tensors if each.requires_grad}) > 1:
             raise OptionError(
                 f"a pipeline hands one tensor from block to block, and {names[block]} takes more"
             )
 
-    def left(block: nn.Module, _args: Any, output: Any) -> None:
+    def note_output(block: nn.Module, _args: Any, output: Any) -> None:
         nonlocal done
         if any(block is each.module for each in blocks):
             raise OptionError(f"a pipeline runs each block once, and {names[block]} runs again")
         total = counter.get_total_flops()
-        blocks.append(_Block(block, tree_map(_detached, output), total - done))
+        blocks.append(_Block(block, tree_map(_detach, output), total - done))
         done = total
 
     named = model_blocks(part.model)
     names = {module: name for name, module in named.items()}
     with ExitStack() as stack:
         for module in named.values():
-            hook = module.register_forward_pre_hook(entered, with_kwargs=True)
+            hook = module.register_forward_pre_hook(check_inputs, with_kwargs=True)
             stack.callback(hook.remove)
-            stack.callback(module.register_forward_hook(left).remove)
+            stack.callback(module.register_forward_hook(note_output).remove)
         stack.enter_context(counter)
         stack.enter_context(torch.set_grad_enabled(part.loss is not None))
         part.forward()
     return blocks, counter.get_total_flops() - done
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)
@@ -176,7 +176,7 @@ def _balanced_bounds(costs: list[int], rest: int, stages: int) -> list[int]:
     return best[count][1]
 
 
-def _handed(output: Any) -> torch.Tensor:
+def _output_tensor(output: Any) -> torch.Tensor:
     """Return the floating point tensor that a block hands to the next."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
@@ -239,7 +239,7 @@ class Stage(nn.Module):
             modules = [block.module for block in blocks[first:end]]
             own = {id(each) for module in modules for each in module.parameters()}
         else:
-            output = self(0, self.received())
+            output = self(0, self.input_buffer())
             (loss(output) if self.is_last else output.sum()).backward()
             own = {id(each) for each in model.parameters() if each.grad is not None}
             model.zero_grad()
@@ -247,17 +247,17 @@ class Stage(nn.Module):
             if id(parameter) in own:
                 self.register_parameter(name.replace(".", "_"), parameter)
 
-    def received(self) -> torch.Tensor | None:
+    def input_buffer(self) -> torch.Tensor | None:
         """Return a buffer for the previous stage's output; None in the first stage."""
         if self._before is None:
             return None
-        handed = _handed(self._before)
+        handed = _output_tensor(self._before)
         return self._like(handed).requires_grad_(handed.requires_grad)
 
-    def gradient(self) -> torch.Tensor | None:
+    def gradient_buffer(self) -> torch.Tensor | None:
         """Return a buffer for the next stage's gradient; None in the last stage or without
         training."""
-        handed = None if self.is_last else _handed(self._last)
+        handed = None if self.is_last else _output_tensor(self._last)
         return self._like(handed) if handed is not None and handed.requires_grad else None
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -278,16 +278,16 @@ class Stage(nn.Module):
         received = self._received
         assert received is not None
         self._recorder.is_on = self._is_on
-        old = _handed(self._before)
+        old = _output_tensor(self._before)
         leaves, structure = tree_flatten(self._before)
         return tree_unflatten([received if leaf is old else leaf for leaf in leaves], structure)
 
     def _end(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run the last block of the stage; what follows is not recorded."""
         output = forward(*args, **kwargs)
-        self._sent = _handed(output)
+        self._sent = _output_tensor(output)
         self._recorder.is_on = False
-        return tree_map(_detached, output)
+        return tree_map(_detach, output)
 
 
 def _constant(output: Any) -> Callable[..., Any]:
@@ -329,7 +329,8 @@ class Pipeline:
         self._gradients: list[torch.Tensor | None] = [None] * count
         with recorder.paused():
             for part in range(count):
-                self._inputs[part], self._gradients[part] = stage.received(), stage.gradient()
+                self._inputs[part] = stage.input_buffer()
+                self._gradients[part] = stage.gradient_buffer()
         self._outputs: list[Any] = [None] * count
 
     def warm_up(self) -> None:

@@ -220,7 +220,7 @@ def _requested_places(
             )
         for name in names:
             if pattern == name or name not in found:
-                found[name] = _checked_place(name, where, tables[name], world_size)
+                found[name] = _check_place(name, where, tables[name], world_size)
     return found
 
 
@@ -232,9 +232,7 @@ def _candidate_pieces(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:
     )
 
 
-def _checked_place(
-    name: str, where: Any, table: Lookup, world_size: int
-) -> tuple[Piece, ...] | str:
+def _check_place(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Piece, ...] | str:
     """Return the pieces of a table, or how all ranks have it, from an entry of a plan."""
     if isinstance(where, str) and where in (ROWS, COPIED):
         return where

@@ -117,7 +117,7 @@ def capture_ranks(
     placed_for = None if placement is None else placement.world_size
     if strategy.size(EMBEDDING) > 1 and placed_for != strategy.world_size:
         raise OptionError("embedding needs the places of the tables (place_tables)")
-    make = _copied_model(make)
+    make = _copy_model(make)
 
     def kinds_of(workload: Workload) -> tuple[int, ...]:
         """Return the kind of each rank by its stage and the rows that it keeps."""
@@ -139,21 +139,21 @@ def capture_ranks(
     return RankCaptures(strategy, captures, kinds)
 
 
-def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
+def _copy_model(make: Callable[[], Any]) -> Callable[[], Any]:
     """Copy the model of later workloads, since sharding changes it.
 
     The first call returns the model itself and must not change it.
     """
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def made() -> Workload:
+    def make_copy() -> Workload:
         workload = check_workload(make())
         if workload.model in seen:
             return replace(workload, model=deepcopy(workload.model))
         seen.add(workload.model)
         return workload
 
-    return made
+    return make_copy
 
 
 @dataclass(frozen=True, slots=True)

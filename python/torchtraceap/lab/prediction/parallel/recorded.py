@@ -75,7 +75,7 @@ def change_ranks(
         )
     started = [call for call in capture.calls if call.collective is not None]
     if not started:
-        return _with_copies(capture, strategy, where)
+        return _add_reducer(capture, strategy, where)
     _check_collectives(started, rank_count(capture), where)
     kinds = {collective_kind(call.collective.kind) for call in started if call.collective}
     has_shards = not kinds.isdisjoint(_SHARDS)
@@ -84,7 +84,7 @@ def change_ranks(
             f"{where} is a step of {'shards' if has_shards else 'copies'}; another strategy needs "
             "a model or a workload"
         )
-    return _regrouped(capture, strategy.world_size), [*range(len(capture.calls))]
+    return _regroup(capture, strategy.world_size), [*range(len(capture.calls))]
 
 
 # ------------------------------------------------------------------------ ranks that there are
@@ -116,7 +116,7 @@ def _check_collectives(started: Sequence[Call], ranks: int, where: str) -> None:
             )
 
 
-def _regrouped(capture: Capture, ranks: int) -> Capture:
+def _regroup(capture: Capture, ranks: int) -> Capture:
     """Change the number of ranks; the gathered size of shards stays, up to padding."""
     before = rank_count(capture)
     shards = {
@@ -125,9 +125,9 @@ def _regrouped(capture: Capture, ranks: int) -> Capture:
         if (met := call.collective) and collective_kind(met.kind) in _SHARDS
     }
 
-    def resized(value: Value) -> Value:
+    def resize(value: Value) -> Value:
         if isinstance(value, tuple):
-            return tuple(map(resized, value))
+            return tuple(map(resize, value))
         if not isinstance(value, TensorInfo) or value.elements not in shards or not value.shape:
             return value
         rows = -(-value.shape[0] * before // ranks)
@@ -137,8 +137,8 @@ def _regrouped(capture: Capture, ranks: int) -> Capture:
     for call in capture.calls:
         met = call.collective
         if met is None:
-            inputs = {name: resized(value) for name, value in call.inputs.items()}
-            calls.append(replace(call, inputs=inputs, outputs=tuple(map(resized, call.outputs))))
+            inputs = {name: resize(value) for name, value in call.inputs.items()}
+            calls.append(replace(call, inputs=inputs, outputs=tuple(map(resize, call.outputs))))
             continue
         elements = met.elements_in, met.elements_out
         if collective_kind(met.kind) in _SHARDS:
@@ -161,7 +161,7 @@ def _regrouped(capture: Capture, ranks: int) -> Capture:
 # -------------------------------------------------------------------------------- a single process
 
 
-def _with_copies(
+def _add_reducer(
     capture: Capture, strategy: Strategy, where: str
 ) -> tuple[Capture, list[int | None]]:
     """Return the step of one of several copies, with the calls of torch's reducer."""

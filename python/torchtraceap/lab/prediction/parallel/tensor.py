@@ -348,12 +348,12 @@ def _split_rows(layer: nn.Module, ranks: _Ranks) -> None:
     def forward(_: Callable[..., Any], given: torch.Tensor) -> torch.Tensor:
         matrix = layer.get_parameter("weight")
         product = functional.linear(given, matrix.t() if _is_transposed(layer) else matrix)
-        return _summed(product, getattr(layer, "bias", None), ranks)
+        return _sum_ranks(product, getattr(layer, "bias", None), ranks)
 
     _forward_by(layer, forward)
 
 
-def _summed(
+def _sum_ranks(
     product: torch.Tensor, bias: torch.Tensor | None, ranks: _Ranks, axis: int | None = None
 ) -> torch.Tensor:
     """Sum over ranks and add the bias once."""
@@ -416,7 +416,7 @@ def _attention(
         raise OptionError("tp can't split a mask that has heads of its own")
     heads, width = attention.num_heads, attention.head_dim
     by_head = []  # [batch, heads, length, width]
-    for part in _projected(attention, *(inputs[id(each)] for each in (query, key, value))):
+    for part in _project(attention, *(inputs[id(each)] for each in (query, key, value))):
         length, batch, _elements = part.shape
         rows = part.view(length, batch * heads, width).transpose(0, 1)
         by_head.append(rows.view(batch, heads, length, width))
@@ -432,10 +432,10 @@ def _attention(
     found = found.permute(2, 0, 1, 3).contiguous().view(batch * length, heads * width)
     out = attention.out_proj
     product = functional.linear(found, out.weight).view(length, batch, -1)
-    return order(_summed(product, out.bias, ranks, 0)), None
+    return order(_sum_ranks(product, out.bias, ranks, 0)), None
 
 
-def _projected(
+def _project(
     attention: nn.MultiheadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     weight, bias = attention.in_proj_weight, attention.in_proj_bias

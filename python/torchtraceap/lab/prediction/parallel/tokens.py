@@ -110,7 +110,7 @@ def sum_gradients(
 ) -> None:
     """Sum the gradients of replicated parameters, which see only this rank's tokens."""
 
-    def summed(gradient: torch.Tensor) -> torch.Tensor:
+    def sum_ranks(gradient: torch.Tensor) -> torch.Tensor:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient, group=group)
         return gradient
@@ -118,7 +118,7 @@ def sum_gradients(
     found = {parameter: None for module in modules for parameter in module.parameters()}
     for parameter in found:
         if parameter in unsplit and parameter.requires_grad:
-            parameter.register_hook(summed)
+            parameter.register_hook(sum_ranks)
 
 
 def _change_tokens(
@@ -269,7 +269,7 @@ def shard_vocabulary(
     rows = -(-embedding.num_embeddings // group.size())
     sums = not (by_sequence and words.enters_blocks)
     _cut(embedding, "weight", rows)
-    embedding.forward = partial(_embedded, embedding, rows, group, sums)
+    embedding.forward = partial(_embed_words, embedding, rows, group, sums)
     if head is None:
         return
     if is_tied:
@@ -288,7 +288,7 @@ def _cut(layer: nn.Module, name: str, rows: int) -> None:
     layer.register_parameter(name, nn.Parameter(part, requires_grad=full.requires_grad))
 
 
-def _embedded(
+def _embed_words(
     layer: nn.Embedding, rows: int, group: dist.ProcessGroup, sums: bool, words: torch.Tensor
 ) -> torch.Tensor:
     """Return this rank's summand of the embedding, or the sum unless the first block scatters

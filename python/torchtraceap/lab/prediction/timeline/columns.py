@@ -304,7 +304,7 @@ class EventColumns:
             ),
         }
         for key in dict.fromkeys(key for entry in entries for key in entry.args):
-            codes, texts = _coded([entry.args.get(key, _MISSING) for entry in entries])
+            codes, texts = _encode_json([entry.args.get(key, _MISSING) for entry in entries])
             every = np.concatenate([np.tile(codes, self._steps), np.full(more, -1)])
             columns[key] = Texts(every, texts, is_json=True)
         first = len(entries) * self._steps
@@ -315,7 +315,7 @@ class EventColumns:
                     if key in args:
                         columns[key][row] = args[key]
             else:
-                own_codes, texts = _coded([args.get(key, _MISSING) for _, args in rows])
+                own_codes, texts = _encode_json([args.get(key, _MISSING) for _, args in rows])
                 codes = np.full(first + more, -1)
                 codes[[row for row, _ in rows]] = own_codes
                 columns[key] = Texts(codes, texts, is_json=True)
@@ -323,7 +323,7 @@ class EventColumns:
         return dict(sorted(columns.items(), key=lambda item: order.get(item[0], len(_ORDER))))
 
 
-def _coded(values: Sequence[Any]) -> tuple[Array, list[str]]:
+def _encode_json(values: Sequence[Any]) -> tuple[Array, list[str]]:
     """Return the code of each value, -1 where it is missing, and the JSON texts by code."""
     texts: dict[str, int] = {}
     codes = [

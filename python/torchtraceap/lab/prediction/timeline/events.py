@@ -153,7 +153,7 @@ class _StepTemplate:
     def _add_call(self, thread: int, index: int, lowered: LoweredCall) -> None:
         call, times = lowered.call, self._times
         begin, end = times.call_begin[:, index], times.call_end[:, index]
-        recorded = plain = _recorded(call)
+        recorded = plain = _input_arguments(call)
         callers = callers_of(call)
         sequence = call.sequence if call.phase is Phase.FORWARD else None
         if sequence is not None:
@@ -193,7 +193,7 @@ class _StepTemplate:
         first, last = self._work, self._work + len(op.works) - 1
         begin = begin + (times.launch_begin[:, first] - begin) // 3
         end = times.wait_end[:, last] + np.maximum(end - times.wait_end[:, last], 0) // 2
-        args = _recorded(op.op)
+        args = _input_arguments(op.op)
         number = own
         if number is None:
             number = self._next_op()
@@ -296,7 +296,7 @@ def _node(call: Call) -> tuple[str, int | None]:
     return call.node, call.sequence if call.node else None
 
 
-def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
+def _input_arguments(call: Call | LaunchingOp) -> dict[str, Any]:
     """Return shapes, types and values of the arguments as `record_shapes` writes them."""
     inputs = tuple(call.inputs.values()) if isinstance(call, Call) else call.inputs
     if not inputs:

@@ -256,32 +256,26 @@ class _RankLanes:
 
     def _link(self, step: LoweredStep, works: Sequence[GpuWork]) -> None:
         """Add launches, waits between streams, waits of the host, and the queue limit."""
-        builder, count, pieces = self._builder, self._count, self._pieces
+        builder, pieces, host_end = self._builder, self._pieces, self._host.end
         begin, end = self._work
+        steps = np.arange(self._count)[:, None]
         size = len(pieces.length)
-        launch = (pieces.launch_of + size * np.arange(count)[:, None]).ravel()
-        builder.add_edges(self._host.end[launch], begin, _LAUNCH_TO_START_NS, kind="launch")
-        waits = (pieces.wait_of >= 0).nonzero()[0]
-        for each in waits.tolist():
-            places = np.arange(count) * len(works) + each
-            pieces_of = np.arange(count) * size + pieces.wait_of[each]
-            builder.add_edges(end[places], self._host.end[pieces_of], RETURN_NS, kind="host_wait")
+        launch = (pieces.launch_of + size * steps).ravel()
+        builder.add_edges(host_end[launch], begin, _LAUNCH_TO_START_NS, kind="launch")
+        waited = np.flatnonzero(pieces.wait_of >= 0)
+        places = (waited + len(works) * steps).ravel()
+        waits = (pieces.wait_of[waited] + size * steps).ravel()
+        builder.add_edges(end[places], host_end[waits], RETURN_NS, kind="host_wait")
         pairs = np.array(stream_waits(step), dtype=np.int64).reshape(-1, 2)
-        for shift in range(count):
-            source, target = pairs[:, 0] + shift * len(works), pairs[:, 1] + shift * len(works)
-            known = (source >= 0) & (target < len(begin))
-            builder.add_edges(
-                end[source[known]], begin[target[known]], _BETWEEN_WORK_NS, kind="stream_wait"
-            )
+        source, target = ((pairs[:, side] + len(works) * steps).ravel() for side in range(2))
+        known = (source >= 0) & (target < len(begin))
+        source, target = end[source[known]], begin[target[known]]
+        builder.add_edges(source, target, _BETWEEN_WORK_NS, kind="stream_wait")
         on_compute = np.array([work.lane == COMPUTE for work in works])
-        own = np.flatnonzero(np.tile(on_compute, count))
+        own = np.flatnonzero(np.tile(on_compute, self._count))
         if len(own) > _QUEUE:
-            builder.add_edges(
-                begin[own[:-_QUEUE]],
-                self._host.end[launch[own[_QUEUE:]]],
-                RETURN_NS,
-                kind="queue_limit",
-            )
+            begun, held = begin[own[:-_QUEUE]], host_end[launch[own[_QUEUE:]]]
+            builder.add_edges(begun, held, RETURN_NS, kind="queue_limit")
 
     def times(self, replayed: Array) -> RankTimes:
         """Return the times of the rank from those of `all`."""
@@ -324,7 +318,7 @@ def stream_waits(step: LoweredStep) -> list[tuple[int, int]]:
     of_collective = {
         each.id: place for place, work in enumerate(step.works()) for each in work.collectives
     }
-    reached = _reached(step, of_collective)
+    reached = _last_works(step, of_collective)
     pairs: list[tuple[int, int]] = []
     last: dict[str, int] = {}
     first: dict[str, int] = {}
@@ -354,7 +348,7 @@ def stream_waits(step: LoweredStep) -> list[tuple[int, int]]:
     return pairs
 
 
-def _reached(step: LoweredStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
+def _last_works(step: LoweredStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
     """Return the last work of the stream and the started collective, by call."""
     found: list[tuple[int, ...]] = []
     last: dict[str, int] = {}
