@@ -85,10 +85,10 @@ def predict(
         source: A model (`torch.nn.Module`) with `inputs`; a function that makes a workload, or its
             name, `FILE.py:FUNCTION`; or the path of a profile (of a CPU or a GPU) or of an
             execution trace of a step.
-        inputs: Of a model: a tuple of arguments, or a dict by name.
+        inputs: Inputs of a model: a tuple of arguments, or a dict by name.
         device: A GPU by name or id.
-        loss: Takes the model's output; with it a step has a backward pass and an optimizer.
-        optimizer: Takes the parameters and returns an optimizer.
+        loss: Function of the model's output; with it a step has a backward pass and an optimizer.
+        optimizer: Function that takes the parameters and returns an optimizer.
         dtype: Floating point type that model and inputs are converted to.
         world_size: Number of GPUs.
         strategy: Parallelism: ddp, fsdp2, tp, tp=8,sequence,vocabulary, embedding,
@@ -96,13 +96,12 @@ def predict(
         batch: New leading dimension of the inputs.
         steps: Number of steps in the trace.
         calibrate: Traces from the device that calibrate durations and host times.
-        loading: How batches come to the GPU; None: the inputs are there, and no loop is around
-            the step.
-        sharding: Of the strategy embedding: on which ranks tables lie, by name of the table's
-            module or pattern of names, as a rank, the ranks of its parts by columns, "row_wise" or
-            "data_parallel"; or what `choose_sharding` answers. Others are placed by the search.
-        probed: What `probe` of lowering/probe.py recorded on this machine, whose processor is then
-            taken for one like that of the GPU's host.
+        loading: Way of batches to the GPU; None: the inputs are there, and no loop is around the
+            step.
+        probed: Calls that `probe` of lowering/probe.py recorded on this machine, whose processor
+            is taken for one like that of the GPU's host.
+        sharding: Placement of embedding tables for the strategy embedding, see `Plan` of
+            parallel/placement.py; the search places the others.
 
     Raises:
         OptionError: Options that make no sense, or no workload.

@@ -94,7 +94,7 @@ def apply_fsdp(workload: Workload, mesh: DeviceMesh) -> Workload:
     """Shard the parameters of the model with FSDP2, block by block.
 
     Args:
-        workload: Its model is changed: each block is sharded, and what is left at the root.
+        workload: Workload whose model is changed: each block is sharded, and the rest at the root.
         mesh: A mesh of one dimension, or of two of which the first replicates.
     """
     from torch.distributed.fsdp import fully_shard
@@ -109,8 +109,8 @@ def shard_rows(model: torch.nn.Module, parts: int, size: int, index: int) -> tup
     """Return the rows of each parameter that a rank keeps, which determine its kind.
 
     Args:
-        model: Not changed yet.
-        parts: Into how many layers are split; whether one is by rows is left open.
+        model: The unchanged model.
+        parts: Number of parts of each split layer, by rows or not.
         size: Number of ranks among which parameters are sharded.
         index: Coordinate of a rank among them.
     """

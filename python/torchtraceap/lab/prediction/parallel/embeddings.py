@@ -427,7 +427,7 @@ def run_shared_tables(
     """Run steps of the current rank, see `run_step`.
 
     Args:
-        workload: Its model is changed.
+        workload: Workload of each rank; its model is changed.
         placement: Placement of the tables.
         process_group: All ranks.
         recorder: Recorder of the calls.

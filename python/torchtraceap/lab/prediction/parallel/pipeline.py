@@ -433,9 +433,9 @@ def run_stage(
     """Run steps of the current rank, see `run_step`.
 
     Args:
-        workload: Its model is changed.
+        workload: Workload of each rank; its model is changed.
         strategy: Strategy of the job.
-        mesh: Its groups.
+        mesh: Groups of the strategy.
         recorder: Recorder of the calls.
         finds_unused: See `wrap_ddp`.
 

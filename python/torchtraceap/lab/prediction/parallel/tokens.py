@@ -85,8 +85,8 @@ def shard_tokens(
     Args:
         stacks: Blocks in their order.
         group: The ranks among which layers are split.
-        unsplit: Parameters of which each rank has all.
-        enters_summed: What goes into the first block is what all ranks have; else each has a
+        unsplit: Parameters that every rank has whole.
+        enters_summed: True if all ranks have the input of the first block; else each has a
             summand of it.
         leaves_whole: True if layers after the last block take all tokens.
     """

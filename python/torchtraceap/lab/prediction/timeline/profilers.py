@@ -196,7 +196,7 @@ def frame_events(
         recording: Recording of a rank.
         begin, end: The first and the last time of all other events, ns.
         has_backward: A thread of autograd has events.
-        streams: Their numbers.
+        streams: Numbers of the GPU's streams.
     """
     found: list[SingleEvent] = []
 
