@@ -130,7 +130,7 @@ def predict(
     assert step is not None  # every step is marked
     predicted = step.measured_ns
     low, high = step_interval(lowered, captured.kind_of_rank, predicted)
-    gpu = _gpu_share(trace, predicted, steps)
+    gpu, bound_by = _gpu_share(trace, predicted, fetch_ns, steps)
     ops = [op for op in lowered[0].ops() if op.works]
     shares, unknown = _op_shares(ops)
     first = captured.captures[0]
@@ -149,7 +149,7 @@ def predict(
         step=PredictedStep(predicted, round(low), round(high)),
         gpu=gpu,
         host_ns=round(lowered[0].host_ns),
-        bound_by=_bound_by(gpu, predicted, fetch_ns),
+        bound_by=bound_by,
         memory_bytes=max(needs, key=lambda need: need.peak, default=None),
         ops=shares,
         sequence=tuple(op.op.name for op in ops),
@@ -235,12 +235,14 @@ def _synthesize(
     return Trace(parts), max(fetched)
 
 
-def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
-    """Return the mean over ranks and steps."""
+def _gpu_share(
+    trace: Trace, predicted_ns: int, fetch_ns: float, steps: int
+) -> tuple[GpuShare, str]:
+    """Return the GPU time of a step, the mean over ranks and steps, and what bounds the step."""
     whole: Timeline = trace.timeline(linked_only=True)  # without what earlier steps launched
     count = steps * len(trace.ranks)
     busy = min(round(whole.busy_ns / count), predicted_ns)
-    return GpuShare(
+    gpu = GpuShare(
         busy_ns=busy,
         compute_ns=round(whole.compute_ns / count),
         communication_ns=round(whole.communication_ns / count),
@@ -249,16 +251,13 @@ def _gpu_share(trace: Trace, predicted_ns: int, steps: int) -> GpuShare:
         exposed_memcpy_ns=round(whole.exposed_memcpy_ns / count),
         idle_ns=predicted_ns - busy,
     )
-
-
-def _bound_by(gpu: GpuShare, predicted_ns: int, fetch_ns: float) -> str:
     fetched = min(fetch_ns, gpu.idle_ns)
     if gpu.exposed_communication_ns > max(gpu.compute_ns, gpu.idle_ns):
-        return "communication"
+        return gpu, "communication"
     if gpu.exposed_memcpy_ns + fetched > max(gpu.compute_ns, gpu.idle_ns - fetched):
-        return "data"
-    busy = gpu.busy_ns / max(predicted_ns, 1)
-    return "gpu" if busy >= _BUSY else "host" if busy < _IDLE else "borderline"
+        return gpu, "data"
+    share = busy / max(predicted_ns, 1)
+    return gpu, "gpu" if share >= _BUSY else "host" if share < _IDLE else "borderline"
 
 
 def _op_shares(ops: Sequence[LoweredOp]) -> tuple[tuple[OpShare, ...], tuple[UnknownOp, ...]]:
