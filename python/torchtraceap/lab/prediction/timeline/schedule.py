@@ -231,27 +231,25 @@ class _RankLanes:
         self, kind: int, works: Sequence[GpuWork], durations: Array, meetings: _Meetings
     ) -> tuple[Array, Array]:
         """Return begin and end of each work of each step; each stream is a lane."""
+        count = self._count
         by_lane: dict[str, list[int]] = defaultdict(list)
         for index, work in enumerate(works):
             by_lane[work.lane].append(index)
-        total = len(works) * self._count
-        begin, end = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+        meets = np.array([meetings.is_needed(kind, work) for work in works], dtype=bool)
+        lengths = np.where(meets, 0, durations)
+        begin, end = np.zeros((2, len(works) * count), dtype=np.int64)
         for number, members in enumerate(by_lane.values()):
             lane = self._builder.add_lane(STREAM, rank=kind, index=number)
-            own = np.array(members, dtype=np.int64)
-            meets = np.array([meetings.is_needed(kind, works[each]) for each in own])
-            lengths = np.where(meets, 0, durations[own])
-            every = (own + len(works) * np.arange(self._count)[:, None]).ravel()
+            every = (np.array(members) + len(works) * np.arange(count)[:, None]).ravel()
             made = self._builder.add_work(
-                lane, np.tile(lengths, self._count), gaps_ns=_BETWEEN_WORK_NS
+                lane, np.tile(lengths[members], count), gaps_ns=_BETWEEN_WORK_NS
             )
             begin[every], end[every] = made.begin, made.end
-        for place in range(total):
-            work = works[place % len(works)]
-            if meetings.is_needed(kind, work):
-                transfer = int(durations[place % len(works)])
-                for each in work.collectives:
-                    meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
+        for place in np.flatnonzero(np.tile(meets, count)).tolist():
+            index = place % len(works)
+            for each in works[index].collectives:
+                transfer = int(durations[index])
+                meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
         return begin, end
 
     def _link(self, step: LoweredStep, works: Sequence[GpuWork]) -> None:
