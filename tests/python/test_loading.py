@@ -33,7 +33,7 @@ def loaded(loading: Loading, size: int = 38_535_168) -> LoweredStep:
 
 def held_ns(loading: Loading, size: int = 38_535_168) -> int:
     """How long the copy holds the host."""
-    (times,) = schedule_steps([loaded(loading, size)], count=1).ranks
+    (times,) = schedule_steps([loaded(loading, size)], count=1)
     return int(times.wait_end[0, 0] - times.launch_begin[0, 0])
 
 
@@ -45,7 +45,7 @@ def test_a_copy_holds_the_host_unless_it_is_pinned() -> None:
 
 
 def length_ns(loading: Loading) -> int:
-    (times,) = schedule_steps(with_steady_loader([loaded(loading)]), count=4).ranks
+    (times,) = schedule_steps(with_steady_loader([loaded(loading)]), count=4)
     return times.step_length_ns()
 
 
@@ -61,7 +61,7 @@ def test_the_slower_of_loader_and_step_decides() -> None:
 
 def test_batches_that_come_in_time_are_not_waited_for() -> None:
     step = loaded(Loading("pageable", 30e6, 2))
-    (times,) = schedule_steps(with_steady_loader([step]), count=3).ranks
+    (times,) = schedule_steps(with_steady_loader([step]), count=3)
     assert times.fetch_begin is not None and times.fetch_end is not None
     fetch = step.loop.fetch
     assert fetch is not None

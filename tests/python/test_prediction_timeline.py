@@ -20,8 +20,7 @@ from torchtraceap.lab.prediction.lowering.step import (
     LoweredStep,
     WorkKind,
 )
-from torchtraceap.lab.prediction.timeline import schedule_steps
-from torchtraceap.lab.prediction.timeline.waits import stream_waits
+from torchtraceap.lab.prediction.timeline import schedule_steps, stream_waits
 from torchtraceap.ops.durations import Estimate
 
 FLOAT = next(dtype for dtype in DTYPES if dtype.name == "float32")
@@ -52,7 +51,7 @@ def collective(number: int, group: tuple[int, ...] = (0, 1), **more: object) -> 
 
 def test_a_slow_gpu_decides_the_step() -> None:
     step = LoweredStep(tuple(launching(100_000.0) for _ in range(4)))
-    (times,) = schedule_steps([step]).ranks
+    (times,) = schedule_steps([step])
     assert times.work_end.shape == (3, 4)
     # 1 us between pieces of work on a busy stream
     assert times.step_length_ns() == 4 * 101_000
@@ -61,26 +60,26 @@ def test_a_slow_gpu_decides_the_step() -> None:
 
 def test_a_slow_host_decides_the_step() -> None:
     step = LoweredStep(tuple(launching(1_000.0) for _ in range(4)))
-    (times,) = schedule_steps([step]).ranks
+    (times,) = schedule_steps([step])
     assert times.step_length_ns() == 4 * LAUNCH_NS + 20_000  # and what is between steps
     assert (times.work_begin - times.launch_end == 3_000).all()
 
 
 def test_host_times_are_scaled() -> None:
     step = LoweredStep(tuple(launching(1_000.0) for _ in range(4)))
-    (times,) = schedule_steps([step], host_factor=2.0).ranks
+    (times,) = schedule_steps([step], host_factor=2.0)
     assert times.step_length_ns() == 2 * (4 * LAUNCH_NS + 20_000)
 
 
 def test_times_of_work_may_be_others() -> None:
     step = LoweredStep((launching(1_000.0), launching(1_000.0)))
-    (times,) = schedule_steps([step], gpu_ns=[np.array([300_000, 5_000])]).ranks
+    (times,) = schedule_steps([step], gpu_ns=[np.array([300_000, 5_000])])
     assert (times.work_end - times.work_begin).tolist() == [[300_000, 5_000]] * 3
 
 
 def test_a_full_queue_holds_the_host_up() -> None:
     step = LoweredStep(tuple(launching(50_000.0) for _ in range(2_000)))
-    (times,) = schedule_steps([step], count=1).ranks
+    (times,) = schedule_steps([step], count=1)
     ahead = times.work_begin[0, :-1_021] - times.launch_end[0, 1_021:]
     assert ahead.max() <= 0  # so many launches later the work has begun
     assert times.launch_end[0, 500] - times.launch_begin[0, 500] == 4_000
@@ -89,7 +88,7 @@ def test_a_full_queue_holds_the_host_up() -> None:
 
 def test_the_host_waits_for_what_it_reads() -> None:
     step = LoweredStep((launching(500_000.0), launching(2_000.0, name="aten::_local_scalar_dense")))
-    (times,) = schedule_steps([step], count=2).ranks
+    (times,) = schedule_steps([step], count=2)
     assert (times.wait_end[:, 1] > times.work_end[:, 1]).all()
     assert (times.wait_end[:, 0] == times.launch_end[:, 0]).all()
     assert (times.step_end > times.work_end.max(axis=1)).all()
@@ -104,7 +103,7 @@ def test_a_collective_runs_beside_what_comes_after_it() -> None:
             launching(50_000.0, waits_for=1),
         )
     )
-    (times,) = schedule_steps([step], kind_of_rank=(0, 0), count=1).ranks
+    (times,) = schedule_steps([step], kind_of_rank=(0, 0), count=1)
     first, sent, beside, last = zip(times.work_begin[0], times.work_end[0], strict=True)
     assert sent[0] >= first[1]
     assert beside[0] < sent[1]
@@ -143,7 +142,7 @@ def stage(number: int, way: str) -> LoweredStep:
 
 
 def test_ranks_of_two_kinds_meet() -> None:
-    first, second = schedule_steps([stage(0, "send"), stage(1, "recv")], (0, 1), count=1).ranks
+    first, second = schedule_steps([stage(0, "send"), stage(1, "recv")], (0, 1), count=1)
     sent, received = first.work_end[0, 1], second.work_end[0, 0]
     assert sent == received
     assert sent >= first.work_end[0, 0] + 20_000  # once the sender has computed

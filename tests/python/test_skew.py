@@ -10,8 +10,8 @@ import pytest
 from test_prediction_timeline import HOST, call, collective, launching
 
 from torchtraceap.lab.prediction.lowering.step import HostTime, LoweredCall, LoweredStep
-from torchtraceap.lab.prediction.timeline import add_slowest_ranks, schedule_steps
-from torchtraceap.lab.prediction.timeline.skew import expected_maximum
+from torchtraceap.lab.prediction.timeline import schedule_steps
+from torchtraceap.lab.prediction.variation import add_slowest_ranks, expected_maximum
 
 
 def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LoweredStep:
@@ -26,7 +26,7 @@ def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LoweredStep:
 def length_ns(ranks: int, ns: float, host_ns: float = 4_000.0) -> tuple[int, int]:
     """Of the step, and of the collective on a usual rank."""
     steps, kinds = add_slowest_ranks([step_of(ranks, ns, host_ns)], (0,) * ranks)
-    usual = schedule_steps(steps, kinds, count=3).ranks[0]
+    usual = schedule_steps(steps, kinds, count=3)[0]
     return usual.step_length_ns(), int(usual.work_end[-1, -1] - usual.work_begin[-1, -1])
 
 
@@ -89,7 +89,7 @@ def stages(ranks: int) -> list[LoweredStep]:
 def test_the_slowest_of_stages_talk_to_each_other() -> None:
     steps, kinds = add_slowest_ranks(stages(4), (0,) * 4 + (1,) * 4)
     assert kinds == (0, 2, 2, 2, 1, 3, 3, 3)
-    ranks = schedule_steps(steps, kinds, count=2).ranks
+    ranks = schedule_steps(steps, kinds, count=2)
     assert len(ranks) == 4
     assert (ranks[0].work_end[:, 1] == ranks[1].work_end[:, 0]).all()
     assert (ranks[2].work_end[:, 1] == ranks[3].work_end[:, 0]).all()

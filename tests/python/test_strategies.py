@@ -28,7 +28,7 @@ from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     capture_ranks,
     parse_strategy,
 )
-from torchtraceap.lab.prediction.parallel.blocks import model_blocks  # noqa: E402
+from torchtraceap.lab.prediction.parallel.data import model_blocks  # noqa: E402
 from torchtraceap.lab.prediction.predictor import lower_steps  # noqa: E402
 from torchtraceap.lab.prediction.timeline import schedule_steps  # noqa: E402
 from torchtraceap.lab.workloads.workload import find_workload  # noqa: E402
@@ -614,7 +614,7 @@ def test_forward_and_backward_passes_take_turns() -> None:
 def test_a_stage_begins_when_it_has_received() -> None:
     found = ranks_of(trained(tower, 32, 128), parse_strategy("pp=2,microbatches=4", 2))
     lowered = lower_steps(found.captures, device_named("H100-SXM"))
-    schedule = schedule_steps(lowered, found.kind_of_rank, count=2)
+    ranks = schedule_steps(lowered, found.kind_of_rank, count=2)
     first, second = (
         [index for index, work in enumerate(step.works()) if not work.collectives]
         for step in lowered
@@ -623,7 +623,7 @@ def test_a_stage_begins_when_it_has_received() -> None:
     met = [len(work.collectives) for work in lowered[0].works() if work.collectives]
     # One alone, three with a gradient that comes back, and what is left of those.
     assert met == [1, 2, 2, 2, 1]
-    begins, ends = schedule.ranks[1].work_begin[0], schedule.ranks[0].work_end[0]
+    begins, ends = ranks[1].work_begin[0], ranks[0].work_end[0]
     assert begins[second[0]] >= ends[sends[0]] > ends[first[0]]
 
 

@@ -1,7 +1,7 @@
 """Prediction of the kernels that a GPU would run in a step that was recorded on a CPU.
 
-`lab/prediction/launches.py` lowers the step: the operators that launch, and the kernels of each, as
-torch launches them on a GPU of that name. It is found by name, since the product does not import
+`lab/prediction/predictor.py` lowers the step: the operators that launch, and the kernels of each,
+as torch launches them on a GPU of that name. It is found by name, since the product does not import
 the lab.
 """
 
@@ -45,8 +45,8 @@ def _predict(part: RankTrace) -> tuple[tuple[str, ...], str]:
         )
     try:
         device = device_named(DEVICE)
-        launches = import_module("torchtraceap.lab.prediction.launches")
-        launching: tuple[str, ...] = launches.launching_operators(part, device)
+        predictor = import_module("torchtraceap.lab.prediction.predictor")
+        launching: tuple[str, ...] = predictor.launching_operators(part, device)
     except (TraceError, MissingDependencyError) as error:
         raise UnknownMeasureError(
             f"there is no GPU in the trace, and what it would launch can't be told: {error}"

@@ -20,9 +20,13 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.prediction.predictor import lower_steps
 from torchtraceap.lab.prediction.sources import captured_step
-from torchtraceap.lab.prediction.timeline import Recording, rank_trace, schedule_steps
+from torchtraceap.lab.prediction.timeline import (
+    Recording,
+    rank_trace,
+    schedule_steps,
+    stream_waits,
+)
 from torchtraceap.lab.prediction.timeline.profilers import PROFILERS, Profiler, rewrite_for_profiler
-from torchtraceap.lab.prediction.timeline.waits import stream_waits
 from torchtraceap.lab.workloads.suite.networks import NETWORKS
 from torchtraceap.ops.devices import device_named
 from torchtraceap.tables.detection import present_findings
@@ -208,7 +212,7 @@ def _run(drawn: Drawn, profiler: Profiler, seed: int) -> Base:
         world_size=drawn.world_size, strategy=drawn.strategy, device=device,
     )  # fmt: skip
     step = lower_steps(captured.captures[:1], device)[0]
-    times = schedule_steps([step], [0] * drawn.world_size, count=drawn.steps).ranks[0]
+    times = schedule_steps([step], [0] * drawn.world_size, count=drawn.steps)[0]
     newest = rank_trace(step, times, Recording(device, 0, drawn.world_size, seed))
     part = RankTrace(rewrite_for_profiler(newest.table, profiler), newest.rank)
     # Calls that launch have their numbers in order.

@@ -103,7 +103,7 @@ class Prediction(Result):
     memory_bytes: MemoryNeed | None
     ops: tuple[OpShare, ...]
     sequence: tuple[str, ...]
-    """Launching operators of a step in host order."""
+    """The launching operators of a step in host order."""
     unknown: tuple[UnknownOp, ...]
     notes: tuple[str, ...]
     trace: Trace = field(compare=False)
@@ -122,7 +122,10 @@ class Prediction(Result):
         """Return the launching operators, longest first."""
         texts = {
             "op": [op.name for op in self.ops],
-            "shapes": [_shapes(op.shapes) for op in self.ops],
+            "shapes": [
+                " ".join("x".join(map(str, shape)) or "scalar" for shape in op.shapes)
+                for op in self.ops
+            ],
             "method": [op.method for op in self.ops],
         }
         figures = ("count", "kernels", "gpu_ns", "low_ns", "high_ns")
@@ -162,10 +165,6 @@ class Prediction(Result):
             f"Prediction(device={self.device!r}, step_ns={step.predicted_ns}, "
             f"low_ns={step.low_ns}, high_ns={step.high_ns}, bound_by={self.bound_by!r})"
         )
-
-
-def _shapes(shapes: tuple[Any, ...]) -> str:
-    return " ".join("x".join(map(str, each)) or "scalar" for each in shapes)
 
 
 add_renderer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,12 @@ if TYPE_CHECKING:
 
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.lab.prediction.parallel.placement import Plan
-    from torchtraceap.lab.prediction.parallel.recorded import ChangedRanks
-    from torchtraceap.lab.prediction.parallel.strategy import Strategy
     from torchtraceap.ops.devices import Device
 
 __all__ = ["CapturedStep", "captured_step"]
 
 _MOST_SAID = 400
+_LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,11 @@ def captured_step(
         raise OptionError("a plan of a sharding is for the strategy embedding of several ranks")
     if batch is not None and batch < 1:
         raise OptionError(f"a batch of {batch} makes no sense")
-    if isinstance(source, (str, Path)) and _is_file(source):
+    # A text is the path of a file if there is one, or if it can't name a workload.
+    if isinstance(source, (str, Path)) and (Path(source).exists() or ":" not in str(source)):
         if inputs is not None or loss is not None or optimizer is not None:
             raise OptionError("inputs, loss and optimizer are of a model; a recorded step has them")
-        return _recorded_step(str(source), dtype, batch, world_size, strategy)
+        return _capture_recorded(str(source), dtype, batch, world_size, strategy)
     make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
     try:
         placement = place_tables(make, world_size, device, sharding) if shares_tables else None
@@ -85,12 +86,7 @@ def captured_step(
     return CapturedStep("workload", found.captures, found.kind_of_rank)
 
 
-def _is_file(source: str | Path) -> bool:
-    """Return whether a source is a path: it exists, or can't name a workload."""
-    return Path(source).exists() or ":" not in str(source)
-
-
-def _recorded_step(
+def _capture_recorded(
     path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
 ) -> CapturedStep:
     from torchtraceap.lab.prediction.capture.calls import with_dtype
@@ -101,40 +97,39 @@ def _recorded_step(
 
     files = execution_traces_in(path)
     if files:
-        return _all_ranks(files, path, dtype, batch, world_size, strategy)
+        if strategy is not None or world_size not in (1, len(files)):
+            raise OptionError(
+                f"{path} holds the execution traces of {len(files)} ranks; another number or "
+                "strategy is predicted from the trace of one of them, or from a workload"
+            )
+        captures = _capture_ranks(files, path, batch)
+        if dtype is not None:
+            captures = [with_dtype(capture, _dtype_name(dtype)) for capture in captures]
+        return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
     kind, found = capture_source(path, batch=batch, ranks=world_size if world_size > 1 else None)
     profile = found if isinstance(found, CapturedProfile) else None
     capture = found.changed or found.capture if isinstance(found, CapturedProfile) else found
     ranks = rank_count(capture)
     if strategy is not None or world_size not in (1, ranks):
         plan = parse_strategy(strategy or "ddp", world_size)
-        other = change_ranks(capture, plan, path)
-        capture, ranks = other.capture, plan.world_size
+        capture, places = change_ranks(capture, plan, path)
+        ranks = plan.world_size
         if profile is not None:
-            profile = _profile_of_ranks(profile, plan, other, path)
+            recorded = profile.capture
+            if None in places:
+                recorded, _ = change_ranks(recorded, plan, path)
+            measured = (0 if place is None else profile.measured_ns[place] for place in places)
+            profile = replace(profile, capture=recorded, measured_ns=tuple(measured))
     if dtype is not None:
         capture = with_dtype(capture, _dtype_name(dtype))
     return CapturedStep(kind, (capture,), (0,) * ranks, profile)
 
 
-def _all_ranks(
-    files: Sequence[Path],
-    path: str,
-    dtype: object,
-    batch: int | None,
-    world_size: int,
-    strategy: str | None,
-) -> CapturedStep:
-    """Capture a step of ranks that recorded one execution trace each."""
-    from torchtraceap.lab.prediction.capture.calls import with_dtype
+def _capture_ranks(files: Sequence[Path], path: str, batch: int | None) -> list[Capture]:
+    """Capture a step of each of the ranks that recorded an execution trace."""
     from torchtraceap.lab.prediction.capture.execution import capture_execution_trace
     from torchtraceap.lab.prediction.parallel.recorded import rank_count
 
-    if strategy is not None or world_size not in (1, len(files)):
-        raise OptionError(
-            f"{path} holds the execution traces of {len(files)} ranks; another number or strategy "
-            "is predicted from the trace of one of them, or from a workload"
-        )
     captures = [capture_execution_trace(file, batch, len(files)) for file in files]
     most = max(map(rank_count, captures))
     if most > len(files):
@@ -142,25 +137,7 @@ def _all_ranks(
             f"{path} holds the execution traces of {len(files)} ranks, and their collectives are "
             f"among {most}: all are needed, or one file alone"
         )
-    if dtype is not None:
-        captures = [with_dtype(capture, _dtype_name(dtype)) for capture in captures]
-    return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
-
-
-def _profile_of_ranks(
-    profile: CapturedProfile, plan: Strategy, other: ChangedRanks, path: str
-) -> CapturedProfile:
-    """Return the measured times for the changed calls."""
-    from torchtraceap.lab.prediction.parallel.recorded import change_ranks, expand_values
-
-    places = [place for place in other.places if place is not None]
-    has_new = len(places) < len(other.places)
-    recorded = change_ranks(profile.capture, plan, path).capture if has_new else profile.capture
-    return replace(
-        profile,
-        capture=recorded,
-        measured_ns=tuple(expand_values(profile.measured_ns, other.places)),
-    )
+    return captures
 
 
 def prepared_workload(
@@ -193,36 +170,29 @@ def prepared_workload(
         raise OptionError("a model needs inputs: a tuple of arguments, or a dict by name")
     if not is_model and (inputs is not None or loss is not None or optimizer is not None):
         raise OptionError("inputs, loss and optimizer are of a model; a workload has its own")
-    make = _maker(source, inputs, loss, optimizer, is_model)
-    to = None if dtype is None else _torch_dtype(dtype)
+    make: Callable[[], Any] = source
+    if is_model:
+        make = partial(dict, model=source, inputs=inputs, loss=loss, optimizer=optimizer)
+    elif isinstance(source, str):
+        make = find_workload(source)
+    elif not callable(source):
+        raise OptionError(
+            "a model, a function that makes a workload or its name is needed, "
+            f"not {type(source).__name__}"
+        )
+    to = None if dtype is None else getattr(torch, _dtype_name(dtype))
 
-    def prepared() -> Workload:
+    def convert(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(to) if tensor.is_floating_point() else tensor
+
+    def prepare() -> Workload:
         workload = check_workload(make())
         if to is not None:
-            workload = _converted(workload, to)
+            changed = _map_tensors(workload.inputs, convert)
+            workload = replace(workload, model=workload.model.to(to), inputs=changed)
         return workload if batch is None else _with_batch(workload, batch)
 
-    return prepared
-
-
-def _maker(
-    source: Any, inputs: Any, loss: Any, optimizer: Any, is_model: bool
-) -> Callable[[], Any]:
-    if is_model:
-        given = {"model": source, "inputs": inputs, "loss": loss, "optimizer": optimizer}
-        return lambda: given
-    if isinstance(source, str):
-        return find_workload(source)
-    if callable(source):
-        made: Callable[[], Any] = source
-        return made
-    raise OptionError(
-        "a model, a function that makes a workload or its name is needed, "
-        f"not {type(source).__name__}"
-    )
-
-
-_LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+    return prepare
 
 
 def _dtype_name(dtype: object) -> str:
@@ -232,24 +202,6 @@ def _dtype_name(dtype: object) -> str:
     if name not in _LABELS.values():
         raise OptionError(f"dtype {dtype!r}: one of {', '.join(_LABELS)} is needed")
     return name
-
-
-def _torch_dtype(dtype: object) -> torch.dtype:
-    import torch
-
-    found: torch.dtype = getattr(torch, _dtype_name(dtype))
-    return found
-
-
-def _converted(workload: Workload, dtype: torch.dtype) -> Workload:
-    """Return the workload with model and inputs converted to another type."""
-
-    def convert(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    return replace(
-        workload, model=workload.model.to(dtype), inputs=_map_tensors(workload.inputs, convert)
-    )
 
 
 def _with_batch(workload: Workload, batch: int) -> Workload:
@@ -263,12 +215,12 @@ def _with_batch(workload: Workload, batch: int) -> Workload:
     if before is None:
         raise OptionError("no input has a leading dimension that a batch could be")
 
-    def resized(tensor: torch.Tensor) -> torch.Tensor:
+    def resize(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != before:
             return tensor
         return tensor[:1].expand(batch, *tensor.shape[1:]).contiguous()
 
-    return replace(workload, inputs=_map_tensors(workload.inputs, resized))
+    return replace(workload, inputs=_map_tensors(workload.inputs, resize))
 
 
 def _map_tensors(inputs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

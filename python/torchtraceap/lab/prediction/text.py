@@ -37,63 +37,8 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
     """Return tables of the step's parts, memory and operators."""
     tables = [_step_table(found)]
     if found.memory_bytes is not None:
-        tables.append(_memory_table(found))
-    return [*tables, _ops_table(found)]
-
-
-def _step_table(found: Prediction) -> TextTable:
-    step, gpu = found.step, found.gpu
-    job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
-    bound = BOUND_LABELS[found.bound_by]
-    title = f"Step {format_ns(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
-    rows = [
-        ("step", format_ns(step.predicted_ns), f"9 of 10 between {_span(found)}"),
-        ("GPU busy", format_ns(gpu.busy_ns), _share(gpu.busy_ns, found)),
-        ("host", format_ns(found.host_ns), "if it never waits"),
-    ]
-    if gpu.communication_ns:
-        rows.append(
-            (
-                "communication",
-                format_ns(gpu.communication_ns),
-                f"{format_ns(gpu.exposed_communication_ns)} beside no computation",
-            )
-        )
-    return TextTable(title, ("", "time", ""), rows, _bar(found))
-
-
-def _bar(found: Prediction) -> str:
-    """Return a bar of the step's parts with its legend."""
-    whole = max(found.step.predicted_ns, 1)
-    parts = step_shares(found)
-    bar = "".join(
-        sign * round(_WIDTH * ns / whole) for sign, (_, _, ns) in zip(_SIGNS, parts, strict=True)
-    )
-    words = "   ".join(
-        f"{sign} {word} {format_percent(ns / whole)}"
-        for sign, (_, word, ns) in zip(_SIGNS, parts, strict=True)
-        if ns
-    )
-    notes = "\n".join(one_line(note, 400) for note in found.notes)
-    return f"{bar}\n{words}\n{notes}"
-
-
-def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
-    """Return the parts of the step as color on a page, label and ns."""
-    gpu = found.gpu
-    exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
-    times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
-    return list(zip(_PARTS, _LABELS, times, strict=True))
-
-
-def _memory_table(found: Prediction) -> TextTable:
-    need = found.memory_bytes
-    assert need is not None
-    rows = [(name, format_bytes(size)) for name, size in need.to_dict().items()]
-    return TextTable("Memory of its tensors", ("", "bytes"), rows)
-
-
-def _ops_table(found: Prediction) -> TextTable:
+        needs = [(name, format_bytes(size)) for name, size in found.memory_bytes.to_dict().items()]
+        tables.append(TextTable("Memory of its tensors", ("", "bytes"), needs))
     rows = [
         (
             op.name,
@@ -112,7 +57,47 @@ def _ops_table(found: Prediction) -> TextTable:
         names = ", ".join(op.name for op in found.unknown[:5])
         note += f"\nNo model knows these, they are taken to move their tensors once: {names}"
     columns = ("operator", "shapes", "calls", "kernels", "GPU time", "8 of 10 between", "by")
-    return TextTable("Operators", columns, rows, note.strip(), first=(0, 4, 2))
+    tables.append(TextTable("Operators", columns, rows, note.strip(), first=(0, 4, 2)))
+    return tables
+
+
+def _step_table(found: Prediction) -> TextTable:
+    """Return the times of the step, with a bar of its parts and the notes."""
+    step, gpu = found.step, found.gpu
+    job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
+    bound = BOUND_LABELS[found.bound_by]
+    title = f"Step {format_ns(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
+    rows = [
+        ("step", format_ns(step.predicted_ns), f"9 of 10 between {_span(found)}"),
+        ("GPU busy", format_ns(gpu.busy_ns), _share(gpu.busy_ns, found)),
+        ("host", format_ns(found.host_ns), "if it never waits"),
+    ]
+    if gpu.communication_ns:
+        rows.append(
+            (
+                "communication",
+                format_ns(gpu.communication_ns),
+                f"{format_ns(gpu.exposed_communication_ns)} beside no computation",
+            )
+        )
+    whole = max(step.predicted_ns, 1)
+    parts = [
+        (sign, word, ns) for sign, (_, word, ns) in zip(_SIGNS, step_shares(found), strict=True)
+    ]
+    bar = "".join(sign * round(_WIDTH * ns / whole) for sign, _, ns in parts)
+    legend = "   ".join(
+        f"{sign} {word} {format_percent(ns / whole)}" for sign, word, ns in parts if ns
+    )
+    notes = "\n".join(one_line(note, 400) for note in found.notes)
+    return TextTable(title, ("", "time", ""), rows, f"{bar}\n{legend}\n{notes}")
+
+
+def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
+    """Return the parts of the step as color on a page, label and ns."""
+    gpu = found.gpu
+    exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
+    times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
+    return list(zip(_PARTS, _LABELS, times, strict=True))
 
 
 def comparison_table(found: Sequence[Prediction]) -> TextTable:

@@ -1,4 +1,4 @@
-"""Embedding tables sharded over ranks as in TorchRec, with a replicated dense part.
+"""Sharded embedding tables as in TorchRec, with a replicated dense part.
 
 Note [A step]: the first table that a model reads triggers the lookup of all. Indices go to the
 ranks that have the tables (an exchange of the sizes, for which the host waits, one of the lengths
@@ -16,12 +16,12 @@ and number of bags.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -88,61 +88,33 @@ def table_optimizer(workload: Workload) -> str:
 
 
 def _table_uses(workload: Workload) -> list[_TableUse]:
-    """Return the uses of tables in a forward pass."""
+    """Return the uses of tables in a forward pass.
+
+    Tables are embedding modules whose weight belongs to no other module.
+    """
     found: list[_TableUse] = []
-    tables = _tables(workload.model)
-
-    def ask(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        found.append(_table_use(name, module, args, kwargs))
-
+    modules = [*workload.model.named_modules()]
+    owners = Counter(id(each) for _, module in modules for each in module._parameters.values())
     with ExitStack() as stack:
-        for name, module in tables.items():
-            hook = module.register_forward_pre_hook(partial(ask, name), with_kwargs=True)
-            stack.callback(hook.remove)
+        for name, module in modules:
+            if not isinstance(module, (nn.EmbeddingBag, nn.Embedding)):
+                continue
+            if owners[id(module.weight)] == 1:
+                note = partial(_note_use, found, name)
+                hook = module.register_forward_pre_hook(note, with_kwargs=True)
+                stack.callback(hook.remove)
         stack.enter_context(torch.no_grad())
         workload.forward()
     return found
 
 
-def _tables(model: nn.Module) -> dict[str, nn.Module]:
-    """Return embedding modules whose weight belongs to no other module."""
-    owners: dict[int, int] = defaultdict(int)
-    for module in model.modules():
-        for parameter in module._parameters.values():
-            owners[id(parameter)] += 1
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.EmbeddingBag, nn.Embedding)) and owners[id(module.weight)] == 1
-    }
-
-
-def _table_use(name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TableUse:
+def _note_use(
+    found: list[_TableUse], name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Add the use of a table by a call of its module."""
     names = ("input", "offsets", "per_sample_weights")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     indices, offsets = given["input"], given.get("offsets")
-    _check(name, module, given)
-    if isinstance(module, nn.Embedding):
-        bags, shape = indices.numel(), (*indices.shape, module.embedding_dim)
-    elif offsets is None:
-        bags, shape = indices.shape[0], (indices.shape[0], module.embedding_dim)
-    else:
-        bags = offsets.numel() - bool(module.include_last_offset)
-        shape = bags, module.embedding_dim
-    lookup = Lookup(
-        name,
-        module.num_embeddings,
-        module.embedding_dim,
-        str(module.weight.dtype).removeprefix("torch."),
-        bags,
-        indices.numel(),
-    )
-    return _TableUse(
-        module, lookup, indices.reshape(-1), indices if offsets is None else offsets, shape
-    )
-
-
-def _check(name: str, module: Any, given: dict[str, Any]) -> None:
     reasons = {
         "it takes the largest of a bag": getattr(module, "mode", "sum") == "max",
         "it has max_norm": module.max_norm is not None,
@@ -152,6 +124,18 @@ def _check(name: str, module: Any, given: dict[str, Any]) -> None:
     reason = next((text for text, holds in reasons.items() if holds), None)
     if reason:
         raise OptionError(f"table {name} can't be shared among ranks: {reason}")
+    rows, columns = module.num_embeddings, module.embedding_dim
+    if isinstance(module, nn.Embedding):
+        bags, shape = indices.numel(), (*indices.shape, columns)
+    elif offsets is None:
+        bags, shape = indices.shape[0], (indices.shape[0], columns)
+    else:
+        bags = offsets.numel() - bool(module.include_last_offset)
+        shape = bags, columns
+    dtype = str(module.weight.dtype).removeprefix("torch.")
+    lookup = Lookup(name, rows, columns, dtype, bags, indices.numel())
+    bounds = indices if offsets is None else offsets
+    found.append(_TableUse(module, lookup, indices.reshape(-1), bounds, shape))
 
 
 # ------------------------------------------------------------------------------- geometry
@@ -169,45 +153,28 @@ class _Part:
     """Indices of one rank's samples that are looked up here."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Tables that are looked up together; see Note [Groups]."""
-
-    bags: int
-    """Bags of one rank's samples."""
-    dtype: torch.dtype
-    parts: tuple[tuple[_Part, ...], ...]
-    """Parts on each rank."""
-    is_by_rows: bool
-
-    def widths(self) -> list[int]:
-        """Return the columns on each rank."""
-        return [sum(part.columns for part in own) for own in self.parts]
+_GroupKey: TypeAlias = tuple[bool, int, torch.dtype]
+"""Key of a group: split by rows or not, bags of one rank's samples, element type."""
 
 
-def _groups(uses: Sequence[_TableUse], placement: Placement) -> list[_Group]:
-    members: dict[tuple[bool, int, torch.dtype], list[list[_Part]]] = {}
+def _grouped_parts(
+    uses: Sequence[_TableUse], placement: Placement
+) -> dict[_GroupKey, list[list[_Part]]]:
+    """Return the parts on each rank of the tables that are looked up together."""
     world = placement.world_size
-
-    def parts_of(is_by_rows: bool, use: _TableUse) -> list[list[_Part]]:
-        dtype = use.module.get_parameter("weight").dtype
-        key = is_by_rows, use.lookup.bags, dtype
-        return members.setdefault(key, [[] for _ in range(world)])
-
+    found: dict[_GroupKey, list[list[_Part]]] = defaultdict(lambda: [[] for _ in range(world)])
     for index, use in enumerate(uses):
         lookup = use.lookup
+        dtype = use.module.get_parameter("weight").dtype
         if lookup.table in placement.by_rows:
             each = -(-lookup.rows // world)
-            for rank, own in enumerate(parts_of(True, use)):
+            for rank, own in enumerate(found[True, lookup.bags, dtype]):
                 rows = max(0, min(each, lookup.rows - rank * each))
                 own.append(_Part(index, rows, lookup.columns, lookup.indices / world))
         for piece in placement.pieces.get(lookup.table, ()):
             part = _Part(index, lookup.rows, piece.columns, lookup.indices)
-            parts_of(False, use)[piece.rank].append(part)
-    return [
-        _Group(bags, dtype, tuple(map(tuple, parts)), is_by_rows)
-        for (is_by_rows, bags, dtype), parts in members.items()
-    ]
+            found[False, lookup.bags, dtype][piece.rank].append(part)
+    return found
 
 
 # ------------------------------------------------------------------------------- lookups
@@ -223,7 +190,7 @@ class _Fused(torch.autograd.Function):
         ctx.owner = owner
         ctx.save_for_backward(values, offsets)
         with owner.recorder.blank():
-            pooled = torch.empty(owner.bags, owner.width, dtype=owner.group.dtype)
+            pooled = torch.empty(owner.bags, owner.width, dtype=owner.dtype)
         given = {"dev_weights": owner.weights, "indices": values, "offsets": offsets}
         if owner.width:
             owner.recorder.write(FORWARD, "default", {**given, **owner.sizes()}, (pooled,))
@@ -288,28 +255,31 @@ class _SumsToSamples(torch.autograd.Function):
 
 
 class _SharedGroup(nn.Module):
-    """This rank's part of a group of tables."""
+    """This rank's part of tables that are looked up together; see Note [Groups]."""
 
     def __init__(
         self,
-        group: _Group,
+        key: _GroupKey,
+        parts: Sequence[Sequence[_Part]],
         uses: Sequence[_TableUse],
         process_group: dist.ProcessGroup,
         recorder: Recorder,
         optimizer: str,
     ) -> None:
         super().__init__()
-        self.group, self.process_group, self.recorder = group, process_group, recorder
-        self.optimizer = optimizer
+        self._is_by_rows, self._samples_bags, self.dtype = key
+        self.process_group, self.recorder, self.optimizer = process_group, recorder, optimizer
         self._table_uses = uses
-        self._own = group.parts[process_group.rank()]
-        self.bags = group.bags * process_group.size()
+        self._parts, self._own = parts, parts[process_group.rank()]
+        self.bags = self._samples_bags * process_group.size()
         """Bags of all ranks' samples."""
-        self.width = sum(part.columns for part in self._own)
+        self._widths = [sum(part.columns for part in own) for own in parts]
+        """Columns on each rank."""
+        self.width = self._widths[process_group.rank()]
         elements = sum(part.rows * part.columns for part in self._own)
         kept = _STATE_OF_ELEMENTS.get(optimizer, 0)
         with recorder.blank():
-            weights = torch.empty(elements, dtype=group.dtype)
+            weights = torch.empty(elements, dtype=self.dtype)
             self.weights = nn.Parameter(weights, requires_grad=False)
             self.state = [torch.empty(elements) for _ in range(kept)]
             if optimizer == _DEFAULT_OPTIMIZER:
@@ -327,40 +297,30 @@ class _SharedGroup(nn.Module):
 
     def pooled_splits(self) -> tuple[list[int], list[int]]:
         """Return the elements sent to and received from each rank."""
-        widths = self.group.widths()
-        sent = [self.group.bags * self.width] * len(widths)
-        return sent, [self.group.bags * width for width in widths]
+        sent = [self._samples_bags * self.width] * len(self._widths)
+        return sent, [self._samples_bags * width for width in self._widths]
 
-    def index_splits(self) -> tuple[list[int], list[int]]:
-        """Return the indices sent to and received from each rank."""
-        counts = [math.ceil(sum(part.indices for part in own)) for own in self.group.parts]
-        return counts, [counts[self.process_group.rank()]] * len(counts)
+    def _index_counts(self) -> list[int]:
+        """Return the indices sent to each rank."""
+        return [math.ceil(sum(part.indices for part in own)) for own in self._parts]
 
-    def length_splits(self) -> tuple[list[int], list[int]]:
-        """Return the bags sent to and received from each rank."""
-        counts = [len(own) * self.group.bags for own in self.group.parts]
-        return counts, [counts[self.process_group.rank()]] * len(counts)
+    def _length_counts(self) -> list[int]:
+        """Return the bags sent to each rank."""
+        return [len(own) * self._samples_bags for own in self._parts]
 
     def start(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the lengths of bags and the indices in the order of their target ranks."""
-        uses = [part.use for own in self.group.parts for part in own]
-        if self.group.is_by_rows:
-            uses = [part.use for part in self._own]
-        values = torch.cat([self._table_uses[use].indices for use in uses])
-        bounds = [self._table_uses[use].bounds.reshape(-1) for use in uses]
-        bags = self.group.bags
-        lengths = torch.cat([each[:bags] for each in bounds])
-        if self.group.is_by_rows:
-            return self._by_owner(lengths, values)
-        return lengths, values
-
-    def _by_owner(
-        self, lengths: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sort the indices of each bag by the rank that owns the row."""
+        parts = self._own if self._is_by_rows else [part for own in self._parts for part in own]
+        uses = [self._table_uses[part.use] for part in parts]
+        values = torch.cat([use.indices for use in uses])
+        bounds = [use.bounds.reshape(-1) for use in uses]
+        lengths = torch.cat([each[: self._samples_bags] for each in bounds])
+        if not self._is_by_rows:
+            return lengths, values
+        # The indices of each bag are sorted by the rank that owns the row.
         with self.recorder.blank():
-            found = lengths.new_empty(sum(self.length_splits()[0]))
-            moved = values.new_empty(sum(self.index_splits()[0]))
+            found = lengths.new_empty(sum(self._length_counts()))
+            moved = values.new_empty(sum(self._index_counts()))
         given = {"lengths": lengths, "indices": values}
         name = "fbgemm::block_bucketize_sparse_features"
         self.recorder.write(name, "default", given, (found, moved))
@@ -368,26 +328,26 @@ class _SharedGroup(nn.Module):
 
     def finish(self, lengths: torch.Tensor, values: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """Exchange and look up indices; return the outputs of each use, split by columns."""
-        mine, uses = (
-            self._sent(tensor, *splits)
-            for tensor, splits in (
-                (lengths, self.length_splits()),
-                (values, self.index_splits()),
+        received = []
+        for tensor, sent in ((lengths, self._length_counts()), (values, self._index_counts())):
+            splits = [sent[self.process_group.rank()]] * len(sent)
+            with self.recorder.blank():
+                out = tensor.new_empty(sum(splits))
+            dist.all_to_all_single(
+                out, tensor, splits, sent, group=self.process_group, async_op=True
             )
-        )
-        offsets, indices = self._by_table(mine, uses)
+            received.append(out)
+        offsets, indices = self._by_table(*received)
         pooled = _Fused.apply(self, indices, offsets, self._trained)
-        if self.group.is_by_rows:
-            out = _SumsToSamples.apply(self, pooled)
+        if self._is_by_rows:
+            out, parts = _SumsToSamples.apply(self, pooled), self._own
         else:
-            out = self._joined(_PooledToSamples.apply(self, pooled))
-        return [*self._shared_out(out)]
-
-    def _sent(self, tensor: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        with self.recorder.blank():
-            out = tensor.new_empty(sum(received))
-        dist.all_to_all_single(out, tensor, received, sent, group=self.process_group, async_op=True)
-        return out
+            bags = self._samples_bags
+            blocks = _PooledToSamples.apply(self, pooled).split([bags * w for w in self._widths])
+            out = torch.cat([block.view(bags, -1) for block in blocks if block.numel()], dim=1)
+            parts = [part for own in self._parts for part in own]
+        columns = out.split([part.columns for part in parts], dim=1)
+        return [(part.use, rows) for part, rows in zip(parts, columns, strict=True)]
 
     def _by_table(
         self, lengths: torch.Tensor, values: torch.Tensor
@@ -406,19 +366,6 @@ class _SharedGroup(nn.Module):
         given = {"indices": ordered[1], "offsets": offsets}
         write("fbgemm::bounds_check_indices", "default", given, (offsets,))
         return offsets, ordered[1]
-
-    def _joined(self, out: torch.Tensor) -> torch.Tensor:
-        """Concatenate the rows of each sample, [bags, columns of all ranks]."""
-        bags = self.group.bags
-        blocks = out.split([bags * width for width in self.group.widths()])
-        return torch.cat([block.view(bags, -1) for block in blocks if block.numel()], dim=1)
-
-    def _shared_out(self, out: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        parts = [part for own in self.group.parts for part in own]
-        if self.group.is_by_rows:
-            parts = [*self._own]
-        for part, rows in zip(parts, out.split([p.columns for p in parts], dim=1), strict=True):
-            yield part.use, rows
 
 
 # ------------------------------------------------------------------------------- the model
@@ -460,10 +407,7 @@ class _SharedTables:
             self._found[use] = own[0] if len(own) == 1 else torch.cat(own, dim=1)
 
     def _exchange_sizes(self) -> None:
-        """Exchange the sizes of all groups, for which the host waits.
-
-        Lengths, indices and samples of each group.
-        """
+        """Exchange lengths, indices and samples of each group, for which the host waits."""
         process_group = self._groups[0].process_group
         count = 3 * len(self._groups) * process_group.size()
         with self._recorder.blank():
@@ -483,7 +427,7 @@ def run_shared_tables(
     """Run steps of the current rank, see `run_step`.
 
     Args:
-        workload: Its model is changed.
+        workload: Workload of each rank; its model is changed.
         placement: Placement of the tables.
         process_group: All ranks.
         recorder: Recorder of the calls.
@@ -500,15 +444,20 @@ def run_shared_tables(
     optimizer = table_optimizer(workload) if workload.loss else "sgd"
     if workload.optimizer is not None and optimizer == _DEFAULT_OPTIMIZER:
         recorder.note("tables are updated by row-wise Adagrad")
-    groups = nn.ModuleList(
-        _SharedGroup(group, uses, process_group, recorder, optimizer)
-        for group in _groups(uses, placement)
-    )
-    shared = _SharedTables(uses, [*groups], recorder)
+    groups = [
+        _SharedGroup(key, parts, uses, process_group, recorder, optimizer)
+        for key, parts in _grouped_parts(uses, placement).items()
+    ]
+    shared = _SharedTables(uses, groups, recorder)
     with recorder.paused():
         for use in uses:
-            if use.lookup.table not in placement.copied:
-                _replace_forward(use.module, shared)
+            if use.lookup.table in placement.copied:
+                continue
+            # The weight is no parameter any more but keeps shape and type.
+            weight = use.module._parameters.pop("weight", None)
+            if weight is not None:  # else the table is used more than once
+                use.module.weight = weight.detach()
+                use.module.forward = partial(shared.answer, use.module)
     if groups:
         workload.model.register_forward_pre_hook(shared.begin)
     steps = None
@@ -518,22 +467,9 @@ def run_shared_tables(
         workload = wrap_ddp(workload, process_group, finds_unused=finds_unused)
         steps = DDP_STEPS
     if groups:
-        recorder.add_optimizer(_state_holder([*groups]))
-    return nn.ModuleList([run_step(workload, recorder, steps=steps), groups])
-
-
-def _state_holder(groups: Sequence[_SharedGroup]) -> torch.optim.Optimizer:
-    """Return an optimizer that holds the state of the tables, which lookups update."""
-    keeper = torch.optim.SGD([group.weights for group in groups])
-    for group in groups:
-        keeper.state[group.weights] = dict(enumerate(group.state))
-    return keeper
-
-
-def _replace_forward(module: nn.Module, shared: _SharedTables) -> None:
-    """Replace a table's forward; its weight is no parameter any more but keeps shape and type."""
-    weight = module._parameters.pop("weight", None)
-    if weight is None:
-        return  # asked more than once
-    module.weight = weight.detach()
-    module.forward = partial(shared.answer, module)
+        # An optimizer that holds the state of the tables, which lookups update.
+        keeper = torch.optim.SGD([group.weights for group in groups])
+        for group in groups:
+            keeper.state[group.weights] = dict(enumerate(group.state))
+        recorder.add_optimizer(keeper)
+    return nn.ModuleList([run_step(workload, recorder, steps=steps), nn.ModuleList(groups)])

@@ -7,12 +7,13 @@ dimension; unless that is the first one, a copy reorders them, as in torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 __all__ = [
+    "Exchange",
     "copy_to_region",
     "gather",
     "gather_from_ranks",
@@ -52,44 +53,6 @@ def _part(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Te
     return tensor.narrow(axis, group.rank() * rows, rows).contiguous()
 
 
-def copy_to_region(given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Enter split layers with a replicated tensor; its gradients are summed over ranks."""
-    found: torch.Tensor = _Entered.apply(given, group)
-    return found
-
-
-def reduce_from_region(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Leave split layers by a sum over ranks, whose gradient is replicated."""
-    found: torch.Tensor = _Left.apply(part, group)
-    return found
-
-
-def gather_into_region(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-    """Gather the parts of a tensor before split layers; gradients are reduce-scattered."""
-    found: torch.Tensor = _Gathered.apply(part, group, axis)
-    return found
-
-
-def reduce_scatter_from_region(
-    part: torch.Tensor, group: dist.ProcessGroup, axis: int
-) -> torch.Tensor:
-    """Reduce-scatter the output of split layers; gradients are gathered."""
-    found: torch.Tensor = _Scattered.apply(part, group, axis)
-    return found
-
-
-def split_to_rank(tensor: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-    """Keep a rank's part of a replicated tensor; gradients are gathered."""
-    found: torch.Tensor = _OwnPart.apply(tensor, group, axis)
-    return found
-
-
-def gather_from_ranks(part: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
-    """Gather parts for replicated layers; a rank keeps its part of the gradients."""
-    found: torch.Tensor = _Whole.apply(part, group, axis)
-    return found
-
-
 class _Entered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -114,11 +77,11 @@ class _Left(torch.autograd.Function):
         return grads[0], None
 
 
-_Way = Callable[[torch.Tensor, dist.ProcessGroup, int], torch.Tensor]
+Exchange: TypeAlias = Callable[[torch.Tensor, dist.ProcessGroup, int], torch.Tensor]
 
 
-def _function(name: str, forward_way: _Way, backward_way: _Way) -> Any:
-    """Return an autograd function of that name, which traces show."""
+def _exchange(name: str, forward_way: Exchange, backward_way: Exchange) -> Exchange:
+    """Return the application of an autograd function of that name, which traces show."""
 
     def forward(ctx: Any, given: torch.Tensor, group: dist.ProcessGroup, axis: int) -> torch.Tensor:
         ctx.group, ctx.axis = group, axis
@@ -128,10 +91,20 @@ def _function(name: str, forward_way: _Way, backward_way: _Way) -> Any:
         return backward_way(grads[0], ctx.group, ctx.axis), None, None
 
     ways = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(torch.autograd.Function)(name, (torch.autograd.Function,), ways)
+    function: Any = type(torch.autograd.Function)(name, (torch.autograd.Function,), ways)
+    apply: Exchange = function.apply
+    return apply
 
 
-_Gathered = _function("_Gathered", gather, scatter_sums)
-_Scattered = _function("_Scattered", scatter_sums, gather)
-_OwnPart = _function("_OwnPart", _part, gather)
-_Whole = _function("_Whole", gather, _part)
+copy_to_region: Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor] = _Entered.apply
+"""Enters split layers with a replicated tensor; its gradients are summed over ranks."""
+reduce_from_region: Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor] = _Left.apply
+"""Leaves split layers by a sum over ranks, whose gradient is replicated."""
+gather_into_region = _exchange("_Gathered", gather, scatter_sums)
+"""Gathers the parts of a tensor before split layers; gradients are reduce-scattered."""
+reduce_scatter_from_region = _exchange("_Scattered", scatter_sums, gather)
+"""Reduce-scatters the output of split layers; gradients are gathered."""
+split_to_rank = _exchange("_OwnPart", _part, gather)
+"""Keeps a rank's part of a replicated tensor; gradients are gathered."""
+gather_from_ranks = _exchange("_Whole", gather, _part)
+"""Gathers parts for replicated layers; a rank keeps its part of the gradients."""

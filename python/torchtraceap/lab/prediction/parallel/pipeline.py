@@ -13,10 +13,12 @@ forward passes. It sends and receives in one batch between the two, and waits fo
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -30,18 +32,80 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Phase
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
-from torchtraceap.lab.prediction.parallel.batches import microbatch_count, split_batch
-from torchtraceap.lab.prediction.parallel.blocks import model_blocks
-from torchtraceap.lab.prediction.parallel.data import DDP_STEPS, PLAIN_STEPS, wrap_ddp
+from torchtraceap.lab.prediction.parallel.data import (
+    DDP_STEPS,
+    PLAIN_STEPS,
+    model_blocks,
+    wrap_ddp,
+)
 from torchtraceap.lab.prediction.parallel.strategy import DATA, PIPELINE, Strategy
 from torchtraceap.lab.workloads.workload import Workload
 
 __all__ = ["run_stage"]
 
+_PARTS_PER_STAGE = 4
+
+
+def _split_batch(workload: Workload, strategy: Strategy) -> list[Workload]:
+    """Return a workload for each microbatch, with its inputs and its targets in the loss.
+
+    There are as many as requested, or up to 4 per stage.
+
+    Raises:
+        OptionError: The batch has no so many equal parts, or fewer than there are stages.
+    """
+    leaves = tree_leaves(workload.inputs)
+    rows = (leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim())
+    batch: int = next(rows, 1)
+    stages, parts = strategy.size(PIPELINE), strategy.microbatches
+    if parts is None:
+        fit = range(min(batch, _PARTS_PER_STAGE * stages), stages - 1, -1)
+        parts = next((each for each in fit if batch % each == 0), None)
+        if parts is None:
+            raise OptionError(
+                f"pp={stages} needs a batch of {stages} equal parts or more, not of {batch} rows"
+            )
+    if parts < stages:
+        raise OptionError(f"pp={stages} needs {stages} microbatches or more, not {parts}")
+    if batch % parts:
+        raise OptionError(f"a batch of {batch} has no {parts} equal parts")
+    return [
+        replace(
+            workload,
+            inputs=tree_map(partial(_rows, batch, parts, index), workload.inputs),
+            loss=workload.loss and _loss_of(workload.loss, batch, parts, index),
+        )
+        for index in range(parts)
+    ]
+
+
+def _rows(batch: int, parts: int, index: int, value: Any) -> Any:
+    """Return a microbatch's rows of a tensor that has rows for the whole batch."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or value.shape[0] % batch:
+        return value
+    rows = value.shape[0] // parts
+    return value.narrow(0, index * rows, rows)
+
+
+def _loss_of(loss: Callable[..., Any], batch: int, parts: int, index: int) -> Callable[..., Any]:
+    """Return the loss with a microbatch's rows of the targets in its closure, defaults or
+    arguments."""
+    rows = partial(tree_map, partial(_rows, batch, parts, index))
+    if isinstance(loss, partial):
+        inner = _loss_of(loss.func, batch, parts, index)
+        return partial(inner, *rows(loss.args), **rows(loss.keywords))
+    if not isinstance(loss, types.FunctionType):
+        return loss
+    cells = tuple(types.CellType(rows(cell.cell_contents)) for cell in loss.__closure__ or ())
+    made = types.FunctionType(
+        loss.__code__, loss.__globals__, loss.__name__, rows(loss.__defaults__), cells
+    )
+    made.__kwdefaults__ = rows(loss.__kwdefaults__)
+    return made
+
 
 @dataclass
 class _Block:
-    name: str
     module: nn.Module
     output: Any
     """Output in the trial run."""
@@ -49,79 +113,47 @@ class _Block:
     """Operations since the end of the previous block."""
 
 
-def stage_of(workload: Workload, strategy: Strategy, index: int, recorder: Recorder) -> Stage:
-    """Return the stage of a rank.
-
-    Args:
-        workload: Its model is changed.
-        strategy: Strategy with the number of stages.
-        index: Index of the stage.
-        recorder: Recorder of the calls, paused during the trial run.
-
-    Raises:
-        OptionError: The model has fewer blocks, or does not go from one to the next.
-    """
-    parts = split_batch(workload, microbatch_count(workload, strategy))
-    workload.model.train(workload.loss is not None)
-    with recorder.paused():
-        blocks, rest = _tried(parts[0])
-        stages = strategy.size(PIPELINE)
-        if len(blocks) < stages:
-            raise OptionError(
-                f"pp={stages} needs {stages} blocks or more, and the model has {len(blocks)}"
-            )
-        bounds = _bounds([block.cost for block in blocks], rest, stages)
-        return Stage(parts, blocks, bounds, index, recorder)
-
-
-def _tried(part: Workload) -> tuple[list[_Block], int]:
+def _trial_run(part: Workload) -> tuple[list[_Block], int]:
     """Return the blocks in the order in which they run, and the cost of what follows."""
     blocks: list[_Block] = []
     done = 0
     counter = FlopCounterMode(display=False)
 
-    def entered(block: nn.Module, args: Any, kwargs: Any) -> None:
-        given = {id(each) for each in tree_leaves((args, kwargs)) if _is_trained(each)}
-        if len(given) > 1:
+    def check_inputs(block: nn.Module, args: Any, kwargs: Any) -> None:
+        tensors = [e for e in tree_leaves((args, kwargs)) if isinstance(e, torch.Tensor)]
+        if len({id(each) for each in tensors if each.requires_grad}) > 1:
             raise OptionError(
                 f"a pipeline hands one tensor from block to block, and {names[block]} takes more"
             )
 
-    def left(block: nn.Module, _args: Any, output: Any) -> None:
+    def note_output(block: nn.Module, _args: Any, output: Any) -> None:
         nonlocal done
         if any(block is each.module for each in blocks):
             raise OptionError(f"a pipeline runs each block once, and {names[block]} runs again")
         total = counter.get_total_flops()
-        blocks.append(_Block(names[block], block, tree_map(_detached, output), total - done))
+        blocks.append(_Block(block, tree_map(_detach, output), total - done))
         done = total
 
     named = model_blocks(part.model)
     names = {module: name for name, module in named.items()}
     with ExitStack() as stack:
         for module in named.values():
-            hooks = (
-                module.register_forward_pre_hook(entered, with_kwargs=True),
-                module.register_forward_hook(left),
-            )
-            for hook in hooks:
-                stack.callback(hook.remove)
+            hook = module.register_forward_pre_hook(check_inputs, with_kwargs=True)
+            stack.callback(hook.remove)
+            stack.callback(module.register_forward_hook(note_output).remove)
         stack.enter_context(counter)
         stack.enter_context(torch.set_grad_enabled(part.loss is not None))
         part.forward()
     return blocks, counter.get_total_flops() - done
 
 
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().requires_grad_(value.requires_grad)
 
 
-def _bounds(costs: list[int], rest: int, stages: int) -> list[int]:
+def _balanced_bounds(costs: list[int], rest: int, stages: int) -> list[int]:
     """Return the bounds of stages that minimize the cost of the costliest."""
     costs = [cost + 1 for cost in costs]  # blocks without products are shared out too
     costs[-1] += rest
@@ -144,22 +176,12 @@ def _bounds(costs: list[int], rest: int, stages: int) -> list[int]:
     return best[count][1]
 
 
-def _handed(output: Any) -> torch.Tensor:
+def _output_tensor(output: Any) -> torch.Tensor:
     """Return the floating point tensor that a block hands to the next."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
             return leaf
     raise OptionError("a pipeline hands a tensor from block to block, and a block gives none")
-
-
-def _with_handed(output: Any, tensor: torch.Tensor) -> Any:
-    old = _handed(output)
-    leaves, structure = tree_flatten(output)
-    return tree_unflatten([tensor if leaf is old else leaf for leaf in leaves], structure)
-
-
-def _gives(output: Any) -> Callable[..., Any]:
-    return lambda *_args, **_kwargs: output
 
 
 class Stage(nn.Module):
@@ -173,16 +195,31 @@ class Stage(nn.Module):
         self,
         parts: list[Workload],
         blocks: list[_Block],
-        bounds: list[int],
+        rest: int,
+        count: int,
         index: int,
         recorder: Recorder,
     ) -> None:
+        """Change the forward of the blocks of a model.
+
+        Args:
+            parts: Microbatches.
+            blocks, rest: See `_trial_run`.
+            count: Number of stages.
+            index: Index of this stage.
+            recorder: Recorder of the calls, paused.
+        """
         super().__init__()
-        self.is_first, self.is_last = index == 0, index == len(bounds) - 2
-        self.after = len(bounds) - 2 - index
-        """Number of later stages."""
-        self.parts = parts
+        if len(blocks) < count:
+            raise OptionError(
+                f"pp={count} needs {count} blocks or more, and the model has {len(blocks)}"
+            )
+        bounds = _balanced_bounds([block.cost for block in blocks], rest, count)
         first, end = bounds[index : index + 2]
+        self.after = count - 1 - index
+        """Number of later stages."""
+        self.is_first, self.is_last = index == 0, self.after == 0
+        self.parts = parts
         self._recorder, self._is_on = recorder, False
         self._before = None if self.is_first else blocks[first - 1].output
         self._last = blocks[end - 1].output
@@ -192,37 +229,35 @@ class Stage(nn.Module):
             if position == first - 1:
                 block.module.forward = self._begin
             elif not first <= position < end:
-                block.module.forward = _gives(block.output)
+                block.module.forward = _constant(block.output)
             elif position == end - 1 and not self.is_last:
-                block.module.forward = self._ending(block.module.forward)
-        self._own(parts[0], [block.module for block in blocks[first:end]])
-
-    def _own(self, part: Workload, blocks: list[nn.Module]) -> None:
-        """Register the parameters that get a gradient here; without training, those of the
-        blocks."""
-        model = part.model
-        if part.loss is None:
-            own = {id(each) for block in blocks for each in block.parameters()}
+                block.module.forward = partial(self._end, block.module.forward)
+        # The stage trains the parameters that get a gradient here; without training it has those
+        # of its blocks.
+        model, loss = parts[0].model, parts[0].loss
+        if loss is None:
+            modules = [block.module for block in blocks[first:end]]
+            own = {id(each) for module in modules for each in module.parameters()}
         else:
-            output = self(0, self.received())
-            (part.loss(output) if self.is_last else output.sum()).backward()
+            output = self(0, self.input_buffer())
+            (loss(output) if self.is_last else output.sum()).backward()
             own = {id(each) for each in model.parameters() if each.grad is not None}
             model.zero_grad()
         for name, parameter in model.named_parameters():
             if id(parameter) in own:
                 self.register_parameter(name.replace(".", "_"), parameter)
 
-    def received(self) -> torch.Tensor | None:
+    def input_buffer(self) -> torch.Tensor | None:
         """Return a buffer for the previous stage's output; None in the first stage."""
         if self._before is None:
             return None
-        handed = _handed(self._before)
+        handed = _output_tensor(self._before)
         return self._like(handed).requires_grad_(handed.requires_grad)
 
-    def gradient(self) -> torch.Tensor | None:
+    def gradient_buffer(self) -> torch.Tensor | None:
         """Return a buffer for the next stage's gradient; None in the last stage or without
         training."""
-        handed = None if self.is_last else _handed(self._last)
+        handed = None if self.is_last else _output_tensor(self._last)
         return self._like(handed) if handed is not None and handed.requires_grad else None
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -240,18 +275,31 @@ class Stage(nn.Module):
 
     def _begin(self, *_args: Any, **_kwargs: Any) -> Any:
         """Replace the block before the stage."""
-        assert self._received is not None
+        received = self._received
+        assert received is not None
         self._recorder.is_on = self._is_on
-        return _with_handed(self._before, self._received)
+        old = _output_tensor(self._before)
+        leaves, structure = tree_flatten(self._before)
+        return tree_unflatten([received if leaf is old else leaf for leaf in leaves], structure)
 
-    def _ending(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def ending(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            self._sent = _handed(output)
-            self._recorder.is_on = False
-            return tree_map(_detached, output)
+    def _end(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the last block of the stage; what follows is not recorded."""
+        output = forward(*args, **kwargs)
+        self._sent = _output_tensor(output)
+        self._recorder.is_on = False
+        return tree_map(_detach, output)
 
-        return ending
+
+def _constant(output: Any) -> Callable[..., Any]:
+    return lambda *_args, **_kwargs: output
+
+
+_Exchange: TypeAlias = tuple[Callable[..., Any], torch.Tensor, int]
+"""Function of torch.distributed, tensor and peer."""
+
+
+def _exchange(start: Callable[..., Any], tensor: torch.Tensor | None, peer: int) -> list[_Exchange]:
+    return [] if tensor is None else [(start, tensor, peer)]
 
 
 class Pipeline:
@@ -281,7 +329,8 @@ class Pipeline:
         self._gradients: list[torch.Tensor | None] = [None] * count
         with recorder.paused():
             for part in range(count):
-                self._inputs[part], self._gradients[part] = stage.received(), stage.gradient()
+                self._inputs[part] = stage.input_buffer()
+                self._gradients[part] = stage.gradient_buffer()
         self._outputs: list[Any] = [None] * count
 
     def warm_up(self) -> None:
@@ -313,10 +362,13 @@ class Pipeline:
                 sent = self._start(self._sends(part))
         sends = self._sends(begun - 1)
         for part in range(count):
-            self._wait(self._start([*sends, *self._receives_gradient(part)]))
+            gradient, received = self._gradients[part], self._inputs[part]
+            receives = _exchange(dist.irecv, gradient, self._next)
+            self._wait(self._start([*sends, *receives]))
             self._backward(part, is_last=part == count - 1)
             self._wait(sent)
-            sends, sent = self._sends_gradient(part), []
+            returned = None if received is None else received.grad
+            sends, sent = _exchange(dist.isend, returned, self._previous), []
             if begun < count:
                 self._wait(self._start([*sends, *self._receives(begun)]))
                 self._forward(begun)
@@ -352,42 +404,22 @@ class Pipeline:
             output.backward(self._gradients[part])
 
     def _receives(self, part: int) -> list[_Exchange]:
-        received = self._inputs[part]
-        return [] if received is None else [_Exchange(dist.irecv, received, self._previous)]
+        return _exchange(dist.irecv, self._inputs[part], self._previous)
 
     def _sends(self, part: int) -> list[_Exchange]:
-        if self._stage.is_last:
-            return []
-        return [_Exchange(dist.isend, self._outputs[part], self._next)]
-
-    def _receives_gradient(self, part: int) -> list[_Exchange]:
-        gradient = self._gradients[part]
-        return [] if gradient is None else [_Exchange(dist.irecv, gradient, self._next)]
-
-    def _sends_gradient(self, part: int) -> list[_Exchange]:
-        received = self._inputs[part]
-        if received is None or received.grad is None:
-            return []
-        return [_Exchange(dist.isend, received.grad, self._previous)]
+        output = None if self._stage.is_last else self._outputs[part]
+        return _exchange(dist.isend, output, self._next)
 
     def _start(self, exchanges: list[_Exchange]) -> list[int]:
         """Start transfers as one launch and return what to wait for."""
         with self._recorder.one_launch() as started:
-            for exchange in exchanges:
-                exchange.start(exchange.tensor, exchange.peer, group=self._group)
+            for start, tensor, peer in exchanges:
+                start(tensor, peer, group=self._group)
         return started
 
     def _wait(self, started: list[int]) -> None:
         streams = self._recorder.streams
         streams.wait(streams.current, started)
-
-
-@dataclass(frozen=True, slots=True)
-class _Exchange:
-    start: Callable[..., Any]
-    """Function of torch.distributed."""
-    tensor: torch.Tensor
-    peer: int
 
 
 def run_stage(
@@ -401,9 +433,9 @@ def run_stage(
     """Run steps of the current rank, see `run_step`.
 
     Args:
-        workload: Its model is changed.
+        workload: Workload of each rank; its model is changed.
         strategy: Strategy of the job.
-        mesh: Its groups.
+        mesh: Groups of the strategy.
         recorder: Recorder of the calls.
         finds_unused: See `wrap_ddp`.
 
@@ -411,8 +443,11 @@ def run_stage(
         OptionError: The model has fewer blocks than there are stages, or does not go from one to
             the next, or its batch can't be split.
     """
-    index = strategy.coordinate(dist.get_rank(), PIPELINE)
-    stage = stage_of(workload, strategy, index, recorder)
+    parts = _split_batch(workload, strategy)
+    workload.model.train(workload.loss is not None)
+    with recorder.paused():
+        index = strategy.coordinate(dist.get_rank(), PIPELINE)
+        stage = Stage(parts, *_trial_run(parts[0]), strategy.size(PIPELINE), index, recorder)
     staged, steps = replace(workload, model=stage), None
     copies = None
     if strategy.size(DATA) > 1:
@@ -424,5 +459,5 @@ def run_stage(
     warm_ups = [pipeline.warm_up] * ((steps or PLAIN_STEPS) - 1) if workload.loss else []
     turns = iter([*warm_ups, passes])
     if strategy.microbatches is None:
-        recorder.note(f"the batch goes through the pipeline in {len(stage.parts)} parts")
+        recorder.note(f"the batch goes through the pipeline in {len(parts)} parts")
     return run_step(staged, recorder, lambda: next(turns)(), len(warm_ups) + 1)

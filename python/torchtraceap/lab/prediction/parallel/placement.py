@@ -147,14 +147,14 @@ def place_lookups(
             "looks up none of its own"
         )
     tables = {lookup.table: lookup for lookup in lookups}
-    said = _requested(plan, tables, world_size)
+    said = _requested_places(plan, tables, world_size)
     left = [name for name in tables if name not in said]
     copied = frozenset(name for name, where in said.items() if where == COPIED)
     by_rows = frozenset(name for name, where in said.items() if where == ROWS)
     pieces = {name: where for name, where in said.items() if not isinstance(where, str)}
     notes: list[str] = []
     if left:
-        too_large, chosen = _choose(lookups, left, world_size, device, optimizer)
+        too_large, chosen = _search(lookups, left, world_size, device, optimizer)
         by_rows |= too_large
         pieces |= chosen
         if too_large:
@@ -170,36 +170,31 @@ def place_lookups(
             f"{len(tables)} tables and their parts go to {len(holding)} of {world_size} ranks: "
             "fewer ranks, or a plan that shares tables by rows (row_wise)"
         )
-    notes.append(_summary(pieces, by_rows, copied, world_size))
-    kinds = _kinds(pieces, lookups, world_size)
+    notes.append(_description(pieces, by_rows, copied, world_size))
+    kinds = _rank_kinds(pieces, lookups, world_size)
     return Placement(world_size, pieces, by_rows, copied, kinds, tuple(notes))
 
 
-def _kinds(
+def _rank_kinds(
     pieces: Mapping[str, tuple[Piece, ...]], lookups: Sequence[Lookup], world_size: int
 ) -> tuple[int, ...]:
-    """Return the kind of each rank, see `Placement`."""
+    """Return the kind of each rank, see `Placement`; kinds are numbered as they appear."""
     work: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
     for lookup in lookups:
         for piece in pieces.get(lookup.table, ()):
             own = lookup.rows, piece.columns, lookup.bags, lookup.indices
             work[piece.rank].append(own)
-    keys = [tuple(sorted(own)) for own in work]
-    if len(set(keys)) <= _MOST_KINDS:
-        return _numbered(keys)
-    moved = [sum(columns * indices for _, columns, _, indices in key) for key in keys]
-    order = sorted(range(world_size), key=lambda rank: -moved[rank])
-    in_group = ceil((world_size - 1) / (_MOST_KINDS - 1))
-    return _numbered([ceil(order.index(rank) / in_group) for rank in range(world_size)])
-
-
-def _numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Number equal keys alike, from 0 in order of appearance."""
+    keys: list[Hashable] = [tuple(sorted(own)) for own in work]
+    if len(set(keys)) > _MOST_KINDS:
+        moved = [sum(columns * indices for _, columns, _, indices in own) for own in work]
+        order = sorted(range(world_size), key=lambda rank: -moved[rank])
+        in_group = ceil((world_size - 1) / (_MOST_KINDS - 1))
+        keys = [ceil(order.index(rank) / in_group) for rank in range(world_size)]
     known: dict[Hashable, int] = {}
     return tuple(known.setdefault(key, len(known)) for key in keys)
 
 
-def _requested(
+def _requested_places(
     plan: Plan | None, tables: Mapping[str, Lookup], world_size: int
 ) -> dict[str, tuple[Piece, ...] | str]:
     """Return the checked entries of a plan by table."""
@@ -225,7 +220,7 @@ def _requested(
             )
         for name in names:
             if pattern == name or name not in found:
-                found[name] = _check_entry(name, where, tables[name], world_size)
+                found[name] = _check_place(name, where, tables[name], world_size)
     return found
 
 
@@ -237,7 +232,8 @@ def _candidate_pieces(candidate: Candidate) -> dict[str, tuple[Piece, ...]]:
     )
 
 
-def _check_entry(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Piece, ...] | str:
+def _check_place(name: str, where: Any, table: Lookup, world_size: int) -> tuple[Piece, ...] | str:
+    """Return the pieces of a table, or how all ranks have it, from an entry of a plan."""
     if isinstance(where, str) and where in (ROWS, COPIED):
         return where
     listed = [where] if type(where) is int else where
@@ -264,7 +260,7 @@ def _check_entry(name: str, where: Any, table: Lookup, world_size: int) -> tuple
     return pieces
 
 
-def _choose(
+def _search(
     lookups: Sequence[Lookup],
     names: Sequence[str],
     world_size: int,
@@ -276,7 +272,12 @@ def _choose(
     even = nodes > 1 and world_size % nodes == 0
     network = NETWORK * world_size / nodes if even else None
     cluster = Cluster(device, world_size, nodes, node_bandwidth=network)
-    tables_left = {name: _lookup_table(name, lookups) for name in names}
+    tables_left = {}
+    for name in names:
+        own = [lookup for lookup in lookups if lookup.table == name]
+        pooling = sum(each.indices / max(each.bags, 1) for each in own)
+        rows, columns, dtype = own[0].rows, own[0].columns, own[0].dtype
+        tables_left[name] = Table(name, rows, columns, max(pooling, 1e-3), dtype=dtype)
     batch = Counter(lookup.bags for lookup in lookups).most_common(1)[0][0]
     by_row, by_element = OPTIMIZERS[optimizer]
     held = {
@@ -305,20 +306,12 @@ def _choose(
     return too_large, _candidate_pieces(found.best)
 
 
-def _lookup_table(name: str, lookups: Sequence[Lookup]) -> Table:
-    """Return a table with all lookups of a step."""
-    own = [lookup for lookup in lookups if lookup.table == name]
-    pooling = sum(each.indices / max(each.bags, 1) for each in own)
-    first = own[0]
-    return Table(name, first.rows, first.columns, max(pooling, 1e-3), dtype=first.dtype)
-
-
 def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
-def _summary(
+def _description(
     pieces: Mapping[str, tuple[Piece, ...]],
     by_rows: frozenset[str],
     copied: frozenset[str],

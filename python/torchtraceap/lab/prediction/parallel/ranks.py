@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.errors import OptionError
-from torchtraceap.lab.prediction.capture.calls import Call, Capture, CaptureError
-from torchtraceap.lab.prediction.capture.dispatch import Run, capture_step, inspect_workload
+from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError
+from torchtraceap.lab.prediction.capture.dispatch import capture_step, inspect_workload
 from torchtraceap.lab.prediction.capture.recorder import Recorder
 from torchtraceap.lab.prediction.capture.run import run_step
 from torchtraceap.lab.prediction.parallel.data import (
@@ -18,11 +20,11 @@ from torchtraceap.lab.prediction.parallel.data import (
     DTENSOR_STEPS,
     FSDP_STEPS,
     apply_fsdp,
+    emulate_fsdp_device,
     shard_rows,
     wrap_ddp,
 )
 from torchtraceap.lab.prediction.parallel.placement import Placement, Plan, place_lookups
-from torchtraceap.lab.prediction.parallel.sharded_device import emulate_fsdp_device
 from torchtraceap.lab.prediction.parallel.strategy import (
     DATA,
     EMBEDDING,
@@ -31,7 +33,6 @@ from torchtraceap.lab.prediction.parallel.strategy import (
     TENSOR,
     Strategy,
 )
-from torchtraceap.lab.prediction.parallel.world import fake_rank, make_mesh
 from torchtraceap.lab.workloads.workload import Workload, check_workload
 from torchtraceap.ops.devices import Device
 
@@ -58,19 +59,17 @@ class RankCaptures:
         example, capture = self.kind_of_rank.index(kind), self.captures[kind]
         if rank == example:
             return capture
-        calls = (self._seen_from(rank, call, example) for call in capture.calls)
+        calls = []
+        for call in capture.calls:
+            met = call.collective
+            if met is not None:
+                group = self.strategy.seen_from(rank, met.group, example)
+                peer = met.peer
+                if peer is not None:
+                    (peer,) = self.strategy.seen_from(rank, (peer,), example)
+                call = replace(call, collective=replace(met, group=group, peer=peer))
+            calls.append(call)
         return replace(capture, calls=tuple(calls))
-
-    def _seen_from(self, rank: int, call: Call, example: int) -> Call:
-        if call.collective is None:
-            return call
-
-        met = call.collective
-        group = self.strategy.seen_from(rank, met.group, example)
-        peer = met.peer
-        if peer is not None:
-            (peer,) = self.strategy.seen_from(rank, (peer,), example)
-        return replace(call, collective=replace(met, group=group, peer=peer))
 
 
 def place_tables(
@@ -118,32 +117,43 @@ def capture_ranks(
     placed_for = None if placement is None else placement.world_size
     if strategy.size(EMBEDDING) > 1 and placed_for != strategy.world_size:
         raise OptionError("embedding needs the places of the tables (place_tables)")
-    make = _copied_model(make)
+    make = _copy_model(make)
 
     def kinds_of(workload: Workload) -> tuple[int, ...]:
-        return placement.kinds if placement is not None else _kinds(workload.model, strategy)
+        """Return the kind of each rank by its stage and the rows that it keeps."""
+        if placement is not None:
+            return placement.kinds
+        known: dict[tuple[int, tuple[int, ...]], int] = {}
+        kinds = []
+        for rank in range(strategy.world_size):
+            index = strategy.coordinate(rank, SHARDED)
+            parts, size = strategy.size(TENSOR), strategy.size(SHARDED)
+            rows = shard_rows(workload.model, parts, size, index)
+            key = strategy.coordinate(rank, PIPELINE), rows
+            kinds.append(known.setdefault(key, len(known)))
+        return tuple(kinds)
 
     kinds = inspect_workload(make, kinds_of)
     examples = [kinds.index(kind) for kind in sorted(set(kinds))]
-    captures = tuple(_capture(make, strategy, each, placement) for each in examples)
+    captures = tuple(_capture_rank(make, strategy, each, placement) for each in examples)
     return RankCaptures(strategy, captures, kinds)
 
 
-def _copied_model(make: Callable[[], Any]) -> Callable[[], Any]:
+def _copy_model(make: Callable[[], Any]) -> Callable[[], Any]:
     """Copy the model of later workloads, since sharding changes it.
 
     The first call returns the model itself and must not change it.
     """
     seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def made() -> Workload:
+    def make_copy() -> Workload:
         workload = check_workload(make())
         if workload.model in seen:
             return replace(workload, model=deepcopy(workload.model))
         seen.add(workload.model)
         return workload
 
-    return made
+    return make_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,18 +172,35 @@ class _Variant:
     """Notes for a person."""
 
 
-def _capture(
+def _capture_rank(
     make: Callable[[], Any], strategy: Strategy, rank: int, placement: Placement | None
 ) -> Capture:
-    variant = _Variant()
+    """Capture the step of a rank in the first variant of the strategy that the model can run.
+
+    The process acts as the rank of torch's `fake` back end.
+
+    Raises:
+        OptionError: The process already has a process group.
+        MissingDependencyError: This build of torch has no torch.distributed.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise MissingDependencyError("this build of torch has no torch.distributed")
+    if dist.is_initialized():
+        raise OptionError("ranks are captured in a process that has no process group of its own")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    variant, world_size = _Variant(), strategy.world_size
     while True:
-        with fake_rank(rank, strategy.world_size):
-            try:
-                capture = capture_step(make, _step_runner(strategy, variant, placement))
-            except CaptureError as error:
-                variant = _next_variant(variant, strategy, error)
-                continue
-        return replace(capture, notes=(*capture.notes, *variant.notes))
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        try:
+            capture = capture_step(make, partial(_run_steps, strategy, variant, placement))
+            return replace(capture, notes=(*capture.notes, *variant.notes))
+        except CaptureError as error:
+            variant = _next_variant(variant, strategy, error)
+        finally:
+            dist.destroy_process_group()
 
 
 def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) -> _Variant:
@@ -198,72 +225,57 @@ def _next_variant(variant: _Variant, strategy: Strategy, error: CaptureError) ->
     raise error
 
 
-def _kinds(model: torch.nn.Module, strategy: Strategy) -> tuple[int, ...]:
-    """Return the kind of each rank by its stage and the rows it keeps."""
-    known: dict[tuple[int, tuple[int, ...]], int] = {}
-    kinds = []
-    for rank in range(strategy.world_size):
-        index = strategy.coordinate(rank, SHARDED)
-        shards = shard_rows(model, strategy.size(TENSOR), strategy.size(SHARDED), index)
-        key = strategy.coordinate(rank, PIPELINE), shards
-        kinds.append(known.setdefault(key, len(known)))
-    return tuple(kinds)
-
-
-def _step_runner(strategy: Strategy, variant: _Variant, placement: Placement | None) -> Run:
-    """Return a function that runs the steps of the current rank."""
-
-    def run(workload: Workload, recorder: Recorder) -> torch.nn.Module:
-        mesh = make_mesh(strategy)
-        if placement is not None:
-            from torchtraceap.lab.prediction.parallel.embeddings import run_shared_tables
-
-            group = mesh.get_group(EMBEDDING)
-            unused = variant.finds_unused
-            return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
-        if strategy.size(TENSOR) > 1:
-            with recorder.paused():
-                _split(workload, strategy, mesh[TENSOR], variant)
-        if strategy.by_words and variant.splits_loss:
-            from torchtraceap.lab.prediction.parallel.vocabulary import parallel_loss
-
-            with parallel_loss():
-                return _run_steps(workload, strategy, mesh, recorder, variant)
-        return _run_steps(workload, strategy, mesh, recorder, variant)
-
-    return run
-
-
 def _run_steps(
-    workload: Workload, strategy: Strategy, mesh: DeviceMesh, recorder: Recorder, variant: _Variant
+    strategy: Strategy,
+    variant: _Variant,
+    placement: Placement | None,
+    workload: Workload,
+    recorder: Recorder,
 ) -> torch.nn.Module:
-    """Run steps of the current rank after its layers are split."""
-    from torchtraceap.lab.prediction.parallel.pipeline import run_stage
+    """Run the steps of the current rank."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    steps = DTENSOR_STEPS if strategy.by_words else None
-    if strategy.size(PIPELINE) > 1:
-        return run_stage(workload, strategy, mesh, recorder, finds_unused=variant.finds_unused)
-    if strategy.size(SHARDED) > 1:
-        names = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
-        with emulate_fsdp_device(recorder):
-            workload = apply_fsdp(workload, mesh[names])
-            return run_step(workload, recorder, steps=FSDP_STEPS)
-    if strategy.size(DATA) > 1:
-        group = mesh.get_group(DATA)
-        workload = wrap_ddp(workload, group, finds_unused=variant.finds_unused)
-        steps = DDP_STEPS
-    return run_step(workload, recorder, steps=steps)
+    names = tuple(name for name, _ in strategy.dimensions)
+    mesh = init_device_mesh("cpu", strategy.shape, mesh_dim_names=names)
+    if placement is not None:
+        from torchtraceap.lab.prediction.parallel.embeddings import run_shared_tables
+
+        group, unused = mesh.get_group(EMBEDDING), variant.finds_unused
+        return run_shared_tables(workload, placement, group, recorder, finds_unused=unused)
+    if strategy.size(TENSOR) > 1:
+        with recorder.paused():
+            _split(workload, strategy, mesh[TENSOR], variant)
+    with ExitStack() as stack:
+        if strategy.by_words and variant.splits_loss:
+            from torchtraceap.lab.prediction.parallel.tokens import parallel_loss
+
+            stack.enter_context(parallel_loss())
+        if strategy.size(PIPELINE) > 1:
+            from torchtraceap.lab.prediction.parallel.pipeline import run_stage
+
+            return run_stage(workload, strategy, mesh, recorder, finds_unused=variant.finds_unused)
+        steps = DTENSOR_STEPS if strategy.by_words else None
+        if strategy.size(SHARDED) > 1:
+            sharded = (DATA, SHARDED) if strategy.size(DATA) > 1 else (SHARDED,)
+            stack.enter_context(emulate_fsdp_device(recorder))
+            workload, steps = apply_fsdp(workload, mesh[sharded]), FSDP_STEPS
+        elif strategy.size(DATA) > 1:
+            group = mesh.get_group(DATA)
+            workload = wrap_ddp(workload, group, finds_unused=variant.finds_unused)
+            steps = DDP_STEPS
+        return run_step(workload, recorder, steps=steps)
 
 
 def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, variant: _Variant) -> None:
     """Split layers, tokens and vocabulary over the ranks of tensor parallelism."""
-    from torchtraceap.lab.prediction.parallel.sequence import (
+    from torchtraceap.lab.prediction.parallel.tensor import split_layers
+    from torchtraceap.lab.prediction.parallel.tokens import (
         block_stacks,
+        find_vocabulary,
         shard_tokens,
+        shard_vocabulary,
         sum_gradients,
     )
-    from torchtraceap.lab.prediction.parallel.tensor import split_layers
-    from torchtraceap.lab.prediction.parallel.vocabulary import find_vocabulary, shard_vocabulary
 
     model, group, by_sequence = workload.model, mesh.get_group(), strategy.by_sequence
     stacks = block_stacks(model) if by_sequence else []
@@ -277,10 +289,8 @@ def _split(workload: Workload, strategy: Strategy, mesh: DeviceMesh, variant: _V
         splits_loss = variant.splits_loss and workload.loss is not None
         shard_vocabulary(words, mesh, by_sequence=by_sequence, splits_loss=splits_loss)
     if by_sequence:
-        summed, whole = (
-            words is None or not words.enters_blocks,
-            words is None or not words.leaves_blocks,
-        )
+        summed = words is None or not words.enters_blocks
+        whole = words is None or not words.leaves_blocks
         shard_tokens(stacks, group, unsplit, enters_summed=summed, leaves_whole=whole)
         if words is not None and not whole:
             sum_gradients(words.between, group, unsplit)

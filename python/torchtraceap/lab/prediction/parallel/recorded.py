@@ -9,8 +9,9 @@ ready and copied back when the backward pass ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import (
@@ -25,7 +26,7 @@ from torchtraceap.lab.prediction.capture.calls import (
 from torchtraceap.lab.prediction.parallel.strategy import DATA, SHARDED, Strategy
 from torchtraceap.ops.durations import collective_kind
 
-__all__ = ["ChangedRanks", "change_ranks", "ddp_buckets", "expand_values", "rank_count"]
+__all__ = ["change_ranks", "ddp_buckets", "rank_count"]
 
 _FIRST_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20
 _COPIES = ("all_reduce", "broadcast")
@@ -34,22 +35,15 @@ _GROUP = "default_pg"
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedRanks:
-    """A recorded step converted to another number of ranks."""
-
-    capture: Capture
-    places: tuple[int | None, ...]
-    """Index of each call in the recorded step; None for new calls."""
-
-
 def rank_count(capture: Capture) -> int:
     """Return the number of ranks of a recorded step."""
     met = (rank for call in capture.calls if call.collective for rank in call.collective.group)
     return 1 + max(met, default=0)
 
 
-def change_ranks(capture: Capture, strategy: Strategy, where: str) -> ChangedRanks:
+def change_ranks(
+    capture: Capture, strategy: Strategy, where: str
+) -> tuple[Capture, list[int | None]]:
     """Return the recorded step of one rank among another number of ranks.
 
     Args:
@@ -57,37 +51,46 @@ def change_ranks(capture: Capture, strategy: Strategy, where: str) -> ChangedRan
         strategy: The ranks.
         where: Name of the source for error messages.
 
+    Returns:
+        The step, and the index of each of its calls in the recorded one; None for new calls.
+
     Raises:
         OptionError: The record doesn't tell what such a step would be; the message says why.
     """
-    other = [name for name, size in strategy.dimensions if name not in (DATA, SHARDED) and size > 1]
+    requested = [name for name, size in strategy.dimensions if size > 1]
+    other = [name for name in requested if name not in (DATA, SHARDED)]
     if other:
         raise OptionError(
             f"{where} is a recorded step, and {other[0]} cuts the model itself: which layers go "
             "where is not in a record; predict it from a model or a workload"
         )
-    if any(_is_unnamed(call) for call in capture.calls):
+    if any(
+        call.collective is None
+        and (call.name == "record_param_comms" or call.name.startswith("nccl"))
+        for call in capture.calls
+    ):
         raise OptionError(
             f"{where} does not say between which ranks its collectives are (recorded since "
             "PyTorch 2.3): another number of ranks can't be told"
         )
     started = [call for call in capture.calls if call.collective is not None]
     if not started:
-        return _with_copies(capture, strategy, where)
-    _check_whole_world(started, rank_count(capture), where)
-    _check_strategy(started, strategy, where)
-    return ChangedRanks(_regrouped(capture, strategy.world_size), tuple(range(len(capture.calls))))
-
-
-def _is_unnamed(call: Call) -> bool:
-    is_exchange = call.name == "record_param_comms" or call.name.startswith("nccl")
-    return is_exchange and call.collective is None
+        return _add_reducer(capture, strategy, where)
+    _check_collectives(started, rank_count(capture), where)
+    kinds = {collective_kind(call.collective.kind) for call in started if call.collective}
+    has_shards = not kinds.isdisjoint(_SHARDS)
+    if len(requested) > 1 or (SHARDED in requested and not has_shards):
+        raise OptionError(
+            f"{where} is a step of {'shards' if has_shards else 'copies'}; another strategy needs "
+            "a model or a workload"
+        )
+    return _regroup(capture, strategy.world_size), [*range(len(capture.calls))]
 
 
 # ------------------------------------------------------------------------ ranks that there are
 
 
-def _check_whole_world(started: Sequence[Call], ranks: int, where: str) -> None:
+def _check_collectives(started: Sequence[Call], ranks: int, where: str) -> None:
     for call in started:
         met = call.collective
         assert met is not None
@@ -113,66 +116,55 @@ def _check_whole_world(started: Sequence[Call], ranks: int, where: str) -> None:
             )
 
 
-def _check_strategy(started: Sequence[Call], strategy: Strategy, where: str) -> None:
-    """Check that the requested strategy matches the recorded one."""
-    kinds = {collective_kind(call.collective.kind) for call in started if call.collective}
-    has_shards = bool(kinds & set(_SHARDS))
-    asked = {name for name, size in strategy.dimensions if size > 1}
-    if len(asked) > 1 or (SHARDED in asked and not has_shards):
-        raise OptionError(
-            f"{where} is a step of {'shards' if has_shards else 'copies'}; another strategy needs "
-            "a model or a workload"
-        )
-
-
-def _regrouped(capture: Capture, ranks: int) -> Capture:
+def _regroup(capture: Capture, ranks: int) -> Capture:
+    """Change the number of ranks; the gathered size of shards stays, up to padding."""
     before = rank_count(capture)
     shards = {
         min(met.elements_in, met.elements_out)
         for call in capture.calls
         if (met := call.collective) and collective_kind(met.kind) in _SHARDS
     }
-    calls = tuple(_of_ranks(call, before, ranks, shards) for call in capture.calls)
+
+    def resize(value: Value) -> Value:
+        if isinstance(value, tuple):
+            return tuple(map(resize, value))
+        if not isinstance(value, TensorInfo) or value.elements not in shards or not value.shape:
+            return value
+        rows = -(-value.shape[0] * before // ranks)
+        return replace(value, shape=(rows, *value.shape[1:]))
+
+    calls = []
+    for call in capture.calls:
+        met = call.collective
+        if met is None:
+            inputs = {name: resize(value) for name, value in call.inputs.items()}
+            calls.append(replace(call, inputs=inputs, outputs=tuple(map(resize, call.outputs))))
+            continue
+        elements = met.elements_in, met.elements_out
+        if collective_kind(met.kind) in _SHARDS:
+            part = -(-max(elements) // ranks)
+            is_gather = met.elements_in <= met.elements_out
+            elements = (part, part * ranks) if is_gather else (part * ranks, part)
+        met = replace(
+            met, group=tuple(range(ranks)), elements_in=elements[0], elements_out=elements[1]
+        )
+        calls.append(replace(call, collective=met))
     notes = [*capture.notes]
     if shards:
         notes.append(
             f"shards are those of {ranks} ranks instead of {before}; lists of tensors that the "
             "trace holds no sizes of are taken to scale alike only in their collectives"
         )
-    return replace(capture, calls=calls, notes=tuple(notes), storages=None)
-
-
-def _of_ranks(call: Call, before: int, ranks: int, shards: set[int]) -> Call:
-    if call.collective is not None:
-        return replace(call, collective=_regroup(call.collective, ranks))
-
-    def other(value: Value) -> Value:
-        if isinstance(value, tuple):
-            return tuple(map(other, value))
-        if not isinstance(value, TensorInfo) or value.elements not in shards or not value.shape:
-            return value
-        rows = -(-value.shape[0] * before // ranks)
-        return replace(value, shape=(rows, *value.shape[1:]))
-
-    inputs = {name: other(value) for name, value in call.inputs.items()}
-    return replace(call, inputs=inputs, outputs=tuple(map(other, call.outputs)))
-
-
-def _regroup(met: Collective, ranks: int) -> Collective:
-    """Change the number of ranks; the gathered size of shards stays, up to padding."""
-    found = replace(met, group=tuple(range(ranks)))
-    if collective_kind(met.kind) not in _SHARDS:
-        return found
-    part = -(-max(met.elements_in, met.elements_out) // ranks)
-    if met.elements_in <= met.elements_out:
-        return replace(found, elements_in=part, elements_out=part * ranks)
-    return replace(found, elements_in=part * ranks, elements_out=part)
+    return replace(capture, calls=tuple(calls), notes=tuple(notes), storages=None)
 
 
 # -------------------------------------------------------------------------------- a single process
 
 
-def _with_copies(capture: Capture, strategy: Strategy, where: str) -> ChangedRanks:
+def _add_reducer(
+    capture: Capture, strategy: Strategy, where: str
+) -> tuple[Capture, list[int | None]]:
+    """Return the step of one of several copies, with the calls of torch's reducer."""
     if strategy.size(SHARDED) > 1:
         raise OptionError(
             f"{where} is a step of one process: which blocks of the model fsdp would shard is not "
@@ -182,12 +174,34 @@ def _with_copies(capture: Capture, strategy: Strategy, where: str) -> ChangedRan
         raise OptionError(
             f"{where} accumulates no gradients: copies of the model would have nothing to average"
         )
-    made = _Copies(capture, strategy.world_size)
+    reducer = _Reducer(strategy.world_size)
+    buckets = ddp_buckets(capture.gradients)
+    ready = sorted(capture.gradients, key=lambda each: each.calls)
+    last = [max(each.calls for each in bucket) for bucket in buckets]
+    waiting, started = list(range(len(buckets))), dict[int, int]()
+    backward = [k for k, call in enumerate(capture.calls) if call.phase is Phase.BACKWARD]
+    end = max([*last, backward[-1] + 1 if backward else 0])
+    for place, call in enumerate((*capture.calls, None)):
+        while ready and ready[0].calls <= place:
+            reducer.average(ready.pop(0))
+            # All ranks average buckets in the same order.
+            while waiting and last[waiting[0]] <= place:
+                number = waiting[0]
+                if any(each is other for each in buckets[number] for other in ready):
+                    break
+                started[number] = reducer.start(buckets[number])
+                del waiting[0]
+        if place >= end:
+            for number in sorted(started):
+                reducer.finish(buckets[number], started.pop(number))
+        if call is not None:
+            reducer.calls.append(call)
+            reducer.places.append(place)
     notes = [*capture.notes]
     if any("batch_norm" in call.name for call in capture.calls):
         notes.append("what ddp broadcasts of buffers in each forward pass is not counted")
-    copies = replace(capture, calls=tuple(made.calls), notes=tuple(notes), storages=None)
-    return ChangedRanks(copies, tuple(made.places))
+    calls = tuple(reducer.calls)
+    return replace(capture, calls=calls, notes=tuple(notes), storages=None), reducer.places
 
 
 def ddp_buckets(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
@@ -209,80 +223,49 @@ def ddp_buckets(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
     return found
 
 
-class _Copies:
-    """Adds the calls of torch's reducer to a step."""
+class _Reducer:
+    """The calls of a step, and of torch's reducer between them."""
 
-    def __init__(self, capture: Capture, ranks: int) -> None:
+    def __init__(self, ranks: int) -> None:
         self.calls: list[Call] = []
         self.places: list[int | None] = []
         self._ranks = ranks
-        buckets = ddp_buckets(capture.gradients)
-        ready = sorted(capture.gradients, key=lambda each: each.calls)
-        last = [max(each.calls for each in bucket) for bucket in buckets]
-        waiting, started = list(range(len(buckets))), dict[int, int]()
-        backward = [k for k, call in enumerate(capture.calls) if call.phase is Phase.BACKWARD]
-        end = max([*last, backward[-1] + 1 if backward else 0])
-        for place, call in enumerate((*capture.calls, None)):
-            while ready and ready[0].calls <= place:
-                self._add(_averaged(ready.pop(0), ranks))
-                # All ranks average buckets in the same order.
-                while (
-                    waiting
-                    and last[waiting[0]] <= place
-                    and not _misses(buckets[waiting[0]], ready)
-                ):
-                    number = waiting.pop(0)
-                    started[number] = self._start(buckets[number])
-            if started and place >= end:
-                self._finish(buckets, started)
-            if call is not None:
-                self.calls.append(call)
-                self.places.append(place)
 
-    def _add(self, call: Call) -> None:
-        self.calls.append(call)
+    def _add(
+        self,
+        name: str,
+        overload: str,
+        inputs: dict[str, Value],
+        outputs: tuple[Value, ...],
+        **more: Any,
+    ) -> None:
+        self.calls.append(Call(name, overload, inputs, outputs, Phase.BACKWARD, (), **more))
         self.places.append(None)
 
-    def _start(self, bucket: Sequence[Gradient]) -> int:
+    def average(self, gradient: Gradient) -> None:
+        """Copy a gradient into its bucket, divided by the number of ranks."""
+        tensor = gradient.tensor
+        inputs: dict[str, Value] = {"self": tensor, "other": 1.0 / self._ranks, "out": tensor}
+        self._add("aten::mul", "out", inputs, (tensor,), node=_ACCUMULATE, is_innermost=True)
+
+    def start(self, bucket: Sequence[Gradient]) -> int:
+        """Start the all-reduce of a bucket and return its number."""
         elements = sum(each.tensor.elements for each in bucket)
         first = bucket[0].tensor
         index = len(self.calls)
         group = tuple(range(self._ranks))
         met = Collective("allreduce", group, _GROUP, elements, elements, first.dtype, index)
         flat = replace(first, shape=(elements,), strides=(1,))
-        call = Call("c10d::allreduce_", "default", {"tensors": (flat,)}, (), Phase.BACKWARD, ())
-        self._add(replace(call, collective=met, node=_ACCUMULATE))
+        inputs: dict[str, Value] = {"tensors": (flat,)}
+        self._add("c10d::allreduce_", "default", inputs, (), collective=met, node=_ACCUMULATE)
         return index
 
-    def _finish(self, buckets: Sequence[Sequence[Gradient]], started: dict[int, int]) -> None:
-        """Copy gradients back from each bucket after its all-reduce."""
-        for number in sorted(started):
-            waits: int | None = started[number]
-            for gradient in buckets[number]:
-                self._add(_copied_back(gradient, waits))
-                waits = None
-        started.clear()
-
-
-def _misses(bucket: Sequence[Gradient], ready: Sequence[Gradient]) -> bool:
-    return any(any(each is other for other in ready) for each in bucket)
-
-
-def _averaged(gradient: Gradient, ranks: int) -> Call:
-    """Copy a gradient into its bucket, divided by the number of ranks."""
-    tensor = gradient.tensor
-    inputs: dict[str, Value] = {"self": tensor, "other": 1.0 / ranks, "out": tensor}
-    call = Call("aten::mul", "out", inputs, (tensor,), Phase.BACKWARD, (), node=_ACCUMULATE)
-    return replace(call, is_innermost=True)
-
-
-def _copied_back(gradient: Gradient, waits_for: int | None) -> Call:
-    tensor = gradient.tensor
-    inputs: dict[str, Value] = {"self": tensor, "src": tensor, "non_blocking": False}
-    call = Call("aten::copy_", "default", inputs, (tensor,), Phase.BACKWARD, ())
-    return replace(call, waits_for=waits_for, is_innermost=True)
-
-
-def expand_values(values: Sequence[int], places: Iterable[int | None]) -> Iterator[int]:
-    """Return the values of recorded calls for each call; 0 for new ones."""
-    return (0 if place is None else values[place] for place in places)
+    def finish(self, bucket: Sequence[Gradient], waits_for: int) -> None:
+        """Copy gradients back from a bucket after its all-reduce."""
+        for place, gradient in enumerate(bucket):
+            tensor = gradient.tensor
+            inputs: dict[str, Value] = {"self": tensor, "src": tensor, "non_blocking": False}
+            waits = waits_for if place == 0 else None
+            self._add(
+                "aten::copy_", "default", inputs, (tensor,), waits_for=waits, is_innermost=True
+            )

@@ -117,9 +117,18 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
     said = {part for part in parts if part in _SPLIT_TOO}
     sizes = _sizes(text, [part for part in parts if part not in said])
     microbatches = sizes.pop(_MICROBATCHES, None)
-    strategy = Strategy(
-        _filled(text, sizes, world_size), microbatches, _SEQUENCE in said, _WORDS in said
-    )
+    open_ones = [name for name, size in sizes.items() if size is None]
+    if len(open_ones) > 1:
+        raise OptionError(f"strategy {text!r}: only one of {', '.join(open_ones)} may lack a size")
+    given = prod(size for size in sizes.values() if size is not None)
+    left, rest = divmod(world_size, given)
+    if rest or (left != 1 and not open_ones):
+        ranks = f"a multiple of {given}" if open_ones else f"{given}"
+        raise OptionError(f"strategy {text!r} is for {ranks} ranks, not {world_size}")
+    if not sizes:
+        raise OptionError(f"strategy {text!r} names no dimension")
+    dimensions = tuple((name, left if size is None else size) for name, size in sizes.items())
+    strategy = Strategy(dimensions, microbatches, _SEQUENCE in said, _WORDS in said)
     for name in said:
         if TENSOR not in sizes:
             raise OptionError(
@@ -140,6 +149,7 @@ def parse_strategy(text: str | None, world_size: int) -> Strategy:
 
 
 def _sizes(text: str, parts: list[str]) -> dict[str, int | None]:
+    """Return dimensions and microbatches with their sizes, None where none is given."""
     sizes: dict[str, int | None] = {}
     for part in parts:
         match = _PART.fullmatch(part)
@@ -154,23 +164,3 @@ def _sizes(text: str, parts: list[str]) -> dict[str, int | None]:
             raise OptionError(f"strategy {text!r}: {name} is a number from 1")
         sizes[name] = size
     return sizes
-
-
-def _filled(
-    text: str, sizes: dict[str, int | None], world_size: int
-) -> tuple[tuple[str, int], ...]:
-    """Return dimensions with sizes; one without a size gets the rest."""
-    open_ones = [name for name, size in sizes.items() if size is None]
-    if len(open_ones) > 1:
-        raise OptionError(f"strategy {text!r}: only one of {', '.join(open_ones)} may lack a size")
-    given = prod(size for size in sizes.values() if size is not None)
-    left, rest = divmod(world_size, given)
-    if rest or (left != 1 and not open_ones):
-        raise OptionError(
-            f"strategy {text!r} is for a multiple of {given} ranks, not {world_size}"
-            if open_ones
-            else f"strategy {text!r} is for {given} ranks, not {world_size}"
-        )
-    if not sizes:
-        raise OptionError(f"strategy {text!r} names no dimension")
-    return tuple((name, left if size is None else size) for name, size in sizes.items())

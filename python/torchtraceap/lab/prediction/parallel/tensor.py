@@ -151,6 +151,9 @@ def _is_transposed(module: nn.Module) -> bool:
 
 def _pairs_in_sequence(name: str, sequence: nn.Sequential) -> Iterator[Pair]:
     """Yield pairs of linear layers with only elementwise layers between them."""
+    from torch.nn.modules import activation, dropout
+
+    mixes = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.GLU, nn.MultiheadAttention)
     first: nn.Module | None = None
     for layer in sequence:
         if _is_linear(layer):
@@ -159,16 +162,11 @@ def _pairs_in_sequence(name: str, sequence: nn.Sequential) -> Iterator[Pair]:
                 first = None
             else:
                 first = layer
-        elif not _is_by_element(layer):
+            continue
+        is_known = type(layer).__module__ in (activation.__name__, dropout.__name__)
+        is_by_element = is_known and not isinstance(layer, mixes)
+        if not is_by_element and not isinstance(layer, nn.Identity):
             first = None
-
-
-def _is_by_element(layer: nn.Module) -> bool:
-    from torch.nn.modules import activation, dropout
-
-    known = layer.__class__.__module__ in (activation.__name__, dropout.__name__)
-    mixes = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.GLU, nn.MultiheadAttention)
-    return isinstance(layer, nn.Identity) or (known and not isinstance(layer, mixes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,17 +227,31 @@ def split_layers(
         _check(pair, parts)
     ranks = _Ranks(group, by_sequence)
     for pair in pairs:
-        if isinstance(pair.heads, nn.MultiheadAttention):
-            _split_attention(pair.heads, ranks)
+        owner = pair.heads
+        if isinstance(owner, nn.MultiheadAttention):
+            _split_attention(owner, ranks)
             continue
-        enter = _entrance(pair, ranks)
+        # How the first layers enter a pair; see Note [Sequence].
+        enter: Callable[[torch.Tensor], torch.Tensor] | None = ranks.enter
+        if by_sequence and owner is None:
+            enter = _SharedEntry(ranks.enter)
+        elif by_sequence and owner is not None:
+            gather = functools.partial(_gather_first, ranks)
+            owner.register_forward_pre_hook(gather, with_kwargs=True)
+            enter = None
         for layer in pair.columns:
-            _split_columns(layer, group, enter)
+            _split_columns(layer, parts, enter)
         _split_rows(pair.rows, ranks)
-        if pair.heads is not None:
-            _split_biases(pair.heads, group)
-            for name in (*_HEADS, *_KEY_HEADS, *_WIDTHS):
-                _divide(pair.heads, name, parts)
+        if owner is None:
+            continue
+        # T5 has an embedding of distances, with a number for each head.
+        heads = _count(owner, _HEADS)
+        for child in owner.children():
+            if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
+                _cut(child, "weight", 1, parts)
+                _divide(child, "embedding_dim", parts)
+        for name in (*_HEADS, *_KEY_HEADS, *_WIDTHS):
+            _divide(owner, name, parts)
 
 
 def _check(pair: Pair, parts: int) -> None:
@@ -277,15 +289,6 @@ def _widths(layer: nn.Module) -> tuple[int, int]:
     return (rows, columns) if _is_transposed(layer) else (columns, rows)
 
 
-def _split_biases(attention: nn.Module, group: dist.ProcessGroup) -> None:
-    """Split T5's embedding of distances, which has a number for each head."""
-    heads = _count(attention, _HEADS)
-    for child in attention.children():
-        if isinstance(child, nn.Embedding) and child.embedding_dim == heads:
-            _cut(child, "weight", 1, group.size())
-            _divide(child, "embedding_dim", group.size())
-
-
 def _divide(module: nn.Module, name: str, parts: int) -> None:
     count = getattr(module, name, None)
     if isinstance(count, int) and not isinstance(count, bool) and count % parts == 0:
@@ -295,38 +298,18 @@ def _divide(module: nn.Module, name: str, parts: int) -> None:
 # ------------------------------------------------------------------------------- layers
 
 
-def _entrance(pair: Pair, ranks: _Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return how the first layers enter a pair; see Note [Sequence]."""
-    if not ranks.by_sequence:
-        return ranks.enter
-    if pair.heads is not None:
-        pair.heads.register_forward_pre_hook(
-            functools.partial(_gather_first, ranks), with_kwargs=True
-        )
-        return lambda given: given
-    return _SharedEntry(ranks.enter)
-
-
 def _gather_first(ranks: _Ranks, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Gather the tokens of the first tensor; others are replicated, such as an encoder's output."""
     leaves, structure = tree_flatten((args, kwargs))
-    first = next((each for each in leaves if _is_activation(each)), None)
-
-    def enter(each: Any) -> Any:
+    tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+    first = next((each for each in tensors if each.is_floating_point() and each.dim() > 1), None)
+    for place, each in enumerate(leaves):
         if each is first and first is not None:
-            return ranks.enter(each)
-        return copy_to_region(each, ranks.group) if _is_trained(each) else each
-
-    found: tuple[Any, Any] = tree_unflatten([enter(each) for each in leaves], structure)
+            leaves[place] = ranks.enter(each)
+        elif isinstance(each, torch.Tensor) and each.requires_grad:
+            leaves[place] = copy_to_region(each, ranks.group)
+    found: tuple[Any, Any] = tree_unflatten(leaves, structure)
     return found
-
-
-def _is_activation(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
-
-
-def _is_trained(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 class _SharedEntry:
@@ -347,14 +330,15 @@ class _SharedEntry:
 
 
 def _split_columns(
-    layer: nn.Module, group: dist.ProcessGroup, enter: Callable[[torch.Tensor], torch.Tensor]
+    layer: nn.Module, parts: int, enter: Callable[[torch.Tensor], torch.Tensor] | None
 ) -> None:
-    _cut(layer, "weight", 1 if _is_transposed(layer) else 0, group.size())
+    _cut(layer, "weight", 1 if _is_transposed(layer) else 0, parts)
     if getattr(layer, "bias", None) is not None:
-        _cut(layer, "bias", 0, group.size())
+        _cut(layer, "bias", 0, parts)
     for name in ("out_features", "nf"):
-        _divide(layer, name, group.size())
-    _forward_by(layer, lambda whole, given: whole(enter(given)))
+        _divide(layer, name, parts)
+    if enter is not None:
+        _forward_by(layer, lambda whole, given: whole(enter(given)))
 
 
 def _split_rows(layer: nn.Module, ranks: _Ranks) -> None:
@@ -364,12 +348,12 @@ def _split_rows(layer: nn.Module, ranks: _Ranks) -> None:
     def forward(_: Callable[..., Any], given: torch.Tensor) -> torch.Tensor:
         matrix = layer.get_parameter("weight")
         product = functional.linear(given, matrix.t() if _is_transposed(layer) else matrix)
-        return _summed(product, getattr(layer, "bias", None), ranks)
+        return _sum_ranks(product, getattr(layer, "bias", None), ranks)
 
     _forward_by(layer, forward)
 
 
-def _summed(
+def _sum_ranks(
     product: torch.Tensor, bias: torch.Tensor | None, ranks: _Ranks, axis: int | None = None
 ) -> torch.Tensor:
     """Sum over ranks and add the bias once."""
@@ -428,24 +412,30 @@ def _attention(
         if each is not query
     }
     inputs[id(query)] = order(ranks.enter(query, axis))
+    if attn_mask is not None and attn_mask.dim() == 3:
+        raise OptionError("tp can't split a mask that has heads of its own")
     heads, width = attention.num_heads, attention.head_dim
-    query, key, value = (
-        _heads_of(part, heads, width)
-        for part in _projected(attention, *(inputs[id(each)] for each in (query, key, value)))
-    )
-    mask = _mask(attn_mask, key_padding_mask, heads)
+    by_head = []  # [batch, heads, length, width]
+    for part in _project(attention, *(inputs[id(each)] for each in (query, key, value))):
+        length, batch, _elements = part.shape
+        rows = part.view(length, batch * heads, width).transpose(0, 1)
+        by_head.append(rows.view(batch, heads, length, width))
+    mask = attn_mask
+    if key_padding_mask is not None:
+        by_key = key_padding_mask[:, None, None, :].expand(-1, heads, -1, -1)
+        mask = by_key if attn_mask is None else by_key + attn_mask
     dropout = attention.dropout if attention.training else 0.0
     found = functional.scaled_dot_product_attention(
-        query, key, value, mask, dropout, is_causal and mask is None
+        *by_head, mask, dropout, is_causal and mask is None
     )
     batch, _heads, length, _width = found.shape
     found = found.permute(2, 0, 1, 3).contiguous().view(batch * length, heads * width)
     out = attention.out_proj
     product = functional.linear(found, out.weight).view(length, batch, -1)
-    return order(_summed(product, out.bias, ranks, 0)), None
+    return order(_sum_ranks(product, out.bias, ranks, 0)), None
 
 
-def _projected(
+def _project(
     attention: nn.MultiheadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     weight, bias = attention.in_proj_weight, attention.in_proj_bias
@@ -457,21 +447,3 @@ def _projected(
         functional.linear(given, part, own)
         for given, part, own in zip((query, key, value), weight.chunk(3), biases, strict=True)
     )
-
-
-def _heads_of(part: torch.Tensor, heads: int, width: int) -> torch.Tensor:
-    """View [length, batch, elements] as [batch, heads, length, width]."""
-    length, batch, _ = part.shape
-    by_head = part.view(length, batch * heads, width).transpose(0, 1)
-    return by_head.view(batch, heads, length, width)
-
-
-def _mask(
-    mask: torch.Tensor | None, padding: torch.Tensor | None, heads: int
-) -> torch.Tensor | None:
-    if mask is not None and mask.dim() == 3:
-        raise OptionError("tp can't split a mask that has heads of its own")
-    if padding is not None:
-        by_key = padding[:, None, None, :].expand(-1, heads, -1, -1)
-        return by_key if mask is None else by_key + mask
-    return mask

@@ -17,7 +17,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.dtypes import parse_dtype
-from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase, Value
+from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase
 from torchtraceap.lab.prediction.lowering.durations import profiled_arguments
 from torchtraceap.lab.prediction.lowering.step import (
     GpuWork,
@@ -29,22 +29,19 @@ from torchtraceap.lab.prediction.lowering.step import (
 )
 from torchtraceap.lab.prediction.timeline.columns import AUTOGRAD, MAIN, EventColumns, StepEvent
 from torchtraceap.lab.prediction.timeline.event_names import (
+    NESTED_OPS,
+    WRAPPER_OPS,
     annotation_of,
     callers_of,
+    calls_before_launch,
     collective_arguments,
     launch_name,
+    nested_arguments,
 )
-from torchtraceap.lab.prediction.timeline.frame import (
+from torchtraceap.lab.prediction.timeline.profilers import (
     Recording,
     shared_memory_bytes,
     threads_per_multiprocessor,
-)
-from torchtraceap.lab.prediction.timeline.library_calls import calls_before_launch
-from torchtraceap.lab.prediction.timeline.nested_ops import (
-    NESTED_OPS,
-    WRAPPER_OPS,
-    NestedOps,
-    nested_arguments,
 )
 from torchtraceap.lab.prediction.timeline.schedule import RankTimes
 from torchtraceap.ops.devices import Device
@@ -58,27 +55,26 @@ _STREAMS = {"amd": (0, 4)}
 _CALL_NS, _BETWEEN_CALLS_NS = 700, 300
 """Duration of calls that begin no work, the median of ten public traces, and the gap between
 them."""
-_SYNC = "StreamSynchronize"
 _ENTER, _EXIT = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
 def rank_trace(step: LoweredStep, times: RankTimes, recording: Recording) -> RankTrace:
     """Return the events of one rank as a trace."""
-    template = _Template(times, recording)
+    template = _StepTemplate(times, recording)
     template.add_step(step)
-    table = template.table()
-    return RankTrace(table, rank=recording.rank if recording.world_size > 1 else None)
+    return RankTrace(template.table(), rank=recording.rank if recording.world_size > 1 else None)
 
 
-class _Template:
+class _StepTemplate:
     """Events of one step with their times in all steps."""
 
     def __init__(self, times: RankTimes, recording: Recording) -> None:
         self._times, self._recording = times, recording
+        self._vendor = recording.device.vendor
         self._entries: list[StepEvent] = []
         self._ops = 0
         self._work, self._links = 0, 0
-        self._compute, self._other = _STREAMS.get(recording.device.vendor, (7, 20))
+        self._compute, self._other = _STREAMS.get(self._vendor, (7, 20))
         self._streams: dict[str, int] = {COMPUTE: self._compute}
         self._on_compute: list[int] = []
         self._first = times.step_begin if times.fetch_end is None else times.fetch_end
@@ -87,39 +83,37 @@ class _Template:
 
     def add_step(self, step: LoweredStep) -> None:
         """Add all events of a step."""
-        begin, end = self._times.step_begin, self._times.step_end
-        whole = self._next_op()
-        self._add("", "user_annotation", MAIN, begin, end, op=whole).step_name = "ProfilerStep#"
-        self._add_fetch(step)
-        for thread, calls in groupby(enumerate(step.calls), key=lambda item: _thread(item[1].call)):
-            self._add_thread(thread, [*calls])
-        self._add_on_gpu("", whole, 0, "ProfilerStep#")
-
-    def _add_fetch(self, step: LoweredStep) -> None:
         times, fetch = self._times, step.loop.fetch
-        if fetch is None or times.fetch_begin is None or times.fetch_end is None:
-            return
-        begin, end = times.fetch_begin, times.fetch_end
-        self._add(fetch.name, "user_annotation", MAIN, begin, end, op=self._next_op())
-
-    def _add_thread(self, thread: int, calls: Sequence[tuple[int, LoweredCall]]) -> None:
-        if thread == AUTOGRAD:
-            for _, of_node in groupby(calls, key=lambda item: _node(item[1].call)):
-                self._add_node([*of_node])
-            return
-        ranges: list[tuple[str, int, int]] = []
-        for index, lowered in calls:
-            if lowered.call.name == _ENTER:
-                ranges.append((_range_name(lowered.call), index, self._work))
-            elif lowered.call.name == _EXIT:
-                if ranges:
-                    name, first, work = ranges.pop()
-                    begin, end = self._times.call_begin[:, first], self._times.call_end[:, index]
-                    own = self._next_op()
-                    self._add(name, "user_annotation", thread, begin, end, op=own)
-                    self._add_on_gpu(name, own, work)
-            else:
-                self._add_call(thread, index, lowered)
+        whole = self._next_op()
+        self._add(
+            "", "user_annotation", MAIN, times.step_begin, times.step_end, op=whole
+        ).step_name = "ProfilerStep#"
+        if fetch is not None and times.fetch_begin is not None and times.fetch_end is not None:
+            begin, end = times.fetch_begin, times.fetch_end
+            self._add(fetch.name, "user_annotation", MAIN, begin, end, op=self._next_op())
+        for is_backward, calls in groupby(
+            enumerate(step.calls), key=lambda item: item[1].call.phase is Phase.BACKWARD
+        ):
+            if is_backward:
+                for _, of_node in groupby(calls, key=lambda item: _node(item[1].call)):
+                    self._add_node([*of_node])
+                continue
+            ranges: list[tuple[str, int, int]] = []
+            for index, lowered in calls:
+                if lowered.call.name == _ENTER:
+                    name = lowered.call.inputs.get("name")
+                    name = name if isinstance(name, str) else "record_function"
+                    ranges.append((name, index, self._work))
+                elif lowered.call.name == _EXIT:
+                    if ranges:
+                        name, first, work = ranges.pop()
+                        begin, end = times.call_begin[:, first], times.call_end[:, index]
+                        own = self._next_op()
+                        self._add(name, "user_annotation", MAIN, begin, end, op=own)
+                        self._add_on_gpu(name, own, work)
+                else:
+                    self._add_call(MAIN, index, lowered)
+        self._add_on_gpu("", whole, 0, "ProfilerStep#")
 
     def _add_on_gpu(self, name: str, op: int, first: int, step_name: str = "") -> None:
         """Add a range over the main stream's work launched since a point."""
@@ -133,18 +127,18 @@ class _Template:
     def _add_node(self, calls: Sequence[tuple[int, LoweredCall]]) -> None:
         """Add an autograd node with its calls."""
         name, sequence = _node(calls[0][1].call)
+        first, last = calls[0][0], calls[-1][0]
         if name:
-            begin = self._early(calls[0][0], 0.5)
-            end = self._late(calls[-1][0], 0.3)
             args = {"Fwd thread id": 1} if sequence is not None else {}
-            outer = f"autograd::engine::evaluate_function: {name}"
-            self._add(
-                outer, "cpu_op", AUTOGRAD, begin, end, args, self._next_op(), sequence=sequence
-            )
-            self._add(
-                name, "cpu_op", AUTOGRAD, self._early(calls[0][0], 0.25),
-                self._late(calls[-1][0], 0.15), args, self._next_op(), sequence=sequence,
-            ).is_node = True  # fmt: skip
+            for label, early, late in (
+                (f"autograd::engine::evaluate_function: {name}", 0.5, 0.3),
+                (name, 0.25, 0.15),
+            ):
+                begin, end = self._early(first, early), self._late(last, late)
+                made = self._add(
+                    label, "cpu_op", AUTOGRAD, begin, end, args, self._next_op(), sequence=sequence
+                )
+            made.is_node = True
         for index, lowered in calls:
             self._add_call(AUTOGRAD, index, lowered)
 
@@ -155,107 +149,83 @@ class _Template:
         return begin - np.round((begin - before) * share).astype(np.int64)
 
     def _late(self, call: int, share: float) -> Array:
+        """Return an end shifted into the gap after a call by a share of it."""
         end = self._times.call_end[:, call]
         is_last = call + 1 >= self._times.call_begin.shape[1]
         behind = self._times.step_end if is_last else self._times.call_begin[:, call + 1]
         return end + np.round((behind - end) * share).astype(np.int64)
 
     def _add_call(self, thread: int, index: int, lowered: LoweredCall) -> None:
-        call = lowered.call
-        begin, end = self._times.call_begin[:, index], self._times.call_end[:, index]
-        recorded = _recorded(call)
+        call, times = lowered.call, self._times
+        begin, end = times.call_begin[:, index], times.call_end[:, index]
+        recorded = plain = _input_arguments(call)
         callers = callers_of(call)
         sequence = call.sequence if call.phase is Phase.FORWARD else None
         if sequence is not None:
             recorded = {**recorded, "Fwd thread id": 0}
         for depth, caller in enumerate(callers):
             share = 0.2 * (len(callers) - depth) / len(callers)
+            early, late = self._early(index, share), self._late(index, share)
             self._add(
-                caller, "cpu_op", thread, self._early(index, share), self._late(index, share),
-                recorded, self._next_op(), sequence=sequence,
-            )  # fmt: skip
+                caller, "cpu_op", thread, early, late, recorded, self._next_op(), sequence=sequence
+            )
         own = self._next_op()
         self._add(call.name, "cpu_op", thread, begin, end, recorded, own, sequence=sequence)
         is_itself = len(lowered.ops) == 1 and lowered.ops[0].op.name == call.name
         launching = [op for op in lowered.ops if op.works]
         if launching and call.name in WRAPPER_OPS:
-            self._add_wrapped(thread, WRAPPER_OPS[call.name], launching, begin, end, recorded)
+            last = self._work + sum(len(op.works) for op in launching) - 1
+            start = begin + (times.launch_begin[:, self._work] - begin) // 6
+            stop = end - np.maximum(end - times.wait_end[:, last], 0) // 4
+            name = WRAPPER_OPS[call.name]
+            self._add(name, "cpu_op", thread, start, stop, plain, self._next_op())
         if not launching and call.name in NESTED_OPS:
-            self._add_inside(thread, NESTED_OPS[call.name].ahead, begin, end, recorded)
+            self._add_inside(thread, NESTED_OPS[call.name][0], begin, end, recorded)
         for place, op in enumerate(launching):
             behind = self._work + len(op.works)
             is_last = place + 1 == len(launching)
-            bound = end if is_last else self._times.launch_begin[:, behind]
+            bound = end if is_last else times.launch_begin[:, behind]
             begin = self._add_op(thread, op, begin, bound, own if is_itself else None)
 
-    def _add_wrapped(
-        self,
-        thread: int,
-        name: str,
-        ops: Sequence[LoweredOp],
-        begin: Array,
-        end: Array,
-        args: dict[str, Any],
-    ) -> None:
-        """Add an operator between a call and the operators that launch for it."""
-        times, first = self._times, self._work
-        last = first + sum(len(op.works) for op in ops) - 1
-        start = begin + (times.launch_begin[:, first] - begin) // 6
-        stop = end - np.maximum(end - times.wait_end[:, last], 0) // 4
-        inner = {key: value for key, value in args.items() if key != "Fwd thread id"}
-        self._add(name, "cpu_op", thread, start, stop, inner, self._next_op())
-
     def _add_op(
-        self,
-        thread: int,
-        op: LoweredOp,
-        begin: Array,
-        end: Array,
-        own: int | None,
+        self, thread: int, op: LoweredOp, begin: Array, end: Array, own: int | None
     ) -> Array:
         """Add a launching operator with its launches between two times; return its end.
 
-        Args:
-            thread, op, begin, end: Thread, operator and times.
-            own: Number of the call, where the operator is that.
+        `own` is the number of the call, where the operator is that.
         """
         times = self._times
         first, last = self._work, self._work + len(op.works) - 1
         begin = begin + (times.launch_begin[:, first] - begin) // 3
         end = times.wait_end[:, last] + np.maximum(end - times.wait_end[:, last], 0) // 2
+        args = _input_arguments(op.op)
         number = own
         if number is None:
             number = self._next_op()
-            args = _recorded(op.op)
-            if op.works[0].collective is not None:
-                args |= collective_arguments(op.works[0])
-            self._add(op.op.name, "cpu_op", thread, begin, end, args, number)
-        inside = NESTED_OPS.get(op.op.name, NestedOps(()))
-        free = self._add_allocated(thread, inside.ahead, begin, _recorded(op.op))
-        self._add_inside(thread, inside.behind, times.wait_end[:, last], end, _recorded(op.op))
+            more = collective_arguments(op.works[0]) if op.works[0].collective is not None else {}
+            self._add(op.op.name, "cpu_op", thread, begin, end, {**args, **more}, number)
+        ahead, behind = NESTED_OPS.get(op.op.name, ((), ()))
+        free = begin
+        if ahead:
+            free = begin + np.maximum(times.launch_begin[:, first] - begin, 0) * 2 // 3
+            self._add_inside(thread, ahead, begin, free, args)
+        self._add_inside(thread, behind, times.wait_end[:, last], end, args)
         for place, work in enumerate(op.works):
-            ahead = calls_before_launch(op.op.name, op.works, place, self._recording.device.vendor)
-            self._add_ahead(thread, ahead, free, number)
+            calls = calls_before_launch(op.op.name, op.works, place, self._vendor)
+            launch = times.launch_begin[:, self._work]
+            each = np.maximum(launch - free, 0) // (len(calls) + 1)
+            each = np.minimum(each, _CALL_NS + _BETWEEN_CALLS_NS)
+            for before, name in zip(range(len(calls), 0, -1), calls, strict=True):
+                start = launch - each * before
+                stop = start + each * _CALL_NS // (_CALL_NS + _BETWEEN_CALLS_NS)
+                self._add(name, "cuda_runtime", thread, start, stop, {}, number, self._next_link())
             free = times.launch_end[:, self._work]
             self._add_work(thread, work, number)
         if op.host_waits:
-            vendor = "hip" if self._recording.device.vendor == "amd" else "cuda"
+            name = f"{'hip' if self._vendor == 'amd' else 'cuda'}StreamSynchronize"
             start = times.launch_end[:, last] + 500
-            done = np.maximum(times.wait_end[:, last], start)
-            link = self._next_link()
-            self._add(f"{vendor}{_SYNC}", "cuda_runtime", thread, start, done, {}, number, link)
-        return end
-
-    def _add_allocated(
-        self, thread: int, names: Sequence[str], begin: Array, around: dict[str, Any]
-    ) -> Array:
-        """Add operators in the first two thirds of the time before the first launch; return
-        their end."""
-        if not names:
-            return begin
-        ahead = np.maximum(self._times.launch_begin[:, self._work] - begin, 0)
-        end: Array = begin + ahead * 2 // 3
-        self._add_inside(thread, names, begin, end, around)
+            stop = np.maximum(times.wait_end[:, last], start)
+            self._add(name, "cuda_runtime", thread, start, stop, {}, number, self._next_link())
         return end
 
     def _add_inside(
@@ -272,19 +242,10 @@ class _Template:
             if inner:
                 self._add_inside(thread, (inner,), start, stop, around)
 
-    def _add_ahead(self, thread: int, names: Sequence[str], free: Array, op: int) -> None:
-        """Add calls between a time and the next launch, if there is room."""
-        launch = self._times.launch_begin[:, self._work]
-        room = np.maximum(launch - free, 0)
-        each = np.minimum(room // (len(names) + 1), _CALL_NS + _BETWEEN_CALLS_NS)
-        for place, name in enumerate(names):
-            begin = launch - each * (len(names) - place)
-            end = begin + each * _CALL_NS // (_CALL_NS + _BETWEEN_CALLS_NS)
-            self._add(name, "cuda_runtime", thread, begin, end, {}, op, self._next_link())
-
     # ------------------------------------------------------------------------- GPU
 
     def _add_work(self, thread: int, work: GpuWork, op: int) -> None:
+        """Add the next work with its launch, and the ranges around a collective."""
         times, place, link = self._times, self._work, self._next_link()
         self._work += 1
         category, name = launch_name(work, self._recording.device)
@@ -336,22 +297,12 @@ class _Template:
         return EventColumns(self._entries, self._recording, self._ops, self._links).table()
 
 
-def _thread(call: Call) -> int:
-    return AUTOGRAD if call.phase is Phase.BACKWARD else MAIN
-
-
 def _node(call: Call) -> tuple[str, int | None]:
     return call.node, call.sequence if call.node else None
 
 
-def _range_name(call: Call) -> str:
-    name = call.inputs.get("name")
-    return name if isinstance(name, str) else "record_function"
-
-
-def _recorded(call: Call | LaunchingOp) -> dict[str, Any]:
+def _input_arguments(call: Call | LaunchingOp) -> dict[str, Any]:
     """Return shapes, types and values of the arguments as `record_shapes` writes them."""
-    inputs: tuple[Value, ...]
     inputs = tuple(call.inputs.values()) if isinstance(call, Call) else call.inputs
     if not inputs:
         return {}
@@ -375,48 +326,37 @@ def _cxx_name(of: Any) -> Any:
 def _work_arguments(work: GpuWork, device: Device, stream: int) -> dict[str, Any]:
     found: dict[str, Any] = {"device": 0, "stream": stream}
     if device.vendor != "amd":
-        found |= {"context": 1}
+        found["context"] = 1
     if work.kind is not WorkKind.KERNEL:
         return {**found, "bytes": work.bytes}
     if device.vendor == "amd":
-        found |= {"kind": "Dispatch Kernel"}
+        found["kind"] = "Dispatch Kernel"
     else:
-        found |= {
-            "queued": 0,
-            "registers per thread": work.registers,
-            "shared memory": work.shared_memory,
-            **_occupancy(work, device),
-        }
+        shown = {"registers per thread": work.registers, "shared memory": work.shared_memory}
+        found |= {"queued": 0, **shown, **_occupancy(work, device)}
     found |= {"grid": list(work.grid), "block": list(work.block)}
     return {**found, **collective_arguments(work)} if work.collective is not None else found
 
 
 def _occupancy(work: GpuWork, device: Device) -> dict[str, float]:
     """Return blocks and warps per multiprocessor as Kineto computes them."""
-    count = max(device.multiprocessors, 1)
+    threads = threads_per_multiprocessor(device)
     size = work.block[0] * work.block[1] * work.block[2]
-    blocks = work.grid[0] * work.grid[1] * work.grid[2] / count
-    warps = blocks * max(1, size // 32)
-    held = min(blocks, _resident(work, size, device)) * size / threads_per_multiprocessor(device)
-    return {
-        "blocks per SM": round(blocks, 6),
-        "warps per SM": round(warps, 6),
-        "est. achieved occupancy %": min(100, round(100 * held)),
-    }
-
-
-def _resident(work: GpuWork, size: int, device: Device) -> float:
-    """Return the blocks that a multiprocessor holds at once."""
+    blocks = work.grid[0] * work.grid[1] * work.grid[2] / max(device.multiprocessors, 1)
     major, _, minor = device.architecture.partition(".")
-    capability = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0)
     on = Multiprocessor(
         device.multiprocessors,
-        threads_per_multiprocessor(device),
+        threads,
         65_536,
         shared_memory_bytes(device),
         32,
-        capability,
+        (int(major), int(minor)) if major.isdigit() and minor.isdigit() else (0, 0),
     )
     given = (size, work.registers, work.shared_memory)
-    found, _ = resident_blocks(on, *(np.array([float(each)]) for each in given))
-    return float(np.nan_to_num(found[0], nan=1.0))
+    resident, _ = resident_blocks(on, *(np.array([float(each)]) for each in given))
+    held = min(blocks, float(np.nan_to_num(resident[0], nan=1.0))) * size / threads
+    return {
+        "blocks per SM": round(blocks, 6),
+        "warps per SM": round(blocks * max(1, size // 32), 6),
+        "est. achieved occupancy %": min(100, round(100 * held)),
+    }

@@ -22,11 +22,10 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective
-from torchtraceap.lab.prediction.lowering.step import GpuWork, LoweredCall, LoweredStep
-from torchtraceap.lab.prediction.timeline.waits import stream_waits
-from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder, Work
+from torchtraceap.lab.prediction.lowering.step import GpuWork, LoweredStep
+from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder
 
-__all__ = ["RETURN_NS", "RankTimes", "Schedule", "schedule_steps", "with_steady_loader"]
+__all__ = ["RETURN_NS", "RankTimes", "schedule_steps", "stream_waits", "with_steady_loader"]
 
 _LAUNCH_TO_START_NS = 3_000
 """Time from a launch to its work on an idle stream, about the least in traces
@@ -75,16 +74,6 @@ class RankTimes:
         return int(ends[-1] - before)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Scheduled steps of ranks."""
-
-    steps: tuple[LoweredStep, ...]
-    """Step of each kind of rank."""
-    ranks: tuple[RankTimes, ...]
-    """Times of each kind of rank."""
-
-
 def schedule_steps(
     steps: Sequence[LoweredStep],
     kind_of_rank: Sequence[int] = (0,),
@@ -92,8 +81,8 @@ def schedule_steps(
     count: int = 3,
     gpu_ns: Sequence[Array] | None = None,
     host_factor: float = 1.0,
-) -> Schedule:
-    """Replay consecutive steps from an idle GPU on.
+) -> tuple[RankTimes, ...]:
+    """Replay consecutive steps from an idle GPU on; return the times of each kind of rank.
 
     Args:
         steps: One of each kind of rank.
@@ -118,9 +107,7 @@ def schedule_steps(
     meetings.join(builder)
     built = builder.build()
     times = _core.replay(built.graph)
-    return Schedule(
-        tuple(steps), tuple(rank.times(times[built.points(rank.all)]) for rank in lanes)
-    )
+    return tuple(rank.times(times[built.points(rank.all)]) for rank in lanes)
 
 
 def with_steady_loader(
@@ -136,9 +123,7 @@ def with_steady_loader(
     if not most:
         return list(steps)
     free = [_with_fetch(step, every_ns=0.0) for step in steps]
-    length = max(
-        rank.step_length_ns() for rank in schedule_steps(free, kind_of_rank, count=2).ranks
-    )
+    length = max(rank.step_length_ns() for rank in schedule_steps(free, kind_of_rank, count=2))
     if most > length:
         return list(steps)
     return [_with_fetch(s, ready=f.ahead) if f else s for s, f in zip(steps, fetches, strict=True)]
@@ -152,6 +137,53 @@ def _with_fetch(step: LoweredStep, **changes: Any) -> LoweredStep:
 
 
 # ------------------------------------------------------------------------------------- one rank
+
+
+class _HostPieces:
+    """Host work of a step, cut at launches and waits."""
+
+    def __init__(self, step: LoweredStep) -> None:
+        around = step.loop
+        pieces = [(0.0, 0.0, around.between_ns)]  # where the step's range begins
+        if around.fetch is not None:
+            pieces.append((0.0, around.fetch.host_ns, 0.0))
+        gap = around.begin_ns
+        launch_of, wait_of, first, last = list[int](), list[int](), list[int](), list[int]()
+        lead, tail = list[float](), list[float]()
+        for lowered in step.calls:
+            host = lowered.host
+            first.append(len(pieces))
+            gap += host.before
+            if any(op.works for op in lowered.ops):
+                gap += host.to_launch
+                lengths = iter(host.launches)
+                for op in lowered.ops:
+                    for _ in op.works:
+                        launch_of.append(len(pieces))
+                        wait_of.append(-1)
+                        pieces.append((next(lengths), 0.0, gap))
+                        gap = host.between
+                    if op.works and op.host_waits:
+                        wait_of[-1] = len(pieces)
+                        pieces.append((0.0, 0.0, _BEFORE_WAIT_NS))
+                lead.append(host.to_launch)
+                tail.append(host.after)
+            else:
+                pieces.append((host.to_launch, 0.0, gap))
+                lead.append(0.0)
+                tail.append(0.0)
+            last.append(len(pieces) - 1)
+            gap = tail[-1]
+        pieces.append((0.0, 0.0, gap + around.end_ns))  # where its range ends
+        self.length, self.fixed, self.gap = np.array(pieces, dtype=np.float64).T
+        """Of each piece its length, its time that doesn't scale with the host, and the gap before
+        it, ns, float64 `[pieces]`."""
+        self.first_of, self.last_of = np.array(first, np.int64), np.array(last, np.int64)
+        """First and last piece of each call, int64 `[calls]`."""
+        self.lead, self.tail = np.array(lead, np.float64), np.array(tail, np.float64)
+        """Times of a call before its first and after its last piece, ns, float64 `[calls]`."""
+        self.launch_of, self.wait_of = np.array(launch_of, np.int64), np.array(wait_of, np.int64)
+        """Pieces that launch each work and wait for it (-1: none), int64 `[works]`."""
 
 
 class _RankLanes:
@@ -168,98 +200,79 @@ class _RankLanes:
         meetings: _Meetings,
     ) -> None:
         self._builder, self._count = builder, count
-        self._pieces = _host_pieces(step)
+        self._pieces = pieces = _HostPieces(step)
         works = [*step.works()]
-        host_factor *= step.slowdown[0]
+        self._factor = factor = host_factor * step.slowdown[0]
         if step.slowdown[1] != 1.0:
             own = np.array([work.collective is None for work in works], dtype=bool)
             gpu_ns = np.round(np.where(own, step.slowdown[1], 1.0) * gpu_ns).astype(np.int64)
-        host = builder.add_lane(THREAD, rank=kind)
-        self._host = self._add_host(host, host_factor)
+        length = np.round(pieces.length * factor + pieces.fixed).astype(np.int64)
+        gap = np.round(pieces.gap * factor).astype(np.int64)
+        self._host = builder.add_work(
+            builder.add_lane(THREAD, rank=kind), np.tile(length, count), gaps_ns=np.tile(gap, count)
+        )
         self._work = self._add_works(kind, works, gpu_ns, meetings)
-        self._add_workers(kind, step)
+        fetch = step.loop.fetch
+        self._has_fetch = fetch is not None
+        if fetch is not None and fetch.every_ns:  # processes that make batches
+            lane = builder.add_lane(THREAD, rank=kind, index=1)
+            ready = min(fetch.ready, count)
+            made = builder.add_work(lane, [0] * ready + [round(fetch.every_ns)] * (count - ready))
+            fetches = _FETCH + len(length) * np.arange(count)
+            builder.add_edges(made.end, self._host.end[fetches], 0, kind="host_wait")
         self._link(step, works)
-        self._has_fetch = step.loop.fetch is not None
-        self._factor = host_factor
-        parts = (self._host.begin, self._host.end, self._work[0], self._work[1])
+        parts = (self._host.begin, self._host.end, *self._work)
         self._sizes = [len(part) for part in parts]
         self.all = np.concatenate(parts)
         """Points whose times are needed."""
-
-    def _add_host(self, lane: int, factor: float) -> Work:
-        pieces = self._pieces
-        length = np.round(pieces.length * factor + pieces.given).astype(np.int64)
-        gap = np.round(pieces.gap * factor).astype(np.int64)
-        return self._builder.add_work(
-            lane, np.tile(length, self._count), gaps_ns=np.tile(gap, self._count)
-        )
 
     def _add_works(
         self, kind: int, works: Sequence[GpuWork], durations: Array, meetings: _Meetings
     ) -> tuple[Array, Array]:
         """Return begin and end of each work of each step; each stream is a lane."""
+        count = self._count
         by_lane: dict[str, list[int]] = defaultdict(list)
         for index, work in enumerate(works):
             by_lane[work.lane].append(index)
-        total = len(works) * self._count
-        begin, end = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-        for number, (_, members) in enumerate(by_lane.items()):
+        meets = np.array([meetings.is_needed(kind, work) for work in works], dtype=bool)
+        lengths = np.where(meets, 0, durations)
+        begin, end = np.zeros((2, len(works) * count), dtype=np.int64)
+        for number, members in enumerate(by_lane.values()):
             lane = self._builder.add_lane(STREAM, rank=kind, index=number)
-            own = np.array(members, dtype=np.int64)
-            meets = np.array([meetings.is_needed(kind, works[each]) for each in own])
-            lengths = np.where(meets, 0, durations[own])
-            every = (own + len(works) * np.arange(self._count)[:, None]).ravel()
+            every = (np.array(members) + len(works) * np.arange(count)[:, None]).ravel()
             made = self._builder.add_work(
-                lane, np.tile(lengths, self._count), gaps_ns=_BETWEEN_WORK_NS
+                lane, np.tile(lengths[members], count), gaps_ns=_BETWEEN_WORK_NS
             )
             begin[every], end[every] = made.begin, made.end
-        for place in range(total):
-            work = works[place % len(works)]
-            if meetings.is_needed(kind, work):
-                transfer = int(durations[place % len(works)])
-                for each in work.collectives:
-                    meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
+        for place in np.flatnonzero(np.tile(meets, count)).tolist():
+            index = place % len(works)
+            for each in works[index].collectives:
+                transfer = int(durations[index])
+                meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
         return begin, end
-
-    def _add_workers(self, kind: int, step: LoweredStep) -> None:
-        """Add the processes that make batches."""
-        fetch, count = step.loop.fetch, self._count
-        if fetch is None or not fetch.every_ns:
-            return
-        lane = self._builder.add_lane(THREAD, rank=kind, index=1)
-        ready = min(fetch.ready, count)
-        made = self._builder.add_work(lane, [0] * ready + [round(fetch.every_ns)] * (count - ready))
-        pieces = _FETCH + len(self._pieces.length) * np.arange(count)
-        self._builder.add_edges(made.end, self._host.end[pieces], 0, kind="host_wait")
 
     def _link(self, step: LoweredStep, works: Sequence[GpuWork]) -> None:
         """Add launches, waits between streams, waits of the host, and the queue limit."""
-        builder, count, pieces = self._builder, self._count, self._pieces
+        builder, pieces, host_end = self._builder, self._pieces, self._host.end
         begin, end = self._work
+        steps = np.arange(self._count)[:, None]
         size = len(pieces.length)
-        launch = (pieces.launch_of + size * np.arange(count)[:, None]).ravel()
-        builder.add_edges(self._host.end[launch], begin, _LAUNCH_TO_START_NS, kind="launch")
-        waits = (pieces.wait_of >= 0).nonzero()[0]
-        for each in waits.tolist():
-            places = np.arange(count) * len(works) + each
-            pieces_of = np.arange(count) * size + pieces.wait_of[each]
-            builder.add_edges(end[places], self._host.end[pieces_of], RETURN_NS, kind="host_wait")
+        launch = (pieces.launch_of + size * steps).ravel()
+        builder.add_edges(host_end[launch], begin, _LAUNCH_TO_START_NS, kind="launch")
+        waited = np.flatnonzero(pieces.wait_of >= 0)
+        places = (waited + len(works) * steps).ravel()
+        waits = (pieces.wait_of[waited] + size * steps).ravel()
+        builder.add_edges(end[places], host_end[waits], RETURN_NS, kind="host_wait")
         pairs = np.array(stream_waits(step), dtype=np.int64).reshape(-1, 2)
-        for shift in range(count):
-            source, target = pairs[:, 0] + shift * len(works), pairs[:, 1] + shift * len(works)
-            known = (source >= 0) & (target < len(begin))
-            builder.add_edges(
-                end[source[known]], begin[target[known]], _BETWEEN_WORK_NS, kind="stream_wait"
-            )
+        source, target = ((pairs[:, side] + len(works) * steps).ravel() for side in range(2))
+        known = (source >= 0) & (target < len(begin))
+        source, target = end[source[known]], begin[target[known]]
+        builder.add_edges(source, target, _BETWEEN_WORK_NS, kind="stream_wait")
         on_compute = np.array([work.lane == COMPUTE for work in works])
-        own = np.flatnonzero(np.tile(on_compute, count))
+        own = np.flatnonzero(np.tile(on_compute, self._count))
         if len(own) > _QUEUE:
-            builder.add_edges(
-                begin[own[:-_QUEUE]],
-                self._host.end[launch[own[_QUEUE:]]],
-                RETURN_NS,
-                kind="queue_limit",
-            )
+            begun, held = begin[own[:-_QUEUE]], host_end[launch[own[_QUEUE:]]]
+            builder.add_edges(begun, held, RETURN_NS, kind="queue_limit")
 
     def times(self, replayed: Array) -> RankTimes:
         """Return the times of the rank from those of `all`."""
@@ -286,91 +299,67 @@ class _RankLanes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """Host work of a step, cut at launches and waits."""
-
-    length: Array
-    """Length of each piece, float64 `[pieces]`, ns."""
-    given: Array
-    """Time that doesn't scale with the host, float64 `[pieces]`."""
-    gap: Array
-    """Gap before each piece, float64 `[pieces]`."""
-    first_of: Array
-    """First piece of each call, int64 `[calls]`."""
-    last_of: Array
-    lead: Array
-    """Time from the begin of a call to its first piece, float64 `[calls]`."""
-    tail: Array
-    launch_of: Array
-    """Piece that launches each work, int64 `[works]`."""
-    wait_of: Array
-    """Piece that waits for each work, int64 `[works]`; -1 for none."""
+# ------------------------------------------------------------------------------- streams
 
 
-def _host_pieces(step: LoweredStep) -> _Pieces:
-    made = _PieceBuilder()
-    around = step.loop
-    made.add(0.0, around.between_ns)  # where the step's range begins
-    if around.fetch is not None:
-        made.add(0.0, given=around.fetch.host_ns)
-    made.ahead = around.begin_ns
-    first, last, lead, tail = [], [], [], []
+def stream_waits(step: LoweredStep) -> list[tuple[int, int]]:
+    """Return pairs of works of which the second begins after the first has ended.
+
+    A work is identified by its place among the works of a step: negative places belong to the
+    previous step, those beyond the last to the next one. Where the host says that what a stream is
+    given from here on waits, the next work that it gets does; those behind it follow in the
+    stream's order. A collective waits for what the stream from which it is started was given
+    before, and the stream goes on beside it.
+    """
+    count = sum(1 for _ in step.works())
+    of_collective = {
+        each.id: place for place, work in enumerate(step.works()) for each in work.collectives
+    }
+    reached = _last_works(step, of_collective)
+    pairs: list[tuple[int, int]] = []
+    last: dict[str, int] = {}
+    first: dict[str, int] = {}
+    pending: dict[str, set[int]] = defaultdict(set)
+    place = 0
     for lowered in step.calls:
-        host = lowered.host
-        first.append(len(made.length))
-        made.ahead += host.before
-        if any(op.works for op in lowered.ops):
-            made.ahead += host.to_launch
-            made.add_launches(lowered)
-            lead.append(host.to_launch)
-            tail.append(host.after)
-        else:
-            made.add(host.to_launch)
-            lead.append(0.0)
-            tail.append(0.0)
-        last.append(len(made.length) - 1)
-        made.ahead = tail[-1]
-    made.add(0.0, around.end_ns)  # where its range ends
-    return _Pieces(
-        *(np.array(each) for each in (made.length, made.given, made.gap)),
-        *(np.array(each, dtype=np.int64) for each in (first, last)),
-        *(np.array(each, dtype=np.float64) for each in (lead, tail)),
-        *(np.array(each, dtype=np.int64) for each in (made.launch_of, made.wait_of)),
-    )
+        call = lowered.call
+        sources = pending[call.stream]
+        if call.waits_for in of_collective:
+            sources.add(of_collective[call.waits_for])
+        for index in call.after:
+            before = 0 if index >= 0 else count
+            sources.update(each - before for each in reached[index])
+        for work in (work for op in lowered.ops for work in op.works):
+            pairs += [(source, place) for source in sorted(sources) if source != place]
+            if work.collective is None:
+                sources.clear()
+                last[call.stream] = place
+                first.setdefault(call.stream, place)
+            elif call.stream in last:
+                pairs.append((last[call.stream], place))
+            place += 1
+    for stream, sources in pending.items():
+        if stream in first:
+            target = count + first[stream]
+            pairs += [(source, target) for source in sorted(sources) if source != target]
+    return pairs
 
 
-class _PieceBuilder:
-    """Builds the pieces of the host."""
-
-    def __init__(self) -> None:
-        self.length: list[float] = []
-        self.given: list[float] = []
-        self.gap: list[float] = []
-        self.launch_of: list[int] = []
-        self.wait_of: list[int] = []
-        self.ahead = 0.0
-        """Gap before the next piece."""
-
-    def add(self, length: float, more: float = 0.0, *, given: float = 0.0) -> None:
-        self.length.append(length)
-        self.given.append(given)
-        self.gap.append(self.ahead + more)
-        self.ahead = 0.0
-
-    def add_launches(self, lowered: LoweredCall) -> None:
-        lengths = iter(lowered.host.launches)
-        is_first = True
+def _last_works(step: LoweredStep, of_collective: dict[int, int]) -> list[tuple[int, ...]]:
+    """Return the last work of the stream and the started collective, by call."""
+    found: list[tuple[int, ...]] = []
+    last: dict[str, int] = {}
+    place = 0
+    for lowered in step.calls:
         for op in lowered.ops:
-            for _ in op.works:
-                self.ahead += 0.0 if is_first else lowered.host.between
-                is_first = False
-                self.launch_of.append(len(self.length))
-                self.wait_of.append(-1)
-                self.add(next(lengths))
-            if op.works and op.host_waits:
-                self.wait_of[-1] = len(self.length)
-                self.add(0.0, _BEFORE_WAIT_NS)
+            for work in op.works:
+                if work.collective is None:
+                    last[lowered.call.stream] = place
+                place += 1
+        own = [last[lowered.call.stream]] if lowered.call.stream in last else []
+        started = lowered.call.collective
+        found.append((*own, *([of_collective[started.id]] if started else [])))
+    return found
 
 
 # ------------------------------------------------------------------------------------- meetings
