@@ -25,8 +25,8 @@ from public_labels import RealLabels, Recordings
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import PAPER_TYPES
-from torchtraceap.datasets.labels import POSITIVE
-from torchtraceap.datasets.samples import TYPES, Sample, load_samples, window_arrays
+from torchtraceap.datasets.labels import POSITIVE, TYPES
+from torchtraceap.datasets.samples import Sample, load_samples, window_arrays
 from torchtraceap.diagnosis.scoring import Scorer
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, gpu_events, load_events

@@ -633,7 +633,7 @@ class Workload:
         Row of an event that shows it; None if unknown.
         """
     @property
-    def parallelism(self) -> dict:
+    def parallelism(self) -> dict[str, int]:
         """
         Row of an event that shows each of ddp, fsdp, tensor, pipeline and expert.
         """

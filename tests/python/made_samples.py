@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchtraceap.datasets.samples import TYPES, Sample
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample
 
 __all__ = ["made_sample", "made_samples"]
 

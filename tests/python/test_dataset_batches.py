@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.datasets.samples import TYPES, Sample, load_samples
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.generation.generate import generate
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.datasets.labels import window_costs, window_labels
-from torchtraceap.datasets.samples import EVIDENCE, TYPES, Sample, load_samples
+from torchtraceap.datasets.labels import TYPES, window_costs, window_labels
+from torchtraceap.datasets.samples import EVIDENCE, Sample, load_samples
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.generation.generate import generate
 from torchtraceap.lab.generation.graph_faults import FAULTS

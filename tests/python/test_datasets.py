@@ -14,9 +14,9 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.cli import main
-from torchtraceap.datasets.labels import GRIDS
+from torchtraceap.datasets.labels import GRIDS, TYPES
 from torchtraceap.datasets.reader import DataSet, labeled_runs
-from torchtraceap.datasets.samples import TYPES, load_samples
+from torchtraceap.datasets.samples import load_samples
 from torchtraceap.datasets.writer import write_shard
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building import build as building

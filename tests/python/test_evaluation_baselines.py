@@ -13,7 +13,8 @@ pytest.importorskip("sklearn")
 from made_samples import made_sample, made_samples
 
 from torchtraceap.core.intervals import EMPTY
-from torchtraceap.datasets.samples import TYPES, Sample
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.evaluation.baselines import (
     Chance,

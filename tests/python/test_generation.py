@@ -17,10 +17,11 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.cli import main
 from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.datasets.labels import TYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation import bases as bases_module
 from torchtraceap.lab.generation.faults import GRAPH_FAULTS, STEP_FAULTS
-from torchtraceap.lab.generation.generate import TYPES, generate, in_processes
+from torchtraceap.lab.generation.generate import generate, in_processes
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES
 from torchtraceap.lab.generation.labels import (
     covered_windows,

@@ -227,7 +227,8 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
 
 def made_samples(split: str, count: int, seed: int) -> list[Any]:
     """Traces of which every other one has a fault in ten windows, which `busy_share` shows."""
-    from torchtraceap.datasets.samples import TYPES, Sample
+    from torchtraceap.datasets.labels import TYPES
+    from torchtraceap.datasets.samples import Sample
 
     draw = np.random.default_rng(seed)
     names = _core.feature_names()

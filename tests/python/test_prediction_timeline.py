@@ -10,14 +10,14 @@ import pytest
 from torchtraceap.core.dtypes import DTYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Collective, Phase
-from torchtraceap.lab.prediction.lowering.durations import OpTime
-from torchtraceap.lab.prediction.lowering.operators import LaunchingOp
 from torchtraceap.lab.prediction.lowering.step import (
     GpuWork,
     HostTime,
+    LaunchingOp,
     LoweredCall,
     LoweredOp,
     LoweredStep,
+    OpTime,
     WorkKind,
 )
 from torchtraceap.lab.prediction.timeline import schedule_steps, stream_waits

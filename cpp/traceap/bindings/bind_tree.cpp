@@ -1,5 +1,8 @@
 #include <pybind11/stl.h>
 
+#include <map>
+#include <string>
+
 #include "traceap/bindings/arg_columns.hpp"
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
@@ -63,11 +66,11 @@ void bind_workload(py::module_& module) {
       .def_property_readonly(
           "parallelism",
           [](const Workload& self) {
-            py::dict rows;
+            std::map<std::string, Row> rows;
             for (int kind = 0; kind < kParallelismCount; ++kind) {
               const Row row = self.parallelism[static_cast<std::size_t>(kind)];
-              if (row != kNoRow)
-                rows[to_str(parallelism_name(static_cast<Parallelism>(kind)))] = row;
+              if (row == kNoRow) continue;
+              rows.emplace(parallelism_name(static_cast<Parallelism>(kind)), row);
             }
             return rows;
           },

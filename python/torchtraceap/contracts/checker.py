@@ -85,8 +85,11 @@ def check(
     why_not = why_not_comparable(trace)
     if why_not:
         # What is not recorded may break a limit: none is kept for sure.
-        unproven = {"status": INCONCLUSIVE, "reason": f"not comparable: {why_not}"}
-        results = [replace(each, **unproven) if each.status == PASSED else each for each in results]
+        reason = f"not comparable: {why_not}"
+        results = [
+            replace(each, status=INCONCLUSIVE, reason=reason) if each.status == PASSED else each
+            for each in results
+        ]
     return CheckResult(
         passed=why_not is None and all(each.status != FAILED for each in results),
         results=tuple(results),

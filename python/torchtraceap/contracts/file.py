@@ -114,7 +114,7 @@ def parse_contracts(text: str, path: str = "contract.yaml") -> ContractFile:
             own = reader.contract(reader.entries(value, name), name, _OF_CONTRACT)
             named.append((name, base.without(own.empty_keys).merged(own)))
     if "history" in entries:
-        history = entries["history"][1]
+        history: Any = entries["history"][1]
         if history.id != "sequence":
             raise reader.error(history, "history is a list")
     return ContractFile(path, base, tuple(named), text)

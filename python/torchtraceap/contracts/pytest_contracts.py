@@ -268,7 +268,7 @@ def _path(config: pytest.Config) -> Path:
     given = config.option.contracts
     if given is None:
         return config.rootpath / _DEFAULT_FILE
-    return config.invocation_params.dir / given
+    return Path(config.invocation_params.dir, given)
 
 
 def _read_file(config: pytest.Config) -> ContractFile | None:

@@ -413,9 +413,9 @@ def stack_ranks(
     filled = max(tables, key=lambda table: table.num_rows > 0)
     key, *others = filled.first or filled.shown
     said_by: dict[str, list[int | None]] = {}
-    for rank, table in parts:
+    for number, table in parts:
         for note in table.notes:
-            said_by.setdefault(note, []).append(rank)
+            said_by.setdefault(note, []).append(number)
     shared = [note for note, said in said_by.items() if len(said) == len(parts)]
     own_notes = [(note, said) for note, said in said_by.items() if len(said) < len(parts)]
     return ColumnTable(

@@ -7,7 +7,7 @@ finding costs is that of all ranks, as in the diagnosis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,6 @@ from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.windows import FeatureTable, window_features
 
 if TYPE_CHECKING:
-    from torchtraceap.core.aliases import Array
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["MOST_GROUPS", "build_pack", "build_tables", "rank_of"]
@@ -138,9 +137,7 @@ def _segment_metrics(segment: Segment, rank: RankTrace) -> Iterator[Metric]:
         yield Metric.of_share(f"type.{name}", likely)
 
 
-def _window_metrics(
-    columns: Mapping[str, Array], segment: Segment, *, whole: bool
-) -> Iterator[Metric]:
+def _window_metrics(columns: FeatureTable, segment: Segment, *, whole: bool) -> Iterator[Metric]:
     """Yield features in the segment, their medians over the trace, and percentile ranks; not
     `whole`: those that offline texts speak of."""
     for name in (*_SHARES, *_COUNTS, *_RATES, *_MICROSECONDS) if whole else _OFFLINE_FEATURES:
@@ -202,7 +199,7 @@ def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iter
 
 
 def build_tables(
-    rank: RankTrace, segment: Segment, windows: Mapping[str, Array], rows: list[PackRow]
+    rank: RankTrace, segment: Segment, windows: FeatureTable, rows: list[PackRow]
 ) -> Iterator[PackTable]:
     """Yield the tables of one rank: GPU work, gaps and neighboring windows.
 

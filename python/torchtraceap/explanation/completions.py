@@ -206,13 +206,9 @@ class Completion:
         self.model = self.model or _text(document.get("model"))
         usage = document.get("usage")
         if isinstance(usage, dict):
-            prompt, completion = map(usage.get, ("prompt_tokens", "completion_tokens"))
-            are_counts = isinstance(prompt, int) and isinstance(completion, int)
-            if (
-                are_counts
-                and 0 <= min(prompt, completion) <= max(prompt, completion) < _MOST_TOKENS
-            ):
-                self.tokens = (prompt, completion)
+            counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+            if all(isinstance(count, int) and 0 <= count < _MOST_TOKENS for count in counts):
+                self.tokens = (counts[0], counts[1])
         choices = document.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict) and choice.get("index", 0) == 0:

@@ -285,7 +285,7 @@ class Watch(Renderable):
             steps = int(SOONER * max(left, 0.0) / typical) if not record else MEETING_STEPS
             apart = max(MEETING_STEPS // 4, min(steps, MOST_STEPS_APART)) + ahead
             keep = [*self._kept.names, *(row["folder"] for _, row in self._pending)]
-            decision = {"record": record, "next": self._steps + apart, "keep": keep}
+            decision: dict[str, Any] = {"record": record, "next": self._steps + apart, "keep": keep}
             if not self._board.tell(name, json.dumps(decision)):
                 raise RecordingError("no store of torch.distributed took what rank 0 decided")
         else:

@@ -96,7 +96,7 @@ def run_sql(trace: Ranks, query: str) -> ColumnTable:
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE
         threads = min(core_count(), MAX_THREADS)
-        limits = {"threads": threads, "memory_limit": f"{memory >> 20}MiB"}
+        limits: dict[str, Any] = {"threads": threads, "memory_limit": f"{memory >> 20}MiB"}
         connection = duckdb.connect(config={**_CLOSED, **limits})
         for statement in _SETTINGS:
             connection.execute(statement)

@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from torchtraceap.core.results import PAPER_TYPES
-from torchtraceap.explanation.explanation import Usage
-from torchtraceap.explanation.language_model import Message, Reply
+from torchtraceap.explanation.language_model import Message, Reply, Usage
 from torchtraceap.explanation.numbers import Metric
 from torchtraceap.explanation.pack import Pack, PackLine, PackRow, PackTable
 

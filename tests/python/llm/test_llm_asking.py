@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import torchtraceap as ttap
-from torchtraceap.explanation.explanation import Usage
-from torchtraceap.explanation.language_model import Message, ModelError, Reply, ToolCall
+from torchtraceap.explanation.language_model import Message, ModelError, Reply, ToolCall, Usage
 from torchtraceap.explanation.numbers import (
     Grounds,
     share_quantity,

@@ -16,8 +16,13 @@ import pytest
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.explanation import completions
 from torchtraceap.explanation.client import Client
-from torchtraceap.explanation.explanation import Usage
-from torchtraceap.explanation.language_model import LanguageModel, ModelError, Reply, ToolCall
+from torchtraceap.explanation.language_model import (
+    LanguageModel,
+    ModelError,
+    Reply,
+    ToolCall,
+    Usage,
+)
 from torchtraceap.explanation.settings import ModelSettings
 
 from .contract_server import (

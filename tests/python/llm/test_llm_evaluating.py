@@ -21,11 +21,11 @@ pytest.importorskip("lightgbm")
 
 from torchtraceap.cli import main
 from torchtraceap.core.results import Windows
-from torchtraceap.datasets.samples import TYPES, load_samples
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import load_samples
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.explanation.explanation import Usage
-from torchtraceap.explanation.language_model import Message, ModelError, Reply
+from torchtraceap.explanation.language_model import Message, ModelError, Reply, Usage
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import Segment, find_segments
 from torchtraceap.explanation.verdict import Verdict

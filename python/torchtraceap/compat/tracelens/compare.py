@@ -30,8 +30,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import write_files
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.compare.alignment import compare
-from torchtraceap.tables.compare.diff import align
-from torchtraceap.tables.compare.rows import shared_nodes
+from torchtraceap.tables.compare.rows import align, shared_nodes
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 

@@ -262,15 +262,15 @@ def _predict_launches(part: RankTrace, key: str, one_step: bool) -> Measurement:
     if is_per_step(key):
         if not steps:
             _check_one_step(one_step)
-        value, by_step = len(operators), (len(operators),)
+        value, by_step = len(operators), [len(operators)]
     else:
         if part.tree.steps_inferred:
             raise UnknownMeasureError(
                 "there is no GPU in the trace, and without marked steps it can't be told how often "
                 f"a step is launched; limit {key}{PER_STEP}"
             )
-        value, by_step = len(operators) * max(1, steps), ()
-    return Measurement(key, part, value, by_step, predicted=operators, note=note)
+        value, by_step = len(operators) * max(1, steps), []
+    return Measurement(key, part, value, tuple(by_step), predicted=operators, note=note)
 
 
 def counts(trace: Ranks, *, per_step: bool = False) -> dict[str, int]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.datasets.labels import TYPES
 from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
-from torchtraceap.datasets.samples import TYPES, Sample
+from torchtraceap.datasets.samples import Sample
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError, TraceError
 from torchtraceap.lab.evaluation.baselines import (
     Chance,

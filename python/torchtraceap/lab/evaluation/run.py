@@ -15,7 +15,8 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.samples import TYPES, Sample, load_samples
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.diagnosis.scoring import SCORERS, Scorer, load_scorer
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, TraceError
 from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, largest_in, load_events

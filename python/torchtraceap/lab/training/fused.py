@@ -20,7 +20,8 @@ from sklearn.linear_model import LogisticRegression
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.samples import TYPES, Sample, load_samples
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.diagnosis.scoring.fused import (
     INPUTS,
     TREES_ALONE,

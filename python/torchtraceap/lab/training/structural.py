@@ -24,7 +24,8 @@ from sklearn.ensemble import IsolationForest
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.samples import TYPES, Sample, load_samples
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures, Z, columns_of
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, write_weights
 from torchtraceap.errors import OptionError

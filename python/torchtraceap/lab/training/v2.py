@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.datasets.samples import TYPES, Sample, load_samples
+from torchtraceap.datasets.labels import TYPES
+from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.diagnosis.scoring.v2 import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, TokenView
 from torchtraceap.diagnosis.scoring.weight_files import write_weights
 from torchtraceap.errors import OptionError

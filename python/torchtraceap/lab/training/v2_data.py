@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.labels import window_labels
-from torchtraceap.datasets.samples import TYPES, Sample
+from torchtraceap.datasets.labels import TYPES, window_labels
+from torchtraceap.datasets.samples import Sample
 from torchtraceap.diagnosis.scoring.v2 import TokenInputs, TokenView, squash, token_inputs
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.v2_net import TokenBatch

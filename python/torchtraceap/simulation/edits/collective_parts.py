@@ -24,9 +24,8 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.grouping import Groups, rows_by_key
+from torchtraceap.tables.grouping import Groups, repeat_keys, rows_by_key
 from torchtraceap.tables.matching import rank_collectives
-from torchtraceap.tables.steps.steps import repeat_keys
 
 __all__ = [
     "ACCUMULATION",

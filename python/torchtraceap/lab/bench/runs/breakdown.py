@@ -38,8 +38,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.runs.run_store import StoredRun
 from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.workloads.registry import workloads
-from torchtraceap.report.labels import IDLE_LABELS
-from torchtraceap.report.view import GPU_LABELS, HOST_LABELS
+from torchtraceap.report.labels import GPU_LABELS, HOST_LABELS, IDLE_LABELS
 from torchtraceap.tables.steps.iterations import counted_spans
 from torchtraceap.trace.load import load
 from torchtraceap.trace.ranks import Ranks

@@ -426,7 +426,7 @@ def _attention(
         mask = by_key if attn_mask is None else by_key + attn_mask
     dropout = attention.dropout if attention.training else 0.0
     found = functional.scaled_dot_product_attention(
-        *by_head, mask, dropout, is_causal and mask is None
+        *by_head, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None
     )
     batch, _heads, length, _width = found.shape
     found = found.permute(2, 0, 1, 3).contiguous().view(batch * length, heads * width)
