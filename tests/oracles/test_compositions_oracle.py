@@ -149,7 +149,7 @@ def many_nodes() -> tuple[tuple[TrainingJob, ...], Array]:
 
 def test_models_on_many_nodes_that_were_not_measured() -> None:
     jobs, times = many_nodes()
-    start = one_node().coefficients.carried_over()
+    start = one_node().coefficients.for_another_program()
     models = np.array([job.hidden for job in jobs])
     errors = []
     for model in np.unique(models):
@@ -188,8 +188,8 @@ def megatron() -> tuple[list[TrainingJob], Array]:
 def test_megatron_models_that_were_not_measured() -> None:
     many, many_times = many_nodes()
     machine = Machine.of("a100_sxm_80gb")
-    start: Coefficients = one_node().coefficients.carried_over()
-    start = calibrate(machine, many, many_times, start=start).coefficients.carried_over()
+    start: Coefficients = one_node().coefficients.for_another_program()
+    start = calibrate(machine, many, many_times, start=start).coefficients.for_another_program()
     jobs, times = megatron()
     errors = []
     for place in range(0, len(jobs), 2):

@@ -85,8 +85,10 @@ def test_a_later_clock_changes_no_number(twin: str, seed: int, tmp_path: Path) -
 def test_a_rank_of_another_run_changes_nothing_that_is_simulated(seed: int, tmp_path: Path) -> None:
     plain = made_documents("overlap_collectives", seed)
     stranger = record(Job(), seed=99).documents()[0]
+    stranger["deviceProperties"] = plain[0]["deviceProperties"]  # else it is refused
     world = len(plain) + 1
-    stranger["distributedInfo"] = {"backend": "nccl", "rank": world - 1, "world_size": world}
+    for rank, document in enumerate([*plain, stranger]):
+        document["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": world}
     before = written(plain, tmp_path / "plain").simulate()
     after = written([*plain, stranger], tmp_path / "more").simulate()
     assert before.measured_ns == after.measured_ns

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import gzip
+import json
 from pathlib import Path
 from threading import Barrier, get_ident
 from time import sleep
@@ -42,9 +43,12 @@ def test_the_first_error_by_item_is_raised() -> None:
 
 @pytest.fixture
 def folder(bundled: Path, tmp_path: Path) -> Path:
-    """Three files of the same rank's events."""
+    """Three files of nearly the same events: equal ones would be refused as ranks of one job."""
+    document = json.loads(gzip.decompress(bundled.read_bytes()))
     for rank in range(3):
-        shutil.copy(bundled, tmp_path / f"rank{rank}.json.gz")
+        document["traceEvents"] = document["traceEvents"][: -1 - rank]
+        written = gzip.compress(json.dumps(document).encode(), 1)
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(written)
     return tmp_path
 
 

@@ -44,10 +44,11 @@ from torchtraceap.core.sums import clamp, total
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.diagnosis.scoring import label_of, load_scorer
 from torchtraceap.diagnosis.verdict import (
+    bound_by,
     computes_on,
+    covering_finding,
     idle_by_cause,
     is_beside,
-    largest_part,
     leading_finding,
     time_parts,
 )
@@ -96,7 +97,8 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         findings = _ranked(trace, findings, outlook.savings)
     with progress_stage("scoring windows"):
         scores = judge_of_windows.score(trace, windows)
-    lead, plan = leading_finding(findings, parts), outlook.plan if outlook else ()
+    lead = leading_finding(findings, parts) or covering_finding(trace, findings, parts)
+    plan = outlook.plan if outlook else ()
     # The leading finding, those of the plan, the others: the order in which a report names them.
     first = dict.fromkeys([*([lead.type] if lead else []), *(fix.type for fix in plan)])
     places = {name: place for place, name in enumerate(first)}
@@ -122,7 +124,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         idle_ns=idle_by_cause(trace),
         time_ns=parts,
         computes_on=computes_on(trace),
-        bound_by=None if is_unrecorded(trace) else largest_part(parts),
+        bound_by="unknown" if is_unrecorded(trace) else bound_by(trace),
         lead=Lead(lead.type, is_beside(trace, lead, parts)) if lead else None,
         summary=summary,
         trace=trace,

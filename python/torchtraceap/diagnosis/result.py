@@ -68,8 +68,9 @@ class Diagnosis(Result):
     """The profiled time by work of the GPUs or cause of idle time (`verdict.time_parts`)."""
     computes_on: str | None
     """"gpu"; "host", where nothing of a GPU is recorded and operators do the work; or None."""
-    bound_by: str | None
-    """The largest of `time_ns`; None where that is empty."""
+    bound_by: str
+    """What most of the critical path is: "gpu_compute", "communication", "copies", "host", "data",
+    "mixed" or "unknown" (verdict.py, Note [Bound])."""
     lead: Lead | None
     """None: no finding is worth beginning with."""
     summary: Summary
@@ -106,6 +107,12 @@ class Diagnosis(Result):
     def profiled_timeline(self) -> Timeline:
         """The timeline clipped to the profiled time, summed over the ranks."""
         return sum((rank.profiled_timeline() for rank in self.trace.ranks), Timeline())
+
+    @property
+    def largest_part(self) -> str | None:
+        """The largest of `time_ns` by name; None where there is none."""
+        parts = self.time_ns
+        return max(parts, key=lambda name: parts[name]) if any(parts.values()) else None
 
     @property
     def busy_share(self) -> float:

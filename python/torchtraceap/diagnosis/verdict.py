@@ -6,8 +6,14 @@ or a bound above zero), the cost is 5 % of the time or more, and a third of the 
 or more. The largest cost is that of any finding or of any part of the time that is not computation
 (of a GPU, or of a host that computes), whether a finding explains it or not: nobody reads of 3 %
 first where 90 % is lost. Where it neither lies in the largest part of the time nor explains a third
-of that, the sentence names the part too (`Lead.beside`): it agrees with the bar and with the
-bottleneck of the run.
+of that, the sentence names the part too (`Lead.beside`): it agrees with the bar. Where no saving
+can be believed, the finding that explains half of the largest loss leads: nobody reads that nothing
+is known of a loss for which a finding stands below.
+
+Note [Bound]: a run is bound by what its critical path consists of, and not by the largest part of
+the bar: a GPU that computes for 55 % of the time while the loop waits for its next batch in the
+rest follows the host. Where no kind of work has half of the path, and the second is close to the
+first, the run is bound by several.
 """
 
 from __future__ import annotations
@@ -21,13 +27,15 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import EMPTY, Int64Array, covered_ns, union
 from torchtraceap.core.results import GPU_PARTS, Finding
 from torchtraceap.core.sums import total
-from torchtraceap.tables.steps.critical_path import build_critical_path
+from torchtraceap.tables.steps.critical_path import BOUNDS, build_critical_path
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
     "COMPUTATION",
     "LEAST_SHARE",
+    "bound_by",
     "computes_on",
+    "covering_finding",
     "idle_by_cause",
     "is_beside",
     "largest_part",
@@ -43,6 +51,19 @@ LEAST_SHARE = 0.05
 """Least share of the profiled time of a finding with which a report begins."""
 _THIRD = 1 / 3
 _HALF = 1 / 2
+
+_BOUNDS = {
+    "gpu_compute_bound": "gpu_compute",
+    "communication_bound": "communication",
+    "copy_bound": "copies",
+    "data_loading": "data",
+    "unknown": "unknown",
+}
+"""Bounds by those of a critical path; all others are the host's."""
+_CLOSE = 0.75
+"""Share of the first bound from which the second is close to it."""
+_MOST_PATHS = 16
+"""Ranks whose paths are looked at; of more, so many at equal distances."""
 
 _HOST_COPIES = (_core.CopyDirection.HOST_TO_DEVICE, _core.CopyDirection.DEVICE_TO_HOST)
 
@@ -174,8 +195,41 @@ def _times(rank: RankTrace, rows: Array) -> Int64Array:
     return union([np.stack((start_ns, start_ns + rank.table.dur_ns[rows]), axis=1)])
 
 
+def bound_by(trace: Ranks) -> str:
+    """Return what the run is bound by. See Note [Bound].
+
+    Returns:
+        "gpu_compute", "communication", "copies", "host", "data", "mixed" or "unknown".
+    """
+    totals: dict[str, float] = {}
+
+    def add(bound: str, ns: float) -> None:
+        kind = _BOUNDS.get(bound, "host")
+        totals[kind] = totals.get(kind, 0.0) + ns
+
+    for place in np.linspace(0, len(trace.ranks) - 1, min(len(trace.ranks), _MOST_PATHS)):
+        rank = trace.ranks[int(place)]
+        missing = rank.tree.not_judged
+        path = build_critical_path(Ranks([rank]), by="event" if len(missing) else "cause")
+        if not len(missing):
+            for bound, share in path.facts["bound_shares"].items():
+                add(bound, share * path.facts["total_ns"])
+            continue
+        bounds_ns = np.stack((path["start_ns"], path["end_ns"]), axis=1)
+        lost_ns = covered_ns(missing, bounds_ns.ravel())[::2]
+        judged_ns = bounds_ns[:, 1] - bounds_ns[:, 0] - lost_ns
+        bound_of = {cause: bound for bound, causes in BOUNDS.items() for cause in causes}
+        for cause, ns in zip(path["cause"].tolist(), judged_ns.tolist(), strict=True):
+            add(bound_of[cause], ns)
+    if not any(totals.values()):
+        return "unknown"
+    (first, most), *others = sorted(totals.items(), key=lambda item: -item[1])
+    is_mixed = most < _HALF * sum(totals.values()) and others and others[0][1] >= _CLOSE * most
+    return "mixed" if is_mixed else first
+
+
 def largest_part(parts: dict[str, int]) -> str | None:
-    """Return the bottleneck of the run, a name of `time_parts`; None where that is empty."""
+    """Return the largest part of the time by name; None where there is none."""
     return max(parts, key=lambda name: parts[name]) if any(parts.values()) else None
 
 
@@ -195,16 +249,35 @@ def leading_finding(findings: Sequence[Finding], parts: dict[str, int]) -> Findi
     return None
 
 
+def covering_finding(
+    trace: Ranks, findings: Sequence[Finding], parts: dict[str, int]
+) -> Finding | None:
+    """Return the finding that explains half of the largest loss or more, whatever a fix saves."""
+    lost = {name: ns for name, ns in parts.items() if name not in COMPUTATION}
+    part = largest_part(lost)
+    if part is None or lost[part] < LEAST_SHARE * sum(parts.values()):
+        return None
+    for finding in sorted(findings, key=lambda each: -each.cost_ns):
+        if _inside_ns_of(trace, finding, part) >= _HALF * lost[part]:
+            return finding
+    return None
+
+
+def _inside_ns_of(trace: Ranks, finding: Finding, part: str) -> int:
+    """Return how much of a finding's cost lies in one part of the time, over all ranks, ns."""
+    inside_ns = 0
+    for rank in trace.ranks:
+        here = np.array([number == rank.rank for number in finding.interval_ranks], dtype=bool)
+        inside_ns += _inside_ns(rank, part, finding.intervals[here])
+    return inside_ns
+
+
 def is_beside(trace: Ranks, finding: Finding, parts: dict[str, int]) -> bool:
     """Return whether a finding neither lies in the largest part of the time nor explains much."""
     part = largest_part(parts)
     if part is None:
         return False
-    inside_ns = 0
-    for rank in trace.ranks:
-        here = np.array([number == rank.rank for number in finding.interval_ranks], dtype=bool)
-        inside_ns += _inside_ns(rank, part, finding.intervals[here])
-    return inside_ns < min(_THIRD * parts[part], _HALF * finding.cost_ns)
+    return _inside_ns_of(trace, finding, part) < min(_THIRD * parts[part], _HALF * finding.cost_ns)
 
 
 def _inside_ns(rank: RankTrace, part: str, intervals: Int64Array) -> int:

@@ -49,7 +49,8 @@ HOST_LABELS = {
     "host_gap": "between operators",
     "data_loading": "data loading",
 }
-BOUND_BY = {
+# Parts of the time in a sentence.
+PART_NAMES = {
     "host_forward": "the forward pass",
     "host_backward": "the backward pass",
     "host_optimizer": "the optimiser",
@@ -70,6 +71,16 @@ BOUND_BY = {
     "profiler": "the profiler's own overhead",
     "unknown": "waits for work outside the file",
     "within_graph": "gaps between kernels of one CUDA graph",
+}
+
+# What a run is bound by; nothing is said of what is unknown.
+BOUND_BY = {
+    "gpu_compute": "GPU compute",
+    "communication": "communication",
+    "copies": "copies",
+    "host": "the host",
+    "data": "data loading",
+    "mixed": "several kinds of work",
 }
 
 # Explanations of the parts of the time bar.

@@ -25,6 +25,7 @@ from torchtraceap.report.labels import (
     GPU_LABELS,
     HOST_LABELS,
     MEANINGS,
+    PART_NAMES,
     label_of_part,
     step_note,
     trust_text,
@@ -249,16 +250,26 @@ def facts_of(summary: Summary) -> tuple[str, ...]:
 
 
 def _rank_range(summary: Summary) -> str:
-    ranks = summary.ranks
-    if len(ranks) < 2:
+    if len(summary.ranks) < 2:
         return ""
+    lacking = {
+        note.rank for note in summary.quality.notes if note.code == "launches_without_gpu_work"
+    }
+    ranks = [rank for rank in summary.ranks if rank.rank not in lacking]
+    if not ranks:
+        return f"{len(summary.ranks)} ranks, which all lack GPU records"
     busy = sorted((rank.timeline.share(rank.timeline.busy_ns), rank.rank or 0) for rank in ranks)
     (low, first), (high, last) = busy[0], busy[-1]
+    without = f"; {len(lacking)} more lack GPU records" if lacking else ""
+    plural = "ranks" if len(ranks) > 1 else "rank"
     if high - low < SPREAD:
-        return f"{len(ranks)} ranks: GPU busy {format_percent((low + high) / 2)} on each"
+        on_each = " on each" if len(ranks) > 1 else ""
+        return (
+            f"{len(ranks)} {plural}: GPU busy {format_percent((low + high) / 2)}{on_each}{without}"
+        )
     return (
         f"{len(ranks)} ranks: GPU busy from {format_percent(low)} (rank {first}) "
-        f"to {format_percent(high)} (rank {last})"
+        f"to {format_percent(high)} (rank {last}){without}"
     )
 
 
@@ -479,7 +490,7 @@ def headline_of(diagnosis: Diagnosis) -> str:
 
     See verdict.py, Note [Leading finding].
     """
-    key, waits = diagnosis.bound_by, ""
+    key, waits = diagnosis.largest_part, ""
     on_collectives = key in ("communication", "communication_wait")
     if key and on_collectives and 2 * diagnosis.waiting_ns >= diagnosis.time_ns[key]:
         waits = (
@@ -495,12 +506,12 @@ def headline_of(diagnosis: Diagnosis) -> str:
         whose = "all ranks' time" if len(diagnosis.summary.files) > 1 else "the time"
         said = f"{_leading_title(diagnosis, lead)}: {format_percent(lead.cost_share)} of {whose}"
         if diagnosis.lead.beside and key is not None:
-            said += f", beside {format_percent(_share(diagnosis, key))} of {BOUND_BY[key]}"
+            said += f", beside {format_percent(_share(diagnosis, key))} of {PART_NAMES[key]}"
     elif not diagnosis.computes_on:
         said = "This trace holds no GPU work: only the host side could be checked"
     elif diagnosis.computes_on == "host" and key:
         share = format_percent(_share(diagnosis, key))
-        part = BOUND_BY.get(key, label_of_part(key))
+        part = PART_NAMES.get(key, label_of_part(key))
         little = "explains much of" if diagnosis.findings else "found in"
         said = f"No known anti-pattern {little} this run on the host: {share} is {part}"
     else:
@@ -548,8 +559,8 @@ def _explanation(diagnosis: Diagnosis, profiled_ns: int) -> str:
         parts.append(f"GPU busy {format_percent(diagnosis.busy_share)}")
     elif diagnosis.computes_on == "host":
         parts.append("computes on the host, no GPU recorded")
-    if key := diagnosis.bound_by:
-        parts.append(f"bound by {BOUND_BY.get(key, label_of_part(key))}")
+    if bound := BOUND_BY.get(diagnosis.bound_by):
+        parts.append(f"bound by {bound}")
     return " · ".join(parts)
 
 

@@ -200,20 +200,29 @@ def _plan(
     chosen: Mapping[str, _Applied | str],
     leading: str | None,
 ) -> tuple[PlannedFix, ...]:
-    """Name the finding of each fix. See Note [One fix, several findings]."""
+    """Name the finding of each fix. See Note [One fix, several findings].
+
+    What is uncertain of a fix stays so under those behind it: intervals never get narrower.
+    """
     owner: dict[str, str] = {}
     for finding in sorted(findings, key=lambda f: (f.type != leading, -f.cost_ns)):
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
             owner.setdefault(edit.name, finding.type)
-    return tuple(
-        PlannedFix(
-            type=owner[fix.edit],
-            edit=fix.edit,
-            gain_ns=fix.gain_ns,
-            total_ns_after=fix.predicted_ns,
-            low_ns=min(fix.low_ns, fix.predicted_ns),
-            high_ns=max(fix.high_ns, fix.predicted_ns),
+    plan: list[PlannedFix] = []
+    below_ns = above_ns = 0
+    for fix in steps:
+        after_ns = fix.predicted_ns
+        below_ns = min(max(below_ns, after_ns - fix.low_ns), after_ns)
+        above_ns = max(above_ns, fix.high_ns - after_ns)
+        plan.append(
+            PlannedFix(
+                type=owner[fix.edit],
+                edit=fix.edit,
+                gain_ns=fix.gain_ns,
+                total_ns_after=after_ns,
+                low_ns=after_ns - below_ns,
+                high_ns=after_ns + above_ns,
+            )
         )
-        for fix in steps
-    )
+    return tuple(plan)

@@ -105,7 +105,10 @@ def _has_no_loader(trace: Ranks) -> bool:
 
 
 def _bears_no_graph(findings: Sequence[Finding]) -> bool:
-    """The replay says so, or waits are found."""
+    """Return whether the replay says so, or waits are found and it has no use for a graph."""
+    uses = [finding.saving for finding in findings if finding.saving is not None]
+    if any(saving.edit == "cuda_graph" and saving.believed_ns > 0 for saving in uses):
+        return False  # the plan has one, if need be behind the fix of the waits
     return any(
         finding.type in _WAITS or (finding.type in _GRAPH_FIXES and _is_refused(finding.saving))
         for finding in findings

@@ -31,17 +31,17 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
   return set_clip(idle, {busy.front().start_ns, signals.profiled.end_ns});
 }
 
-std::int64_t usual_gap_ns(const Signals& signals) {
+std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls) {
   constexpr std::size_t kLeastEvents = 20;  // what a few do is not usual
   const std::size_t events = signals.tree.gpu_rows.size();
-  if (events < kLeastEvents) return 0;
+  if (events < kLeastEvents + stalls.size()) return 0;
   std::int64_t total_ns = 0;
   for (const IdleInterval& idle : signals.idle.intervals) {
-    if (idle.cause != IdleCause::kHostWait) continue;
+    if (idle.cause != IdleCause::kHostWait || covered_ns(stalls, idle.interval) > 0) continue;
     add_to(total_ns, std::min(idle.interval.length_ns(), kLaunchLatencyBoundNs));
   }
   constexpr std::int64_t kLeastGapNs = 5'000;  // less is the device's own latency
-  const std::int64_t usual_ns = total_ns / static_cast<std::int64_t>(events);
+  const std::int64_t usual_ns = total_ns / static_cast<std::int64_t>(events - stalls.size());
   return usual_ns < kLeastGapNs ? 0 : usual_ns;
 }
 
@@ -61,11 +61,11 @@ IntervalSet split_gaps(const IntervalSet& stalls, std::int64_t usual_ns, bool us
 }  // namespace
 
 IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls) {
-  return split_gaps(stalls, usual_gap_ns(signals), false);
+  return split_gaps(stalls, usual_gap_ns(signals, stalls), false);
 }
 
 IntervalSet usual_gaps_of(const Signals& signals, const IntervalSet& stalls) {
-  return split_gaps(stalls, usual_gap_ns(signals), true);
+  return split_gaps(stalls, usual_gap_ns(signals, stalls), true);
 }
 
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes) {

@@ -22,10 +22,11 @@ IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals)
 /// GPU did there was not recorded.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
 /// Note [Usual gap]: where the host is late before most kernels, it would have been late before the
-/// one behind a wait, too. The usual gap is the mean over the GPU events of the idle time before
-/// each in which it waits for the host, up to 100 us; a mean below 5 us, as where the host
-/// is ahead, counts as none. The last part of each stall, of that length, belongs to cpu_bound.
-std::int64_t usual_gap_ns(const Signals& signals);
+/// one behind a wait, too. The usual gap is the mean over the GPU events behind no stall of the
+/// idle time before each in which it waits for the host, up to 100 us; a mean below 5 us, as where
+/// the host is ahead, counts as none. The last part of each stall, of that length, belongs to
+/// cpu_bound.
+std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls);
 /// Stalls without their usual gaps, and these alone.
 IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls);
 IntervalSet usual_gaps_of(const Signals& signals, const IntervalSet& stalls);

@@ -251,7 +251,13 @@ Finding detect(const Signals& signals) {
   draft.share("kernels shorter than their launch", short_kernel_share(signals));
   // Launch calls alone tell that the queue was empty, not what kept the host from launching.
   const std::int64_t named_ns = tell_named_work(signals, idle, draft);
-  if (2 * named_ns >= total_length_ns(idle)) return finish_finding(signals, std::move(draft));
+  if (2 * named_ns >= total_length_ns(idle)) {
+    if (!signals.has_operators) {
+      draft.missing_signals.emplace_back("host operators");
+      draft.confidence = 0.7;  // they may be at work inside of these frames and ranges
+    }
+    return finish_finding(signals, std::move(draft));
+  }
   return finish_told_by_operators(signals, std::move(draft));
 }
 

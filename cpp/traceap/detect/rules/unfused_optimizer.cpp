@@ -177,7 +177,8 @@ Finding detect(const Signals& signals) {
     launches += step.single.size();
     const Interval extent = extent_of(table, step.single);
     for (Row r : step.single) draft.cost.push_back(interval_of(table, r));
-    const IntervalSet idle = idle_inside(signals, {extent});
+    const IntervalSet idle = set_clip(
+        idle_with_cause(signals, {IdleCause::kHostWait, IdleCause::kLaunchLatency}), extent);
     draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
     draft.evidence.push_back(range.range);
   }

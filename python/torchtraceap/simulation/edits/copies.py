@@ -98,6 +98,8 @@ class PinMemory:
         for plan in plans:
             plan.apply(best, 0, waits_stay=False)
             plan.apply(cautious, 1, waits_stay=plan.direction == "DtoH")
+            # At best awaited copies go to a stream of their own, one batch ahead, and hide there.
+            plan.view.scale_gpu(best, plan.blocking, np.zeros(len(plan.blocking)))
         sources = dict.fromkeys(plan.source for plan in plans if len(plan.pageable))
         return EditedGraph(best, cautious, source="; ".join(sources), note=_note(plans))
 

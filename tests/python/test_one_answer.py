@@ -1,0 +1,91 @@
+"""One report gives one answer: what its parts say of one run agrees, on every trace at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import torchtraceap as ttap
+from torchtraceap.diagnosis.verdict import COMPUTATION, LEAST_SHARE
+from torchtraceap.errors import TraceError
+from torchtraceap.report.labels import BOUND_BY
+from torchtraceap.report.view import build_view
+
+SHARED = Path(os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces"))
+CASES = Path(os.environ.get("TORCHTRACEAP_CASES", ROOT.parent / "shared" / "cases"))
+LARGEST_BYTES = 3_000_000
+BOUNDS = {"gpu_compute", "communication", "copies", "host", "data", "mixed", "unknown"}
+
+
+def traces() -> list[Path]:
+    files = [
+        path
+        for path in SHARED.rglob("*.json.gz")
+        if path.stat().st_size <= LARGEST_BYTES and "metadata" not in path.name
+    ]
+    folders = list(CASES.iterdir()) if CASES.is_dir() else []
+    return sorted([*(ROOT / "examples/traces").glob("*.json.gz"), *files, *folders])
+
+
+@pytest.mark.parametrize("path", traces(), ids=lambda path: f"{path.parent.name}/{path.name}"[:60])
+def test_the_parts_of_a_report_agree(path: Path) -> None:
+    try:
+        diagnosis = ttap.load(path).diagnose()
+    except TraceError:
+        pytest.skip("this is no trace that is read")
+    view = build_view(diagnosis)
+    document = diagnosis.to_dict()
+    assert diagnosis.bound_by in BOUNDS
+    label = BOUND_BY.get(diagnosis.bound_by)
+    assert (f"bound by {label}" in view.explanation) is (label is not None)
+    assert document["headline"] == view.headline
+    # The finding that leads is the first; none is disowned that explains what the headline names.
+    if diagnosis.lead:
+        assert diagnosis.findings[0].type == diagnosis.lead.type
+    elif diagnosis.computes_on == "gpu" and diagnosis.findings:
+        lost = {part: ns for part, ns in diagnosis.time_ns.items() if part not in COMPUTATION}
+        part = max(lost, key=lambda name: lost[name])
+        if part in diagnosis.idle_ns and lost[part] >= LEAST_SHARE * diagnosis.profiled_ns:
+            for finding in diagnosis.findings:
+                assert idle_inside(diagnosis, finding, part) < 0.5 * lost[part], finding.type
+    # Times are of one window: what is recorded of it, unless hardly anything is.
+    if diagnosis.summary.quality.recorded_share > 0.02:
+        assert sum(diagnosis.time_ns.values()) in (0, diagnosis.profiled_ns)
+    for finding in diagnosis.findings:
+        assert 0 < finding.cost_ns <= diagnosis.profiled_ns
+        saving = finding.saving
+        assert saving is None or saving.low_ns <= saving.best_ns <= saving.high_ns
+    # Advice and plan agree, and what is uncertain stays so.
+    edits = [fix.edit.partition("=")[0] for fix in diagnosis.plan]
+    if "cuda_graph" in edits:
+        assert not any("No CUDA graph fits" in finding.fix for finding in diagnosis.findings)
+    widths = [fix.high_ns - fix.low_ns for fix in diagnosis.plan]
+    totals = [fix.total_ns_after for fix in diagnosis.plan]
+    assert totals == sorted(totals, reverse=True)
+    assert all(
+        after >= min(before, total) - 1
+        for before, after, total in zip(widths, widths[1:], totals[1:], strict=False)
+    )
+
+
+def idle_inside(diagnosis: ttap.Diagnosis, finding: ttap.Finding, part: str) -> int:
+    """How much of the finding's cost lies in idle time of that cause, over all ranks, in ns."""
+    from torchtraceap import _core
+
+    code = _core.idle_cause_names().index(part)
+    inside = 0
+    for rank in diagnosis.trace.ranks:
+        own = finding.intervals[np.array([r == rank.rank for r in finding.interval_ranks], bool)]
+        idle = rank.idle(rank.tree.profiled)
+        for start, end in zip(
+            idle.start_ns[idle.cause == code].tolist(),
+            idle.end_ns[idle.cause == code].tolist(),
+            strict=True,
+        ):
+            low, high = np.maximum(own[:, 0], start), np.minimum(own[:, 1], end)
+            inside += int(np.maximum(high - low, 0).sum())
+    return inside
