@@ -17,9 +17,12 @@ constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 constexpr std::size_t kMinRepeats = 2;
 
 /// What a host that is late anyway leaves before every kernel is not the wait's doing: cpu_bound
-/// has it (Note [Usual gap]).
+/// has it (Note [Usual gap]). Where so little is left that it would not be material, all of the
+/// stalls count: a host that is late pays for the calls as well, which idle time does not show.
 IntervalSet stalls_of(const Signals& signals, const std::vector<ValueRead>& reads) {
-  return without_usual_gaps(signals, stalls_of_reads(signals, reads));
+  IntervalSet stalls = stalls_of_reads(signals, reads);
+  IntervalSet excess = without_usual_gaps(signals, stalls);
+  return is_material(signals, total_length_ns(excess)) ? excess : stalls;
 }
 
 Finding detect(const Signals& signals) {
