@@ -8,7 +8,7 @@ build=$(realpath "$2")
 tests=("${@:3}")
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [ ${#tests[@]} -eq 0 ]; then
-  tests=("$root"/tests/python/test_{hostile,bindings,border,arg_columns,properties,analysis_corners,ranks_corners}.py)
+  tests=("$root"/tests/python/*/test_{hostile,bindings,border,arg_columns,properties,analysis_corners,ranks_corners}.py)
 fi
 
 # The package as it stands, around the extension of the build.

@@ -1,7 +1,7 @@
 """The network of the paper for training: the twin of `cpp/traceap/model/networks/paper.cpp`.
 
 Both have one set of weights, by the names of this module's parameters, and give equal scores
-(tests/python/test_paper_net.py). This one is written to be read beside the paper; but names and
+(tests/python/lab/test_paper_net.py). This one is written to be read beside the paper; but names and
 codes pass the front end once each, and of the last layer only the first tokens are computed.
 """
 
