@@ -206,8 +206,9 @@ class Completion:
         self.model = self.model or _text(document.get("model"))
         usage = document.get("usage")
         if isinstance(usage, dict):
-            counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-            if all(isinstance(count, int) and 0 <= count < _MOST_TOKENS for count in counts):
+            names = ("prompt_tokens", "completion_tokens")
+            counts = [usage[name] for name in names if isinstance(usage.get(name), int)]
+            if len(counts) == len(names) and all(0 <= count < _MOST_TOKENS for count in counts):
                 self.tokens = (counts[0], counts[1])
         choices = document.get("choices")
         for choice in choices if isinstance(choices, list) else ():

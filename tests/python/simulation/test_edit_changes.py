@@ -1,7 +1,8 @@
 """What each edit does to which edges, at best and at least, on programs of a few events.
 
 `tests/golden/edit_changes` has every edge that a change touches. `python
-tests/python/simulation/test_edit_changes.py` rewrites these files; read the difference before you keep it.
+tests/python/simulation/test_edit_changes.py` rewrites these files; read the difference before you
+keep it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 bounds, and in which words.
 
 Numbers worked out by hand are in test_simulation_edits. Here nothing of an outcome is left out:
-`tests/golden/simulations` has all of it. `python tests/python/simulation/test_whole_simulations.py` rewrites
-these files; read the difference before you keep it.
+`tests/golden/simulations` has all of it. `python
+tests/python/simulation/test_whole_simulations.py` rewrites these files; read the difference before
+you keep it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The numbers of the job are worked out in the tests below from what `made_job` writes, so that they
 stand on their own. The rest is compared with `tests/golden/tables`. `python
-tests/python/tables/test_whole_tables.py` rewrites these files; read the difference before you keep it.
+tests/python/tables/test_whole_tables.py` rewrites these files; read the difference before you
+keep it.
 """
 
 from __future__ import annotations

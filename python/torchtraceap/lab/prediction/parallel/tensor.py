@@ -425,8 +425,9 @@ def _attention(
         by_key = key_padding_mask[:, None, None, :].expand(-1, heads, -1, -1)
         mask = by_key if attn_mask is None else by_key + attn_mask
     dropout = attention.dropout if attention.training else 0.0
+    query, key, value = by_head
     found = functional.scaled_dot_product_attention(
-        *by_head, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal and mask is None
     )
     batch, _heads, length, _width = found.shape
     found = found.permute(2, 0, 1, 3).contiguous().view(batch * length, heads * width)
