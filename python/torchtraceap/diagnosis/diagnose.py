@@ -124,7 +124,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         idle_ns=idle_by_cause(trace),
         time_ns=parts,
         computes_on=computes_on(trace),
-        bound_by="unknown" if is_unrecorded(trace) else bound_by(trace),
+        bound_by="unknown" if is_unrecorded(trace) else bound_by(trace, parts),
         lead=Lead(lead.type, is_beside(trace, lead, parts)) if lead else None,
         summary=summary,
         trace=trace,

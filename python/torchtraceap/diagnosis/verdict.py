@@ -12,8 +12,10 @@ is known of a loss for which a finding stands below.
 
 Note [Bound]: a run is bound by what its critical path consists of, and not by the largest part of
 the bar: a GPU that computes for 55 % of the time while the loop waits for its next batch in the
-rest follows the host. Where no kind of work has half of the path, and the second is close to the
-first, the run is bound by several.
+rest follows the host. A GPU that is busy for nine tenths of the time is another matter: with a
+host that takes no time at all the run would gain a tenth, so it is bound by what the GPU does.
+Where no kind of work has half of the path, and the second is close to the first, the run is bound
+by several.
 """
 
 from __future__ import annotations
@@ -60,6 +62,12 @@ _BOUNDS = {
     "unknown": "unknown",
 }
 """Bounds by those of a critical path; all others are the host's."""
+_GPU_BOUNDS = dict(
+    zip(GPU_PARTS, ("gpu_compute", "communication", "copies", "copies"), strict=True)
+)
+"""Bounds by parts of the time in which a GPU is busy."""
+_BUSY = 0.9
+"""Share of the time from which a busy GPU leaves the host nothing to bind."""
 _CLOSE = 0.75
 """Share of the first bound from which the second is close to it."""
 _MOST_PATHS = 16
@@ -195,8 +203,12 @@ def _times(rank: RankTrace, rows: Array) -> Int64Array:
     return union([np.stack((start_ns, start_ns + rank.table.dur_ns[rows]), axis=1)])
 
 
-def bound_by(trace: Ranks) -> str:
+def bound_by(trace: Ranks, parts: dict[str, int]) -> str:
     """Return what the run is bound by. See Note [Bound].
+
+    Args:
+        trace: The ranks.
+        parts: See `time_parts`.
 
     Returns:
         "gpu_compute", "communication", "copies", "host", "data", "mixed" or "unknown".
@@ -221,6 +233,12 @@ def bound_by(trace: Ranks) -> str:
         bound_of = {cause: bound for bound, causes in BOUNDS.items() for cause in causes}
         for cause, ns in zip(path["cause"].tolist(), judged_ns.tolist(), strict=True):
             add(bound_of[cause], ns)
+    if sum(parts.get(part, 0) for part in GPU_PARTS) >= _BUSY * max(sum(parts.values()), 1):
+        totals = {kind: ns for kind, ns in totals.items() if kind not in ("host", "data")}
+        if not any(totals.values()):
+            totals = dict.fromkeys(_GPU_BOUNDS.values(), 0.0)
+            for part, kind in _GPU_BOUNDS.items():
+                totals[kind] += parts[part]
     if not any(totals.values()):
         return "unknown"
     (first, most), *others = sorted(totals.items(), key=lambda item: -item[1])

@@ -29,7 +29,7 @@ def test_the_loader_of_a_run_on_the_host_is_found(tmp_path: Path) -> None:
     assert "GPU" not in finding.why + finding.fix
     assert "pin_memory" not in finding.code
     assert not finding.missing_signals
-    assert diagnosis.bound_by == "data_loading"
+    assert diagnosis.bound_by == "host"
     assert build_view(diagnosis).headline == (
         "The training process loads its own data: 45 % of the time"
     )
@@ -167,7 +167,7 @@ def test_what_the_host_computes_is_no_loss(tmp_path: Path) -> None:
         name = "autograd::engine::evaluate_function: MmBackward0"
         maker.host("cpu_op", name, 1_000_000 + step * 10_000, 8_000)
     diagnosis = diagnose(maker, tmp_path)
-    assert diagnosis.bound_by == "host_backward"
+    assert diagnosis.bound_by == "host"
     view = build_view(diagnosis)
     assert view.headline.startswith("The loop waits for its own logging: 20 % of the time")
     assert "it follows host time by" in render_text(diagnosis)

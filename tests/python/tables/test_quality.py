@@ -413,7 +413,7 @@ def test_recordings_that_begin_at_different_times(tmp_path: Path) -> None:
     assert codes(trace) == {"recording_start_skew": 2}
     diagnosis = trace.diagnose()
     assert not diagnosis.findings
-    assert diagnosis.bound_by == "compute"
+    assert diagnosis.bound_by == "gpu_compute"
     assert "straggler" not in str(list(trace.ranks_table().rows()))
 
 
@@ -444,7 +444,7 @@ def test_an_all_reduce_of_one_rank_that_waits_at_the_start(
     assert codes(trace) == ({"recording_start_skew": 1} if noted else {})
     diagnosis = trace.diagnose()
     assert not diagnosis.findings
-    assert diagnosis.bound_by == "compute" and diagnosis.busy_share > 0.98
+    assert diagnosis.bound_by == "gpu_compute" and diagnosis.busy_share > 0.98
     assert diagnosis.time_ns["compute"] > 0.98 * diagnosis.profiled_ns
 
 

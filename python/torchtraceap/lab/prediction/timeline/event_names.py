@@ -186,7 +186,7 @@ def nested_arguments(name: str, around: dict[str, Any]) -> dict[str, Any]:
     """Return the `record_shapes` arguments of a nested operator, given those of the outer one."""
     keys = ("Input Dims", "Input type", "Input Strides")
     dims, types, strides = (
-        next((list(each) for each in around.get(key, ()) if each), list[Any]()) for key in keys
+        next((each for each in around.get(key, ()) if each), []) for key in keys
     )
     if name == _EMPTY:
         return {
