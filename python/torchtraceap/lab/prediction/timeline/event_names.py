@@ -185,9 +185,8 @@ def _own_rank(collective: Collective, peer: int) -> int:
 def nested_arguments(name: str, around: dict[str, Any]) -> dict[str, Any]:
     """Return the `record_shapes` arguments of a nested operator, given those of the outer one."""
     keys = ("Input Dims", "Input type", "Input Strides")
-    dims, types, strides = (
-        next((each for each in around.get(key, ()) if each), []) for key in keys
-    )
+    first: list[Any] = [next((each for each in around.get(key, ()) if each), []) for key in keys]
+    dims, types, strides = first
     if name == _EMPTY:
         return {
             "Concrete Inputs": ["[]", "6", "0", "", "False", ""],
