@@ -379,7 +379,12 @@ class Trace(Ranks):
         return self._table("ranks", by=by)
 
     def critical_path(
-        self, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
+        self,
+        *,
+        step: str | int | None = None,
+        by: str = "cause",
+        compat: str | None = None,
+        launch_edges: bool = True,
     ) -> ColumnTable:
         """The longest chain of dependent work, and what it consists of.
 
@@ -387,8 +392,12 @@ class Trace(Ranks):
             step: Only this step, by name or place; by default all steps, else the whole trace.
             by: "cause" (shares), "name" or "event" (the path itself).
             compat: "hta" for the graph that HTA builds.
+            launch_edges: False for HTA's graph without edges from launch calls to their work,
+                which is HTA's default.
         """
-        return self._table("critical-path", step=step, by=by, compat=compat)
+        return self._table(
+            "critical-path", step=step, by=by, compat=compat, launch_edges=launch_edges
+        )
 
     def explain_idle(
         self, start_ns: int, end_ns: int | None = None, *, rank: int | None = None

@@ -268,6 +268,20 @@ def test_hta_path_of_a_step(write_trace: WriteTrace) -> None:
     assert table.to_list("time_ns") == [150_000, 10_000]
 
 
+def test_launch_edges_can_be_left_out_of_htas_graph_alone(write_trace: WriteTrace) -> None:
+    events = [
+        host("aten::add", 0, 40, "cpu_op"),
+        *launch("gemm", 10, 20, 60, 1),
+        *launch("add", 30, 80, 5, 2),  # behind gemm: only its call's edge has no weight
+    ]
+    trace = ttap.load(write_trace(events))
+    whole = trace.critical_path(step="", compat="hta").facts
+    default = trace.critical_path(step="", compat="hta", launch_edges=False).facts
+    assert default["nodes"] == whole["nodes"] and default["edges"] == whole["edges"] - 1
+    with pytest.raises(OptionError, match="--compat hta"):
+        trace.critical_path(launch_edges=False)
+
+
 @pytest.mark.parametrize("by", ["name", "event"])
 def test_hta_tables_have_rows(write_trace: WriteTrace, by: str) -> None:
     table = ttap.load(write_trace(GPU_BOUND)).critical_path(by=by, compat="hta")

@@ -63,7 +63,12 @@ class _Path:
 
 
 def build_critical_path(
-    trace: Ranks, *, step: str | int | None = None, by: str = "cause", compat: str | None = None
+    trace: Ranks,
+    *,
+    step: str | int | None = None,
+    by: str = "cause",
+    compat: str | None = None,
+    launch_edges: bool = True,
 ) -> ColumnTable:
     """Build a table of the path over the profiled time, or one step.
 
@@ -72,19 +77,24 @@ def build_critical_path(
         step: Name or place of a step; by default the whole profiled time.
         by: "cause", "name" or "event" (the segments, in order of time).
         compat: "hta" for the graph and the numbers of HTA.
+        launch_edges: In HTA's graph, edges of no weight from every launch call to its work: HTA
+            leaves them out unless CRITICAL_PATH_ADD_ZERO_WEIGHT_LAUNCH_EDGE is set.
 
     Raises:
-        OptionError: An option has no such value, or there is no such step.
+        OptionError: An option has no such value, there is no such step, or launch edges are left
+            out of another graph than HTA's.
     """
     check_choice("by", by, TABLE.views)
     if compat is not None:
         check_choice("compat", compat, ("hta",))
         from torchtraceap.tables.steps.hta_path import build_hta_path
 
-        table = build_hta_path(trace.rank(), step=step, by=by)
+        table = build_hta_path(trace.rank(), step=step, by=by, launch_edges=launch_edges)
         if len(trace.ranks) > 1:
             table.notes += (f"HTA's path runs through one rank: rank {trace.rank().rank}.",)
         return table
+    if not launch_edges:
+        raise OptionError("launch edges can only be left out of HTA's graph: add --compat hta")
     path = _find_path(trace, step)
     tables = {"cause": _by_cause, "name": _by_name, "event": _by_event}
     shown: tuple[str, ...] = ()
@@ -321,6 +331,10 @@ TABLE = TableSpec(
     options=(
         Option("step", "--step", "only this step, by name or place", "step", metavar="STEP"),
         Option("compat", "--compat", "the graph that HTA would build", choices=("hta",)),
+        Option(
+            "launch_edges", "--no-launch-edges", "HTA's graph as HTA builds it by default",
+            "no_flag", default=True,
+        ),
     ),
     per_rank=False,
     sql={"critical_path": {"by": "event"}},
