@@ -32,6 +32,7 @@ __all__ = [
 
 
 _SHOWN = ("row", "since_first_ns", "dur_ns", "kind", "name", "tid", "stream")
+_GPU_KINDS = (_core.EventKind.KERNEL, _core.EventKind.GPU_MEMCPY, _core.EventKind.GPU_MEMSET)
 _TIMED = 3  # flags of an event with a start and a duration
 
 
@@ -129,6 +130,8 @@ def _all_columns(table: _core.EventTable) -> dict[str, MadeColumn]:
         "stream": lambda: _or_absent(table.stream, _core.NO_ID),
         "correlation": lambda: _or_absent(table.correlation, _core.NO_ID),
         "external_id": lambda: _or_absent(table.external_id, _core.NO_ID),
+        "graph_id": partial(_argument_of_gpu_work, table, "graph id"),
+        "graph_node_id": partial(_argument_of_gpu_work, table, "graph node id"),
     }
 
 
@@ -162,6 +165,15 @@ def _stack_events(
 
 def _or_absent(values: Array, absent: int) -> Array:
     return np.ma.array(values, mask=values == absent)
+
+
+def _argument_of_gpu_work(table: _core.EventTable, key: str) -> Array:
+    """Return an argument that Kineto writes for GPU work alone, in order of the rows."""
+    rows = np.flatnonzero(np.isin(table.kind, _GPU_KINDS))
+    values = np.ma.masked_all(len(table), dtype=np.int64)
+    found, there = table.int_column(key, rows)
+    values[rows[there]] = found[there]
+    return values
 
 
 def _some(column: MadeColumn, rows: Array) -> Column:

@@ -68,6 +68,20 @@ def test_views_outlive_the_trace(write_trace: WriteTrace) -> None:
         assert np.array_equal(view, copy)
 
 
+def test_events_of_a_graph_name_it_and_its_node(write_trace: WriteTrace) -> None:
+    def kernel(start: int, **args: int) -> dict[str, object]:
+        return {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": start,
+                "dur": 5, "args": {"device": 0, "stream": 7, **args}}  # fmt: skip
+
+    call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1,
+            "ts": 1, "dur": 2, "args": {"graph id": 9}}  # fmt: skip
+    events = [call, kernel(10, **{"graph id": 3, "graph node id": 2**40}), kernel(20)]
+    table = ttap.load(write_trace(events)).events()
+    assert table.to_list("graph_id") == [None, 3, None]
+    assert table.to_list("graph_node_id") == [None, 2**40, None]
+    assert ttap.load(write_trace(events)).events(kind="kernel").to_list("graph_id") == [3, None]
+
+
 def test_phase_and_kind_are_codes_with_names(trace: ttap.Trace) -> None:
     table = trace.rank().table
     assert bytes(np.unique(table.phase)) == b"X"

@@ -332,8 +332,11 @@ TABLE = TableSpec(
         Option("step", "--step", "only this step, by name or place", "step", metavar="STEP"),
         Option("compat", "--compat", "the graph that HTA would build", choices=("hta",)),
         Option(
-            "launch_edges", "--no-launch-edges", "HTA's graph as HTA builds it by default",
-            "no_flag", default=True,
+            "launch_edges",
+            "--no-launch-edges",
+            "HTA's graph as HTA builds it by default",
+            "no_flag",
+            default=True,
         ),
     ),
     per_rank=False,
