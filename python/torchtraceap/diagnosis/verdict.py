@@ -233,6 +233,7 @@ def bound_by(trace: Ranks, parts: dict[str, int]) -> str:
         bound_of = {cause: bound for bound, causes in BOUNDS.items() for cause in causes}
         for cause, ns in zip(path["cause"].tolist(), judged_ns.tolist(), strict=True):
             add(bound_of[cause], ns)
+    half_ns = _HALF * sum(totals.values())
     if sum(parts.get(part, 0) for part in GPU_PARTS) >= _BUSY * max(sum(parts.values()), 1):
         totals = {kind: ns for kind, ns in totals.items() if kind not in ("host", "data")}
         if not any(totals.values()):
@@ -242,7 +243,7 @@ def bound_by(trace: Ranks, parts: dict[str, int]) -> str:
     if not any(totals.values()):
         return "unknown"
     (first, most), *others = sorted(totals.items(), key=lambda item: -item[1])
-    is_mixed = most < _HALF * sum(totals.values()) and others and others[0][1] >= _CLOSE * most
+    is_mixed = most < half_ns and others and others[0][1] >= _CLOSE * most
     return "mixed" if is_mixed else first
 
 
