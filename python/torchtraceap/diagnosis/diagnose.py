@@ -112,7 +112,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         profiled_ns=profiled_ns,
         verdicts={name: verdicts[name] for name in PAPER_TYPES},
         further_verdicts={n: v for n, v in verdicts.items() if n not in PAPER_TYPES},
-        findings=tuple(_with_advice(trace, by_type, findings)),
+        findings=tuple(_with_advice(trace, by_type, findings, step)),
         abstained={name: _missing(by_type[name]) for name, v in verdicts.items() if v == "unknown"},
         not_applicable=tuple(
             name
@@ -166,17 +166,38 @@ def _ranked(
 
 
 def _with_advice(
-    trace: Ranks, by_type: Mapping[str, PerRank], findings: Sequence[Finding]
+    trace: Ranks, by_type: Mapping[str, PerRank], findings: Sequence[Finding], step: StepTime | None
 ) -> list[Finding]:
-    """Return findings with the advice that fits the trace."""
+    """Return findings with advice that fits the trace, and why a fix saves more than the cost."""
+    whole_ns = step.measured_ns if step else sum(rank.profiled_ns for rank in trace.ranks)
     entries = [load_knowledge()[finding.type] for finding in findings]
     wanted = {word for entry in entries for words, _ in entry.instead for word in words} | {"xla"}
     circumstances = circumstances_of(trace, by_type, findings, wanted)
     advice = (entry.advice_for(circumstances) for entry in entries)
     return [
-        replace(finding, fix=text.fix, code_before=text.code_before, code=text.code_after)
+        replace(
+            finding,
+            why=_why_with_reach(finding, whole_ns),
+            fix=text.fix,
+            code_before=text.code_before,
+            code=text.code_after,
+        )
         for finding, text in zip(findings, advice, strict=True)
     ]
+
+
+def _why_with_reach(finding: Finding, whole_ns: int) -> str:
+    """Return `why`, with the saving beside the cost where the fix saves clearly more than that."""
+    saving = finding.saving
+    share = saving.best_ns / max(whole_ns, 1) if saving and saving.simulated else 0.0
+    if share <= finding.cost_share + max(0.15 * finding.cost_share, 0.005):
+        return finding.why
+    saves = f"the fix saves {format_share(share)}"
+    end = "of the profiled time)"
+    if end in finding.why:
+        beside = f"{end[:-1]}, but the run hangs on it: {saves})"
+        return finding.why.replace(end, beside, 1)
+    return f"{finding.why} The run hangs on it: {saves}."
 
 
 def _missing(parts: PerRank) -> tuple[str, ...]:

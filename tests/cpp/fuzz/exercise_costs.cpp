@@ -94,7 +94,10 @@ void check_groups(const Rank& rank, std::int64_t busy_ns) {
 }  // namespace
 
 void exercise_costs(const Rank& rank, Choices& choices) {
-  const std::int64_t busy_ns = compute_timeline(build_gpu_intervals(rank.table, rank.tree)).busy_ns;
+  // Costs count all work that is recorded, in stretches that are not judged too.
+  const std::int64_t busy_ns =
+      compute_timeline(build_gpu_intervals(rank.table, rank.tree, {.keep_not_judged = true}))
+          .busy_ns;
   check_costs(rank, busy_ns);
   check_modules(rank, busy_ns);
   check_queue(rank);
