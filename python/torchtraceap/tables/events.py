@@ -170,10 +170,11 @@ def _or_absent(values: Array, absent: int) -> Array:
 def _argument_of_gpu_work(table: _core.EventTable, key: str) -> Array:
     """Return an argument that Kineto writes for GPU work alone, in order of the rows."""
     rows = np.flatnonzero(np.isin(table.kind, _GPU_KINDS))
-    values = np.ma.masked_all(len(table), dtype=np.int64)
     found, there = table.int_column(key, rows)
-    values[rows[there]] = found[there]
-    return values
+    values = np.zeros(len(table), dtype=np.int64)
+    absent = np.ones(len(table), dtype=bool)
+    values[rows], absent[rows] = found, ~there
+    return np.ma.array(values, mask=absent)
 
 
 def _some(column: MadeColumn, rows: Array) -> Column:
