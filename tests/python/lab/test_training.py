@@ -372,7 +372,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     fit(one, LoopSettings(epochs=3, learning_rate=0.05), tmp_path / "one")
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(tmp_path / "two")],
+            [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path / "two")],
             env={
                 **os.environ,
                 "RANK": str(rank),
