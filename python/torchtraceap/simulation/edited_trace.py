@@ -433,6 +433,13 @@ class _EditedRank:
         known = place >= 0
         known[known] = tree.step[left[place[known]]] == tree.step[calls[known]]
         self._set_correlation(rows[known], table.correlation[left[place[known]]])
+        # A call that launches nothing any more has no id: with one it would look for a lost record.
+        likes = np.array([event.like for event in self._inserted], dtype=np.int64)
+        ids = np.concatenate((
+            self._correlation[self._view.gpu_rows[kept[self._view.gpu_rows]]],
+            table.correlation[likes],
+        ))  # fmt: skip
+        self._set_correlation(left[~np.isin(table.correlation[left], ids)], _core.NO_ID)
 
     def _mark_steps(self, kept: Array) -> None:
         """Mark unmarked steps. See Note [Marked steps]."""
