@@ -84,7 +84,7 @@ def check(
                 )
     why_not = why_not_comparable(trace)
     if why_not:
-        # What is not recorded may break a limit: none is kept for sure.
+        # Work that is not recorded may break a limit, so no limit is kept for sure.
         reason = f"not comparable: {why_not}"
         results = [
             replace(each, status=INCONCLUSIVE, reason=reason) if each.status == PASSED else each

@@ -6,7 +6,7 @@ together: it is the mean over the ranks. Where there are steps it is per step: t
 of the counted steps, of an iteration (tables/steps/iterations.py). So bounds and replayed savings
 are of the same steps, even where the GPU runs far behind the host's ranges. Row numbers and
 intervals belong to their rank and name it. Facts that one rank's trace can't show, such as the rank
-for which others waited, come from `tables/ranks/lateness.py`.
+for which others waited, come from `tables/matching.py`.
 
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
 fixed, the replayed saving takes its place, and fixes are put into an order

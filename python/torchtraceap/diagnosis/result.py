@@ -69,7 +69,7 @@ class Diagnosis(Result):
     computes_on: str | None
     """"gpu"; "host", where nothing of a GPU is recorded and operators do the work; or None."""
     bound_by: str
-    """What most of the critical path is: "gpu_compute", "communication", "copies", "host", "data",
+    """The work that bounds the run: "gpu_compute", "communication", "copies", "host", "data",
     "mixed" or "unknown" (verdict.py, Note [Bound])."""
     lead: Lead | None
     """None: no finding is worth beginning with."""

@@ -87,7 +87,7 @@ def _finding_verdict(text: _Text, finding: Finding, on_host: bool) -> Verdict:
     what = entry.why_text(facts, cost=cost, share=share, on_host=on_host)
     if of_rank:
         what = f"Rank {text.say('finding.rank')}: {what}"
-    # How much of the cost lies in the segment, and what the GPU does there.
+    # This tells how much of the cost lies in the segment, and what the GPU does there.
     length, cost_here = text.say("segment.length"), text.say("finding.cost_here")
     here = f"{cost_here} of that lie in this part of {length}"
     if of_rank:

@@ -198,7 +198,7 @@ def fit_to_budget(pack: Pack) -> Pack:
     """
     if _fits(pack):
         return pack
-    # Of equal costs the last goes first.
+    # Where costs are equal, the last line goes first.
     lines = [(line.cost_ns, line.key) for table in pack.tables for line in table.lines]
     shown = _shown_rows(pack.tables)
     rows = [(row.duration_ns, row.key) for row in pack.rows if row.key not in shown]

@@ -99,7 +99,8 @@ def why_not_comparable(trace: Ranks) -> str | None:
 def recording_line(trace: Ranks) -> str:
     """Return what a person has to know of the recording first, such as "2 of 32 steps have GPU
     records; 3 impossible durations left out"; empty where it is fine."""
-    notes = quality_of(trace).notes
+    quality = quality_of(trace)
+    notes = quality.notes
     counts: dict[str, int] = {}
     for note in notes:
         counts[note.code] = counts.get(note.code, 0) + note.count
@@ -164,20 +165,17 @@ def build_quality(trace: Ranks) -> ColumnTable:
     Columns: `rank`, `code`, `count`, `start_ns` and `end_ns` (masked where no time can be told),
     `message`.
     """
+    from torchtraceap.tables.gpu.gpu_events import masked_integers  # a diagnosis needs no table
+
     quality = quality_of(trace)
     notes = quality.notes
-
-    def masked(values: list[int | None]) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
-        absent = [value is None for value in values]
-        return np.ma.array(np.array([value or 0 for value in values], dtype=np.int64), mask=absent)
-
     return ColumnTable(
         {
-            "rank": masked([note.rank for note in notes]),
+            "rank": masked_integers([note.rank for note in notes]),
             "code": encode_texts(note.code for note in notes),
             "count": np.array([note.count for note in notes], dtype=np.int64),
-            "start_ns": masked([note.start_ns for note in notes]),
-            "end_ns": masked([note.end_ns for note in notes]),
+            "start_ns": masked_integers([note.start_ns for note in notes]),
+            "end_ns": masked_integers([note.end_ns for note in notes]),
             "message": encode_texts(note.message for note in notes),
         },
         facts={"comparable": quality.comparable, "recorded_share": quality.recorded_share},

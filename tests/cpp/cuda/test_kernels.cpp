@@ -1,6 +1,6 @@
 // The twins on the host. Those on a device are compared with them by
 // benchmarks/device/cuda_parity.cu; the network that calls both is compared with the same network
-// in Python's torch by tests/python/test_paper_net.py.
+// in Python's torch by tests/python/lab/test_paper_net.py.
 
 #include <cmath>
 

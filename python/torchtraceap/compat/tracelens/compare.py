@@ -353,7 +353,7 @@ def _side(part: RankTrace, rows: Array, op: Array, node: Array, source: str) -> 
     table = part.table
     strings, names = table.strings, np.asarray(table.name)
     start, dur = (np.asarray(times)[rows] for times in (table.ts_ns, table.dur_ns))
-    # What has no call that both have is of its operator alone.
+    # Work without a call that both traces have belongs to its operator alone.
     groups = Groups(np.where(node == _core.NO_ROW, -1 - op, node))
     start = (start - start.min(initial=np.iinfo(np.int64).max)).astype(np.float64)
     busy = union_us(len(groups), groups.index, start, start + dur) / 1000  # both in ns

@@ -364,7 +364,7 @@ def unified_perf_summary(ops: ModeledOps, launchers: Launchers) -> Sheet:
         return f"{strings[parent]}->{strings[kernel]}{SYNTHETIC}"
 
     def category_of_kernel(kernel: int, parent: int, first: int) -> str:
-        # By what the parent launched first, whichever of its kernels the row stands for.
+        # The first kernel that the parent launched decides, whichever kernel the row stands for.
         return category_of(synthetic_name(kernel, parent), strings[first] if first >= 0 else None)
 
     # Kernels that belong to no call stand below the calls.

@@ -80,7 +80,7 @@ def launching_row(part: RankTrace, operators: Sequence[str], place: int) -> int 
     if tree.steps:
         rows = rows[tree.step[rows] == counted_places(part)[0]]
     parent = tree.parent[rows]
-    # Those inside of another one of the same name launch with it.
+    # A call inside another one of the same name launches with it.
     inside = (parent < len(is_named)) & is_named[np.minimum(parent, len(is_named) - 1)]
     rows = rows[~inside]
     launched = sum(each == name for each in operators)

@@ -137,7 +137,7 @@ def _waits_without_gpu(part: RankTrace) -> CountedEvents:
     above = np.where(
         parents == _core.NO_ROW, _core.NO_ROW, around[np.where(parents == _core.NO_ROW, 0, parents)]
     )
-    # Those inside of another such operator or of a range of the host are none of their own. But a
+    # A call inside another such operator or a host range does not count by itself. But a
     # closure that an optimizer's step calls holds the forward and backward pass: what lies before
     # the end of a backward pass is no counter.
     is_own = above == _core.NO_ROW

@@ -383,7 +383,7 @@ class Bench:
         marks = scored_windows(samples, scores)
         bad = marks.part(marks.bad)
         traces, _ = per_trace_auc(marks)
-        # Of each trace with a fault: whether the event pointed at lies in its cost.
+        # A trace with a fault is a hit where the event pointed at lies in its cost.
         groups, hits, of_groups = group_codes(samples), [], []
         for sample in samples:
             if sample.label:

@@ -160,7 +160,7 @@ def _draw(
     if not program.is_usable:
         raise NoPlaceError
     ranks = _count_ranks(base, program, fault, recorded, rng)
-    # What hides a look-alike is work of the GPU.
+    # GPU work hides a look-alike.
     gpu = (1 / scale if fault.look_alike else 1.0) * float(np.exp(rng.gauss(0.1, 0.4)))
     link = float(np.exp(rng.uniform(0, 1.2)))
     host, noise_seed = float(np.exp(rng.gauss(0, 0.25))), rng.randrange(1 << 31)

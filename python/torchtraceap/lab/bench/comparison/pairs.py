@@ -186,7 +186,7 @@ def make_folder(
     Raises:
         OutputError: It can't be made.
     """
-    # What two sides and the settings of a comparison must share to resume it.
+    # A comparison is resumed only where both sides and the settings are the same.
     text = json.dumps([side_a.identity, side_b.identity, *settings])
     key = sha256(text.encode()).hexdigest()[:16]
     names = (key if number == 1 else f"{key}-{number}" for number in count(1))

@@ -5,7 +5,7 @@ kernel: its operator (`c10d::allreduce_`), the description of the collective (`r
 and the title of its work (`nccl:all_reduce`). A group in Python is asked before these are written,
 so it writes them itself: same nesting, same arguments. The profiler of torch takes the second name
 for its own and breaks where C++ did not prepare it, so that event is recorded as `DESCRIPTION`, and
-`as_nccl_records` (`record/emulated_records.py`) gives the trace its name. On a CPU the title is
+`as_nccl_records` (`record/export.py`) gives the trace its name. On a CPU the title is
 that of gloo (`gloo:all_reduce`), and lasts, as with gloo, until the transfer is over.
 """
 

@@ -237,7 +237,7 @@ class _Compiled(Step):
         return x
 
     def forward(self, inputs: Batch) -> tuple[Tensor, Tensor]:
-        # What follows a break is code that all layers share: each shape is compiled for itself.
+        # All layers share the code that follows a break, so each shape is compiled separately.
         with torch._dynamo.config.patch(recompile_limit=_MOST_COMPILATIONS):
             result: tuple[Tensor, Tensor] = self.compiled(inputs)
         return result

@@ -1,4 +1,4 @@
-// From the unpacked bytes of a rank to lanes of typed columns (report/page/timeline_data.py).
+// From the unpacked bytes of a rank to lanes of typed columns (report/timeline_data.py).
 
 // Integers lie in byte planes, least significant plane first.
 const readColumn = (bytes, base, count, [offset, planes]) => {
