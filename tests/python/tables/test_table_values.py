@@ -19,6 +19,9 @@ from torchtraceap.core.columns import Column, JsonCodes, TextCodes
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import TABLES, table_spec
 
+NEEDED = {"launch_edges": (("compat", "hta"),)}
+"""Options that another option must stand beside."""
+
 
 def cases() -> Iterator[tuple[str, tuple[tuple[str, Any], ...]]]:
     """Every table with its views, flags and choices."""
@@ -29,7 +32,8 @@ def cases() -> Iterator[tuple[str, tuple[tuple[str, Any], ...]]]:
             yield name, ()
         for option in spec.options:
             if option.kind in ("flag", "no_flag"):
-                yield name, ((option.keyword, option.kind == "flag"),)
+                needed = NEEDED.get(option.keyword, ())
+                yield name, ((option.keyword, option.kind == "flag"), *needed)
             yield from ((name, ((option.keyword, choice),)) for choice in option.choices or ())
     yield "events", (("with_args", True),)
 
