@@ -109,10 +109,17 @@ def _annotate(options: Options) -> int:
 
 
 def _add_query(parser: Parser) -> None:
-    from torchtraceap.tables.sql import sql_tables
+    from torchtraceap.tables.sql import MAX_SECONDS, sql_tables
 
     tables = f"DuckDB's SQL; tables: {', '.join(sql_tables())}"
     parser.add_argument("query", metavar="QUERY", help=tables)
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=MAX_SECONDS,
+        metavar="S",
+        help="the longest that the query may take [%(default)g]",
+    )
 
 
 def _sql(options: Options) -> int:
@@ -121,7 +128,7 @@ def _sql(options: Options) -> int:
     check_table_output(options, [options.source])
     trace = load([options.source], options.threads)
     with progress_stage("running the query"):
-        table = run_sql(trace, options.query)
+        table = run_sql(trace, options.query, seconds=options.seconds)
     return give_table(table, options)
 
 

@@ -34,6 +34,7 @@ MAX_THREADS = 8
 FETCHED_VALUES = 50_000  # about as many at once
 FETCHED_ROWS = 10_000  # at once at most
 MEMORY_SHARE = 4  # DuckDB gets one part in so many
+MAX_SECONDS = 10.0  # a query may take; one that counts every pair of rows would never end
 STOP_SECONDS = 0.8  # for a query to notice that it is interrupted
 
 _CLOSED = {
@@ -74,23 +75,27 @@ def sql_tables() -> dict[str, Callable[[Ranks], ColumnTable]]:
     }
 
 
-def run_sql(trace: Ranks, query: str) -> ColumnTable:
+def run_sql(trace: Ranks, query: str, *, seconds: float = MAX_SECONDS) -> ColumnTable:
     """Run one query over the tables of a trace.
 
     Args:
         trace: What to query.
         query: One statement of DuckDB's SQL that selects; tables are those of `sql_tables`. Files,
             networks, settings and extensions are out of reach.
+        seconds: The longest that the query may take; making the tables that it names is not
+            counted.
 
     Raises:
-        OptionError: DuckDB does not understand the query, it does more than select, or its answer
-            has more than `MAX_VALUES` values.
+        OptionError: DuckDB does not understand the query, it does more than select, it takes longer
+            than `seconds`, or its answer has more than `MAX_VALUES` values.
         MissingDependencyError: DuckDB is not installed.
     """
     try:
         import duckdb
     except ImportError:
         raise MissingDependencyError("SQL needs DuckDB: pip install 'torchtraceap[sql]'") from None
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise OptionError(f"SQL: the seconds of a query must be positive, not {seconds:g}")
     tables = sql_tables()
     words = set(re.findall(r"\w+", query.lower()))
     try:
@@ -103,7 +108,7 @@ def run_sql(trace: Ranks, query: str) -> ColumnTable:
         _check(duckdb, connection, query)
         for name in tables.keys() & words:
             connection.register(name, tables[name](trace))
-        given, rows = _answer(connection, query)
+        given, rows = _answer(connection, query, seconds)
     except duckdb.Error as error:
         names = ", ".join(tables)
         message = " ".join(str(error).split())[:MAX_MESSAGE]
@@ -173,8 +178,9 @@ def _tokens(duckdb: Any, query: str) -> Iterator[_Token]:
 _Rows = list[tuple[Any, ...]]
 
 
-def _answer(connection: Any, query: str) -> tuple[list[str], _Rows]:
-    """Return names and rows, from a thread: a signal reaches Python only where Python runs."""
+def _answer(connection: Any, query: str, seconds: float) -> tuple[list[str], _Rows]:
+    """Return names and rows, from a thread: a signal reaches Python only where Python runs, and
+    a query is stopped only from outside."""
     outcome: list[tuple[list[str], _Rows]] = []
     failure: list[BaseException] = []
     stopped, done = threading.Event(), threading.Event()
@@ -193,7 +199,11 @@ def _answer(connection: Any, query: str) -> tuple[list[str], _Rows]:
     thread = threading.Thread(target=work, daemon=True, name="torchtraceap-sql")
     thread.start()
     try:
-        done.wait()  # a join that is interrupted takes the thread for finished
+        # A join that is interrupted takes the thread for finished.
+        if not done.wait(seconds):
+            raise OptionError(
+                f"SQL: stopped after {seconds:g} s: join on equal values, filter, or aggregate"
+            )
     except BaseException:
         stopped.set()
         connection.interrupt()

@@ -426,11 +426,16 @@ class Trace(Ranks):
 
     # ------------------------------------------------------------------------------ ways out
 
-    def sql(self, query: str) -> ColumnTable:
-        """One query of DuckDB's SQL over all tables, which `tables.sql.sql_tables` lists."""
+    def sql(self, query: str, *, seconds: float = 10.0) -> ColumnTable:
+        """One query of DuckDB's SQL over all tables, which `tables.sql.sql_tables` lists.
+
+        Args:
+            query: One statement that selects.
+            seconds: The longest that it may take.
+        """
         from torchtraceap.tables.sql import run_sql
 
-        return run_sql(self, query)
+        return run_sql(self, query, seconds=seconds)
 
     def annotate(self, path: PathLike, *, rank: int | None = None) -> None:
         """Write the trace for Perfetto, with findings, idle causes, critical path and counters.

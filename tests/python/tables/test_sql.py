@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,28 @@ def test_an_interrupt_stops_a_query(trace: ttap.Trace) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select count(*) from range(1000000000000) a, range(1000000) b",
+        "with recursive r as (select 1 a union all select a + 1 from r) select count(*) from r",
+        "select a.range from range(1000000000) a order by hash(a.range) limit 3",
+        "select regexp_matches(repeat('a', 100000), '(a*)*b') from range(1000000)",
+    ],
+)
+def test_a_query_has_a_time_limit(trace: ttap.Trace, query: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(OptionError, match=r"^SQL: stopped after 0\.3 s: "):
+        trace.sql(query, seconds=0.3)
+    assert time.monotonic() - begin < 3
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_limit_is_positive(trace: ttap.Trace, seconds: float) -> None:
+    with pytest.raises(OptionError, match="positive"):
+        trace.sql("select 1", seconds=seconds)
 
 
 def test_a_long_query_prints_nothing(tmp_path: Path) -> None:
