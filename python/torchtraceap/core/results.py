@@ -378,8 +378,8 @@ class ReplayCheck(Result):
     replayed_ns: int
     """Time of the same steps, replayed without anything that only the measured run knew."""
     noise_ns: int | None
-    """Amount by which the mean of such steps varies by itself; smaller savings are not reported.
-    None if a single step shows none."""
+    """Amount by which the mean of the measured steps varies; a saving is held against what a fix
+    leaves of it. None if a single step shows none."""
     per_step: bool
     trust: Trust
     notes: tuple[str, ...] = ()

@@ -477,10 +477,19 @@ class SimulatedRun:
     @cached_property
     def measured_ns(self) -> Array:
         """The measured iteration of each of `steps`, int64 `[steps]`, ns."""
+        spans = self.measured_spans
+        return spans[:, 1] - spans[:, 0]
+
+    @cached_property
+    def measured_spans(self) -> Array:
+        """Where the measured iteration of each of `steps` begins and ends, int64 `[steps, 2]`, ns
+        on the clock of the graph."""
         points, offsets = self._work
         times = self.graph.time_ns[points]
         ends = np.maximum.reduceat(times, offsets[:-1]) if len(times) else times
-        return self._lengths(ends)
+        parts = map(np.maximum.accumulate, np.split(ends, self._groups[1:]))
+        spans = [np.stack((part[:-1], part[1:]), axis=1) for part in parts if len(part)]
+        return np.concatenate([*spans, np.zeros((0, 2), dtype=np.int64)])
 
     def lengths_ns(
         self, deltas: Sequence[_core.GraphDelta | None] = (None,), *, with_residuals: bool = True

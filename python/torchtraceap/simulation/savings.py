@@ -16,6 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+import numpy as np
+
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.intervals import Int64Array, covered_ns, union
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Finding, PlannedFix, ReplayCheck, Saving
 from torchtraceap.errors import TraceError
@@ -36,6 +40,8 @@ __all__ = ["Outlook", "simulate_savings"]
 Savings: TypeAlias = dict[str, Saving | None]
 
 _NO_EDIT = "no simulated edit stands for this fix"
+_SPORADIC = 0.1
+"""A finding of few steps takes no more than this share of its mean in half of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,8 @@ def _simulate(
         return _only_bounds(findings, trust.reason, _check(Simulation(run, [])))
     tried = _Edits(run)
     chosen = {finding.type: tried.choose(finding) for finding in findings}
-    simulation = Simulation(run, _applied_edits(chosen))
+    explained_ns = _sporadic_ns(run, findings)
+    simulation = Simulation(run, _applied_edits(chosen), explained_ns=explained_ns)
     check = _check(simulation)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
     savings: Savings = {}
@@ -103,13 +110,42 @@ def _simulate(
             chosen[finding.type] = edit = f"not simulated: {edit.name} changes a small part of it"
         savings[finding.type] = _bound(finding, edit)
     if len(_applied_edits(chosen)) < len(outcomes):
-        simulation = Simulation(
-            run, _applied_edits(chosen)
-        )  # the plan has only fixes that are shown
+        # The plan has only fixes that are shown.
+        simulation = Simulation(run, _applied_edits(chosen), explained_ns=explained_ns)
     leading = first(savings)
     fix = chosen[leading] if leading else None
     steps = simulation.plan_from(fix.name if isinstance(fix, _Applied) else None)
     return Outlook(savings, _plan(steps, findings, chosen, leading), check)
+
+
+def _sporadic_ns(run: SimulatedRun, findings: Sequence[Finding]) -> Array:
+    """Return the time that findings of few steps take in each step, int64 `[steps]`, ns; each
+    instant counts once. See Note [Noise] of trust.py."""
+    counted = np.array([step.counted for step in run.steps], dtype=bool)
+    ranks = np.array([step.rank for step in run.steps], dtype=np.int64)
+    sporadic: list[list[Int64Array]] = [[] for _ in run.ranks]
+
+    def inside_ns(sets: Sequence[Int64Array]) -> Array:
+        found = np.zeros(len(ranks), dtype=np.int64)
+        for index, intervals in enumerate(sets):
+            # From the clock of the graph to that of the rank's GPU.
+            ahead_ns = run.offsets_ns[index] + run.ranks[index].tree.launch_delay_correction_ns
+            mine = np.flatnonzero(ranks == index)
+            spans_ns = run.measured_spans[mine] - ahead_ns
+            found[mine] = covered_ns(intervals, spans_ns.ravel())[::2]
+        return found
+
+    for finding in findings:
+        numbers = np.array([-1 if n is None else n for n in finding.interval_ranks], dtype=np.int64)
+        own = [
+            finding.intervals[numbers == (-1 if part.rank is None else part.rank)]
+            for part in run.ranks
+        ]
+        each_ns = inside_ns(own)[counted]
+        if len(each_ns) and np.median(each_ns) <= _SPORADIC * each_ns.mean():
+            for sets, intervals in zip(sporadic, own, strict=True):
+                sets.append(intervals)
+    return inside_ns([union(sets) for sets in sporadic])
 
 
 class _Applied:

@@ -162,9 +162,14 @@ class Simulation(Renderable):
     """A run, its measured times, and its times with edits. Times are those of a step, in ns."""
 
     def __init__(
-        self, run: SimulatedRun, edits: Sequence[str | Edit], trace: Ranks | None = None
+        self,
+        run: SimulatedRun,
+        edits: Sequence[str | Edit],
+        trace: Ranks | None = None,
+        explained_ns: Array | int = 0,
     ) -> None:
         self.run = run
+        self._explained_ns = explained_ns
         self._trace = run.trace if trace is None else trace
         self._made: dict[str, Edit] = {}
         self._names = [edit if isinstance(edit, str) else edit.name for edit in edits]
@@ -382,7 +387,10 @@ class Simulation(Renderable):
             lost = np.maximum(lost, replays.left_out)
             if kept:
                 most = self.measured_ns - self.run.stands_for * replays.steady_ns
-                noise = [noise_of_lengths(self.run, lengths) for lengths in replays.lengths_ns]
+                noise = [
+                    noise_of_lengths(self.run, lengths, self._explained_ns)
+                    for lengths in replays.lengths_ns
+                ]
         saved = self.measured_ns * (1 - shares)
         saved = np.where(saved > 0, np.minimum(saved, np.maximum(most, 0.0)), saved)
         removes = np.array([change.only_removes(self.run) for change in changes], dtype=bool)
