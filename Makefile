@@ -196,7 +196,7 @@ tidy: ## clang-tidy on the C++ sources
 	@cmake --build build/tidy --parallel $(JOBS)
 
 .PHONY: bench
-bench: venv ## compare load and diagnose with other tools (docs/performance.md); takes minutes
+bench: venv ## compare load and diagnose with other tools (docs/results/performance.md); takes minutes
 	@tools/install_packages.sh build bench
 	@$(PIP) install $(PIP_BUILD) '.[peers]'
 	@cmake --preset release -DTRACEAP_BUILD_PYTHON=OFF -DTRACEAP_BUILD_BENCHMARKS=ON >/dev/null

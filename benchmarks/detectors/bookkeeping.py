@@ -2,7 +2,7 @@
 
 Numbers, their gaps and their order, processes and threads, where the recording begins, bytes for
 each event, orders of keys, residue of marks. None of it is evidence of lost time, so a model of
-nothing else must not tell traces with a fault from those without (docs/benchmark.md). Durations,
+nothing else must not tell traces with a fault from those without (docs/evaluation.md). Durations,
 names and counts of events are evidence and are left out.
 
 Note [Leaks]: a fault and its twin may differ in nothing but what the fault does. So a model that

@@ -1,7 +1,7 @@
-"""Check what has to hold before any number of docs/benchmark.md means something.
+"""Check what has to hold before any number of docs/results/evaluation.md means something.
 
-    python benchmarks/detectors/honesty.py DATASET [--raw FOLDER] [--page docs/benchmark.md]
-    python benchmarks/detectors/honesty.py --collected FOLDER... [--page docs/benchmark.md]
+    python benchmarks/detectors/honesty.py DATASET [--raw FOLDER] [--page PAGE]
+    python benchmarks/detectors/honesty.py --collected FOLDER... [--page PAGE]
 
 Reads the splits train and validation of DATASET alone. Bookkeeping is that of their traces, written
 as files again, or of those of FOLDER, which `generate` made. Writes the part `honesty` of the page,

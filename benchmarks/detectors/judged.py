@@ -4,7 +4,7 @@
         [--output FILE]
 
 Nobody should have learned from a DATASET (another seed); then each of its splits counts. With
-CORPUS, a folder of the public traces that were labelled by looking (docs/real_labels.md), these are
+CORPUS, a folder of the public traces that were labelled by looking (docs/evaluation.md), these are
 judged too. Types are named by the judge and by simpler rules, given the windows that lose time.
 """
 

@@ -7,7 +7,7 @@ its time in all; those that a trace has by itself are left out. For each trace w
 gives the AUC of its windows: those of which the fault takes a tenth or more against those of which
 it takes less than a fiftieth (`all`). What the trace loses by itself counts as a window without a
 fault there, so 1.0 cannot be expected of traces that lose much; in `own_left_out` windows that one
-of the two passes of labels gives to another fault (docs/real_labels.md) are left out. The traces
+of the two passes of labels gives to another fault (docs/evaluation.md) are left out. The traces
 are for tests alone: a look is logged.
 """
 

@@ -1,7 +1,7 @@
 """Scorers and baselines on the public traces that were labeled by looking, as tables and JSON.
 
 Note [Number of a trace]: a trace is told from others by one number made of the scores of its
-windows. `CANONICAL` was fixed before any trace was scored (docs/real_labels.md says why); the
+windows. `CANONICAL` was fixed before any trace was scored (docs/evaluation.md says why); the
 others are shown beside it.
 
 Note [Threshold]: a window is flagged from the threshold of the largest F1 on the validation split

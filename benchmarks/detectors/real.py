@@ -1,7 +1,7 @@
-"""Scorers and baselines on the public traces that were labelled by looking (docs/real_labels.md).
+"""Scorers and baselines on the public traces that were labelled by looking (docs/evaluation.md).
 
     python benchmarks/detectors/real.py CORPUS [DATASET] --why TEXT [--scorer NAME ...]
-        [--page docs/real_labels.md] [--output FILE] [--scores FILE]
+        [--page docs/results/evaluation.md] [--output FILE] [--scores FILE]
 
 Baselines learn from the split "train" of DATASET, and thresholds are those of its split
 "validation"; without one, the package's scorers are measured alone. `--page` writes the part

@@ -33,7 +33,7 @@ from torchtraceap.trace.execution.reader import Node, NodeFile
 LAUNCH_TO_START_NS = 3_000
 BETWEEN_WORK_NS = 1_000
 RETURN_NS = 5_000
-"""As the package lays out: docs/simulation.md."""
+"""As the package lays out: docs/simulation_edits.md."""
 
 
 @dataclass(frozen=True)

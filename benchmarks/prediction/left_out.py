@@ -6,7 +6,8 @@ What is shipped was fitted to public traces, those of `public_models.py` among t
 of kernel families and of products are fitted anew without the program of a trace, on any device,
 and asked for the operators that the trace itself records; "by others" is corrected by the ratios of
 the other programs' traces on the device to the same models. Numbers that stand in modules
-(convolutions, odd rows of softmax) stay; docs/durations.md says what they have seen. Needs SciPy.
+(convolutions, odd rows of softmax) stay; docs/results/durations.md says what they have seen. Needs
+SciPy.
 """
 
 from __future__ import annotations

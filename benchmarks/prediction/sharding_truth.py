@@ -25,8 +25,8 @@ from torchtraceap.ops.durations import ReuseHistogram
 from torchtraceap.ops.durations.embedding import BIN_ENDS
 
 NOISE = 0.026
-"""CV of the steps of a DDP rank on A100 in a public trace (docs/simulation.md), here of every
-kernel and exchange: what is common to a step's parts would not change an order."""
+"""CV of the steps of a DDP rank on A100 in a public trace (docs/results/simulation.md), here of
+every kernel and exchange: what is common to a step's parts would not change an order."""
 SKEW_NS = 20_000.0
 """Deviation of when ranks begin an iteration."""
 ITERATIONS = 30

@@ -12,8 +12,8 @@ table, or work over the peaks), and three tests in each of which no time is esti
 - *unseen*: a random half of the kinds; the other half calibrates and stands for its own kernels.
 
 Each has the share of intervals that hold the measured time and the median absolute error. Families
-that the models were fitted to on these very traces are no unseen traces: docs/durations.md says
-which. Traces of one job's ranks count as one, by the first file.
+that the models were fitted to on these very traces are no unseen traces: docs/results/durations.md
+says which. Traces of one job's ranks count as one, by the first file.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ __all__ = [
 
 Event = dict[str, Any]
 QUEUE_DEPTH = 1021
-"""Launches that a stream takes before a launch call has to wait (docs/simulation.md)."""
+"""Launches that a stream takes before a launch call has to wait (docs/simulation_edits.md)."""
 NCCL_STREAM = 20
 TICK_US = 0.02
 

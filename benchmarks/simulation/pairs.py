@@ -202,7 +202,7 @@ def removed_ns(run: SimulatedRun, change: Change) -> float:
 
 
 def tables(results: list[Result]) -> str:
-    """As docs/simulation_edits.md has them."""
+    """As docs/results/simulation.md has them."""
     head = (
         "| pair | unseen | n | noise | before | after | median after | predicted | interval | "
         "error |\n|---|---|---|---|---|---|---|---|---|---|"

@@ -1,4 +1,4 @@
-"""Regenerates every figure of docs/simulation.md and docs/simulation_edits.md.
+"""Regenerates every figure of docs/results/simulation.md.
 
     python benchmarks/simulation/prove.py [--quick]
 

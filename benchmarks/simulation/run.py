@@ -1,4 +1,4 @@
-"""How true replays are, and how fast: tables for docs/simulation.md.
+"""How true replays are, and how fast: tables for docs/results/simulation.md.
 
     python benchmarks/simulation/run.py [CORPUS]    # default: TORCHTRACEAP_CORPUS
 

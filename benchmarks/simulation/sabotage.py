@@ -200,7 +200,7 @@ def _matters(before: Figures, after: Figures) -> bool:
 
 
 def table(found: list[Figures]) -> str:
-    """As docs/simulation.md has it: in how many traces each figure notices each sabotage."""
+    """Return the table of docs/results/simulation.md: traces in which a figure notices sabotage."""
     as_is = {figures.trace: figures for figures in found if figures.sabotage == "as it is"}
     names = dict.fromkeys(figures.sabotage for figures in found)
     head = (

@@ -487,7 +487,7 @@ def _summary(outcomes: list[Outcome]) -> Summary:
 
 
 def table(summaries: list[Summary]) -> str:
-    """As docs/simulation_edits.md has it."""
+    """As docs/results/simulation.md has it."""
     head = (
         "| twin | pairs | true saving | error, median | nine in ten below | covered | "
         "same numbers | wrong sign | refused |\n|---|---|---|---|---|---|---|---|---|"

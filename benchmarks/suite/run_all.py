@@ -1,5 +1,5 @@
 """Runs every workload of the suite on the CPU: training and evaluation, fp32 and bf16, and some
-compiled; docs/workloads.md.
+compiled; docs/benchmarking.md.
 
 What counts: a step runs, its loss is finite, and parameters get gradients. Times are seconds of a
 core, so that a busy machine counts for nothing, and say no more than an order of magnitude.

@@ -2094,7 +2094,7 @@ class WindowSet:
 
 class FeatureBlock:
     """
-    Numbers per window; docs/features.md lists them.
+    Numbers per window; docs/scorers.md lists them.
     """
     @property
     def names(self) -> list[str]:
@@ -2128,7 +2128,7 @@ class TokenKind(enum.IntEnum):
 
 class Tokens:
     """
-    The events of each window as arrays; docs/features.md defines them.
+    The events of each window as arrays; docs/scorers.md defines them.
     """
     def __len__(self) -> int: ...
     @property

@@ -1,6 +1,6 @@
 """Iteration times of jobs that nobody ran, against vTrain's published times (MIT, f8dda84).
 
-docs/compositions.md says what these times are and what the splits mean.
+docs/prediction.md says what these times are and what the splits mean.
 """
 
 from __future__ import annotations

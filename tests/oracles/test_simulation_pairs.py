@@ -1,4 +1,4 @@
-"""Predictions from the trace before a fix, against the trace after it (docs/simulation_edits.md).
+"""Predictions from the trace before a fix, against the trace after it (docs/results/simulation.md).
 
 The pairs are few; nothing was fitted to them but the slowdown beside loader workers, which four
 pairs showed of which ResNet-50's is one.

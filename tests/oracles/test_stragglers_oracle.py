@@ -1,6 +1,6 @@
 """What-ifs on production traces of ByteDance against the answers published with them.
 
-Source: ByteDance-Seed/StragglerAnalysis at 8efcd7f (Apache-2.0); docs/stragglers.md has the data.
+Source: ByteDance-Seed/StragglerAnalysis at 8efcd7f (Apache-2.0); docs/many_ranks.md has the data.
 Every job in the folder is tested: `trace-NAME.csv.gz` with `result-NAME.json`, `ms-NAME.json` and
 `mw-NAME.json`.
 """

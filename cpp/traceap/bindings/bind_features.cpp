@@ -82,7 +82,7 @@ auto matrix(std::vector<double> FeatureBlock::*member) {
 }
 
 void bind_feature_block(py::module_& module) {
-  FeatureClass(module, "FeatureBlock", "Numbers per window; docs/features.md lists them.")
+  FeatureClass(module, "FeatureBlock", "Numbers per window; docs/scorers.md lists them.")
       .def_property_readonly(
           "names",
           [](const FeatureBlock& self) {
@@ -127,7 +127,7 @@ void bind_tokens(py::module_& module) {
       "token_class_names", [] { return token_class_names(); },
       "Names of Tokens.class_code, by code: kinds, and what the events of some do.");
   TokensClass(module, "Tokens",
-              "The events of each window as arrays; docs/features.md defines them.")
+              "The events of each window as arrays; docs/scorers.md defines them.")
       .def("__len__", [](const BoundTokens& self) { return self.tokens.row.size(); })
       .def_property_readonly("offsets", token_column(&Tokens::offsets),
                              "uint32 [windows + 1]: into the columns.")

@@ -35,7 +35,7 @@ bool any_operator(const EventTable& table) {
 }
 
 /// Is the device one whose kernels have names of their own? Its profiler's categories say so, or
-/// the process of its streams (docs/accelerators.md).
+/// the process of its streams (docs/formats.md).
 bool has_foreign_kernels(const EventTable& table) {
   const auto& tracks = table.tracks;
   if (std::any_of(tracks.begin(), tracks.end(), [](const Track& track) {

@@ -1,6 +1,6 @@
 #pragma once
 // The events of each window as plain arrays, for models that read events: GPU events, GPU idle
-// intervals, and what the host did that the GPU waits for. docs/features.md defines every column.
+// intervals, and what the host did that the GPU waits for. docs/scorers.md defines every column.
 
 #include <cstdint>
 #include <string>

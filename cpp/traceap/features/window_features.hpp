@@ -1,5 +1,5 @@
 #pragma once
-// About 50 numbers per window, and their robust z-scores per trace. docs/features.md lists them.
+// About 50 numbers per window, and their robust z-scores per trace. docs/scorers.md lists them.
 
 #include <cstdint>
 #include <span>

@@ -1,6 +1,6 @@
 #pragma once
 // A run as a graph that can be replayed: points and dependencies of analysis/, each edge with what
-// it costs. docs/simulation.md has the rules.
+// it costs. docs/simulation_edits.md has the rules.
 
 #include <cstdint>
 #include <span>

@@ -142,7 +142,7 @@ class QualityNote(Result):
     """A fault of a recording, and its place."""
 
     code: str
-    """Such as `impossible_duration` (docs/quality.md)."""
+    """Such as `impossible_duration` (docs/tables.md)."""
     rank: int | None
     count: int
     """Records, launches or files concerned."""
@@ -154,7 +154,7 @@ class QualityNote(Result):
 
 @dataclass(frozen=True, slots=True)
 class Quality(Result):
-    """The uses that a recording can be trusted for (docs/quality.md)."""
+    """The uses that a recording can be trusted for (docs/tables.md)."""
 
     comparable: bool = True
     """Its times can be held against those of another recording."""
@@ -308,7 +308,7 @@ class Saving(Result):
 @dataclass(frozen=True, slots=True)
 class StepTime(Result):
     """The time of a step, from the end of the work of one step to that of the next: host and GPU,
-    whichever ends last (docs/simulation.md#an-iteration)."""
+    whichever ends last (docs/simulation_edits.md#an-iteration)."""
 
     measured_ns: int
     """The mean over the counted steps; over several ranks the mean of theirs."""

@@ -88,7 +88,7 @@ def name_hash(name: str) -> int:
 
 @cache
 def schemas() -> dict[str, Any]:
-    """An Arrow schema for each table; docs/datasets.md says what the columns are."""
+    """An Arrow schema for each table; docs/labeled_data.md says what the columns are."""
     pa, _ = import_pyarrow()
     texts, interval = pa.list_(pa.string()), pa.struct(
         [("type", pa.string()), ("start_ns", pa.int64()), ("end_ns", pa.int64())]

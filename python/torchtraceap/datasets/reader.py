@@ -22,7 +22,7 @@ from torchtraceap.trace.trace import Trace
 __all__ = ["ABOUT", "DataSet", "Run", "is_dataset", "labeled_ranks", "labeled_runs"]
 
 Label = dict[str, Any]
-"""A label as `generate` writes it (docs/generation.md)."""
+"""A label as `generate` writes it (docs/labeled_data.md)."""
 
 ABOUT = "dataset.json"
 """The file that makes a folder a data set."""
@@ -60,7 +60,7 @@ def is_dataset(folder: PathLike) -> bool:
 
 
 class DataSet:
-    """Traces and their labels; docs/datasets.md has the columns of the tables.
+    """Traces and their labels; docs/labeled_data.md has the columns of the tables.
 
     Args:
         folder: The folder of the data set.
@@ -112,7 +112,7 @@ class DataSet:
         return iter(self.entries)
 
     def labels(self) -> list[dict[str, Any]]:
-        """Return the labels of each trace, in the form of `labels.jsonl` (docs/generation.md)."""
+        """Return the labels of each trace as in `labels.jsonl` (docs/labeled_data.md)."""
         return [decode_label(entry.row) for entry in self.entries.values()]
 
     def entry(self, trace: str) -> Entry:

@@ -101,7 +101,7 @@ class Sample:
     ignore: Array
     """bool `[W]`: it is less, but a fiftieth or more."""
     values: Array
-    """float32 `[W, F]`: the features of docs/features.md."""
+    """float32 `[W, F]`: the features of docs/scorers.md."""
     zscores: Array
     """float32 `[W, F]`: the features, robustly normalized within the trace."""
     evidence: Array

@@ -5,7 +5,7 @@ findings, merged), `build_pack` (the numbers of a segment: an evidence `pack`), 
 (`offline_judge`, or `llm_judge` with a language model) that gives a `verdict`, `rescore` (what is
 in doubt is scored again on other grids), `explain` (all of it). Whatever a verdict cites is checked
 against the pack (`verdict`); a language model sees redacted packs alone (`redaction`).
-docs/llm.md tells how it is used.
+docs/explanations.md tells how it is used.
 """
 
 from __future__ import annotations

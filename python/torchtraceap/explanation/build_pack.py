@@ -42,7 +42,7 @@ _SHARES = (
 _COUNTS = ("launch_count", "kernel_count", "copy_count", "collective_count", "allocator_count")
 _RATES = ("queue_depth_mean",)
 _MICROSECONDS = ("kernel_median_us", "launch_delay_p50_us")
-"""Features that a pack shows (docs/features.md), by how they are written."""
+"""Features that a pack shows (docs/scorers.md), by how they are written."""
 _OFFLINE_FEATURES = ("busy_share", *(name for name in _SHARES if name.startswith("idle_")))
 
 

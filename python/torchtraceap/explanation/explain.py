@@ -8,7 +8,7 @@ model names an entry and never writes code.
 Note [Doubt]: what a model takes for misclassified is dropped where other grids do not flag it
 either. The offline judge doubts parts that it has no name for, and is given the types of other
 grids. It drops nothing: of the windows that the vote of grids would have dropped for it, nearly all
-lost time (docs/benchmark.md#judges).
+lost time (docs/evaluation.md#judges).
 
 `torchtraceap explain`, `diagnosis.explain` and `.ask` call `explain` and `answer`. Without settings
 of a model nothing is asked of anybody, and no package for it is imported.

@@ -10,7 +10,7 @@ diagnosis; then come others by what a fix is expected to save there.
 Note [Names]: scorers guess, rules prove. A part is called by the likeliest type whose finding costs
 a tenth of it; without one, by the likeliest that the rules do not exclude, as they lacked signals
 of it; else "none". benchmarks/detectors/judged.py compares this with other ways to name
-(docs/benchmark.md#judges).
+(docs/evaluation.md#judges).
 
 Note [Expected saving]: a finding's saving, as the diagnosis believes it, falls to its segments by
 the part of its cost in each. What no finding explains is bounded by the time in which a GPU idles

@@ -452,7 +452,7 @@ def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: 
 
 
 def _feature(name: str, value: float) -> Any:
-    """Return a feature in the unit that docs/features.md gives it, logarithms as the
+    """Return a feature in the unit that docs/scorers.md gives it, logarithms as the
     value itself."""
     if name.endswith("_log2"):
         return size_quantity(2.0**value - 1.0)

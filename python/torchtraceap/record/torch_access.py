@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 EMULATED = "emu"
-"""A backend of torch.distributed whose other ranks are not there: docs/emulated_collectives.md."""
+"""A backend of torch.distributed whose other ranks are not there: docs/labeled_data.md."""
 INJECTED = "_torchtraceap_injected"
 """The module that profiles a whole program, where it was put in (bench/processes/injected)."""
 # A launcher says the rank here (torchrun's name) before torch.distributed is initialised.

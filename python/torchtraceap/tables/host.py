@@ -54,7 +54,7 @@ def idle_by_stream(events: GpuEvents) -> tuple[dict[str, Column], tuple[str, ...
         events: All GPU events of a rank.
 
     Returns:
-        Columns as docs/kernels.md lists them, and those that are shown.
+        Columns as docs/tables.md lists them, and those that are shown.
     """
     place, gap_ns = _gaps(events)
     # The host is late if the call began when the stream already idled.
@@ -104,7 +104,7 @@ def build_host(part: RankTrace, *, by: str = "thread") -> ColumnTable:
         Rows by time while the GPU was idle. Threads run at the same time, so rows may sum to more
         than the fact `idle_ns`; over one thread they sum to it exactly, with its silent time. The
         time of Python frames includes the operators and calls that they make directly.
-        docs/operators.md has the columns.
+        docs/tables.md has the columns.
 
     Raises:
         OptionError: `by` is something else.

@@ -77,7 +77,7 @@ def build_launches(part: RankTrace, *, by: str = "call") -> ColumnTable:
     """Build the table of `Trace.launches` for one rank.
 
     Returns:
-        Columns as docs/kernels.md lists them; `delay_ns` is from the end of a call to the start
+        Columns as docs/tables.md lists them; `delay_ns` is from the end of a call to the start
         of its event, at least 0, clocks corrected.
 
     Raises:

@@ -38,7 +38,7 @@ def build_stacks(part: RankTrace, *, by: str = "gpu") -> ColumnTable:
         Stacks with any time, by self time. `self_ns` sums to the fact `total_ns`, which is the busy
         time of the GPU or the time in which calls were open on each thread, summed; `total_ns` of a
         row is its own `self_ns` and the `total_ns` of the rows below. `parent_id` is smaller than
-        `id`. docs/operators.md has the columns.
+        `id`. docs/tables.md has the columns.
 
     Raises:
         OptionError: `by` is something else.

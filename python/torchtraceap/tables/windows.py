@@ -34,7 +34,7 @@ renderable(_core.WindowSet)
 
 
 class FeatureTable(ColumnTable):
-    """One row per window: start_ns, end_ns and the features of docs/features.md."""
+    """One row per window: start_ns, end_ns and the features of docs/scorers.md."""
 
     def __init__(self, windows: _core.WindowSet, block: _core.FeatureBlock) -> None:
         bounds_ns = windows.bounds_ns
@@ -103,7 +103,7 @@ MOST_TOKENS = 65536
 
 @dataclass(frozen=True)
 class Tokens:
-    """n tokens in W windows, by window and start. docs/features.md defines the columns."""
+    """n tokens in W windows, by window and start. docs/scorers.md defines the columns."""
 
     offsets: Array
     """uint32 `[W + 1]`: into the columns."""

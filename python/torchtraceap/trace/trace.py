@@ -74,7 +74,7 @@ class Trace(Ranks):
 
         Args:
             question: To be answered beside it.
-            model: A language model that judges and answers (docs/llm.md); None: offline.
+            model: A language model that judges and answers (docs/explanations.md); None: offline.
             redacted: Names of the trace are hidden from the model.
             diagnosis: The diagnosis to use; None makes it.
         """

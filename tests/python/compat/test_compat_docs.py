@@ -13,17 +13,19 @@ from torchtraceap.compat.tracelens import tracelens_sheets
 from torchtraceap.core.table import ColumnTable
 
 ROOT = Path(__file__).resolve().parents[3]
+_PAGE = (ROOT / "docs/compatibility.md").read_text("utf-8")
+HTA_SECTION = _PAGE.split("## Coming from Holistic Trace Analysis")[1].split("## ")[0]
 
 
 def snippets() -> list[str]:
     """The second column of the table of methods."""
-    text = (ROOT / "docs/hta.md").read_text("utf-8").split("## ")[0]
+    text = HTA_SECTION
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
     return [code for row in rows for code in re.findall(r"`([^`]+)`", row[1])]
 
 
 def commands() -> list[str]:
-    text = (ROOT / "docs/hta.md").read_text("utf-8").split("## ")[0]
+    text = HTA_SECTION
     rows = [line.rstrip(" |").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     found = [code for row in rows for code in re.findall(r"`([a-z-]+)[^`]*`", row[-1])]
     return sorted({name for name in found if name != "torchtraceap"})

@@ -99,7 +99,7 @@ def test_stored_coverage_is_of_the_whole_suite() -> None:
     suite = {entry.name for entry in registry.workloads() if entry.source == "suite"}
     assert {(row.name, row.mode) for row in stored.rows} == {
         (name, mode) for name in suite for mode in ("train", "eval")
-    }, "the command in docs/workloads.md makes it anew"
+    }, "the command in docs/results/workloads.md makes it anew"
     assert not stored.missing
     for kind in coverage.KINDS:
         assert stored.covered(kind) and stored.uncovered(kind)

@@ -83,5 +83,5 @@ def test_damaged_labels_are_refused(tmp_path: Path) -> None:
 def test_the_labels_are_those_that_the_documentation_names() -> None:
     """They were made before anything was trained, and must not follow what is found."""
     labels = read_real_labels(ROOT / "benchmarks/detectors/real_labels")
-    assert labels.sha256 in (ROOT / "docs/real_labels.md").read_text("utf-8")
+    assert labels.sha256 in (ROOT / "docs/evaluation.md").read_text("utf-8")
     assert len(labels.traces) == 59

@@ -90,7 +90,7 @@ def test_what_is_read_from_the_source_is_what_the_functions_say(torch: Any) -> N
 
 
 def test_the_page_lists_every_workload_and_counts_them() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs/workloads.md").read_text("utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs/benchmarking.md").read_text("utf-8")
     own = [entry for entry in ENTRIES if entry.source == "suite"]
     for entry in own:
         rows = [row for row in page.splitlines() if f"`{entry.name}`" in row]

@@ -13,7 +13,7 @@ import pytest
 from torchtraceap.ops.models import model_of, work_of
 from torchtraceap.ops.models.tracelens.registry import MODELS, find_model
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/tracelens_models.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/results/tracelens_models.md"
 _ROW = re.compile(r"^\| ?`([^`]+)` ?\| ?(.+?) ?\| ?(yes|no) ?\|$")
 _MADE = "no operator: TraceLens adds it to its tree"
 _ABSENT = "torch has no such operator"

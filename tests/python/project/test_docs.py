@@ -22,7 +22,7 @@ from torchtraceap.tables.sql import sql_tables
 
 ROOT = Path(__file__).resolve().parents[3]
 EVERY = each_command(COMMANDS)
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TRACE = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"
 EVERYWHERE = {"--help", "--json", "--csv", "--spreadsheet", "--parquet", "--limit", "--all-columns",
               "--columns", "--sort", "--rank", "--threads", "--no-color"}  # fmt: skip
@@ -81,7 +81,7 @@ def test_links_to_headings_lead_somewhere(page: Path) -> None:
 def test_the_index_links_every_page_and_notebook() -> None:
     linked = {(ROOT / "docs" / name).resolve()
               for name in re.findall(r"\]\(([^)#\s]+)", read("docs/index.md"))}  # fmt: skip
-    wanted = {*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")}
+    wanted = {*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")}
     assert wanted - linked - {ROOT / "docs/index.md"} == set()
     assert "](docs/index.md)" in read("README.md")
 
@@ -125,7 +125,7 @@ def test_every_command_and_option_is_documented(command: str) -> None:
 def test_every_command_stands_on_the_page_of_tables_or_of_exports(command: str) -> None:
     if command == "completion":
         return  # gives nothing of a trace
-    text = read("docs/tables.md") + read("docs/exports.md") + read("README.md")
+    text = read("docs/tables.md") + read("docs/formats.md") + read("README.md")
     assert re.search(rf"`(torchtraceap )?{command}\b", text)
 
 
@@ -166,13 +166,13 @@ def test_every_rule_has_a_section() -> None:
 
 
 def test_every_table_of_sql_is_documented() -> None:
-    text = read("docs/exports.md")
+    text = read("docs/formats.md")
     assert [name for name in sql_tables() if f"| `{name}` |" not in text] == []
 
 
 def test_the_queries_of_the_documentation_run(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("duckdb", reason="DuckDB runs the queries")
-    queries = re.findall(r"```sql\n(.*?)```", read("docs/exports.md"), re.S)
+    queries = re.findall(r"```sql\n(.*?)```", read("docs/formats.md"), re.S)
     assert queries
     for query in queries:
         assert main(["sql", str(TRACE), query, "--json"]) == 0
@@ -228,14 +228,13 @@ def test_the_imports_of_the_documentation_work() -> None:
 
 
 COLUMNS = {
-    "operators": {"ops": ("name", "category", "args", "call"), "modules": (),
-                  "host": ("thread", "op", "frame")},
-    "kernels": {"kernels": ("name", "canonical", "event"), "short_kernels": (), "sequences": (),
-                "launches": ("call", "kernel", "stream", "event", "queue")},
+    "tables": {"ops": ("name", "category", "args", "call"), "modules": (),
+                  "host": ("thread", "op", "frame"),
+               "kernels": ("name", "canonical", "event"), "short_kernels": (), "sequences": (),
+               "launches": ("call", "kernel", "stream", "event", "queue"),
+               "memory": ("direction", "copy", "bandwidth", "allocator", "timeline"), "steps": ()},
     "roofline": {"roofline": ("args", "family", "call")},
-    "memory": {"memory": ("direction", "copy", "bandwidth", "allocator", "timeline")},
-    "steps": {"steps": ()},
-    "critical_path": {"critical_path": ("cause", "name", "event")},
+    "idle_time": {"critical_path": ("cause", "name", "event")},
     "many_ranks": {"collectives": (), "ranks_table": ("rank", "op", "alltoall", "clock")},
 }  # fmt: skip
 

@@ -29,17 +29,16 @@ from torchtraceap.simulation.trust import trust_of
 
 ROOT = Path(__file__).resolve().parents[3]
 TRACES = ROOT / "examples/traces"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 WHAT_IT_NEEDS = {"tracelens-xlsx": "openpyxl", ".pftrace": "perfetto", "--parquet": "pyarrow",
                  "--run": "torch", "predict ": "torch", "generate ": "torch",
                  "dataset ": "pyarrow", "evaluate ": "sklearn", "judge ": "pyarrow"}  # fmt: skip
 # Blocks that show where a call goes in a program that is not ours, or leave a part to the reader.
-FRAGMENTS = {"jax.md": ("jax.profiler",), "compositions.md": ("...,",),
-             "collecting.md": ("minutes=10",), "detectors.md": ("out/weights",),
-             "emulated_collectives.md": ("emulated.",), "training.md": ('train("v2"',),
-             "prediction.md": ("profile.json",),
+FRAGMENTS = {"formats.md": ("jax.profiler",), "prediction.md": ("...,", "profile.json"),
+             "labeled_data.md": ("minutes=10", "emulated."),
+             "scorers.md": ("out/weights", 'train("v2"'),
              "integrations.md": ("ttap.integrations.",), "README.md": ("perf_contract",),
-             "bisect.md": ("before.json.gz",)}  # fmt: skip
+             "comparing.md": ("before.json.gz",)}  # fmt: skip
 # What takes minutes, or waits for a client; other tests do the same with less.
 LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ",
         " bisect ", "bench history", "bench run ", " mcp ")  # fmt: skip

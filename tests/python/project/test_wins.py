@@ -125,7 +125,7 @@ def test_the_table_has_a_line_for_each(rows: dict[str, MeasuredRow]) -> None:
 
 @pytest.mark.parametrize("win", ALL, ids=lambda win: win.name)
 def test_the_page_names_every_pair_with_its_finding(win: Win) -> None:
-    page = (ROOT / "docs/wins.md").read_text("utf-8")
+    page = (ROOT / "docs/results/wins.md").read_text("utf-8")
     (line,) = (line for line in page.splitlines() if line.startswith(f"| {win.name} | {DEVICE}"))
     assert f"`{win.finding}`" in line
 

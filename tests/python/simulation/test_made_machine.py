@@ -140,9 +140,9 @@ def test_the_truth_of_workers_is_that_of_whole_rounds() -> None:
 
 
 # The made machine has a GPU; these are held against runs on a host, with and without the fix
-# (docs/simulation_edits.md).
+# (docs/results/simulation.md).
 OF_THE_HOST = {"no_casts", "no_host_copies", "no_logging"}
-# These against predicted runs with the fault and without (docs/wins.md).
+# These against predicted runs with the fault and without (docs/results/wins.md).
 OF_PREDICTIONS = {"no_small_copies"}
 
 

@@ -92,7 +92,7 @@ struct DependencyGraph {
 };
 
 /// Complete host rows on their threads and GPU events on their streams, with the edges that
-/// docs/critical_path.md lists. O(n log n) in events; never fails, whatever the times are.
+/// docs/idle_time.md lists. O(n log n) in events; never fails, whatever the times are.
 DependencyGraph build_dependency_graph(std::span<const GraphRank> ranks,
                                        const Meetings& meetings = {});
 

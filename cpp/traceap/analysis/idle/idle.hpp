@@ -56,7 +56,7 @@ inline constexpr std::int64_t kRefillReachNs = 1'000'000;
 
 /// Idle = complement of gpu.busy and gpu.not_judged in `bounds`. An idle interval may be split
 /// where the cause changes (the host loads data, then launches). The rules stand in
-/// docs/idle_causes.md. Narrower bounds give the same causes, clipped. O(idle intervals * log
+/// docs/idle_time.md. Narrower bounds give the same causes, clipped. O(idle intervals * log
 /// events + host rows met).
 IdleBreakdown explain_idle(const EventTable& table, const EventTree& tree, const GpuIntervals& gpu,
                            Interval bounds);

@@ -1,5 +1,5 @@
 #pragma once
-// The network of the TorchTraceAP paper. docs/detectors.md says how its ambiguous places are read;
+// The network of the TorchTraceAP paper. docs/scorers.md says how its ambiguous places are read;
 // python/torchtraceap/training/paper_net.py is the same network for training, with the same names
 // of weights.
 

@@ -5,7 +5,7 @@
 
 The overload comes from torch's own registry, the inputs from the recorded shapes, strides, types
 and concrete values. Only operators that calculate are called (`allowed.py`), on bounded sizes;
-operators that cannot be rebuilt are named with the reason (docs/replay.md).
+operators that cannot be rebuilt are named with the reason (docs/roofline.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A trace is not trusted, and calling an operator is doing what it says. So only operators are called
 that calculate tensors from tensors: nothing that reads or writes files, prints, communicates, or
 changes what later code meets. What is not known to be of this kind is refused with the reason
-(docs/replay.md).
+(docs/roofline.md).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _EVENTS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class PaperConfig:
-    """Sizes, parts and readings of the paper; docs/detectors.md relates each to the paper."""
+    """Sizes, parts and readings of the paper; docs/scorers.md relates each to the paper."""
 
     text_encoder: str = "hash"
     """One of `text_encoders.ENCODERS`."""

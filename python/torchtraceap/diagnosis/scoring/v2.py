@@ -1,4 +1,4 @@
-"""`v2`: the network of docs/training.md, in LibTorch, and its inputs.
+"""`v2`: the network of docs/scorers.md, in LibTorch, and its inputs.
 
 Python's part of torch is not imported. Training and scoring use the same functions for inputs.
 """

@@ -5,7 +5,7 @@ trace's clock:
 
     {"intervals": [{"start_ns": 1500, "end_ns": 9500, "type": "high_memcpy"}]}
 
-Any other key of a generated label may stand beside them (docs/generation.md). No intervals: the
+Any other key of a generated label may stand beside them (docs/labeled_data.md). No intervals: the
 trace is without a fault.
 """
 

@@ -39,7 +39,7 @@ def _describe_train(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="which scorer: structural, fused or v2")
     parser.add_argument("dataset", metavar="DATASET", help="a folder of labelled traces")
     parser.add_argument("out", metavar="OUT", help="folder for weights, figures and logs")
-    parser.add_argument("--config", metavar="TOML", help="settings in TOML; docs/training.md")
+    parser.add_argument("--config", metavar="TOML", help="settings in TOML; docs/scorers.md")
     add_seed(parser, "of everything that is drawn")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in OUT")
     parser.add_argument(
@@ -315,7 +315,7 @@ COMMANDS = {
         _evaluate,
         (
             "evaluate data/ --scorer structural --scorer evidence",
-            "evaluate data/ --split seen --split unseen --why release --report docs/benchmark.md",
+            "evaluate data/ --split seen --split unseen --why release --report page.md",
         ),
     ),
     "judge": Command(

@@ -98,7 +98,7 @@ def read_manifest(path: PathLike | None = None) -> list[PlannedPair]:
     """Return the pairs of a manifest in their order.
 
     Args:
-        path: A TOML file (docs/collecting.md); None: the one that is shipped.
+        path: A TOML file (docs/labeled_data.md); None: the one that is shipped.
 
     Raises:
         MissingFileError: There is no such file.

@@ -243,7 +243,7 @@ def _label(
     ratio: float,
     verdict: str,
 ) -> dict[str, Any]:
-    """Return a label in the format of `generate` (docs/generation.md), with what is known of the
+    """Return a label in the format of `generate` (docs/labeled_data.md), with what is known of the
     recording under `collected`."""
     bad, part, intervals = run.bad, run.part, run.intervals
     torch, fault, workload = import_torch(), entry.fault, entry.workload

@@ -1,4 +1,4 @@
 """Evaluation of scorers of windows with faults: metrics, baselines, intervals, tables.
 
-Nothing else reads labels of test splits (docs/benchmark.md).
+Nothing else reads labels of test splits (docs/evaluation.md).
 """

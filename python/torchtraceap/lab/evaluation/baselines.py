@@ -44,7 +44,7 @@ __all__ = [
 
 _WORK = (EventKind.KERNEL, EventKind.GPU_MEMCPY, EventKind.GPU_MEMSET)
 _CLUSTERS, _NEIGHBORS, _VARIANCE = 16, 10, 0.9
-"""Chosen on validation; see docs/benchmark.md."""
+"""Chosen on validation; see docs/evaluation.md."""
 _MOST = 20_000
 """Windows that are kept for neighbors: more add time, and nothing that was measured."""
 

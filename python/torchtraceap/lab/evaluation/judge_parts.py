@@ -2,7 +2,7 @@
 
 As in the paper's Table 3, where a model is asked about five sub-traces, as a whole one does not fit
 into its context. The text of a sub-trace in the paper's prompt is not published. Here it is a table
-of the window features of that part (docs/features.md): numbers alone, no name out of the trace, no
+of the window features of that part (docs/scorers.md): numbers alone, no name out of the trace, no
 label and no score of a detector.
 
 Note [Invalid answers]: an answer that breaks the schema gets one more turn, which says what is

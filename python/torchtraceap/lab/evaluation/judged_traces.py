@@ -1,7 +1,7 @@
 """Labeled traces diagnosed one after the other, and a judge's names of their windows.
 
 The names make documents of scores for `torchtraceap evaluate`, which alone computes metrics;
-docs/benchmark.md says how each is read.
+docs/evaluation.md says how each is read.
 
 Note [Given a true window]: as in the paper's Table 4, the judge is told which windows lose time and
 not why. Adjacent positive windows of one type are one segment, which is called as segments that are

@@ -1,4 +1,4 @@
-"""Metrics of window scores (docs/benchmark.md has each definition), and their intervals.
+"""Metrics of window scores (docs/evaluation.md has each definition), and their intervals.
 
 Note [Strict]: windows that a cost covers by 2 to 10 % are neither positive nor negative, and no
 metric here looks at them. No window is made right by a neighbor (no point adjustment).

@@ -1,4 +1,4 @@
-"""Jobs with pipeline and data parallelism (docs/stragglers.md, docs/compositions.md)."""
+"""Jobs with pipeline and data parallelism (docs/many_ranks.md, docs/prediction.md)."""
 
 from torchtraceap.lab.jobs.composition import (
     CalibratedJobs,

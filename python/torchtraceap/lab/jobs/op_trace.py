@@ -2,7 +2,7 @@
 
 The format is the one in which ByteDance published production traces (Lin et al., "Understanding
 Stragglers in Large Model Training Using What-if Analysis", OSDI 2025): CSV or Parquet with the
-columns of `REQUIRED` and, where known, those of `OPTIONAL`. docs/stragglers.md describes them.
+columns of `REQUIRED` and, where known, those of `OPTIONAL`. docs/many_ranks.md describes them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The cost of stragglers: a job is replayed as if all operators of a type took equally long.
 
-Definitions of Lin et al. (OSDI 2025), which docs/stragglers.md states with their units.
+Definitions of Lin et al. (OSDI 2025), which docs/many_ranks.md states with their units.
 """
 
 from __future__ import annotations

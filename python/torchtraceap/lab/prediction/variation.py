@@ -9,10 +9,10 @@ does between steps: persistently slower ranks, and different inputs, are not inc
 Note [What errs together]: the errors of a duration model are partly common to all calls of one
 operator and partly specific to each shape, with half of the variance each. Intervals of single
 kernels reflect the hardest cases of a family, and sums of many kernels err less. On the public
-traces (20 groups, docs/prediction.md) 92 % of the sums lie within the sampled range if deviations
-are `_INTERVAL_SHARE` of the intervals and all GPU work shares a factor with `_DEVICE_DEVIATION`,
-the smallest values for which nine in ten do: both constants were chosen on these traces. Host times
-have a factor of the machine.
+traces (20 groups, docs/results/prediction.md) 92 % of the sums lie within the sampled range if
+deviations are `_INTERVAL_SHARE` of the intervals and all GPU work shares a factor with
+`_DEVICE_DEVIATION`, the smallest values for which nine in ten do: both constants were chosen on
+these traces. Host times have a factor of the machine.
 """
 
 from __future__ import annotations

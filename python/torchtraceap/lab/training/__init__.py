@@ -1,4 +1,4 @@
-"""Train scorers: docs/training.md. Each module of `TRAINERS` has a `train`, and is imported when it
+"""Train scorers: docs/scorers.md. Each module of `TRAINERS` has a `train`, and is imported when it
 is needed: not all need torch."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train `paper`: pairs of a trace with a fault and its twin, by the losses of the paper.
 
-Several of its equations (10 to 15) are wrong as printed: docs/detectors.md has them one by one.
+Several of its equations (10 to 15) are wrong as printed: docs/scorers.md has them one by one.
 `PaperLosses` is corrected by default, and each field takes the printed reading back, so that its
 effect shows.
 """

@@ -41,7 +41,7 @@ __all__ = [
     "token_batch",
 ]
 
-_POSITIVE, _IGNORED = 0.1, 0.02  # docs/generation.md: a tenth of a window, and a fiftieth
+_POSITIVE, _IGNORED = 0.1, 0.02  # docs/labeled_data.md: a tenth of a window, and a fiftieth
 _IGNORED_WEIGHT = 0.2
 _HALF = 0.5
 _GPU_TIMES = ("kernel_median_us", "collective_median_us")

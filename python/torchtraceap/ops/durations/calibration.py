@@ -16,7 +16,7 @@ distribution). The spread of the residuals is weighed against `_PRIOR_KINDS` kin
 
 The kernels of another program support less (`for_other_program`), because traces of one program
 share shapes, neighboring kernels and clocks. The shares were chosen on the public traces, each
-calibrated by the other programs on its device (docs/durations.md).
+calibrated by the other programs on its device (docs/results/durations.md).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ The numbers are rounded fits to convolutions of KernelBench on H100 (tf32, forwa
 marked `fit` in benchmarks/simulation/convolutions.csv), of a ResNet-50 on V100 (fp32, forward and
 backward) and, for few channels, of first layers on V100 and A100. The startup time of AMD comes
 from a ResNet-18 on MI300X, the only source of backward passes on matrix units, in small sizes.
-docs/durations.md reports the errors on other convolutions, which set the intervals.
+docs/results/durations.md reports the errors on other convolutions, which set the intervals.
 """
 
 from __future__ import annotations

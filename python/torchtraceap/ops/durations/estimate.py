@@ -31,7 +31,8 @@ FloatArray = npt.NDArray[np.float64]
 # A model with a mean absolute held-out error `e` (MAPE) covers 8 of 10 cases with a factor of about
 # exp(1.6 e) to either side if the logarithms of the errors are normal: their deviation is 1.25 e,
 # and 1.28 deviations to either side hold 80 %. The factors in the models follow from the errors in
-# docs/durations.md where there are any and are larger where a case differs from what was measured.
+# docs/results/durations.md where there are any and are larger where a case differs from what was
+# measured.
 # A comment marks them as a guess where nothing was measured.
 
 

@@ -1,6 +1,7 @@
 """Scale a measured time from one GPU to another by the ratio of two estimates.
 
-Errors of a model that are alike on both GPUs cancel; docs/durations.md reports those of ratios.
+Errors of a model that are alike on both GPUs cancel; docs/results/durations.md has those of
+ratios.
 """
 
 from __future__ import annotations

@@ -394,8 +394,8 @@ def _remove_kernels(view: RankView, change: Change, rows: Array) -> None:
 # ------------------------------------------------------------------------- another device
 
 ATTAINABLE_MARGIN = 1.25
-"""Ratios of attainable times are off by 7 to 19 % of a kernel's time (docs/durations.md); errors of
-a job's kernels cancel only in part."""
+"""Ratios of attainable times are off by 7 to 19 % of a kernel's time (docs/results/durations.md);
+errors of a job's kernels cancel only in part."""
 FLOOR_NS = 2_000
 """Time to start and end a kernel on any GPU."""
 _COPIES = {"HtoD": CopyDirection.HOST_TO_DEVICE, "DtoH": CopyDirection.DEVICE_TO_HOST}

@@ -50,7 +50,7 @@ def build_grids(part: RankTrace, *, by: str = "name") -> ColumnTable:
     """Build the table of `Trace.grids` for one rank.
 
     Returns:
-        Rows by total time, the longest first, or events by start; docs/kernels.md has the columns.
+        Rows by total time, the longest first, or events by start; docs/tables.md has the columns.
         `sum_ns` sums to the fact `kernels_ns`.
 
     Raises:

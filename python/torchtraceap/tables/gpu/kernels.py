@@ -52,7 +52,7 @@ def build_kernels(
     """Build the table of `Trace.kernels` for one rank, or if `short` that of `Trace.short_kernels`.
 
     Returns:
-        Rows by total time, the longest first, or events by start; docs/kernels.md has the columns.
+        Rows by total time, the longest first, or events by start; docs/tables.md has the columns.
         `exclusive_ns` sums to the busy time. Facts of short kernels hold totals and a histogram of
         durations.
 

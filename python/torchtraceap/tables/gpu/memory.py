@@ -39,7 +39,7 @@ def build_memory(part: RankTrace, *, by: str = "direction") -> ColumnTable:
     """Build the table of `Trace.memory` for one rank.
 
     Returns:
-        Columns as docs/memory.md lists them; GB are 10^9 bytes.
+        Columns as docs/tables.md lists them; GB are 10^9 bytes.
 
     Raises:
         OptionError: `by` is something else.

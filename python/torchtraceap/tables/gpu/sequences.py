@@ -36,7 +36,7 @@ def build_sequences(part: RankTrace, *, length: int = 0) -> ColumnTable:
     every one from 2 to 64 is looked for.
 
     Returns:
-        At most 1000 rows, most removable time first; docs/kernels.md has the columns.
+        At most 1000 rows, most removable time first; docs/tables.md has the columns.
 
     Raises:
         OptionError: `length` is negative or 1, or too large.

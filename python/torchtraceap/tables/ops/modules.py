@@ -40,7 +40,7 @@ def build_modules(part: RankTrace) -> ColumnTable:
 
     Returns:
         `own_gpu_ns` sums to the fact `busy_ns`. Where the trace names no modules, no rows and a
-        note that says how to record them. docs/operators.md has the columns.
+        note that says how to record them. docs/tables.md has the columns.
     """
     tree = _core.build_modules(part.table, part.tree, part.costs)
     order = tree.preorder if tree.source != "none" else tree.preorder[:0]

@@ -102,7 +102,7 @@ def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
 
     Returns:
         Rows by exclusive GPU time (by host time where the trace has no GPU events), calls by start.
-        `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/operators.md has the columns.
+        `exclusive_gpu_ns` sums to the fact `busy_ns`. docs/tables.md has the columns.
 
     Raises:
         OptionError: `by` is something else.

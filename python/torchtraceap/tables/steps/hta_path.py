@@ -21,7 +21,7 @@ _MANY = 2**32 - 1  # no trace has so many instances
 _UNNAMED = "(between calls)"
 _EXPLAINED = (
     "By the rules of HTA: times in whole microseconds, rounded inwards; the last profiled step is "
-    "left out; only CUDA's names for calls that wait. docs/critical_path.md tells what differs."
+    "left out; only CUDA's names for calls that wait. docs/idle_time.md tells what differs."
 )
 _GPU_COPY = (
     "The range is that of a copy of the annotation on a GPU's track: HTA counts these after the "

@@ -47,7 +47,7 @@ __all__ = [
 _LEAST_COUNTED = 2
 LONGEST_LAUNCH_NS = 100_000
 """The longest time from the return of a launch call to the begin of its work on an idle GPU (the
-bound of `launch_latency`, docs/critical_path.md)."""
+bound of `launch_latency`, docs/idle_time.md)."""
 SLOWEST_STAGING = 2.5
 """Bytes per ns at which pageable memory is copied at least: the slowest rate of public traces
 (docs/durations.md)."""

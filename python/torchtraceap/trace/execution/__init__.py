@@ -5,7 +5,7 @@
     linked = execution.link(trace)                      # the Kineto trace of the same run
     linked.gpu_dependencies                             # between GPU events
 
-docs/execution_traces.md says what counts as a dependency.
+docs/formats.md says what counts as a dependency.
 """
 
 from __future__ import annotations

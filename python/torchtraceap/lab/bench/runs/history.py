@@ -45,8 +45,8 @@ __all__ = [
 
 PENALTY = 3.0
 """Gain in squared standard deviations that a step needs, in multiples of log n: 2 is the
-criterion's own for a place and a level; the rest is for tails heavier than normal (docs/bisect.md
-states the rate of false steps)."""
+criterion's own for a place and a level; the rest is for tails heavier than normal
+(docs/comparing.md states the rate of false steps)."""
 STEP_P = 0.02
 """Significance level of the rank sum test at a step. With 5 runs on either side, 0.008 is the
 smallest possible p value."""

@@ -1,4 +1,4 @@
-"""Statistics of comparisons: pure functions on arrays. docs/verdicts.md has the formulas."""
+"""Statistics of comparisons: pure functions on arrays. docs/comparing.md has the formulas."""
 
 from __future__ import annotations
 

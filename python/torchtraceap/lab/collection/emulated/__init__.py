@@ -8,7 +8,7 @@
 DDP, FSDP2 and what else calls `torch.distributed` run unmodified in this one process, as rank 0.
 What they issue, when and with how many bytes is real; the time of a transfer is drawn from
 `torchtraceap.ops.durations`, and its result is what rank 0 would get if all ranks held the same
-data (docs/emulated_collectives.md). torch is imported when a name that needs it is used.
+data (docs/labeled_data.md). torch is imported when a name that needs it is used.
 """
 
 from __future__ import annotations

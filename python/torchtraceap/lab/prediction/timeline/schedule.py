@@ -29,13 +29,13 @@ __all__ = ["RETURN_NS", "RankTimes", "schedule_steps", "stream_waits", "with_ste
 
 _LAUNCH_TO_START_NS = 3_000
 """Time from a launch to its work on an idle stream, about the least in traces
-(docs/simulation.md)."""
+(docs/simulation_edits.md)."""
 _BETWEEN_WORK_NS = 1_000
 """Time between pieces of work on a busy stream."""
 RETURN_NS = 5_000
 """Time from the end of work that the host waits for until it goes on."""
 _QUEUE = 1_021
-"""Launches in flight before the host waits (docs/simulation.md, `queue_limit`)."""
+"""Launches in flight before the host waits (docs/simulation_edits.md, `queue_limit`)."""
 _BEFORE_WAIT_NS = 2_000.0
 """Time from a launch to the call that waits for its work."""
 _FETCH = 1
