@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import stat
 import sys
@@ -24,8 +25,7 @@ def load(paths: Sequence[str], threads: int) -> Trace:
     from torchtraceap.trace.load import load
 
     given: Any = paths[0] if len(paths) == 1 else list(paths)
-    size = sum(_size_of(path) for path in paths)
-    if size < PROGRESS_BYTES or not sys.stderr.isatty():
+    if not sys.stderr.isatty() or _size_of(paths) < PROGRESS_BYTES:
         # A callback all the same: it lets Ctrl-C through while the core reads.
         return load(given, threads=threads, progress=lambda done, total: None)
     from rich.console import Console
@@ -42,16 +42,16 @@ def load(paths: Sequence[str], threads: int) -> Trace:
         return load(given, threads=threads, progress=update)
 
 
-def _size_of(path: str) -> int:
-    """Return the weighed bytes of a file, or of the files of a folder; 0 for what cannot be looked
+def _size_of(paths: Sequence[str]) -> int:
+    """Return the weighed bytes of the files that paths stand for; 0 for what cannot be looked
     at."""
-    try:
-        if os.path.isdir(path):
-            return sum(_size_of(entry.path) for entry in os.scandir(path))
-        weight = 1 if path.lower().endswith(".json") else COMPRESSED_WEIGHT
-        return os.stat(path).st_size * weight
-    except OSError:
-        return 0
+    from torchtraceap.trace.files import list_trace_files
+
+    size = 0
+    for path in list_trace_files(paths):
+        with contextlib.suppress(OSError):
+            size += path.stat().st_size * (1 if path.suffix == ".json" else COMPRESSED_WEIGHT)
+    return size
 
 
 STANDARD_INPUT = "/dev/stdin"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 from torchtraceap.core.aliases import PathLike
@@ -36,6 +38,9 @@ MOST_NAMED = 8
 """The most folders that a sentence names."""
 DEEPEST = 4
 """The depth of folders below a given one that are looked into."""
+MOST_ENTRIES = 100_000
+"""The most files and folders that are looked at below a given one: a job has a file for each rank,
+and who gives a whole disk gets an answer in seconds."""
 
 
 def natural_key(path: Path) -> list[tuple[int, int, str]]:
@@ -50,11 +55,12 @@ def expand_paths(
     """Return the files to read, and True if one that is no trace may be skipped (from a folder).
 
     A folder stands for what looks like a trace in it, or where nothing does, and if `deep`, for
-    those in its folders.
+    those in its folders, as deep as `DEEPEST`. Links to folders inside it are not followed.
 
     Raises:
         MissingFileError: A path does not exist.
-        ParseError: A folder without anything that looks like a trace, or an empty list.
+        ParseError: A folder without anything that looks like a trace or with more than
+            `MOST_ENTRIES`, or an empty list.
     """
     paths = [Path(given)] if isinstance(given, (str, os.PathLike)) else [Path(p) for p in given]
     if not paths:
@@ -69,7 +75,7 @@ def expand_paths(
             files[path] = None
             continue
         has_folder = True
-        found = list(_walk(path, deep, DEEPEST))
+        found = list(_walk(path, deep, DEEPEST, count(1)))
         if not found:
             raise ParseError(
                 f"{path}: no trace file (.json, .json.gz, .json.zst) in it or in its folders"
@@ -93,25 +99,39 @@ def looks_like_trace_name(path: PathLike) -> bool:
     return name.lower().endswith(_TRACE_SUFFIXES) and not name.startswith(".")
 
 
-def _walk(folder: Path, deep: bool, depth: int) -> Iterator[Path]:
+def _walk(folder: Path, deep: bool, depth: int, entries: Iterator[int]) -> Iterator[Path]:
+    """Yield what looks like a trace; `entries` counts what was looked at."""
+    files, folders = [], []
     try:
-        entries = sorted((p for p in folder.iterdir() if p.name[0] != "."), key=natural_key)
+        with os.scandir(folder) as found:
+            for entry in found:
+                if next(entries) > MOST_ENTRIES:
+                    raise ParseError(
+                        f"{folder}: more than {MOST_ENTRIES:,} files and folders were looked at; "
+                        "give the folder that holds the traces"
+                    )
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif _looks_like_trace(Path(entry.path)):
+                    files.append(Path(entry.path))
     except OSError as error:
         raise ParseError(f"{folder}: {error.strerror}") from None
-    files = [path for path in entries if path.is_file() and _looks_like_trace(path)]
-    yield from files
+    yield from sorted(files, key=natural_key)
     if depth and (deep or not files):
-        for inner in entries:
-            if inner.is_dir() and not inner.is_symlink():
-                yield from _walk(inner, deep, depth - 1)
+        for inner in sorted(folders, key=natural_key):
+            yield from _walk(inner, deep, depth - 1, entries)
 
 
 def _looks_like_trace(path: Path) -> bool:
-    """Return True if a file looks like a trace by its name, or by content: compressed, an object or
-    an array."""
-    if looks_like_trace_name(path):
-        return True
+    """Return True if this is a file that looks like a trace by its name, or by content: compressed,
+    an object or an array."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return False
+        if looks_like_trace_name(path):
+            return True
         with path.open("rb") as file:
             head = file.read(64)
     except OSError:

@@ -489,7 +489,9 @@ def test_completions_are_scripts_of_their_shell(shell: str, tmp_path: Path) -> N
     subprocess.run([shell, "-n", str(path)], check=True, timeout=60)
 
 
-def on_terminal(*arguments: object, env: dict[str, str] | None = None, before: str = "pass") -> str:
+def on_terminal(
+    *arguments: object, env: dict[str, str] | None = None, before: str = "pass", exit_code: int = 0
+) -> str:
     """What the command line writes to a terminal; `before` is run in the process first."""
     try:
         main_end, other_end = pty.openpty()
@@ -514,7 +516,7 @@ def on_terminal(*arguments: object, env: dict[str, str] | None = None, before: s
             break
         chunks.append(chunk)
     os.close(main_end)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=60) == exit_code
     return b"".join(chunks).decode()
 
 
@@ -537,6 +539,14 @@ def test_big_files_show_progress_on_a_terminal_only(slow: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", ["diagnose", "summary", "ops"])
+def test_links_in_circles_keep_no_command(tmp_path: Path, command: str) -> None:
+    for name in "ab":
+        (tmp_path / name).symlink_to(".")
+    shown = on_terminal(command, tmp_path, exit_code=2)
+    assert "no trace file" in shown
 
 
 def test_stages_that_take_long_are_shown_and_leave_nothing(

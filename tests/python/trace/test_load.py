@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import errors
+from torchtraceap.trace import files
 from torchtraceap.trace.files import RankClaim, assign_ranks, natural_key
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
@@ -263,6 +265,36 @@ def test_settings_beside_the_folders_are_no_trace(tmp_path: Path) -> None:
     trace = ttap.load(tmp_path)
     assert [rank.rank for rank in trace.ranks] == [0, 1]
     assert codes(trace) == {"missing_ranks": 2, "skipped_file": 1}
+
+
+def test_links_in_circles_are_not_followed(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).symlink_to(".")
+    with pytest.raises(errors.ParseError, match="no trace file"):
+        ttap.load(tmp_path)
+    write_ranks_in_folders(tmp_path, {"c": 0})
+    (tmp_path / "c" / "again").symlink_to(tmp_path)
+    assert len(ttap.load(tmp_path).ranks) == 1
+
+
+def test_what_is_no_file_in_a_folder_is_passed_over(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    (tmp_path / "nothing.json").symlink_to(tmp_path / "gone")
+    (tmp_path / "itself.json").symlink_to("itself.json")
+    write_ranks_in_folders(tmp_path, {"run": 0})
+    assert len(ttap.load(tmp_path).ranks) == 1
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_large_tree_is_given_up_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool
+) -> None:
+    monkeypatch.setattr(files, "MOST_ENTRIES", 50)
+    for number in range(60):
+        (tmp_path / (f"{number // 8}/{number}" if deep else str(number))).mkdir(parents=True)
+    with pytest.raises(errors.ParseError, match="more than 50 files and folders"):
+        ttap.load(tmp_path)
 
 
 @pytest.mark.parametrize("rank", [0, None])
