@@ -2,14 +2,18 @@
 
 A file grows in a hidden folder beside its target, under the target's own name, and takes the
 target's place when it is complete and on the disk. A full disk, an exception or a killed process
-leaves what was there before; what a killed process leaves is called
-`.torchtraceap-XXXXXXXX.partial`.
+leaves what was there before.
+
+Note [Scratch folders]: such a folder is called `.torchtraceap-XXXXXXXX.partial`. Its process holds
+a lock on it, which goes with the process however that ends, so the next one that writes to the same
+place removes what a killed one left. Where a file system has no locks, it stays.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -26,7 +30,10 @@ from torchtraceap.errors import OptionError, OutputError, TraceError
 __all__ = [
     "check_target",
     "claim_folder",
+    "drop_scratch",
     "first_free",
+    "is_abandoned",
+    "make_scratch",
     "naming",
     "replacing",
     "replacing_stream",
@@ -210,18 +217,99 @@ def staging(folder: PathLike | None) -> Iterator[Path]:
     Raises:
         OutputError: It can't be made.
     """
-    # Here, as what only shows something writes nothing, and should start fast.
-    import shutil
-    import tempfile
-
-    with naming(folder or tempfile.gettempdir()):
-        staged = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder))
+    staged = make_scratch(folder)
     _core.keep_scratch(staged)
     try:
         yield staged
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        drop_scratch(staged)
         _core.drop_scratch(staged)
+
+
+_held: dict[Path, int] = {}
+"""Scratch folders of this process, with the descriptors that lock them."""
+_swept: set[str] = set()
+"""Places whose abandoned folders this process has removed."""
+
+
+def make_scratch(folder: PathLike | None) -> Path:
+    """Make a hidden folder that `drop_scratch` removes, or after this process has ended, the next
+    one that writes there; see Note [Scratch folders].
+
+    Raises:
+        OutputError: It can't be made.
+    """
+    # Here, as what only shows something writes nothing, and should start fast.
+    import tempfile
+
+    place = os.fspath(folder or tempfile.gettempdir())
+    with naming(place):
+        if place not in _swept:
+            _swept.add(place)
+            _sweep(place)
+        while True:
+            scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=place))
+            lock = _lock(scratch)
+            if scratch.exists():  # else it was swept before it was locked
+                break
+            os.close(lock)
+    _held[scratch] = lock
+    return scratch
+
+
+def drop_scratch(scratch: Path) -> None:
+    """Remove a folder of `make_scratch` with what is in it."""
+    import shutil
+
+    shutil.rmtree(scratch, ignore_errors=True)
+    with contextlib.suppress(KeyError, OSError):
+        os.close(_held.pop(scratch))
+
+
+def is_abandoned(scratch: PathLike) -> bool:
+    """Return True if a scratch folder's process has ended, or the folder is gone."""
+    try:
+        lock = _lock(scratch, wanted=True)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    os.close(lock)
+    return True
+
+
+def _lock(scratch: PathLike, *, wanted: bool = False) -> int:
+    """Return an open descriptor of a folder of ours, locked if it can be.
+
+    Raises:
+        OSError: It is no such folder, or if `wanted`, it can't be locked.
+    """
+    descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "is another user's", os.fspath(scratch))
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if wanted:
+                raise
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sweep(place: str) -> None:
+    """Remove scratch folders whose processes have ended."""
+    import shutil
+
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX) and entry.name.endswith(_SUFFIX):
+                with contextlib.suppress(OSError):
+                    lock = _lock(entry.path, wanted=True)
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                    os.close(lock)
 
 
 def first_free(staged: Path, places: Iterable[Path]) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.writing import write_text
+from torchtraceap.core.writing import drop_scratch, write_text
 from torchtraceap.errors import TraceError
 from torchtraceap.record.export import TraceNames, pack_trace
 from torchtraceap.record.ranks import Run
@@ -109,14 +109,12 @@ class Examination:
 
     def result(self) -> dict[str, Any]:
         """Return what it found, with `error` where it failed, and remove its scratch."""
-        import shutil
-
         try:
             found: dict[str, Any] = json.loads((self.place / RESULT).read_text("utf-8"))
         except (OSError, ValueError):
             code = self._child.returncode
             found = {"error": f"the examining process ended with {code}: {self._last_words()}"}
-        shutil.rmtree(self.place, ignore_errors=True)
+        drop_scratch(self.place)
         return found
 
     def _last_words(self) -> str:

@@ -3,15 +3,14 @@ take; and the profiler that records them."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import drop_scratch, make_scratch
 from torchtraceap.errors import OptionError
 from torchtraceap.record.export import export_raw
 from torchtraceap.record.torch_access import claim_profiler, default_activities, release_profiler
@@ -235,8 +234,7 @@ class Recorder:
             return
         if self.recorded < self.plan.active:
             self.unfinished = f"ProfilerStep#{profiler.step_num}"
-        place = Path(tempfile.mkdtemp(prefix=".torchtraceap-", suffix=".partial", dir=self._place))
+        place = make_scratch(self._place)
         self.raw = export_raw(profiler, place)
         if self.raw is None:
-            with contextlib.suppress(OSError):
-                place.rmdir()
+            drop_scratch(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import errno
+import fcntl
 import gzip
 import os
 import signal
@@ -255,6 +256,50 @@ def test_a_killed_process_leaves_the_old_file(tmp_path: Path) -> None:
     assert left.name.endswith(".partial")
     writing.write_text(target, "new")
     assert target.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_only_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "kept").write_bytes(OLD)
+    (tmp_path / ".torchtraceap-link.partial").symlink_to(others)
+    (tmp_path / ".torchtraceap-file.partial").write_bytes(OLD)
+    abandoned = tmp_path / ".torchtraceap-gone.partial"
+    abandoned.mkdir()
+    program = f"""
+        import sys
+        from torchtraceap.core.writing import make_scratch
+        print(make_scratch({str(tmp_path)!r}), flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, encoding="utf-8") as process:
+        assert process.stdout is not None
+        held = Path(process.stdout.readline().strip())
+        assert not abandoned.exists()
+        assert held.is_dir()
+        assert not writing.is_abandoned(held)
+        writing.write_text(tmp_path / "new", "text")
+        assert held.is_dir()
+        process.kill()
+    assert writing.is_abandoned(held)
+    assert (others / "kept").read_bytes() == OLD
+    assert (tmp_path / ".torchtraceap-link.partial").is_symlink()
+    assert (tmp_path / ".torchtraceap-file.partial").read_bytes() == OLD
+
+
+def test_a_file_system_without_locks_takes_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    left = tmp_path / ".torchtraceap-left.partial"
+    left.mkdir()
+    writing.write_text(tmp_path / "new", "text")
+    assert left.is_dir()
 
 
 def test_an_exception_or_an_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
@@ -472,10 +517,6 @@ GIVEN = {
     (
         "record/examiner.py",
         "(place / TASK).write_text(json.dumps(document), 'utf-8')",
-    ),
-    (
-        "record/step_plan.py",
-        "tempfile.mkdtemp(prefix='.torchtraceap-', suffix='.partial', dir=self._place)",
     ),
 }
 CREATE = {"open", "fdopen", "GzipFile", "NamedTemporaryFile", "TemporaryFile"}

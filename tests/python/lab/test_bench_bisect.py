@@ -249,18 +249,27 @@ def test_worktrees_leave_nothing_behind(repository: Path) -> None:
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_what_a_killed_process_left_is_removed_by_the_next(repository: Path, alive: bool) -> None:
+    program = f"""
+import os, sys
+from pathlib import Path
+from torchtraceap.lab.bench.revisions import Repository
+project = Repository(Path({str(repository)!r}))
+with project.checkouts() as checkouts:
+    print(checkouts.ready(project.commit("HEAD~1")).folder, flush=True)
+    sys.stdin.read()
+"""
     project = Repository(repository)
-    first = project.commit("HEAD~1")
-    with project.checkouts() as checkouts:
-        left = checkouts.ready(first).folder
-        ended = subprocess.Popen([sys.executable, "-c", ""])
-        ended.wait()
-        owner = os.getpid() if alive else ended.pid
-        (left.parent / "owner").write_text(str(owner), encoding="utf-8")
-
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, encoding="utf-8") as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        if not alive:
+            process.kill()
+            process.wait()
         with project.checkouts() as others:
             others.ready(project.commit("HEAD"))
             assert left.exists() is alive
+            assert left.parent.exists() is alive
 
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.writing import staging, write_text
+from torchtraceap.core.writing import drop_scratch, is_abandoned, staging, write_text
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.bench.processes.programs import run_fresh
 
@@ -56,8 +56,6 @@ REPOSITORY_VARIABLES = (
     "GIT_PREFIX",
 )
 """Variables that git sets for hooks and aliases and that a separate worktree must not inherit."""
-_OWNER = "owner"
-"""Name of a file in the scratch folder that holds the number of its process."""
 _SCRATCH = re.compile(r"/\.torchtraceap-[^/]*\.partial/")
 
 
@@ -204,13 +202,11 @@ class Repository:
         told = self._git("worktree", "list", "--porcelain", what="git worktree failed")
         for line in told.splitlines():  # those of processes of ours that were killed
             path = line.removeprefix("worktree ")
-            if path != line and _SCRATCH.search(path):
-                scratch = Path(path).parent
-                if not _is_alive(scratch / _OWNER):
-                    self.forget(path)
-                    shutil.rmtree(scratch, ignore_errors=True)
+            is_ours = path != line and _SCRATCH.search(path)
+            if is_ours and is_abandoned(Path(path).parent):
+                self.forget(path)
+                drop_scratch(Path(path).parent)
         with staging(None) as scratch:
-            write_text(scratch / _OWNER, f"{os.getpid()}\n")
             made = Checkouts(self, scratch)
             try:
                 yield made
@@ -261,17 +257,6 @@ class Repository:
             reason = done.stderr.strip().splitlines()
             raise error(f"{what}: {reason[-1]}" if reason else what)
         return done.stdout
-
-
-def _is_alive(owner: Path) -> bool:
-    """Return True if the process whose number a file holds still runs."""
-    try:
-        os.kill(int(owner.read_text("utf-8")), 0)
-    except PermissionError:
-        return True  # the process belongs to another user
-    except (OSError, ValueError, OverflowError):
-        return False
-    return True
 
 
 class Checkouts:
