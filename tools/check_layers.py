@@ -3,7 +3,8 @@
 
 The layers of C++ are below, the rooms of Python in `layers.toml`: what each may import, the wall
 between the product and the lab, and maxima of lines, modules and circles, which only go down. The
-root of the repository holds listed names only, and docs/architecture.md has one row for each room.
+root of the repository holds listed names only, and docs/architecture.md has one row for each room
+and each module of the tree.
 
     tools/check_layers.py [--tighten] [ROOT]
 
@@ -35,6 +36,7 @@ from modules import (  # noqa: E402
     is_below,
     read_package,
 )
+from picture import PAGE, draw_parts, is_current  # noqa: E402
 
 # Layer -> layers it may include directly; what those may include is allowed too.
 CPP_LAYERS: dict[str, set[str]] = {
@@ -301,7 +303,7 @@ def check_root(root: Path, rooms: Rooms) -> Iterator[str]:
 
 def check_rows(root: Path, rooms: Rooms) -> Iterator[str]:
     """docs/architecture.md names each room of Python once, and nothing in two rows."""
-    path = root / "docs/architecture.md"
+    path = root / PAGE
     if not path.exists():
         return
     for section in re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE):
@@ -317,6 +319,14 @@ def check_rows(root: Path, rooms: Rooms) -> Iterator[str]:
                 yield f"{path}: {room} has no row"
 
 
+def check_picture(root: Path, modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
+    """docs/architecture.md shows the rooms and modules of the tree."""
+    path = root / PAGE
+    parts = draw_parts(root, modules, rooms.may_import, CPP_LAYERS)
+    if path.exists() and not is_current(path.read_text("utf-8"), parts):
+        yield f"{path}: other rooms or modules than in the tree: python tools/structure --draw"
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("root", nargs="?", type=Path, default=TOOLS.parent, metavar="ROOT")
@@ -329,6 +339,7 @@ def main(arguments: list[str]) -> int:
         *check_python(modules, rooms),
         *check_root(root, rooms),
         *check_rows(root, rooms),
+        *check_picture(root, modules, rooms),
     ]
     if options.tighten:
         table = TOOLS / "layers.toml"

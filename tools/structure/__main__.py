@@ -1,22 +1,25 @@
 """Prints the measures of the package's structure.
 
-    python tools/structure [--json | --markdown | --edges] [ROOT]
+    python tools/structure [--json | --markdown | --edges | --draw] [ROOT]
 
 `--markdown` prints a table with the figures of `before.json` beside those of now; `--edges` lists
 the imports through the wall between the product and the lab. `--write-before` stores the figures
-of now in `before.json`. What belongs to the lab is said in `tools/layers.toml`.
+of now in `before.json`; `--draw` draws the rooms in docs/architecture.md anew. What belongs to the
+lab is said in `tools/layers.toml`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import measures
+import picture
 from modules import PACKAGE, is_below, read_package
 
 HERE = Path(__file__).resolve().parent
@@ -72,10 +75,18 @@ def main() -> int:
     form.add_argument("--json", action="store_true", help="print the figures as JSON")
     form.add_argument("--markdown", action="store_true", help="print a table of before and now")
     form.add_argument("--edges", action="store_true", help="list the imports through the wall")
+    form.add_argument("--draw", action="store_true", help="draw the rooms in the docs anew")
     form.add_argument("--write-before", action="store_true", help="store these figures as before")
     options = parser.parse_args()
     modules = read_package(options.root / "python" / PACKAGE)
-    wall = tomllib.loads((HERE.parent / "layers.toml").read_text("utf-8"))["wall"]
+    table = tomllib.loads((HERE.parent / "layers.toml").read_text("utf-8"))
+    wall = table["wall"]
+    if options.draw:
+        layers = runpy.run_path(str(HERE.parent / "check_layers.py"))["CPP_LAYERS"]
+        parts = picture.draw_parts(options.root, modules, table["rooms"], layers)
+        page = options.root / picture.PAGE
+        page.write_text(picture.fill(page.read_text("utf-8"), parts), "utf-8")
+        return 0
     if options.edges:
         for name, other in measures.wall_edges(modules, wall["lab"]):
             print(f"{name} -> {other}")

@@ -58,7 +58,7 @@ def _twice(value):
 @pytest.fixture
 def measures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "tools/structure"))
-    for name in ("measures", "modules"):
+    for name in ("measures", "modules", "picture"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module("measures")
 
@@ -111,3 +111,29 @@ def test_the_stored_figures_are_those_that_are_measured(measures: ModuleType) ->
     stored = json.loads((ROOT / "tools/structure/before.json").read_text("utf-8"))["figures"]
     found = measures.measure(ROOT, sys.modules["modules"].read_package(ROOT / "cmake"), [], [])
     assert list(stored) == list(found)
+
+
+def test_the_picture_of_the_rooms(measures: ModuleType, tmp_path: Path) -> None:
+    picture, read = importlib.import_module("picture"), sys.modules["modules"].read_package
+    top = package(tmp_path, core="pass\n" * 600, trace="pass\n")
+    (tmp_path / "cpp/traceap/base").mkdir(parents=True)
+    (tmp_path / "cpp/traceap/base/ids.hpp").write_text("int id;\n", "utf-8")
+
+    def parts() -> dict[str, str]:
+        found: dict[str, str] = picture.draw_parts(tmp_path, read(top), ["core", "trace"], ["base"])
+        return found
+
+    marks = "".join(f"<!-- begin {name}: python tools/structure --draw --><!-- end {name} -->\n"
+                    for name in ("rooms", "modules"))  # fmt: skip
+    page = picture.fill(marks, parts())
+    assert "  core                       600          1  ██\n" in page
+    assert page.index("  trace ") < page.index("  core ") < page.index("  base ")  # lowest last
+    assert "| `cpp/traceap/base/` | ids |" in page and "| core, trace |" in page
+    assert picture.fill(page, parts()) == page and picture.is_current(page, parts())
+    (top / "core.py").write_text("pass\n" * 700, "utf-8")
+    assert picture.is_current(page, parts())  # sizes may be a little off
+    (top / "core.py").write_text("pass\n" * 900, "utf-8")
+    assert not picture.is_current(page, parts())
+    (top / "core.py").rename(top / "other.py")
+    (top / "core.py").write_text("pass\n" * 600, "utf-8")
+    assert not picture.is_current(page, parts())  # a module that the page does not name
