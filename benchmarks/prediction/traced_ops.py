@@ -127,7 +127,7 @@ def _tensor(tensor: Tensor) -> TensorInfo:
             steps.append(step)
             step *= max(1, size)
         strides = tuple(reversed(steps))
-    return TensorInfo(tensor.shape, strides, tensor.dtype, -1)
+    return TensorInfo(tensor.shape, tensor.dtype, strides, -1)
 
 
 def _plain(text: str | None) -> Value:

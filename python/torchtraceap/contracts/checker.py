@@ -28,7 +28,6 @@ from torchtraceap.contracts.result import (
     INCONCLUSIVE,
     PASSED,
     CheckResult,
-    FirstEvent,
     Frame,
     KeyResult,
 )
@@ -42,6 +41,7 @@ from torchtraceap.contracts.wording import (
 )
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import EventStart
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.detection import detect, judge
 from torchtraceap.tables.gpu.recorded_device import recorded_device
@@ -315,8 +315,8 @@ def _first_row(judged: _RankVerdict, limit: Limit, whole: Limit) -> int | None:
     return found.row_beyond(limit.high, at_it=limit.high_open)
 
 
-def _event_and_frame(part: RankTrace, row: int) -> tuple[FirstEvent, Frame | None]:
-    event = FirstEvent(row, part.table.name_of(row), int(part.table.ts_ns[row]))
+def _event_and_frame(part: RankTrace, row: int) -> tuple[EventStart, Frame | None]:
+    event = EventStart(row, part.table.name_of(row), int(part.table.ts_ns[row]))
     return event, frame_of(part, row)
 
 

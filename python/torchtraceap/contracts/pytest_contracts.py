@@ -27,12 +27,12 @@ from torchtraceap.contracts.result import (
     FAILED,
     INCONCLUSIVE,
     CheckResult,
-    FirstEvent,
     Frame,
     KeyResult,
 )
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import EventStart
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.record import RecordingError
 
@@ -335,7 +335,7 @@ class _Report:
             event, frame = each["first_event"], each["frame"]
             values = {
                 **each,
-                "first_event": FirstEvent(**event) if event else None,
+                "first_event": EventStart(**event) if event else None,
                 "frame": Frame(**frame) if frame else None,
             }
             results.append(KeyResult(**values))

@@ -5,22 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Json, Result
+from torchtraceap.core.results import EventStart, Json, Result
 
-__all__ = ["FAILED", "INCONCLUSIVE", "PASSED", "CheckResult", "FirstEvent", "Frame", "KeyResult"]
+__all__ = ["FAILED", "INCONCLUSIVE", "PASSED", "CheckResult", "Frame", "KeyResult"]
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 SCHEMA = "torchtraceap.check/1"
-
-
-@dataclass(frozen=True, slots=True)
-class FirstEvent(Result):
-    """The first event that goes beyond a limit."""
-
-    row: int
-    """Row of the rank's event table."""
-    name: str
-    start_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +43,8 @@ class KeyResult(Result):
     """"passed", "failed" or "inconclusive"."""
     reason: str
     """A sentence: what was counted, against which limit, by how much; or what is missing."""
-    first_event: FirstEvent | None = None
+    first_event: EventStart | None = None
+    """The first event that goes beyond the limit."""
     rank: int | None = None
     """Rank of the value and the event; None for a lone rank without a number."""
     step: str | None = None

@@ -25,11 +25,13 @@ __all__ = [
     "Device",
     "Diagnostic",
     "EventCounts",
+    "EventStart",
     "Evidence",
     "Fact",
     "Finding",
     "HeldOut",
     "PlannedFix",
+    "PredictedTime",
     "RankTimeline",
     "ReplayCheck",
     "Result",
@@ -254,13 +256,19 @@ class Summary(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence(Result):
-    """An event that shows a finding."""
+class EventStart(Result):
+    """An event of a rank by its row, and its start."""
 
     row: int
-    """Row in the event table of `rank`."""
+    """Row in the rank's event table."""
     name: str
     start_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence(EventStart):
+    """An event that shows a finding, or that a text cites."""
+
     duration_ns: int
     rank: int | None = None
 
@@ -384,6 +392,15 @@ class ReplayCheck(Result):
     trust: Trust
     notes: tuple[str, ...] = ()
     """Notes on what is missing or assumed in the graph that was replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedTime(Result):
+    """A predicted time of a step and the bounds of what is likely, ns."""
+
+    predicted_ns: int
+    low_ns: int
+    high_ns: int
 
 
 @dataclass(frozen=True, slots=True)

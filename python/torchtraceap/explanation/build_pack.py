@@ -16,10 +16,10 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import median, percentile_rank
-from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.core.results import PAPER_TYPES, Evidence
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation.numbers import Metric
-from torchtraceap.explanation.pack import Pack, PackLine, PackRow, PackTable
+from torchtraceap.explanation.pack import Pack, PackLine, PackTable
 from torchtraceap.explanation.segments import NONE, Segment, cost_inside, idle_inside, rule_says
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.windows import FeatureTable, window_features
@@ -65,10 +65,7 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
         for event in events
         if event.start_ns < segment.end_ns and event.start_ns + event.duration_ns > segment.start_ns
     ]
-    rows = [
-        PackRow(f"r{at + 1}", e.rank, e.row, e.name, e.start_ns, e.duration_ns)
-        for at, e in enumerate(islice(inside or events, MOST_ROWS))
-    ]
+    rows = {f"r{at}": event for at, event in enumerate(islice(inside or events, MOST_ROWS), 1)}
     types = segment.types[:MOST_TYPES]
     likely = (segment.type, *(name for name, _ in types))
     named = tuple(dict.fromkeys(name for name in likely if name != NONE))
@@ -86,7 +83,7 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
             *_finding_metrics(diagnosis, segment, place),
         ),
         tables=tuple(build_tables(rank, segment, windows, rows)) if tables else (),
-        rows=tuple(rows),
+        rows=rows,
         types=types,
         allowed=tuple(dict.fromkeys((*PAPER_TYPES, *further))),
         knowledge=named,
@@ -199,7 +196,7 @@ def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iter
 
 
 def build_tables(
-    rank: RankTrace, segment: Segment, windows: FeatureTable, rows: list[PackRow]
+    rank: RankTrace, segment: Segment, windows: FeatureTable, rows: dict[str, Evidence]
 ) -> Iterator[PackTable]:
     """Yield the tables of one rank: GPU work, gaps and neighboring windows.
 
@@ -257,7 +254,7 @@ def _groups(rank: RankTrace, segment: Segment) -> Iterator[PackLine]:
         yield PackLine(key, shown, tuple(metrics), int(total_ns[group]))
 
 
-def _gaps(rank: RankTrace, segment: Segment, rows: list[PackRow]) -> Iterator[PackLine]:
+def _gaps(rank: RankTrace, segment: Segment, rows: dict[str, Evidence]) -> Iterator[PackLine]:
     """Yield idle pieces of the segment, the longest first, with the host event behind each."""
     idle = rank.idle(rank.tree.profiled)
     start_ns = np.maximum(idle.start_ns, segment.start_ns)
@@ -273,11 +270,12 @@ def _gaps(rank: RankTrace, segment: Segment, rows: list[PackRow]) -> Iterator[Pa
         row = ""  # key of the host event, which joins the rows if it is new
         if behind != _core.NO_ROW:
             event = (rank.rank, behind)
-            row = next((each.key for each in rows if (each.rank, each.row) == event), "")
+            row = next((k for k, each in rows.items() if (each.rank, each.row) == event), "")
             if not row:
                 row = f"r{len(rows) + 1}"
                 begin_ns, dur_ns = int(table.ts_ns[behind]), int(table.dur_ns[behind])
-                rows.append(PackRow(row, *event, table.name_of(behind), begin_ns, dur_ns))
+                name = table.name_of(behind)
+                rows[row] = Evidence(behind, name, begin_ns, dur_ns, rank.rank)
         yield PackLine(
             key=key,
             names=(causes[idle.cause[gap]], _row_name(rank, behind), _row_name(rank, following)),

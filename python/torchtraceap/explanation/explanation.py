@@ -6,10 +6,9 @@ from dataclasses import field
 from typing import Any
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core.results import Evidence, Result
 from torchtraceap.explanation.language_model import Usage
 from torchtraceap.explanation.numbers import Metric
-from torchtraceap.explanation.pack import PackRow
 
 __all__ = ["Change", "DryRun", "ExplainedSegment", "Explanation", "Response", "Round", "Usage"]
 
@@ -41,7 +40,7 @@ class ExplainedSegment(Result):
     change: Change
     verify: str
     """Instructions to check that the change worked."""
-    citations: tuple[PackRow | Metric, ...]
+    citations: tuple[Evidence | Metric, ...]
     source: str = "offline"
     """The judge: "offline" or "llm"."""
 
@@ -55,7 +54,10 @@ class ExplainedSegment(Result):
             "why": self.why,
             "change": self.change.to_dict(),
             "verify": self.verify,
-            "citations": [cited.to_citation() for cited in self.citations],
+            "citations": [
+                cited.to_dict() if isinstance(cited, Evidence) else cited.to_citation()
+                for cited in self.citations
+            ],
             "source": self.source,
         }
 

@@ -52,7 +52,7 @@ class _Text:
     def __init__(self, pack: Pack) -> None:
         self._metrics = pack.every_metric()
         self._cited: dict[str, Metric] = {}
-        self._rows = [Citation(row=row.key, metric=None, value=None) for row in pack.rows]
+        self._rows = [Citation(row=key, metric=None, value=None) for key in pack.rows]
 
     def has(self, name: str) -> bool:
         return name in self._metrics

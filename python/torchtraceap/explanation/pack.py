@@ -1,6 +1,6 @@
 """An evidence pack: everything that a judge sees of a segment, with a name for all it may cite.
 
-Every number that a pack shows is a `Metric`, every event a `PackRow`; tables are made of them. A
+Every number that a pack shows is a `Metric`, every event an `Evidence`; tables are made of them. A
 text about the segment cites them by their names, so that it can be checked without the trace.
 `pack_text` writes a pack as a language model reads it: one line for each metric, event and line of
 a table.
@@ -19,7 +19,7 @@ from dataclasses import field, replace
 
 from torchtraceap.core.formatting import plain_text
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core.results import Evidence, Result
 from torchtraceap.explanation.language_model import estimate_tokens
 from torchtraceap.explanation.numbers import Metric
 
@@ -27,7 +27,6 @@ __all__ = [
     "MOST_TOKENS",
     "Pack",
     "PackLine",
-    "PackRow",
     "PackTable",
     "fit_to_budget",
     "pack_text",
@@ -40,31 +39,6 @@ _LONGEST_ABOUT = 400
 _FROM_THE_END = 24
 """Letters kept from the end of a name that is cut, where names of one family differ."""
 MOST_TOKENS = 2500
-
-
-@dataclass(frozen=True, slots=True)
-class PackRow(Result):
-    """An event that may be cited."""
-
-    key: str
-    """Key within the pack, such as "r3"."""
-    rank: int | None
-    row: int
-    """Row of the rank's event table."""
-    name: str
-    """Name as the trace has it, of any length."""
-    start_ns: int
-    duration_ns: int
-
-    def to_citation(self) -> dict[str, object]:
-        """Return the event as a citation in an explanation's JSON."""
-        return {
-            "row": self.row,
-            "name": self.name,
-            "start_ns": self.start_ns,
-            "duration_ns": self.duration_ns,
-            "rank": self.rank,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +78,8 @@ class Pack(Result):
     """Metrics of the segment, with medians and percentile ranks among the trace's windows, and of
     findings."""
     tables: tuple[PackTable, ...]
-    rows: tuple[PackRow, ...]
+    rows: Mapping[str, Evidence]
+    """Events that may be cited, by keys such as "r3"."""
     types: tuple[tuple[str, float], ...]
     """Types and how likely each is, the likeliest first."""
     allowed: tuple[str, ...]
@@ -124,15 +99,11 @@ class Pack(Result):
         inside = (metric for line in lines for metric in line.metrics)
         return {metric.name: metric for metric in (*self.metrics, *inside)}
 
-    def every_row(self) -> Mapping[str, PackRow]:
-        """Return all events by key."""
-        return {row.key: row for row in self.rows}
-
     def names(self) -> frozenset[str]:
         """Return all names from the trace that the pack shows."""
         lines = (line for table in self.tables for line in table.lines)
         shown = (name for line in lines for name in line.names)
-        return frozenset((*shown, *(row.name for row in self.rows)))
+        return frozenset((*shown, *(row.name for row in self.rows.values())))
 
 
 def short_name(name: str, longest: int = _LONGEST_NAME) -> str:
@@ -167,9 +138,9 @@ def pack_text(pack: Pack) -> str:
             lines.append(" | ".join([line.key, *map(_quote_name, line.names), metrics, *row]))
     if pack.rows:
         lines.append("events (row | name):")
-    for event in pack.rows:
+    for key, event in pack.rows.items():
         rank = "" if event.rank is None else f" | rank {event.rank}"
-        lines.append(f"{event.key} | {_quote_name(event.name)}{rank}")
+        lines.append(f"{key} | {_quote_name(event.name)}{rank}")
     if pack.dropped:
         lines.append(f"left out, as they cost least: {pack.dropped} lines")
     plain = "\n".join(plain_text(line).replace("`", "'") for line in lines)
@@ -201,7 +172,7 @@ def fit_to_budget(pack: Pack) -> Pack:
     # Where costs are equal, the last line goes first.
     lines = [(line.cost_ns, line.key) for table in pack.tables for line in table.lines]
     shown = _shown_rows(pack.tables)
-    rows = [(row.duration_ns, row.key) for row in pack.rows if row.key not in shown]
+    rows = [(row.duration_ns, key) for key, row in pack.rows.items() if key not in shown]
     order = [
         key
         for costs in (lines, rows)
@@ -235,6 +206,6 @@ def _drop_cheapest(pack: Pack, order: list[str], number: int) -> Pack:
         pack,
         metrics=pack.metrics[:metrics],
         tables=tables,
-        rows=tuple(row for row in pack.rows if row.key not in gone),
+        rows={key: row for key, row in pack.rows.items() if key not in gone},
         dropped=pack.dropped + number,
     )

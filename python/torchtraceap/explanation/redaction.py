@@ -242,5 +242,5 @@ def redact(pack: Pack, redaction: Redaction) -> Pack:
             )
             for table in pack.tables
         ),
-        rows=tuple(replace(row, name=redaction.shown(row.name)) for row in pack.rows),
+        rows={key: replace(row, name=redaction.shown(row.name)) for key, row in pack.rows.items()},
     )

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from torchtraceap.core.formatting import plain_text
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core.results import Evidence, Result
 from torchtraceap.explanation.numbers import Metric, numbers_in, quantities_in
-from torchtraceap.explanation.pack import Pack, PackRow, short_name
+from torchtraceap.explanation.pack import Pack, short_name
 from torchtraceap.ops.kernel_names import canonical_name
 
 __all__ = ["GRIDS", "VERDICTS", "Citation", "Verdict", "check_verdict", "find_citations"]
@@ -81,10 +81,10 @@ def check_verdict(verdict: Verdict, pack: Pack) -> list[str]:
     return [*faults, *_false_evidence(verdict, pack), *_uncited_numbers(verdict, pack)]
 
 
-def find_citations(verdict: Verdict, pack: Pack) -> tuple[PackRow | Metric, ...]:
+def find_citations(verdict: Verdict, pack: Pack) -> tuple[Evidence | Metric, ...]:
     """Return the events and metrics of the pack that a verdict cites, in order, each once."""
-    metrics, rows = pack.every_metric(), pack.every_row()
-    found: dict[PackRow | Metric, None] = {}
+    metrics, rows = pack.every_metric(), pack.rows
+    found: dict[Evidence | Metric, None] = {}
     for evidence in verdict.evidence:
         if evidence.row is not None and evidence.row in rows:
             found[rows[evidence.row]] = None
@@ -94,7 +94,7 @@ def find_citations(verdict: Verdict, pack: Pack) -> tuple[PackRow | Metric, ...]
 
 
 def _false_evidence(verdict: Verdict, pack: Pack) -> Iterator[str]:
-    metrics, rows = pack.every_metric(), pack.every_row()
+    metrics, rows = pack.every_metric(), pack.rows
     for place, evidence in enumerate(verdict.evidence, 1):
         if evidence.row is None and evidence.metric is None:
             yield f"evidence {place} cites neither a row nor a metric"

@@ -40,7 +40,7 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.order import median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
-from torchtraceap.core.results import Result, Trust
+from torchtraceap.core.results import PredictedTime, Result, Trust
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
     Change,
@@ -110,16 +110,12 @@ class EditOutcome(Result):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanStep(Result):
-    """A fix of the plan, on top of those before it."""
+class PlanStep(PredictedTime):
+    """A fix of the plan, and the time with all fixes up to this one."""
 
     edit: str
     gain_ns: int
     """Its gain on top of the fixes before it."""
-    predicted_ns: int
-    """The time with all fixes up to this one."""
-    low_ns: int
-    high_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +449,7 @@ class Simulation(Renderable):
             left = {other: g for other, g in left.items() if not share_work(name, other)}
             saved_ns, guess_ns = together.saved_ns, together.guess_ns
             bounds = self._bounds(together, [chosen])
-            plan.append(PlanStep(name, round(gain_ns), *bounds))
+            plan.append(PlanStep(*bounds, name, round(gain_ns)))
         return tuple(plan)
 
     def _least_gain_ns(self, together: _Replayed) -> float:

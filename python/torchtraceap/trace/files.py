@@ -12,11 +12,10 @@ from pathlib import Path
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Diagnostic
+from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.errors import MissingFileError, ParseError
 
 __all__ = [
-    "RankClaim",
     "RecordedJob",
     "assign_ranks",
     "check_one_job",
@@ -147,16 +146,7 @@ def rank_in_name(path: Path) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class RankClaim:
-    """The rank that a file claims in `distributedInfo`."""
-
-    path: Path
-    rank: int | None
-    world_size: int | None
-
-
-def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Diagnostic]]:
+def assign_ranks(claims: Sequence[TraceFile]) -> tuple[list[int | None], list[Diagnostic]]:
     """Return a rank for each file, different from each other, and notes on how they were found.
 
     They are from `distributedInfo`; where that is missing or repeats, from the file name; else the
@@ -166,10 +156,10 @@ def assign_ranks(claims: Sequence[RankClaim]) -> tuple[list[int | None], list[Di
     if len(claims) == 1:
         if claims[0].rank is not None:
             return [claims[0].rank], []
-        rank = rank_in_name(claims[0].path)
+        rank = rank_in_name(Path(claims[0].path))
         return [rank], _from_name_note(claims) if rank is not None else []
     said = [claim.rank for claim in claims]
-    named = [rank_in_name(claim.path) for claim in claims]
+    named = [rank_in_name(Path(claim.path)) for claim in claims]
     if len(set(said)) < len(said) and None not in named and len(set(named)) == len(named):
         ranks: list[int | None] = list(named)
         diagnostics = _from_name_note(
@@ -185,7 +175,7 @@ _NUMBERED = ("duplicate_rank", "rank_from_order")  # files whose rank is no more
 
 def check_one_run(
     given: PathLike | Iterable[PathLike],
-    claims: Sequence[RankClaim],
+    claims: Sequence[TraceFile],
     diagnostics: Iterable[Diagnostic],
 ) -> None:
     """Folders in a given folder may hold a rank or some ranks of a job each, but not each a job.
@@ -193,7 +183,7 @@ def check_one_run(
     Raises:
         ParseError: Several of them hold the same rank, or it isn't said which ranks they hold.
     """
-    folders = list(dict.fromkeys(claim.path.parent for claim in claims))
+    folders = list(dict.fromkeys(Path(claim.path).parent for claim in claims))
     if not isinstance(given, (str, os.PathLike)) or len(folders) < 2:
         return
     numbered = [entry.code for entry in diagnostics if entry.code in _NUMBERED]
@@ -301,7 +291,7 @@ def _job_text(job: Sequence[RecordedJob]) -> str:
 
 
 def _claim_in_order(
-    claims: Sequence[RankClaim], said: Sequence[int | None], named: Sequence[int | None]
+    claims: Sequence[TraceFile], said: Sequence[int | None], named: Sequence[int | None]
 ) -> tuple[list[int | None], list[Diagnostic]]:
     ranks: list[int | None] = []
     from_name, repeated, silent = [], [], []
@@ -326,17 +316,18 @@ def _claim_in_order(
     return ranks, notes
 
 
-def _from_name_note(claims: Sequence[RankClaim]) -> list[Diagnostic]:
+def _from_name_note(claims: Sequence[TraceFile]) -> list[Diagnostic]:
     return _note("rank_from_file_name", claims, "say their rank only in the file name")
 
 
-def _note(code: str, claims: Sequence[RankClaim], what: str) -> list[Diagnostic]:
+def _note(code: str, claims: Sequence[TraceFile], what: str) -> list[Diagnostic]:
     if not claims:
         return []
-    return [Diagnostic(code, len(claims), None, f"files that {what} ({claims[0].path.name}, ...)")]
+    first = Path(claims[0].path).name
+    return [Diagnostic(code, len(claims), None, f"files that {what} ({first}, ...)")]
 
 
-def _world_notes(claims: Sequence[RankClaim], ranks: Sequence[int | None]) -> list[Diagnostic]:
+def _world_notes(claims: Sequence[TraceFile], ranks: Sequence[int | None]) -> list[Diagnostic]:
     sizes = sorted({claim.world_size for claim in claims if claim.world_size is not None})
     if not sizes:
         return []

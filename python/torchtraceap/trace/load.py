@@ -12,11 +12,10 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.results import Diagnostic
+from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
 from torchtraceap.trace.files import (
-    RankClaim,
     RecordedJob,
     assign_ranks,
     check_one_job,
@@ -73,7 +72,7 @@ def load(
         if every == files:
             raise
         tables, skipped = _read_all(every, threads or 0, progress, skip=True)
-    claims = [RankClaim(p, rank, table.world_size) for p, rank, table in tables]
+    claims = [TraceFile(str(p), rank, table.world_size) for p, rank, table in tables]
     numbers, diagnostics = assign_ranks(claims)
     check_one_run(path, claims, diagnostics)
     # Parts of one file are of one job.

@@ -24,7 +24,8 @@ from torchtraceap.contracts.output import (
     markdown_text,
     sarif_of,
 )
-from torchtraceap.contracts.result import FirstEvent, Frame
+from torchtraceap.contracts.result import Frame
+from torchtraceap.core.results import EventStart
 from torchtraceap.simulation.edits.base import default_edits, edit_names
 
 
@@ -347,7 +348,7 @@ def hostile_results() -> CheckResult:
     ]
     results = [
         KeyResult(
-            "syncs", name, {name: 1}, status, f"{name}: reason", FirstEvent(1, name, 2), None, name,
+            "syncs", name, {name: 1}, status, f"{name}: reason", EventStart(1, name, 2), None, name,
             Frame("python", name, name, 3), 1000, True, name, name, 7, name,
         )
         for name in names

@@ -8,10 +8,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from torchtraceap.core.results import PAPER_TYPES
+from torchtraceap.core.results import PAPER_TYPES, Evidence
 from torchtraceap.explanation.language_model import Message, Reply, Usage
 from torchtraceap.explanation.numbers import Metric
-from torchtraceap.explanation.pack import Pack, PackLine, PackRow, PackTable
+from torchtraceap.explanation.pack import Pack, PackLine, PackTable
 
 KERNEL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int)"
 SECRET = "zqx_fraud_model::Ledger<Kowalczyk>"
@@ -44,10 +44,10 @@ def make_pack(
             *(Metric.of_count(f"window.more_{number}", number) for number in range(more_metrics)),
         ),
         tables=(table,),
-        rows=tuple(
-            PackRow(f"r{place + 1}", None, 40 + place, name, 1_500_000, 20_000)
+        rows={
+            f"r{place + 1}": Evidence(40 + place, name, 1_500_000, 20_000)
             for place, name in enumerate(row_names)
-        ),
+        },
         types=(("single_process_data_loading", 0.7), ("cpu_bound", 0.2)),
         allowed=PAPER_TYPES,
         knowledge=("single_process_data_loading",),

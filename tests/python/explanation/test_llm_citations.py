@@ -39,8 +39,8 @@ def test_a_good_verdict_holds() -> None:
 
 def test_what_is_cited_is_given_in_order_and_once() -> None:
     again = replace(GOOD, evidence=(*GOOD.evidence, *GOOD.evidence))
-    names = [getattr(each, "key", None) or each.name for each in find_citations(again, PACK)]
-    assert names == ["r1", "segment.idle", "fact.fetches"]
+    names = [each.name for each in find_citations(again, PACK)]
+    assert names == [PACK.rows["r1"].name, "segment.idle", "fact.fetches"]
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ verdicts = st.builds(
 def test_a_verdict_without_problems_cites_what_is_there(verdict: Verdict, pack: Pack) -> None:
     problems = check_verdict(verdict, pack)
     found = find_citations(verdict, pack)
-    assert all(each in (*pack.rows, *pack.every_metric().values()) for each in found)
+    assert all(each in (*pack.rows.values(), *pack.every_metric().values()) for each in found)
     for problem in problems:
         problem.encode("ascii")
     if not problems:
-        assert {e.row for e in verdict.evidence if e.row} <= set(pack.every_row())
+        assert {e.row for e in verdict.evidence if e.row} <= set(pack.rows)
         for evidence in verdict.evidence:
             if evidence.metric is not None:
                 assert evidence.value == pytest.approx(pack.every_metric()[evidence.metric].value)

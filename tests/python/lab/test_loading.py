@@ -25,7 +25,7 @@ def loaded(loading: Loading, size: int = 38_535_168) -> LoweredStep:
     """Nothing but the loop around a step with one input of so many floats."""
     dtype = parse_dtype("float32")
     assert dtype is not None
-    tensor = TensorInfo((size,), (1,), dtype, 1)
+    tensor = TensorInfo((size,), dtype, (1,), 1)
     capture, device = Capture((), inputs=(tensor,)), device_named(GPU)
     host = HostModel(device)
     return with_loading(lower(capture, device, host=host), capture, loading, host, device)

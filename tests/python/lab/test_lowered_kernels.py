@@ -46,7 +46,7 @@ def tensor(*shape: int, dtype: str = "bfloat16", strides: tuple[int, ...] = ()) 
             steps.append(step)
             step *= size
         strides = tuple(reversed(steps))
-    return TensorInfo(shape, strides, found, 0)
+    return TensorInfo(shape, found, strides, 0)
 
 
 def lowered(

@@ -80,7 +80,7 @@ def test_ranks_of_a_profile_take_time(tmp_path: Path) -> None:
 
 
 def gradient(calls: int, elements: int) -> Gradient:
-    return Gradient(calls, TensorInfo((elements,), (1,), FP32, 0))
+    return Gradient(calls, TensorInfo((elements,), FP32, (1,), 0))
 
 
 def test_buckets_are_full_at_1_and_25_mib() -> None:

@@ -16,8 +16,9 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import errors
+from torchtraceap.core.results import TraceFile
 from torchtraceap.trace import files
-from torchtraceap.trace.files import RankClaim, assign_ranks, natural_key
+from torchtraceap.trace.files import assign_ranks, natural_key
 
 EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
 
@@ -175,14 +176,14 @@ def test_repeated_ranks_fall_back_to_the_names(write_trace: WriteTrace) -> None:
 
 
 def test_repeated_ranks_without_names_are_numbered() -> None:
-    claims = [RankClaim(Path(name), 0, 2) for name in ("a.json", "b.json")]
+    claims = [TraceFile(name, 0, 2) for name in ("a.json", "b.json")]
     ranks, diagnostics = assign_ranks(claims)
     assert ranks == [0, 1]
     assert [entry.code for entry in diagnostics] == ["duplicate_rank"]
 
 
 def test_an_absurd_world_size_costs_nothing() -> None:
-    claims = [RankClaim(Path("a.json"), 2**62, 2**63 - 1), RankClaim(Path("b.json"), -5, None)]
+    claims = [TraceFile("a.json", 2**62, 2**63 - 1), TraceFile("b.json", -5, None)]
     ranks, diagnostics = assign_ranks(claims)
     assert ranks == [2**62, -5]
     assert diagnostics[-1].count == 2**63 - 2

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ __all__ = [
     "TOKEN_CODES",
     "TOKEN_NUMBERS",
     "Attribution",
+    "TokenColumns",
     "TokenInputs",
     "TokenView",
     "V2Scorer",
@@ -75,22 +76,30 @@ class TokenView:
         return NAME_WIDTH if self.names else 1
 
 
-@dataclass(frozen=True)
-class TokenInputs:
-    """The tokens of one trace, by window and start."""
+ArrayT = TypeVar("ArrayT")
+"""NumPy's arrays, or torch's tensors in training."""
 
-    window: Array
-    """int64 `[N]`."""
-    codes: Array
+
+@dataclass(frozen=True)
+class TokenColumns(Generic[ArrayT]):
+    """The tokens of a trace, or of a batch of traces, by window and start."""
+
+    window: ArrayT
+    """int64 `[N]`; in a batch, trace * windows + window."""
+    codes: ArrayT
     """int64 `[N, 3]`: see `TOKEN_CODES`."""
-    numbers: Array
+    numbers: ArrayT
     """float32 `[N, TOKEN_NUMBERS]`: each about 0 to 1."""
-    name: Array
+    name: ArrayT
     """int64 `[N]`: row in `names` of the event's name."""
-    cpu_name: Array
+    cpu_name: ArrayT
     """int64 `[N]`: row in `names` of the operator that launched it."""
-    names: Array
-    """float32 `[U, TokenView.name_width]`."""
+    names: ArrayT
+    """float32 `[U, TokenView.name_width]`: a vector for each distinct name."""
+
+
+TokenInputs: TypeAlias = TokenColumns[Array]
+"""The tokens of one trace."""
 
 
 def squash(values: Array, zscores: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from torchtraceap._version import __version__
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.results import Timeline
+from torchtraceap.core.results import PredictedTime, Timeline
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.capture.profile import capture_profile
@@ -27,9 +27,7 @@ from torchtraceap.lab.prediction.lowering.recorded_host import (
 from torchtraceap.lab.prediction.lowering.step import LoweredOp, LoweredStep, WorkKind
 from torchtraceap.lab.prediction.memory import known_memory, memory_need
 from torchtraceap.lab.prediction.result import (
-    GpuShare,
     OpShare,
-    PredictedStep,
     Prediction,
     UnknownOp,
 )
@@ -147,7 +145,7 @@ def predict(
         strategy=strategy,
         calibrated_by=tuple(trace.ranks[0].path for trace in traces),
         versions={"torchtraceap": __version__, **versions},
-        step=PredictedStep(predicted, round(low), round(high)),
+        step=PredictedTime(predicted, round(low), round(high)),
         gpu=gpu,
         host_ns=round(lowered[0].host_ns),
         bound_by=bound_by,
@@ -238,12 +236,13 @@ def _synthesize(
 
 def _gpu_share(
     trace: Trace, predicted_ns: int, fetch_ns: float, steps: int
-) -> tuple[GpuShare, str]:
+) -> tuple[Timeline, str]:
     """Return the GPU time of a step, the mean over ranks and steps, and what bounds the step."""
     whole: Timeline = trace.timeline(linked_only=True)  # without what earlier steps launched
     count = steps * len(trace.ranks)
     busy = min(round(whole.busy_ns / count), predicted_ns)
-    gpu = GpuShare(
+    gpu = Timeline(
+        span_ns=predicted_ns,
         busy_ns=busy,
         compute_ns=round(whole.compute_ns / count),
         communication_ns=round(whole.communication_ns / count),

@@ -14,7 +14,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.columns import Column
 from torchtraceap.core.rendering import add_renderer, lazy_renderer
-from torchtraceap.core.results import Json, Result
+from torchtraceap.core.results import Json, PredictedTime, Result, Timeline
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.core.writing import replacing, write_paths
 from torchtraceap.errors import OptionError
@@ -25,33 +25,9 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.trace.trace import Trace
 
-__all__ = ["GpuShare", "OpShare", "PredictedStep", "Prediction", "UnknownOp"]
+__all__ = ["OpShare", "Prediction", "UnknownOp"]
 
 SCHEMA = "torchtraceap.prediction/1"
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedStep(Result):
-    """Wall time of a profiled step in the steady state."""
-
-    predicted_ns: int
-    low_ns: int
-    """5 % quantile."""
-    high_ns: int
-    """95 % quantile."""
-
-
-@dataclass(frozen=True, slots=True)
-class GpuShare(Result):
-    """GPU time of a step by the definitions of `summary`, ns, averaged over the steps."""
-
-    busy_ns: int
-    compute_ns: int
-    communication_ns: int
-    exposed_communication_ns: int
-    memcpy_ns: int
-    exposed_memcpy_ns: int
-    idle_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +70,10 @@ class Prediction(Result):
     strategy: str | None
     calibrated_by: tuple[str, ...]
     versions: Mapping[str, str]
-    step: PredictedStep
-    gpu: GpuShare
+    step: PredictedTime
+    """Wall time of a profiled step in the steady state; the bounds are the 5 and 95 % quantiles."""
+    gpu: Timeline
+    """GPU time of a step by the definitions of `summary`, the mean over ranks and steps."""
     host_ns: int
     """Host time of a step if it never waits, ns."""
     bound_by: str

@@ -14,10 +14,13 @@ without a gradient; a window without tokens has 0 there.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+
+from torchtraceap.diagnosis.scoring.v2 import TokenColumns
 
 __all__ = ["GRIDS", "Scores", "TokenBatch", "V2Net", "V2Shape"]
 
@@ -50,22 +53,8 @@ class V2Shape:
         return asdict(self)
 
 
-@dataclass
-class TokenBatch:
-    """Tokens of all windows of a batch, by window and then by start."""
-
-    window: Tensor
-    """int64 `[N]`: trace * windows + window."""
-    codes: Tensor
-    """int64 `[N, codes]`."""
-    numbers: Tensor
-    """float32 `[N, numbers]`."""
-    name: Tensor
-    """int64 `[N]`: row of `names`, of the event's own name."""
-    cpu_name: Tensor
-    """int64 `[N]`: the same of the operator that launched it."""
-    names: Tensor
-    """float32 `[U, name_width]`: a vector for each distinct name."""
+TokenBatch: TypeAlias = TokenColumns[Tensor]
+"""Tokens of all windows of a batch, by window and then by start."""
 
 
 @dataclass

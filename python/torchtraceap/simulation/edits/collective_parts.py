@@ -20,7 +20,6 @@ from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import covered_before, union
 from torchtraceap.core.order import distinct, median
-from torchtraceap.core.records import dataclass
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
@@ -30,7 +29,6 @@ from torchtraceap.tables.matching import rank_collectives
 __all__ = [
     "ACCUMULATION",
     "RankParts",
-    "Slowdown",
     "contend",
     "measured_slowdown",
     "parts_of",
@@ -192,15 +190,6 @@ def _pick(values: Array, at: Array) -> Array:
 # ------------------------------------------------------------------------- contention
 
 
-@dataclass(frozen=True, slots=True)
-class Slowdown:
-    """Least and most slowdown of computation beside communication."""
-
-    low: float
-    high: float
-    source: str
-
-
 def contend(
     run: SimulatedRun,
     change: Change,
@@ -218,13 +207,13 @@ def contend(
             collective moved beside computation, where that is not the trace's.
     """
     before, after = run.graph.time_ns, run.replay(change.delta())
-    slower = measured_slowdown(run)
+    low, high, _ = measured_slowdown(run)
     for view, parts in zip(views(run), parts_of(run), strict=True):
         moves_ns = parts.transfer_with(change)
         rows = view.gpu_class(GpuClass.COMPUTE)
         had = _beside_data(parts, rows, parts.transfer_ns, before)
         has = _beside_data(parts, rows, moves_ns, after)
-        ratio = _ratio(had, has, (slower.low, slower.high), best=best)
+        ratio = _ratio(had, has, (low, high), best=best)
         edges = view.duration_edges(rows[ratio != 1])
         costs = change.costs_of(run.cost_ns, edges) * ratio[ratio != 1]
         change.set_lags(edges[edges >= 0], costs[edges >= 0])
@@ -277,17 +266,18 @@ def _share(begin: Array, end: Array, since: Array, until: Array) -> Array:
     return share
 
 
-def measured_slowdown(run: SimulatedRun) -> Slowdown:
-    """Return the slowdown of kernels that ran both beside communication and without it, cached."""
+def measured_slowdown(run: SimulatedRun) -> tuple[float, float, str]:
+    """Return the least and the most slowdown of computation beside communication, by kernels that
+    ran both ways, and the source of these; cached."""
     return run.cached("slowdown", lambda: _slowdown(run))
 
 
-def _slowdown(run: SimulatedRun) -> Slowdown:
+def _slowdown(run: SimulatedRun) -> tuple[float, float, str]:
     ratios = [ratio for parts in parts_of(run) for ratio in _ratios_of_kernels(run, parts)]
     if len(ratios) < _ENOUGH_NAMES:
-        return Slowdown(1.0, UNMEASURED, "assumed: the trace doesn't show it")
+        return 1.0, UNMEASURED, "assumed: the trace doesn't show it"
     low, high = np.clip(np.quantile(ratios, _MIDDLE_HALF), 1.0, MOST_MEASURED).tolist()
-    return Slowdown(low, high, f"measured: {len(ratios)} kernels ran both ways in this trace")
+    return low, high, f"measured: {len(ratios)} kernels ran both ways in this trace"
 
 
 def _ratios_of_kernels(run: SimulatedRun, parts: RankParts) -> list[float]:

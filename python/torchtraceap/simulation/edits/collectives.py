@@ -76,13 +76,13 @@ class OverlapCollectives:
             raise NotApplicableError("no computation waits for a collective")
         contend(run, best, best=True)
         contend(run, cautious, best=False)
-        slower = measured_slowdown(run)
+        _, slowdown, source = measured_slowdown(run)
         note = (
             f"{pluralize(moved, 'wait')} of computation for a collective can move to the next "
             f"optimizer or step, {sure} of them surely; beside communication it takes up to "
-            f"{slower.high:.2f} times as long ({slower.source})"
+            f"{slowdown:.2f} times as long ({source})"
         )
-        return EditedGraph(best, cautious, of_collectives=True, source=slower.source, note=note)
+        return EditedGraph(best, cautious, of_collectives=True, source=source, note=note)
 
 
 def _detach(run: SimulatedRun, parts: RankParts, places: Array, change: Change) -> int:

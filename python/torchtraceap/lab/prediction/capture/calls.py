@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from math import prod
 from typing import TypeAlias
 
 from torchtraceap.core.dtypes import DType, parse_dtype
+from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError, TraceError
+from torchtraceap.ops.models import Tensor
 
 __all__ = [
     "COMPUTE",
@@ -48,18 +49,12 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """Metadata of a tensor, without its values."""
+class TensorInfo(Tensor):
+    """Metadata of a captured tensor, without its values."""
 
-    shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: DType
     storage: int
     """Number that tensors sharing memory have in common."""
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:

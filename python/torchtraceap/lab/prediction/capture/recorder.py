@@ -352,8 +352,8 @@ class Recorder:
             raise CaptureError(f"tensors of {dense.dtype} are not known")
         return TensorInfo(
             tuple(map(int, dense.shape)),
-            tuple(map(int, dense.stride())),
             dtype,
+            tuple(map(int, dense.stride())),
             self._storages.number(dense),
         )
 

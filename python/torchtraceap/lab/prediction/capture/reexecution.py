@@ -139,7 +139,7 @@ class Reexecutor:
         for tensor in _tensors_in(made):
             dtype = parse_dtype(str(tensor.dtype))
             assert dtype is not None  # what torch makes of types that a file names
-            info = TensorInfo(tuple(tensor.shape), tuple(tensor.stride()), dtype, NO_STORAGE)
+            info = TensorInfo(tuple(tensor.shape), dtype, tuple(tensor.stride()), NO_STORAGE)
             found.append(info)
         return tuple(found)
 

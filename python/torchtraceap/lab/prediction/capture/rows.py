@@ -165,7 +165,7 @@ def _inputs(call: RecordedCall) -> tuple[Value, ...]:
 def _tensor(shape: tuple[int, ...], strides: Any, dtype: DType) -> TensorInfo:
     if not isinstance(strides, tuple) or len(strides) != len(shape):
         strides = contiguous_strides(shape)
-    return TensorInfo(shape, strides, dtype, NO_STORAGE)
+    return TensorInfo(shape, dtype, strides, NO_STORAGE)
 
 
 def _plain(value: Any) -> Value:

@@ -47,7 +47,7 @@ _SAME_ARGUMENTS = {
 
 _MOST_LOOKUPS_AT_ONCE = 3_072
 _LONGEST_SORT_IN_BLOCK = 4_096
-_NUMBER = TensorInfo((), (), FP64, -1)
+_NUMBER = TensorInfo((), FP64, (), -1)
 """Tensor that stands for a Python number."""
 
 
@@ -134,7 +134,7 @@ def _sparse_mask(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     own, rows, made = call.tensor("self"), call.tensor("mask"), call.output
     if own is None or rows is None or made is None or not rows.shape:
         return launch_itself(call, libraries)
-    places = TensorInfo(rows.shape[:1], (1,), INT64, -1)
+    places = TensorInfo(rows.shape[:1], INT64, (1,), -1)
     return [("aten::index_select", (own, 0, places), (made,))]
 
 
@@ -148,13 +148,13 @@ def _add_sparse(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
     rows = (own.shape[0], other.shape[0])
     if own.shape[1:] != other.shape[1:] or rows[0] == rows[1] or 1 in rows:
         return launch_itself(call, libraries)
-    places = TensorInfo(other.shape[:1], (1,), INT64, -1)
+    places = TensorInfo(other.shape[:1], INT64, (1,), -1)
     inputs = (own, 0, places, other, call.inputs.get("alpha", 1))
     return [("aten::index_add_", inputs, call.outputs)]
 
 
 def _positions(count: int) -> list[LaunchedCall]:
-    made = TensorInfo((count,), (1,), INT64, -1)
+    made = TensorInfo((count,), INT64, (1,), -1)
     return [("aten::arange", (0, count, 1, made), (made,))]
 
 
@@ -315,7 +315,7 @@ def _sort(call: Call, libraries: Libraries) -> Sequence[LaunchedCall]:
         return launch_itself(call, libraries)
     made = contiguous_like(source)
     order, length = replace(made, dtype=INT64), source.shape[-1]
-    row = TensorInfo((length,), (1,), INT64, -1)
+    row = TensorInfo((length,), INT64, (1,), -1)
     spread = replace(row, shape=source.shape, strides=(0,) * (len(source.shape) - 1) + (1,))
     return [
         *_positions(length),

@@ -333,8 +333,8 @@ def _old_backward(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         stride = max(1, other.shape[2] // max(1, grad.shape[2]))
         side = 3 if other.shape[1] == grad.shape[1] and stride == 1 else 1
         shape = (grad.shape[1], other.shape[1], side, side)
-        source, weight = other, TensorInfo(shape, (other.shape[1] * side**2, side**2, side, 1),
-                                           grad.dtype, -1)  # fmt: skip
+        strides = (other.shape[1] * side**2, side**2, side, 1)
+        source, weight = other, TensorInfo(shape, grad.dtype, strides, -1)
     else:
         source, weight, stride = grad, other, 1
     found = _Convolution(source, weight, grad.elements, stride)

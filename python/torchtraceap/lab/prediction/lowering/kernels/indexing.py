@@ -242,7 +242,7 @@ def _cat(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
         for each in tensors:
             # Rows of the result are longer than those of its part.
             strides = tuple(2 * stride for stride in each.strides[:-1]) + each.strides[-1:]
-            found.append(copy_loop(TensorInfo(each.shape, strides, to, -1), each, setting))
+            found.append(copy_loop(TensorInfo(each.shape, to, strides, -1), each, setting))
         return found
     return _batched_copies(tensors, setting)
 

@@ -192,7 +192,7 @@ def _broadcast(operands: Sequence[TensorInfo], dtype: DType) -> TensorInfo:
     for axis in sorted(range(longest), key=lambda axis: (like[axis], -axis)):
         strides[axis] = step
         step *= max(1, shape[axis])
-    return TensorInfo(shape, tuple(strides), dtype, -1)
+    return TensorInfo(shape, dtype, tuple(strides), -1)
 
 
 # ------------------------------------------------------------------------------------- loops

@@ -115,7 +115,7 @@ def _addmm(op: LaunchingOp, setting: Setting) -> Sequence[Launch]:
 def _copied(bias: TensorInfo, product: _Product, setting: Setting) -> Launch:
     shape = (product.batch, product.m, product.n)
     strides = (product.m * product.n, product.n, 1)
-    made = TensorInfo(shape, strides, bias.dtype, -1)
+    made = TensorInfo(shape, bias.dtype, strides, -1)
     if bias.elements == made.elements and bias.is_contiguous:
         return memcpy(int(bytes_of(bias)))
     return copy_loop(made, bias, setting)
