@@ -76,8 +76,7 @@ class TokenView:
         return NAME_WIDTH if self.names else 1
 
 
-ArrayT = TypeVar("ArrayT")
-"""NumPy's arrays, or torch's tensors in training."""
+ArrayT = TypeVar("ArrayT")  # NumPy's arrays, or torch's tensors in training
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ class TokenColumns(Generic[ArrayT]):
 
 
 TokenInputs: TypeAlias = TokenColumns[Array]
-"""The tokens of one trace."""
 
 
 def squash(values: Array, zscores: Array) -> Array:
