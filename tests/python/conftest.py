@@ -1,4 +1,9 @@
-"""Shared fixtures: the package built, traces of a few events, the corpus of real traces."""
+"""Fixtures for all tests in Python: traces of a few events, the bundled trace, real traces.
+
+`write_trace` writes events to a file, `bundled` is the trace in the repository, and a test with an
+argument `corpus_file` runs once for each real trace in the folder `TORCHTRACEAP_CORPUS`. Modules
+beside this file make larger inputs; docs/testing.md lists them and says where a test belongs.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,18 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# How long an example takes says how busy the machine is.
+# Hypothesis must not fail a test for being slow: a busy machine is no defect.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", ROOT.parent / "shared" / "traces"))
-for shared in ("simulation", "scaling", "detectors"):  # what only benchmarks and tests need
+# Helpers that tests share with benchmarks, such as hostile traces and checks of replays.
+for shared in ("simulation", "scaling", "detectors"):
     sys.path.append(str(ROOT / "benchmarks" / shared))
 BUNDLED = ROOT / "examples" / "traces" / "resnet50_num_workers_0.json.gz"
 
-# Shells and runners of tests export the width of a terminal, which is not what is tested.
+# A shell may export the width of its terminal, which would change the text of reports.
 os.environ.pop("COLUMNS", None)
 
 WriteTrace = Callable[..., Path]
@@ -30,7 +36,8 @@ WriteTrace = Callable[..., Path]
 
 @pytest.fixture
 def write_trace(tmp_path: Path) -> WriteTrace:
-    """Writes events (a list, or a whole document) to a file and returns its path."""
+    """Return a function that writes events (a list, or a whole document) to a file and returns its
+    path."""
 
     def write(content: Any, name: str = "trace.json") -> Path:
         path = tmp_path / name
