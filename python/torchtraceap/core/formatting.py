@@ -16,6 +16,7 @@ __all__ = [
     "format_count",
     "format_fact",
     "format_ns",
+    "format_part",
     "format_percent",
     "format_range",
     "format_rate",
@@ -35,6 +36,8 @@ _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"
 _COLUMN_UNITS = ("_ns", "_share", "_bytes", "_gb_per_s")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)?")
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|min|h|B|[KMGT]i?B)(?!\w))")
+# Parts of the time of which only what nothing hides counts.
+_EXPOSED = {"communication", "memcpy", "device_memcpy"}
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -116,6 +119,13 @@ _FACT_WRITERS: dict[str, Callable[[float], str]] = {
     "share": format_share,
     "rate": format_rate,
 }
+
+
+def format_part(key: str) -> str:
+    """Return the name of a part of the time, its key in words, such as "data loading" of
+    `data_loading`: every surface calls it so."""
+    exposed = "exposed " if key in _EXPOSED else ""
+    return exposed + key.replace("_", " ")
 
 
 def format_percent(share: float) -> str:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torchtraceap import _core
+from torchtraceap.core.formatting import format_part
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.explanation.numbers import Metric, numbers_in
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import NONE
 from torchtraceap.explanation.verdict import Citation, Verdict
-from torchtraceap.report.labels import IDLE_LABELS
 
 if TYPE_CHECKING:
     from torchtraceap.core.results import Finding
@@ -146,11 +147,12 @@ def _scorer_verdict(text: _Text, segment: Segment, on_host: bool, settled: bool)
     why = because or "The recording shows nothing of a GPU in this part."
     if text.has("segment.idle"):
         said = f"The GPU idles for {text.say('segment.idle')} of it"
-        causes = {cause: text.value(f"window.idle_{cause}_share") for cause in IDLE_LABELS}
+        names = _core.idle_cause_names()
+        causes = {cause: text.value(f"window.idle_{cause}_share") for cause in names}
         cause = max(causes, key=lambda each: causes[each])
         if causes[cause] > 0:
             share = text.say(f"window.idle_{cause}_share")
-            said += f"; the largest cause is: {IDLE_LABELS[cause]}, {share} of the time"
+            said += f"; the largest cause is: {format_part(cause)}, {share} of the time"
         why = f"{because} {said}.".strip()
     return Verdict(
         verdict="misclassified" if doubted else "insufficient_evidence",

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.formatting import one_line
+from torchtraceap.core.formatting import format_part, one_line
 from torchtraceap.core.sums import clamp
 
 if TYPE_CHECKING:
@@ -62,17 +62,17 @@ PATH_FILLS = {
     "unknown": "unknown",
 }
 BOUND_FILLS = {
-    "cpu_bound": ("host_wait", "host"),
-    "gpu_compute_bound": ("compute", "GPU compute"),
-    "communication_bound": ("communication", "communication"),
-    "copy_bound": ("memcpy", "copies"),
-    "data_loading": ("data_loading", "data loading"),
-    "synchronization_bound": ("synchronization", "synchronisation"),
-    "launch_bound": ("launch_latency", "launching"),
-    "compilation_bound": ("compilation", "compilation"),
-    "allocator_bound": ("allocator", "memory allocator"),
-    "profiler": ("profiler", "profiler overhead"),
-    "unknown": ("unknown", "waits for work outside the file"),
+    "cpu_bound": "host_wait",
+    "gpu_compute_bound": "compute",
+    "communication_bound": "communication",
+    "copy_bound": "memcpy",
+    "data_loading": "data_loading",
+    "synchronization_bound": "synchronization",
+    "launch_bound": "launch_latency",
+    "compilation_bound": "compilation",
+    "allocator_bound": "allocator",
+    "profiler": "profiler",
+    "unknown": "unknown",
 }
 _LATE_FILLS = {
     "late_compute_ns": ("compute", "compute"),
@@ -100,7 +100,7 @@ def bars(
 def path_shares(table: ColumnTable) -> Chart | None:
     """Make a bar of the critical path by the resource that bounds it."""
     shares = table.facts.get("bound_shares") or {}
-    parts = [(*BOUND_FILLS.get(n, ("unknown", n.replace("_", " "))), s) for n, s in shares.items()]
+    parts = [(BOUND_FILLS.get(n, "unknown"), format_part(n), s) for n, s in shares.items()]
     if not parts:
         return None
     return bars([("", parts, 1.0)], unit="share", title="Share of the path")
@@ -186,6 +186,10 @@ def steps(table: ColumnTable, origin_ns: int) -> Chart | None:
         "outlier": [bool(v) for v in few.to_list("outlier")],
         "median": (table.facts.get("jitter") or {}).get("median_ns"),
         "left": table.num_rows - few.num_rows,
+        "legend": [
+            *((part, format_part(part)) for part in ("compute", "communication", "memcpy")),
+            ("step-idle", "GPU idle"),
+        ],
     }
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.formatting import format_ns, format_percent, one_line, pluralize
+from torchtraceap.core.formatting import format_ns, format_part, format_percent, one_line, pluralize
+from torchtraceap.core.results import GPU_PARTS
 from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.report.charts import waterfall
 from torchtraceap.report.document import compressed_json, render_document, table_data
-from torchtraceap.report.labels import GPU_LABELS, IDLE_LABELS
 from torchtraceap.report.view import Segment, facts_of, title_of
 
 if TYPE_CHECKING:
@@ -159,17 +160,16 @@ def _bars(table: ColumnTable) -> list[dict[str, Any]]:
     keys = _fills(table)
     facts = table.facts
     longest = max(facts["before_step_ns"], facts["after_step_ns"], 1)
-    labels = {"host": "host"} | IDLE_LABELS | GPU_LABELS
-    order = [*GPU_LABELS, *IDLE_LABELS]
+    order = [*GPU_PARTS, *_core.idle_cause_names()]
     bars = []
     for when in ("before", "after"):
         segments = [
             Segment(
                 key,
-                labels.get(key, "spread between steps"),
+                "spread between steps" if key == "spread" else format_part(key),
                 ns,
                 ns / longest,
-                key not in GPU_LABELS,
+                key not in GPU_PARTS,
                 format_ns(ns),
             )
             for key, ns in zip(keys, table.to_list(f"{when}_ns"), strict=True)
@@ -191,7 +191,7 @@ def _fills(table: ColumnTable) -> list[str]:
     else:
         names = [name or "" for name in table.to_list("name")]
         parts = [name.removeprefix("idle: ").replace(" ", "_") for name in names]
-    known = {*GPU_LABELS, *IDLE_LABELS, "host"}
+    known = {*GPU_PARTS, *_core.idle_cause_names(), "host"}
     fills = (_PARTS.get(part, part) for part in parts)
     return [fill if fill in known else "spread" for fill in fills]
 

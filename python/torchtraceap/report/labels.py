@@ -1,4 +1,4 @@
-"""Labels of the parts of a trace's time, and sentences on steps and replays that reports share."""
+"""Meanings of the parts of a trace's time, and sentences on steps and replays of all reports."""
 
 from __future__ import annotations
 
@@ -12,66 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BOUND_BY",
-    "GPU_LABELS",
-    "HOST_LABELS",
-    "IDLE_LABELS",
     "MEANINGS",
-    "label_of_part",
     "step_note",
     "trust_text",
 ]
-
-GPU_LABELS = {
-    "compute": "compute",
-    "communication": "exposed communication",
-    "memcpy": "exposed copies",
-    "device_memcpy": "exposed device copies",
-}
-IDLE_LABELS = {
-    "data_loading": "waiting for data",
-    "host_wait": "host busy, nothing queued",
-    "synchronization": "synchronisation",
-    "memory_copy": "blocking copy call",
-    "communication_wait": "waiting for a collective",
-    "compilation": "compilation",
-    "allocator": "memory allocator",
-    "launch_latency": "launch latency",
-    "profiler": "profiler overhead",
-    "unknown": "waits for work outside the file",
-    "within_graph": "between kernels of one CUDA graph",
-}
-# Causes on the critical path of a run that computes on the host.
-HOST_LABELS = {
-    "host_forward": "forward pass",
-    "host_backward": "backward pass",
-    "host_optimizer": "optimiser",
-    "host_other": "other work",
-    "host_gap": "between operators",
-    "data_loading": "data loading",
-}
-# Parts of the time in a sentence.
-PART_NAMES = {
-    "host_forward": "the forward pass",
-    "host_backward": "the backward pass",
-    "host_optimizer": "the optimiser",
-    "host_other": "other work of the host",
-    "host_gap": "work between operators",
-    "compute": "GPU compute",
-    "communication": "communication",
-    "memcpy": "copies between host and device",
-    "device_memcpy": "copies between or within devices",
-    "data_loading": "data loading",
-    "host_wait": "the host (CPU bound)",
-    "synchronization": "synchronisation with the host",
-    "memory_copy": "blocking copies",
-    "communication_wait": "waiting for collectives",
-    "compilation": "compilation",
-    "allocator": "the memory allocator",
-    "launch_latency": "launch latency",
-    "profiler": "the profiler's own overhead",
-    "unknown": "waits for work outside the file",
-    "within_graph": "gaps between kernels of one CUDA graph",
-}
 
 # What a run is bound by; nothing is said of what is unknown.
 BOUND_BY = {
@@ -83,36 +27,33 @@ BOUND_BY = {
     "mixed": "several kinds of work",
 }
 
-# Explanations of the parts of the time bar.
+# What the parts of the time are; those of idle time in the words of docs/idle_time.md.
 MEANINGS = {
     "compute": "at least one kernel computes",
     "communication": "a collective runs, and no computation beside it",
     "memcpy": "a copy between host and device runs, and nothing else",
     "device_memcpy": "a copy between or within devices runs, and nothing else",
-    "data_loading": "the loop waits for its next batch",
-    "host_wait": "the queue is empty while the host works on what comes next",
-    "synchronization": "the host had waited for the GPU, and launches only then",
-    "memory_copy": "the host sits in a call that copies",
-    "communication_wait": "what comes next waits for a collective",
-    "compilation": "code is compiled or loaded on first use",
-    "allocator": "device memory is allocated or freed through the driver",
-    "launch_latency": "work is launched and has not begun yet",
-    "profiler": "the profiler itself works",
-    "unknown": "nothing in the file says why: its cause lies outside",
-    "within_graph": "the device goes from one node of a graph to the next; no launch lies between",
+    "data_loading": "the host makes or awaits the next batch",
+    "host_wait": "the queue is empty and the host works, or runs Python that is not recorded: CPU "
+    "bound",
+    "synchronization": "the host waits for the GPU, or refills the queue after such a wait",
+    "memory_copy": "the host sits in a copy that it must await, or refills the queue after it",
+    "communication_wait": "the next work, or the host, waits for a collective",
+    "compilation": "code is generated, loaded, instantiated or tuned; the context is created",
+    "allocator": "device or pinned memory is allocated, mapped or freed",
+    "launch_latency": "work was queued already: the time that the device takes to start it",
+    "profiler": "the profiler's own work",
+    "unknown": "no event explains it: the GPU, or the host, waits for work outside the file",
+    "within_graph": "between nodes of one replay of a CUDA graph: the device goes from node to "
+    "node by itself",
     "host_forward": "operators of the forward pass",
     "host_backward": "operators of the backward pass",
-    "host_optimizer": "operators of the optimiser",
+    "host_optimizer": "operators of the optimizer",
     "host_other": "other operators and calls",
     "host_gap": "time between operators, such as Python code",
 }
 
 HOST_APART = 0.05  # share of the iteration by which the host's range differs before both are given
-
-
-def label_of_part(key: str) -> str:
-    """Return the label of a class of GPU work or a cause of idle time."""
-    return GPU_LABELS.get(key) or IDLE_LABELS.get(key) or key.replace("_", " ")
 
 
 def step_note(summary: Summary) -> str:

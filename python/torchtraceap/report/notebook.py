@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchtraceap.core.formatting import format_ns, format_percent, one_line
+from torchtraceap.core.formatting import format_ns, format_part, format_percent, one_line
 from torchtraceap.diagnosis.verdict import parts_over_time
 from torchtraceap.report.document import TEMPLATES
-from torchtraceap.report.labels import HOST_LABELS, label_of_part
 from torchtraceap.report.page import MAX_RANKS, PageSource, strip
 from torchtraceap.report.result_tables import tables_of
 from torchtraceap.report.view import ReportView, Segment, before_after, build_view
@@ -68,9 +67,9 @@ def summary_html(summary: Summary) -> str:
     """Show the bar of GPU time, then the tables."""
     timeline = summary.timeline
     parts = (
-        ("compute", label_of_part("compute"), timeline.compute_ns),
-        ("communication", label_of_part("communication"), timeline.exposed_communication_ns),
-        ("memcpy", label_of_part("memcpy"), timeline.exposed_memcpy_ns),
+        ("compute", format_part("compute"), timeline.compute_ns),
+        ("communication", format_part("communication"), timeline.exposed_communication_ns),
+        ("memcpy", format_part("memcpy"), timeline.exposed_memcpy_ns),
         ("unknown", "idle", timeline.idle_ns),
     )
     segments = [Segment(key, label, ns, timeline.share(ns), False) for key, label, ns in parts]
@@ -254,7 +253,6 @@ def _timelines(ranks: Sequence[RankTrace]) -> str:
         if not any(part.any() for part in parts.values()):
             continue
         keys = list(parts)
-        own = HOST_LABELS if rank.computes_on_host else {}
         stacked = np.stack([parts[key] for key in keys])
         codes = np.where(stacked.any(axis=0), stacked.argmax(axis=0), -1)
         first = np.flatnonzero(np.r_[True, codes[1:] != codes[:-1]])
@@ -265,8 +263,8 @@ def _timelines(ranks: Sequence[RankTrace]) -> str:
         ):
             if code >= 0:
                 key = keys[code]
-                label = own.get(key, label_of_part(key))
-                rects.append(_rect(begin / SLOTS, (end - begin) / SLOTS, _color(key), label))
+                width = (end - begin) / SLOTS
+                rects.append(_rect(begin / SLOTS, width, _color(key), format_part(key)))
         whose = f"rank {rank.rank}: " if len(ranks) > 1 else ""
         length = format_ns(rank.profiled_ns)
         said = f"{escape(whose)}what most of each moment goes to, {length} in all"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.formatting import format_part
 from torchtraceap.core.records import dataclass
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.tables.gpu.memory import build_memory
@@ -63,7 +64,8 @@ def build_slices(diagnosis: Diagnosis, rank: int | None) -> list[Slices]:
         {"explained_by": strings[part.table.name[row]]} if row != _core.NO_ROW else {}
         for row in idle["explained_by"].tolist()
     ]
-    starts, ends, causes = idle["start_ns"], idle["end_ns"], idle["cause"].tolist()
+    starts, ends = idle["start_ns"], idle["end_ns"]
+    causes = list(map(format_part, idle["cause"].tolist()))
     tracks.append(Slices("why the GPU idles", "cause", starts, ends, causes, explained))
 
     path = build_critical_path(diagnosis.trace, by="event")

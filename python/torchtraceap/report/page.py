@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
-from torchtraceap.core.formatting import format_ns, format_percent, one_line
+from torchtraceap.core.formatting import format_ns, format_part, format_percent, one_line
 from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 from torchtraceap.report.charts import PATH_FILLS
 from torchtraceap.report.document import render_document
-from torchtraceap.report.labels import IDLE_LABELS
 from torchtraceap.report.sections import Sections, build_sections
 from torchtraceap.report.timeline_data import (
     MAX_BLOB_BYTES,
@@ -62,7 +61,7 @@ MAX_RANK_ROWS = 512
 MAX_STEPS = 500  # rows of the table of steps
 MAX_TEXT = 1200  # characters of a sentence that may quote a trace
 STRIP_PIECES = 400  # resolution of the strip over a finding, about two pixels each
-CAUSES = tuple(IDLE_LABELS)
+CAUSES = tuple(_core.idle_cause_names())
 
 IntArray = npt.NDArray[np.int64]
 
@@ -191,17 +190,14 @@ def _pack_ranks(source: PageSource) -> list[tuple[bytes, list[str]]]:
     """Pack the timelines of the ranks shown, with notes on events that were left out."""
     path = table_spec("critical-path").make(source.diagnosis.trace, by="event")
     alone = len(source.diagnosis.trace.ranks) == 1
-    unknown = CAUSES.index("unknown")
-    codes = [CAUSES.index(n) if n in CAUSES else unknown for n in _core.idle_cause_names()]
-    causes = np.array(codes, np.int64)
     blobs = []
     for index in source.shown:
         rank = source.rank(index)
         inputs = [_finding_lane(source, index)]
         if source.view.has_gpu:
             idle = _core.explain_idle(rank.table, rank.tree, bounds=rank.tree.profiled)
-            cause = causes[np.asarray(idle.cause)]
-            start, end, labels = idle.start_ns, idle.end_ns, list(IDLE_LABELS.values())
+            cause = np.asarray(idle.cause, np.int64)
+            start, end, labels = idle.start_ns, idle.end_ns, [format_part(name) for name in CAUSES]
             row = np.zeros_like(cause)
             inputs.append(LaneInput("idle", "GPU idle", start, end, labels, cause, row, cause))
         blobs.append(

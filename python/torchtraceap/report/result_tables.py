@@ -14,6 +14,7 @@ from torchtraceap.core.formatting import (
     format_bytes,
     format_count,
     format_ns,
+    format_part,
     format_percent,
     one_line,
 )
@@ -94,7 +95,8 @@ def summary_tables(summary: Summary) -> list[TextTable]:
     rows = [(one_line(name, 40) or "(none)", format_count(n)) for name, n in categories[:20]]
     if rest := sum(count for _, count in categories[20:]):
         rows.append(("(others)", format_count(rest)))
-    head = ("of", "span", "busy", "compute", "exposed comm.", "exposed copies", "idle")
+    exposed = format_part("communication"), format_part("memcpy")
+    head = ("of", "span", "busy", "compute", *exposed, "idle")
     title = "GPU time, of the span from first to last GPU event"
     tables = [
         _files_table(summary),

@@ -14,6 +14,7 @@ from torchtraceap.core.formatting import (
     format_bytes,
     format_count,
     format_ns,
+    format_part,
     format_percent,
     one_line,
     pluralize,
@@ -245,8 +246,7 @@ def _ranks_lead(table: ColumnTable) -> str:
 
 def _path_lead(table: ColumnTable) -> str:
     shares = table.facts.get("bound_shares") or {}
-    names = {key: charts.BOUND_FILLS.get(key, ("", key))[1] for key in shares}
-    parts = [f"{names[key]} {format_percent(share)}" for key, share in shares.items()]
+    parts = [f"{format_part(key)} {format_percent(share)}" for key, share in shares.items()]
     return f"{format_ns(table.facts.get('total_ns') or 0)}: {', '.join(parts[:3])}"
 
 

@@ -13,20 +13,18 @@ from torchtraceap.core.formatting import (
     format_change,
     format_count,
     format_ns,
+    format_part,
     format_percent,
     format_range,
     one_line,
 )
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import GPU_PARTS
 from torchtraceap.diagnosis.verdict import COMPUTATION
 from torchtraceap.report.labels import (
     BOUND_BY,
-    GPU_LABELS,
-    HOST_LABELS,
     MEANINGS,
-    PART_NAMES,
-    label_of_part,
     step_note,
     trust_text,
 )
@@ -282,15 +280,15 @@ def _segments(diagnosis: Diagnosis, ranks: int) -> list[Segment]:
     parts = [
         Segment(
             key,
-            HOST_LABELS.get(key, label_of_part(key)) if on_host else label_of_part(key),
+            format_part(key),
             ns // ranks,
             _share(diagnosis, key),
-            is_idle=key not in GPU_LABELS and not on_host,
+            is_idle=key not in GPU_PARTS and not on_host,
         )
         for key, ns in diagnosis.time_ns.items()
         if ns > 0
     ]
-    order = list(GPU_LABELS)
+    order = list(GPU_PARTS)
     return sorted(
         parts,
         key=lambda s: (order.index(s.key), 0, "") if s.key in order else (99, -s.time_ns, s.key),
@@ -506,14 +504,13 @@ def headline_of(diagnosis: Diagnosis) -> str:
         whose = "all ranks' time" if len(diagnosis.summary.files) > 1 else "the time"
         said = f"{_leading_title(diagnosis, lead)}: {format_percent(lead.cost_share)} of {whose}"
         if diagnosis.lead.beside and key is not None:
-            said += f", beside {format_percent(_share(diagnosis, key))} of {PART_NAMES[key]}"
+            said += f", beside {format_percent(_share(diagnosis, key))} {format_part(key)}"
     elif not diagnosis.computes_on:
         said = "This trace holds no GPU work: only the host side could be checked"
     elif diagnosis.computes_on == "host" and key:
         share = format_percent(_share(diagnosis, key))
-        part = PART_NAMES.get(key, label_of_part(key))
         little = "explains much of" if diagnosis.findings else "found in"
-        said = f"No known anti-pattern {little} this run on the host: {share} is {part}"
+        said = f"No known anti-pattern {little} this run on the host: {share} {_named(key)}"
     else:
         said = _headline_without_lead(diagnosis)
     return said + waits
@@ -530,9 +527,13 @@ def _headline_without_lead(diagnosis: Diagnosis) -> str:
     if loss is None:
         return f"No known anti-pattern found; {busy}{small}"
     share = format_percent(_share(diagnosis, loss))
-    return (
-        f"No known anti-pattern explains most of what is lost: {share} {label_of_part(loss)}{small}"
-    )
+    return f"No known anti-pattern explains most of what is lost: {share} {_named(loss)}{small}"
+
+
+def _named(part: str) -> str:
+    """Return the name of a part of the time with its meaning."""
+    meaning = MEANINGS.get(part)
+    return f"{format_part(part)} ({meaning})" if meaning else format_part(part)
 
 
 def _leading_title(diagnosis: Diagnosis, lead: Finding) -> str:

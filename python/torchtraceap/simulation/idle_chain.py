@@ -16,7 +16,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_texts
-from torchtraceap.core.formatting import format_ns
+from torchtraceap.core.formatting import format_ns, format_part
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
@@ -220,7 +220,7 @@ def _table(run: SimulatedRun, rank: int, hops: _Hops, facts: dict[str, Any]) -> 
     }
     facts = facts | {"waits_for": events[int(np.argmax(idle_ns))][2]}
     notes = [
-        f"The GPU idles for {format_ns(facts['duration_ns'])} ({facts['cause'].replace('_', ' ')}),"
+        f"The GPU idles for {format_ns(facts['duration_ns'])} ({format_part(facts['cause'])}),"
         f" most of it for {facts['waits_for']}."
     ]
     if (graph.evidence[hops.edges] == _core.Evidence.ASSUMED).any():

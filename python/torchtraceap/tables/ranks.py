@@ -9,7 +9,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, encode_json, encode_texts
-from torchtraceap.core.formatting import format_ns, format_share
+from torchtraceap.core.formatting import format_ns, format_part, format_share
 from torchtraceap.core.sums import total, totals
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
@@ -117,28 +117,24 @@ def _lateness_notes(matched: MatchedCollectives, late: _core.Lateness) -> list[s
         if late.verdict[i] not in (_STRAGGLER, _LATE):
             continue
         cause, share = _cause_name(late, i), float(late.cause_share[i])
+        because = f"its {_CAUSE_WORDS.get(cause) or format_part(cause)}"
         words = f"Rank {number} arrives {format_ns(int(late.lateness_ns[i]))} late in all"
         if late.verdict[i] == _STRAGGLER:
-            notes.append(f"{words}: {format_share(share)} of it by {_CAUSE_WORDS[cause]}.")
+            notes.append(f"{words}: {format_share(share)} of it by {because}.")
         else:
             notes.append(
-                f"{words}, cause not proven: {format_share(share)} of it by {_CAUSE_WORDS[cause]}, "
+                f"{words}, cause not proven: {format_share(share)} of it by {because}, "
                 f"less than {format_share(_core.PROVEN_SHARE)}."
             )
     return notes or ["No rank keeps the others waiting for long."]
 
 
 _CAUSE_WORDS = {
-    "compute": "its compute kernels",
-    "communication": "its other collectives",
-    "copies": "its copies",
-    "input": "its input pipeline",
-    "host": "its host (late launches, silence)",
-    "synchronization": "its synchronisation with the GPU",
-    "compilation": "its compilation",
-    "allocator": "its memory allocator",
-    "launch_latency": "its launch latency",
-    "profiler": "the profiler's own work",
+    "compute": "compute kernels",
+    "communication": "other collectives",
+    "copies": "copies",
+    "input": "input pipeline",
+    "host": "host (late launches, silence)",
 }
 
 

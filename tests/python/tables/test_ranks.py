@@ -79,7 +79,7 @@ def test_a_rank_that_allocates_is_late_by_its_allocator(tmp_path: Path) -> None:
         job.all_reduce(list(late), at + 9_500)
     trace = job.load(tmp_path)
     assert by_rank(trace)[2]["cause"] == "allocator"
-    assert any("its memory allocator" in note for note in trace.ranks_table().notes)
+    assert any("its allocator" in note for note in trace.ranks_table().notes)
     finding = trace.diagnose().finding("straggler")
     assert finding is not None
     assert "its memory allocator explains" in finding.why

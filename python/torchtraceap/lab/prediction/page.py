@@ -13,10 +13,10 @@ from torchtraceap import _core
 from torchtraceap.core import formatting
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_bytes, format_ns
+from torchtraceap.core.results import GPU_PARTS
 from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
 from torchtraceap.report.document import compressed_json, render_document, table_data
-from torchtraceap.report.labels import GPU_LABELS
 from torchtraceap.report.view import Segment
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _lanes(part: RankTrace) -> list[tuple[str, list[tuple[str, float, float]]]]:
     phases = [_PHASES.get(_core.Phase(phase), "host_other") for phase in tree.phase.tolist()]
     fills = np.array(
         [
-            (names[code] if names[code] in GPU_LABELS else "compute") if gpu else phase
+            (names[code] if names[code] in GPU_PARTS else "compute") if gpu else phase
             for code, gpu, phase in zip(tree.gpu_class, is_gpu, phases, strict=True)
         ]
     )

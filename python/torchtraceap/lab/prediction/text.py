@@ -9,6 +9,7 @@ from torchtraceap.core.formatting import (
     format_bytes,
     format_count,
     format_ns,
+    format_part,
     format_percent,
     one_line,
 )
@@ -30,7 +31,7 @@ BOUND_LABELS = {
 }
 _SIGNS = "█▒▚░"
 _PARTS = ("compute", "communication", "memcpy", "unknown")
-_LABELS = ("compute", "exposed communication", "exposed copies", "idle")
+_LABELS = (*map(format_part, _PARTS[:-1]), "idle")
 
 
 def prediction_tables(found: Prediction) -> list[TextTable]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_part
 from torchtraceap.core.records import dataclass
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.grouping import Groups
@@ -169,7 +170,7 @@ def first_idle_part() -> int:
 
 def part_titles() -> list[str]:
     """Return the text of each kind of piece for a person."""
-    names = [name.replace("_", " ") for name in _core.step_part_names()]
+    names = [format_part(name) for name in _core.step_part_names()]
     idle = first_idle_part()
     return names[:idle] + [f"idle: {name}" for name in names[idle:]]
 

@@ -27,7 +27,13 @@ import numpy.typing as npt
 from torchtraceap._version import __version__
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.columns import encode_json, encode_texts
-from torchtraceap.core.formatting import format_ns, format_share, one_line, replace_controls
+from torchtraceap.core.formatting import (
+    format_ns,
+    format_part,
+    format_share,
+    one_line,
+    replace_controls,
+)
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
@@ -38,7 +44,6 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.runs.run_store import StoredRun
 from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.workloads.registry import workloads
-from torchtraceap.report.labels import GPU_LABELS, HOST_LABELS, IDLE_LABELS
 from torchtraceap.tables.steps.iterations import counted_spans
 from torchtraceap.trace.load import load
 from torchtraceap.trace.ranks import Ranks
@@ -306,7 +311,7 @@ def breakdown_page(found: Sequence[RunBreakdown], notes: Sequence[str] = ()) -> 
     keys = "".join(
         '<span><svg width="11" height="11" aria-hidden="true">'
         f'<rect class="f-{_class(part)}" width="11" height="11"></rect></svg>'
-        f"{escape(_GROUP_LABELS[group_of(part)])}: {escape(_label(part))}</span>"
+        f"{escape(_GROUP_LABELS[group_of(part)])}: {escape(format_part(part))}</span>"
         for part in _in_order({part for each in found for part in each.breakdown.parts})
     )
     said = "".join(f"<p>{escape(replace_controls(note))}</p>" for note in notes)
@@ -392,7 +397,7 @@ def _bar(parts: Mapping[str, float]) -> str:
     for part in _in_order(parts):
         share = parts[part]
         width = min(share, 1.0 - left)
-        said = escape(f"{_label(part)}: {format_share(share)}")
+        said = escape(f"{format_part(part)}: {format_share(share)}")
         drawn.append(
             f'<rect class="f-{_class(part)}" x="{_NAME + left * _BAR:.2f}" y="4" '
             f'width="{width * _BAR:.2f}" height="{_HIGH}"><title>{said}</title></rect>'
@@ -403,11 +408,6 @@ def _bar(parts: Mapping[str, float]) -> str:
 
 def _value(text: str) -> str:
     return f'<text class="muted" x="{_NAME + _BAR + 10}" y="17">{escape(text)}</text>'
-
-
-def _label(part: str) -> str:
-    labels = {**IDLE_LABELS, **HOST_LABELS, **GPU_LABELS}
-    return labels.get(part, part.replace("_", " "))
 
 
 def _class(part: str) -> str:

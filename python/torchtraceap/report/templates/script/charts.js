@@ -108,8 +108,7 @@ const drawSteps = (chart) => {
     const y = STRIP - (chart.median / most) * (STRIP - 8);
     svg.append(makeSvg("line", { class: "step-median", x1: 0, x2: "100%", y1: y, y2: y }));
   }
-  const entries = [["compute", "compute"], ["communication", "exposed communication"], ["memcpy", "exposed copies"], ["step-idle", "GPU idle"]];
-  const parts = [svg, legendOf(entries)];
+  const parts = [svg, legendOf(chart.legend)];
   if (chart.median) parts[1].append(make("span", "key", `line: median ${formatTime(chart.median)}`));
   if (chart.left) parts.push(make("p", "note", `The first ${formatCount(count)} of ${formatCount(count + chart.left)} steps.`));
   return parts;
