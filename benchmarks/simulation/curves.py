@@ -1,11 +1,11 @@
-"""Fits the curves that `torchtraceap.ops.durations.tables` evaluates."""
+"""Fits the curves that `torchtraceap.ops.durations.collectives` evaluates."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.ops.durations.tables import Curve
+from torchtraceap.ops.durations.collectives import Curve
 
 __all__ = ["fit_curve", "isotonic", "medians_by_size"]
 

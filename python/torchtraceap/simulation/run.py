@@ -3,8 +3,14 @@
 Note [Steady state]: with an edit the host may run ahead of the GPU or fall behind, so predictions
 compare iterations (Note [Iteration] in tables/steps/iterations.py). The first of the recorded steps
 begins in the state that the run without the edit left. So copies of all recorded steps are chained
-(Note [Carried edges] in chained_runs.py), dependencies across the boundary count, and the last copy
-is measured. A run without steps counts as a whole, from the first to the last of its work.
+(Note [Carried edges]), dependencies across the boundary count, and the last copy is measured. A run
+without steps counts as a whole, from the first to the last of its work.
+
+Note [Carried edges]: the thread that marks the steps goes on at once. A stream takes the first work
+of the next copy a typical gap after the last of this one. Another thread that begins with work that
+the steps hand to it also goes on at once; one that nothing in them starts keeps its own rhythm, the
+measured time from its last point round to its first. The queue of launches does not reach into the
+next copy.
 
 Note [Working lanes]: the main threads, streams with GPU work, and lanes from which dependencies
 lead to these. Else a thread that waits as long as the trace lasts, for something that nobody needs,
@@ -22,12 +28,11 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.order import distinct
+from torchtraceap.core.order import distinct, median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.core.threads import MemoCache
 from torchtraceap.errors import SchemaError
-from torchtraceap.simulation.chained_runs import carried_edges
 from torchtraceap.tables.matching import JoinedRanks, join_ranks
 from torchtraceap.tables.steps.iterations import (
     counted_steps,
@@ -41,7 +46,8 @@ from torchtraceap.tables.steps.iterations import (
 from torchtraceap.trace.event_table import event_table
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["Replays", "RunStep", "SimulatedRun"]
+__all__ = ["Replays", "RunStep", "SimulatedRun", "carried_edges"]
+
 
 KINDS = {kind.name.lower(): kind for kind in _core.DependencyKind}
 """Dependencies by name."""
@@ -664,3 +670,50 @@ class SimulatedRun:
 
 def _without_none(deltas: Sequence[_core.GraphDelta | None]) -> list[_core.GraphDelta]:
     return [_core.GraphDelta() if delta is None else delta for delta in deltas]
+
+
+_STREAM = 1  # kind of a lane
+
+
+def carried_edges(
+    graph: _core.ExecutionGraph, stretches: Sequence[tuple[int, int]], inside: Sequence[Array]
+) -> Array:
+    """Return points of a copy, points of the next copy, and lags in ns, int64 `[carries, 3]`. See
+    Note [Carried edges].
+
+    Args:
+        graph: The run.
+        stretches: For each rank the points where the host's range of the first step begins and
+            that of the last ends.
+        inside: All points of each rank's steps, ascending.
+    """
+    lags = graph.lag_ns[graph.kind == _core.DependencyKind.STREAM_ORDER]
+    gap_ns = int(median(lags)) if len(lags) else 0
+    edges = []
+    for (begin, end), mine in zip(stretches, inside, strict=True):
+        edges.append((end, begin, 0))
+        own = int(graph.lane[begin])
+        # The points of a lane are adjacent.
+        begins = np.flatnonzero(np.diff(graph.lane[mine], prepend=_core.NO_ROW))
+        for points in np.split(mine, begins[1:]):
+            lane = int(graph.lane[points[0]]) if len(points) else own
+            if lane == own:
+                continue
+            times = graph.time_ns[points]
+            first, last = int(points[times.argmin()]), int(points[::-1][times[::-1].argmax()])
+            if _is_started(graph, first, mine):
+                lag_ns = gap_ns if graph.lane_kind[lane] == _STREAM else 0
+            else:
+                before_ns = int(graph.time_ns[first] - graph.time_ns[begin])
+                behind_ns = int(graph.time_ns[end] - graph.time_ns[last])
+                lag_ns = max(0, before_ns + behind_ns)
+            edges.append((last, first, lag_ns))
+    return np.array(edges, dtype=np.int64).reshape(-1, 3)
+
+
+def _is_started(graph: _core.ExecutionGraph, point: int, inside: Array) -> bool:
+    """Return whether other work of the steps, sorted points, leads to a point."""
+    sources = graph.source[graph.in_offsets[point] : graph.in_offsets[point + 1]]
+    place = np.minimum(np.searchsorted(inside, sources), len(inside) - 1)
+    known = inside[place] == sources
+    return bool((known & (graph.lane[sources] != graph.lane[point])).any())

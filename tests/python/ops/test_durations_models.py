@@ -15,6 +15,7 @@ from torchtraceap.ops.devices import Device, device_named, load_devices
 from torchtraceap.ops.durations import UnknownDurationError
 from torchtraceap.ops.durations.collectives import (
     CollectiveTable,
+    Curve,
     collective_kind,
     estimate_collective,
     estimate_collectives,
@@ -35,7 +36,6 @@ from torchtraceap.ops.durations.kernels import (
     estimate_row_kernel,
     load_kernels,
 )
-from torchtraceap.ops.durations.tables import Curve
 from torchtraceap.ops.durations.trees import BoostedTrees
 from torchtraceap.ops.models.arguments import OpCall
 from tree_text import Node, encode_trees

@@ -15,7 +15,7 @@ from baselines import (
 )
 from curves import fit_curve, isotonic
 from torchtraceap.ops.devices import device_named
-from torchtraceap.ops.durations.tables import Curve
+from torchtraceap.ops.durations.collectives import Curve
 
 SIZES = 2.0 ** np.arange(9, 30)
 

@@ -21,8 +21,7 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.compat.tracelens import launchers
 from torchtraceap.errors import TraceError
-from torchtraceap.report import overlay
-from torchtraceap.report.annotate import assign_lanes
+from torchtraceap.report.annotate import _memory_counters, _queue_counters, assign_lanes
 from torchtraceap.simulation.edits.base import make_edit
 from torchtraceap.simulation.excerpt import simulated_run
 from torchtraceap.simulation.run import SimulatedRun
@@ -89,14 +88,14 @@ def test_slices_that_all_cross_each_other() -> None:
 
 def test_a_queue_for_each_of_many_streams(tmp_path: Path) -> None:
     trace = load(tmp_path / "t", "many_streams", 80_000)
-    counters = overlay._queue_counters(trace.ranks[0])
+    counters = _queue_counters(trace.ranks[0])
     assert len(counters) == 40_000
     assert {len(counter.time_ns) for counter in counters} == {2}
 
 
 def test_memory_of_many_devices(tmp_path: Path) -> None:
     trace = load(tmp_path / "t", "memory_events", 60_000)
-    assert len(overlay._memory_counters(trace.ranks[0])) == 2 * 30_000
+    assert len(_memory_counters(trace.ranks[0])) == 2 * 30_000
 
 
 def test_every_thread_is_drawn(tmp_path: Path) -> None:

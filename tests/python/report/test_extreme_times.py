@@ -23,7 +23,7 @@ import torchtraceap as ttap
 from torchtraceap import cli
 from torchtraceap.core import sums
 from torchtraceap.core.formatting import exact_us, format_ns
-from torchtraceap.report import overlay
+from torchtraceap.report.annotate import build_slices
 
 LONGEST_US = 2_299_999_999_999_999  # of an event; the reader takes nothing longer
 LARGEST = 2**63 - 1
@@ -267,7 +267,7 @@ def test_times_below_zero_are_written_right(origin_us: float, tmp_path: Path) ->
     loaded.events().to_csv(tmp_path / "events.csv")
     with (tmp_path / "events.csv").open(encoding="utf-8", newline="") as file:
         assert sorted((int(r["ts_ns"]), int(r["dur_ns"])) for r in csv.DictReader(file)) == wanted
-    slices = overlay.build_slices(loaded.diagnose(), None)
+    slices = build_slices(loaded.diagnose(), None)
     loaded.annotate(tmp_path / "drawn.json")
     drawn = json.loads((tmp_path / "drawn.json").read_text(encoding="utf-8"), parse_float=Decimal)
     ours = [e for e in drawn["traceEvents"] if e.get("cat") == "torchtraceap" and e["ph"] == "X"]

@@ -13,7 +13,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.core.formatting import format_part
 from torchtraceap.errors import OptionError
-from torchtraceap.report.overlay import build_counters, build_slices
+from torchtraceap.report.annotate import build_counters, build_slices
 
 DEMO = Path(__file__).parents[3] / "examples/traces/resnet50_num_workers_0.json.gz"
 CORRELATED = '{"ph":"X","cat":"%s","name":"%s","pid":%d,"tid":7,"ts":%s,"dur":%s,"args":{%s}}'

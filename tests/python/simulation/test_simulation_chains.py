@@ -16,7 +16,6 @@ from test_simulation_run import Event, host, launch, run_of, step
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.simulation.chained_runs import carried_edges
 from torchtraceap.simulation.profiler_overhead import (
     MEASURED_OVERHEAD,
     PUBLISHED_OVERHEAD,
@@ -24,7 +23,7 @@ from torchtraceap.simulation.profiler_overhead import (
     estimate_unprofiled,
     overhead_delta,
 )
-from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation.run import SimulatedRun, carried_edges
 from torchtraceap.tables.matching import join_ranks
 
 WriteTrace = Callable[..., Path]

@@ -14,6 +14,11 @@ A transfer within one machine that no table covers takes a startup time plus the
 links, at the share of their rate that the tables reach. Machines without a switch were measured in
 one form only (the mesh of V100), so their interval is as wide as the error for that form. Between
 machines the network decides, and only the measured tables answer.
+
+Note [Curves]: each piece between two knots is an alpha-beta model of its own: a startup time and a
+rate. On public tables of collectives with every other size held out, the error is smaller than that
+of a line in log-log space (docs/durations.md), which bends the wrong way at the end of the startup
+time.
 """
 
 from __future__ import annotations
@@ -39,10 +44,10 @@ from torchtraceap.ops.durations.estimate import (
     resolve_device,
     same_links,
 )
-from torchtraceap.ops.durations.tables import Curve
 
 __all__ = [
     "CollectiveTable",
+    "Curve",
     "ErrorInterval",
     "LinkModel",
     "bus_factor",
@@ -52,6 +57,7 @@ __all__ = [
     "has_switch",
     "load_measurements",
 ]
+
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -441,3 +447,35 @@ def _estimate_by_links(kind: str, sizes: FloatArray, ranks: int, device: Device)
     )  # fmt: skip
     codes = np.zeros(len(ns), dtype=np.int32)
     return Estimates(ns, ns * low, ns * high, codes, (f"rate of {link} {how}",))
+
+
+# Sizes below the first knot are covered only if that knot is small enough to be startup time; sizes
+# above the last knot continue at the last rate up to this multiple of it.
+_STARTUP_BYTES = 8192
+_REACH = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time over size, monotone and piecewise linear: see Note [Curves]. Both ascend, the time not
+    strictly."""
+
+    sizes: FloatArray
+    """`[k]`: sizes, usually in bytes."""
+    ns: FloatArray
+    """`[k]`: times at these sizes."""
+
+    def covers(self, sizes: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return bool `[n]`: which sizes are among the measured ones or not far above them."""
+        wanted = np.asarray(sizes, dtype=np.float64)
+        begin = 0.0 if self.sizes[0] <= _STARTUP_BYTES else self.sizes[0]
+        return np.asarray((wanted >= begin) & (wanted <= self.sizes[-1] * _REACH))
+
+    def at(self, sizes: npt.ArrayLike) -> FloatArray:
+        """Return times in ns; constant below the first knot, at the last rate above the last."""
+        wanted = np.asarray(sizes, dtype=np.float64)
+        inside = np.interp(wanted, self.sizes, self.ns)
+        if self.sizes.size < 2:
+            return np.asarray(inside)
+        rate = (self.ns[-1] - self.ns[-2]) / (self.sizes[-1] - self.sizes[-2])
+        return np.asarray(inside + rate * np.maximum(wanted - self.sizes[-1], 0.0))

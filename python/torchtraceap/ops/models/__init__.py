@@ -13,15 +13,11 @@ from torchtraceap.ops.models import (  # noqa: F401  (importing them registers t
     attention,
     convolution,
     copies,
-    custom_collectives,
     elementwise,
-    embedding,
     fused_norm,
-    gated,
     gemm,
     hyper_connections,
     indexing,
-    kv_cache,
     library_gemm,
     moe,
     normalization,
@@ -31,10 +27,8 @@ from torchtraceap.ops.models import (  # noqa: F401  (importing them registers t
     quantization,
     reduction,
     rotary,
-    sampling,
     softmax,
     state_space,
-    triton,
 )
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.families import FAMILIES, family_of

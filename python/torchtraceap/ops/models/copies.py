@@ -7,7 +7,7 @@ it by its GPU events.
 from __future__ import annotations
 
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.registry import Work, register
+from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 
 @register("aten::copy", composite=True)
@@ -83,3 +83,24 @@ def _total_bytes(parts: list[Tensor]) -> int:
         raise UnknownWorkError("a list without tensors")
     size = max(part.dtype.size for part in parts)
     return sum(part.elements for part in parts) * size
+
+
+# Collectives that libraries write themselves. With a norm in the same kernel links bound them still:
+# what a rank's memory moves says little of their time.
+register_unknown_work(
+    "a collective: links between GPUs bound it",
+    "_C_custom_ar::all_reduce",
+    "_C_custom_ar::qr_all_reduce",
+    "aiter::fused_allreduce_rmsnorm",
+    "aiter::fused_allreduce_rmsnorm_",
+    "aiter::reduce_scatter",
+    "aiter::all_gather_reg",
+    "aiter::all_gather_unreg",
+    "sgl_kernel::all_reduce",
+    "sgl_kernel::all_reduce_reg",
+    "sgl_kernel::qr_all_reduce",
+    "sglang::reg_all_gather_into_tensor",
+    "vllm::rocm_aiter_fused_allreduce_rmsnorm",
+    "MoEDispatch",
+    "MoECombine",
+)

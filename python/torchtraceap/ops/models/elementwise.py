@@ -1,4 +1,5 @@
-"""Models of element-wise operators, including activations and dropout.
+"""Models of element-wise operators, including activations and dropout, of the gated activations of
+serving libraries, and of kernels that a compiler generates, from the sizes of their arguments.
 
 Each input is read once in its stored size (a broadcast input is smaller than the result), and the
 result is written. An operation such as `exp` or `gelu` counts as one; operators that combine
@@ -7,6 +8,7 @@ several (`addcmul`, `lerp`) count each.
 
 from __future__ import annotations
 
+import re
 from math import prod
 
 from torchtraceap.core.dtypes import BOOL, FP32, DType
@@ -214,3 +216,88 @@ def dropout(call: OpCall) -> Work:
 @register("aten::native_dropout_backward", "aten::_masked_scale")
 def dropout_backward(call: OpCall) -> Work:
     return _typed_as_inputs(call, 0, 1, flops=2)
+
+
+_GATE = 2  # the activation, the product
+_STATIC_QUANT = 2  # divide by a given scale, clamp
+_DYNAMIC_QUANT = 4  # magnitude, maximum; divide, clamp
+
+_GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
+
+
+def _gate(out: Tensor, x: Tensor, flops: int, read: int = 0, written: int = 0) -> Work:
+    """Return the work of a gate; `read` and `written` are bytes of scales."""
+    if x.elements != 2 * out.elements:
+        raise UnknownWorkError("its output is not half as large as its input")
+    return Work(flops * out.elements, x.bytes + read, out.bytes + written)
+
+
+@register(*(f"{library}::{gate}" for library in ("_C", "aiter", "sgl_kernel", "flashinfer")
+            for gate in _GATES))  # fmt: skip
+@register("_C::mul_and_silu", "_C::fatrelu_and_mul", "_C::swigluoai_and_mul")
+def gated(call: OpCall) -> Work:
+    """Arguments: (out, input, ...)"""
+    return _gate(call.tensor(0), call.tensor(1), _GATE)
+
+
+@register("_C::silu_and_mul_quant", "aiter::scaled_silu_and_mul")
+def gated_quantized(call: OpCall) -> Work:
+    """Arguments: (out, input, scale)"""
+    scale = call.tensor(2).bytes
+    return _gate(call.tensor(0), call.tensor(1), _GATE + _STATIC_QUANT, read=scale)
+
+
+@register("_C::silu_and_mul_per_block_quant")
+def gated_quantized_in_groups(call: OpCall) -> Work:
+    """Arguments: (out, input, scales, group_size, scale_ub, is_scale_transposed)"""
+    scales = call.tensor(2).bytes
+    return _gate(call.tensor(0), call.tensor(1), _GATE + _DYNAMIC_QUANT, written=scales)
+
+
+@register("LigerSiLUMulFunction", composite=True)
+def silu_mul(call: OpCall) -> Work:
+    """Arguments: (gate, up) of one shape."""
+    gate, up = call.tensor(0), call.tensor(1)
+    if gate.shape != up.shape:
+        raise UnknownWorkError("the gate and what it gates have different shapes")
+    return Work(_GATE * gate.elements, gate.bytes + up.bytes, gate.elements * gate.dtype.size)
+
+
+@register("_C::gelu_new", "_C::gelu_fast", "_C::gelu_quick", "aiter::gelu_fast")
+def activation_out(call: OpCall) -> Work:
+    """Arguments: (out, input)"""
+    out, x = call.tensor(0), call.tensor(1)
+    if out.elements != x.elements:
+        raise UnknownWorkError("its output does not fit its input")
+    return Work(out.elements, x.bytes, out.bytes)
+
+
+# Names of generated kernels list the operators that were fused.
+_PICKS = re.compile(r"embedding(?!_dense_backward)|index|gather|scatter|nll_loss|bucketize")
+_PARTS = re.compile(r"slice|select|split|narrow|unbind|chunk|roll|unfold")
+
+_WHOLE_NOTE = "every argument is counted once; those that are read and written should count twice"
+_PART_NOTE = "every argument is counted whole; the kernel uses slices of some"
+
+
+@register("triton_*")
+def generated(call: OpCall) -> Work:
+    """Count each tensor of an Inductor kernel once, as pointwise and reduction kernels do.
+
+    Kernels that select elements by an index use an unknown part of an argument and have no numbers.
+    Kernels with slices use at most the whole argument. Operations are not counted because the code
+    is not in the trace.
+    """
+    if _PICKS.search(call.name):
+        raise UnknownWorkError("it picks elements: how much of its arguments it uses is unknown")
+    tensors = [t for i in range(len(call)) if (t := call.optional_tensor(i)) is not None]
+    if not tensors:
+        raise UnknownWorkError("its arguments are not in the trace")
+    in_parts = _PARTS.search(call.name) is not None
+    return Work(
+        None,
+        sum(tensor.bytes for tensor in tensors),
+        0,
+        upper_bound=in_parts,
+        notes=(_PART_NOTE if in_parts else _WHOLE_NOTE,),
+    )

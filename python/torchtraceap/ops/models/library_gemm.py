@@ -12,8 +12,7 @@ from math import isqrt, prod
 
 from torchtraceap.core.dtypes import DType, parse_dtype
 from torchtraceap.core.records import dataclass
-from torchtraceap.ops.models.argument_sizes import optional_bytes
-from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError, optional_bytes
 from torchtraceap.ops.models.gemm import product
 from torchtraceap.ops.models.registry import Work, register
 

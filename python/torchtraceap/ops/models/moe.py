@@ -8,8 +8,7 @@ expert may be on another device.
 from __future__ import annotations
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.ops.models.argument_sizes import optional_bytes
-from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError, optional_bytes
 from torchtraceap.ops.models.library_gemm import packing
 from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from torchtraceap.core.dtypes import FP32
 from torchtraceap.core.records import dataclass
-from torchtraceap.ops.models.argument_sizes import (
+from torchtraceap.ops.models.arguments import (
+    OpCall,
+    Tensor,
+    UnknownWorkError,
     check_packed_output,
     group_scales,
     mxfp4_bytes,
     optional_bytes,
 )
-from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.registry import Work, register
 
 _STATIC = 2  # divide, clamp

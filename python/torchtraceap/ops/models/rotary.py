@@ -7,7 +7,7 @@ are copied, or left alone if the operator works in place.
 from __future__ import annotations
 
 from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
-from torchtraceap.ops.models.kv_cache import rows_written
+from torchtraceap.ops.models.paged_attention import rows_written
 from torchtraceap.ops.models.registry import Work, register
 
 __all__ = ["ROTATION"]

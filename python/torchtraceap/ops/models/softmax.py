@@ -1,4 +1,4 @@
-"""Models of softmax and of losses."""
+"""Models of softmax, of losses, and of sampling tokens from scores."""
 
 from __future__ import annotations
 
@@ -120,3 +120,21 @@ def cross_entropy_transformer_engine(call: OpCall) -> Work:
         raise UnknownWorkError("scores and targets do not fit together")
     written = scores.elements * scores.dtype.size + target.elements * FP32.size
     return Work(scores.elements * (_FORWARD + 1), scores.bytes + target.bytes, written)
+
+
+# Divide by the temperature; subtract the maximum, exponential; divide by the noise; compare.
+_RACE = 5
+
+
+@register("aiter::mixed_sample_outer_exponential")
+def sample_with_noise(call: OpCall) -> Work:
+    """Arguments: (out, scores, noise, temperatures, eps): the greatest of exp(scores / temperature)
+    / noise.
+
+    Noise of a single row that all tokens share is read once.
+    """
+    out, scores, noise, temperatures = (call.tensor(i) for i in range(4))
+    if len(scores.shape) != 2 or out.elements != scores.shape[0]:
+        raise UnknownWorkError("its output does not fit its scores")
+    read = scores.bytes + noise.bytes + temperatures.bytes
+    return Work(_RACE * scores.elements, read, out.bytes)

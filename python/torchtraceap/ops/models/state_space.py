@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from torchtraceap.core.dtypes import FP32
-from torchtraceap.ops.models.argument_sizes import optional_bytes
-from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
+from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError, optional_bytes
 from torchtraceap.ops.models.registry import Work, register
 
 
