@@ -34,7 +34,8 @@ import trace_kernels
 import tree_text
 import vector_fit
 from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import gemm, kernels, tables, trees
+from torchtraceap.ops.durations import gemm, kernels, trees
+from torchtraceap.ops.durations.collectives import Curve
 
 DATA = Path(gemm.__file__).parent / "data"
 # Origin of the measurements by source: repository, commit and licence.
@@ -88,7 +89,7 @@ def provenance(source: str, rows: int, **more: Any) -> dict[str, Any]:
     return {"repository": repository, "commit": commit, "licence": licence, "rows": rows, **more}
 
 
-def curve_of(series: duration_data.Series, tolerance: float = TOLERANCE) -> tables.Curve:
+def curve_of(series: duration_data.Series, tolerance: float = TOLERANCE) -> Curve:
     """The curve of one series, as dense as its source warrants."""
     sizes, ns = series.arrays()
     if series.source == "vidur":

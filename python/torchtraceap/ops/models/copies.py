@@ -85,7 +85,7 @@ def _total_bytes(parts: list[Tensor]) -> int:
     return sum(part.elements for part in parts) * size
 
 
-# Collectives that libraries write themselves. With a norm in the same kernel links bound them still:
+# Collectives that libraries write themselves. With a norm in the same kernel links still bound it:
 # what a rank's memory moves says little of their time.
 register_unknown_work(
     "a collective: links between GPUs bound it",
