@@ -13,11 +13,11 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.core.formatting import format_part
 from torchtraceap.core.results import GPU_PARTS
+from torchtraceap.report.annotate import build_slices
 from torchtraceap.report.charts import PATH_FILLS
 from torchtraceap.report.diff_page import render_diff
 from torchtraceap.report.labels import MEANINGS
 from torchtraceap.report.notebook import diagnosis_html, summary_html
-from torchtraceap.report.overlay import build_slices
 from torchtraceap.report.page import render_html
 from torchtraceap.report.terminal import render_text
 from torchtraceap.report.view import build_view
