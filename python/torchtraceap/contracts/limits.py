@@ -48,6 +48,7 @@ _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 _TIMES = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9,
           "min": 60 * 10**9}  # fmt: skip
 _MOST = 2**62
+_MOST_TOLERANCE = 1000
 """Bound that no count, size or time of a trace exceeds."""
 _EXAMPLES = {
     "count": '0, "<=120", "100..120"',
@@ -215,7 +216,7 @@ def _parse_number(value: Any, kind: str) -> Limit:
         raise OptionError(f"{short_repr(value)} is no limit; write {_EXAMPLES[kind]}")
     if isinstance(value, str):
         return _parse_text(value, kind)
-    if not math.isfinite(value) or value < 0 or value > _MOST:
+    if not 0 <= value <= _MOST:  # not by `math.isfinite`, which fails on 300 digits
         raise OptionError(f"{short_repr(value)} is no limit: a number from 0 is needed")
     if kind in ("share", "time"):
         raise OptionError(
@@ -339,9 +340,11 @@ class Contract:
         """
         tolerance = more.get("tolerance", 0.0)
         if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)):
-            raise OptionError(f"tolerance is a share such as 0.05, not {tolerance!r}")
-        if not 0 <= tolerance < math.inf:
-            raise OptionError(f"tolerance is a share from 0, not {tolerance!r}")
+            raise OptionError(f"tolerance is a share such as 0.05, not {short_repr(tolerance)}")
+        if not 0 <= tolerance <= _MOST_TOLERANCE:
+            raise OptionError(
+                f"tolerance is a share from 0 to {_MOST_TOLERANCE}, not {short_repr(tolerance)}"
+            )
         parsed = []
         for key, value in limits.items():
             measure = find_measure(key)

@@ -238,5 +238,8 @@ def printable_lines(text: str) -> str:
 
 def short_repr(value: object) -> str:
     """Return the `repr` of a wrong value for an error message, cut to 80 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -12,13 +12,15 @@ each of a shard once. So shards need not agree on numbers, and a name has the sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from torchtraceap.core.formatting import short_repr
+from torchtraceap.core.stored import check_file
 from torchtraceap.datasets.labels import TYPES
-from torchtraceap.errors import MissingDependencyError, MissingFileError, SchemaError
+from torchtraceap.errors import MissingDependencyError, SchemaError
 
 __all__ = [
     "ARGUMENTS",
@@ -174,7 +176,23 @@ def read_rows(path: Path, table: str, columns: Iterable[str] | None = None) -> A
         SchemaError: It is no Parquet file, or not of this table and version.
     """
     with open_table(path, table) as file:
-        return file.read(columns=None if columns is None else list(columns))
+        names = None if columns is None else list(columns)
+        return read_group(path, partial(file.read, columns=names))
+
+
+def read_group(path: Path, read: Callable[[], Any]) -> Any:
+    """Return what reads rows of a file, checked: text is UTF-8, codes are within their texts.
+
+    Raises:
+        SchemaError: The file is damaged.
+    """
+    pa, _ = import_pyarrow()
+    try:
+        rows = read()
+        rows.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{path}: can't be read: {error}") from None
+    return rows
 
 
 def open_table(path: Path, table: str) -> Any:
@@ -184,19 +202,26 @@ def open_table(path: Path, table: str) -> Any:
         MissingFileError, SchemaError: See `read_rows`.
     """
     pa, parquet = import_pyarrow()
+    check_file(path)
     try:
         file = parquet.ParquetFile(path)
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file") from None
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{path}: can't be read as Parquet: {error}") from None
     found = file.schema_arrow
-    version = (found.metadata or {}).get(b"torchtraceap.dataset", b"none").decode()
+    said = (found.metadata or {}).get(b"torchtraceap.dataset", b"none")
+    version = short_repr(said.decode("utf-8", "replace"))[1:-1]
     if version != str(FORMAT):
         file.close()
         raise SchemaError(f"{path}: has tables of version {version}, not {FORMAT}")
-    missing = [name for name in schemas()[table].names if name not in found.names]
+    missing = [name for name in schemas()[table].names if found.names.count(name) != 1]
     if missing:
         file.close()
         raise SchemaError(f"{path}: lacks the columns {', '.join(missing)}")
+    for column in schemas()[table]:
+        if found.field(column.name).type != column.type:
+            file.close()
+            raise SchemaError(
+                f"{path}: {column.name} has values of {found.field(column.name).type}, "
+                f"not {column.type}"
+            )
     return file

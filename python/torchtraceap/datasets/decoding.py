@@ -10,6 +10,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.stored import parse_json
 from torchtraceap.datasets.arrow import ARGUMENTS, LABEL_COLUMNS
 from torchtraceap.errors import SchemaError
 from torchtraceap.trace.event_table import Texts, Values, event_table
@@ -46,6 +47,17 @@ def decode_trace(
     Raises:
         SchemaError: The rows do not belong together.
     """
+    try:
+        return _decode(row, gpu, host, names, path)
+    except SchemaError as error:
+        if path in str(error):
+            raise
+        raise SchemaError(f"{path}: {error}") from None
+
+
+def _decode(
+    row: Mapping[str, Any], gpu: Any, host: Any, names: Mapping[int, str], path: str
+) -> _core.EventTable:
     both = [
         _Part(gpu, ARGUMENTS["gpu_events"], {}),
         _Part(host, ARGUMENTS["host_events"], {"id": "flow_id"}),
@@ -67,9 +79,9 @@ def decode_trace(
         pid=[tracks[code]["pid"] for code in track.tolist()],
         tid=[tracks[code]["tid"] for code in track.tolist()],
         phase=["X"] * len(gpu) + host.column("phase").to_pylist(),
-        args=_values([(part, part.args) for part in both], "args"),
-        members=_values([(part, part.members) for part in both], "members"),
-        metadata=json.loads(row["metadata"]),
+        args=_values([(part, part.args) for part in both], "args", path),
+        members=_values([(part, part.members) for part in both], "members", path),
+        metadata=parse_json(row["metadata"], f"{path}: metadata", wide=True),
         path=path,
     )
 
@@ -120,7 +132,9 @@ def _texts(parts: Sequence[Texts]) -> Texts:
     return Texts(np.concatenate(codes), texts)
 
 
-def _values(parts: Sequence[tuple[_Part, Mapping[str, str]]], rest: str) -> dict[str, Values]:
+def _values(
+    parts: Sequence[tuple[_Part, Mapping[str, str]]], rest: str, path: str
+) -> dict[str, Values]:
     """Return columns by key: those of numbers, and what is left of the events as JSON."""
     found: dict[str, Values] = {}
     for key in dict.fromkeys(key for _, columns in parts for key in columns):
@@ -131,7 +145,10 @@ def _values(parts: Sequence[tuple[_Part, Mapping[str, str]]], rest: str) -> dict
             mask = np.concatenate([np.ma.getmaskarray(cell) for cell in cells])
             found[key] = np.ma.MaskedArray(np.concatenate([cell.data for cell in cells]), mask)
     rests = _texts([part.texts(rest) for part, _ in parts])
-    objects = [json.loads(text) for text in rests.texts]
+    objects = [
+        parse_json(text, f"{path}: {rest}, text {number}", wide=True)
+        for number, text in enumerate(rests.texts)
+    ]
     for key in dict.fromkeys(key for each in objects for key in each):
         column = _encode_json([json.dumps(each[key]) if key in each else None for each in objects])
         codes = np.append(column.codes, -1)[rests.codes]

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.datasets.arrow import FORMAT, file_of, import_pyarrow, open_table, read_rows
+from torchtraceap.core.stored import check_fields, hash_file, read_json, read_json_lines
+from torchtraceap.datasets.arrow import (
+    FORMAT,
+    file_of,
+    import_pyarrow,
+    open_table,
+    read_group,
+    read_rows,
+)
 from torchtraceap.datasets.decoding import decode_label, decode_trace
 from torchtraceap.datasets.labels import LABELS
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
@@ -26,8 +33,25 @@ Label = dict[str, Any]
 
 ABOUT = "dataset.json"
 """The file that makes a folder a data set."""
-_NEEDED = ("id", "task", "source", "device", "rank", "run", "twin", "type", "form", "intervals",
-           "already", "split")  # fmt: skip
+_LABEL: dict[str, type | tuple[type, ...]] = {
+    "id": str, "task": (str, type(None)), "source": dict, "device": (str, type(None)),
+    "rank": (int, type(None)), "run": (str, int), "twin": (str, type(None)),
+    "type": (str, type(None)), "form": (str, type(None)), "intervals": list, "already": list,
+    "split": (str, type(None)),
+}  # fmt: skip
+_SOURCE: dict[str, type | tuple[type, ...]] = {"kind": str, "base": str}
+_ROW: dict[str, type | tuple[type, ...]] = {
+    "id": str, "run": str, "source": str, "base": str, "costs": list, "already": list,
+    "step_ns": list, "tracks": list, "origin_ns": int, "gpu_event_count": int,
+    "host_event_count": int, "metadata": str,
+}  # fmt: skip
+_LISTED: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "costs": {"type": str, "start_ns": int, "end_ns": int},
+    "tracks": {"pid": str, "tid": str},
+    "already": {},
+    "step_ns": {},
+}
+"""Fields of what columns of `traces` list; none where they list plain values."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +65,8 @@ class Run:
     """Size of the traces: bytes of files, or events of a data set."""
     load: Callable[[], Trace]
     """Reads all of them."""
+    content: Callable[[], list[str]]
+    """Makes hashes of the files that they are read from."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +105,13 @@ class DataSet:
         if not is_dataset(self.path):
             raise SchemaError(f"{self.path}: is no data set, there is no {ABOUT} in it")
         place = self.path / ABOUT
-        try:
-            self.about: dict[str, Any] = json.loads(place.read_text("utf-8"))
-            version = self.about["format"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise SchemaError(f"{place}: can't be read ({error})") from None
+        self.about = read_json(place)
+        check_fields(self.about, {"format": int}, str(place))
+        version = self.about["format"]
         if version != FORMAT:
             raise SchemaError(f"{self.path}: is a data set of version {version}, not {FORMAT}")
         self._names = lru_cache(maxsize=4)(self._names_of)
+        self._hash_of = cache(hash_file)
 
     @property
     def shards(self) -> list[str]:
@@ -98,8 +123,9 @@ class DataSet:
         """The traces by id, in order."""
         found: dict[str, Entry] = {}
         for shard in self.shards:
-            rows = read_rows(file_of(self.path, "traces", shard), "traces").to_pylist()
-            for place, row in enumerate(rows):
+            path = file_of(self.path, "traces", shard)
+            for place, row in enumerate(read_rows(path, "traces").to_pylist()):
+                _check_row(row, f"{path}, row {place}")
                 if row["id"] in found:
                     raise SchemaError(f"{self.path}: two traces have the id {row['id']}")
                 found[row["id"]] = Entry(shard, place, row)
@@ -148,17 +174,19 @@ class DataSet:
         """Return a trace's rows of `windows` as an Arrow table."""
         return self._group("windows", self.entry(trace))
 
+    def content(self, shard: str) -> list[str]:
+        """Return hashes of the files of a shard that events are read from."""
+        tables = ("traces", "names", "gpu_events", "host_events")
+        return [self._hash_of(file_of(self.path, table, shard)) for table in tables]
+
     def _group(self, table: str, entry: Entry) -> Any:
-        pa, _ = import_pyarrow()
         path = file_of(self.path, table, entry.shard)
         with open_table(path, table) as file:
             if entry.place >= file.num_row_groups:
                 raise SchemaError(f"{path}: has {file.num_row_groups} traces, not as in `traces`")
-            try:
-                return file.read_row_group(entry.place)
-            except (pa.ArrowException, OSError) as error:
-                raise SchemaError(f"{path}: can't be read: {error}") from None
+            return read_group(path, partial(file.read_row_group, entry.place))
 
+    _hash_of: Callable[[Path], str]
     _names: Callable[[str], dict[int, str]]
 
     def _names_of(self, shard: str) -> dict[int, str]:
@@ -214,14 +242,27 @@ def _run(source: DataSet | Path, name: str, labels: tuple[Label, ...]) -> Run:
         rows = [source.entry(label["id"]).row for label in labels]
         size = sum(row["gpu_event_count"] + row["host_event_count"] for row in rows)
         ids = [label["id"] for label in labels]
-        return Run(name, labels, size, lambda: Trace([source.rank(trace) for trace in ids]))
+        shards = sorted({source.entry(trace).shard for trace in ids})
+        return Run(
+            name,
+            labels,
+            size,
+            lambda: Trace([source.rank(trace) for trace in ids]),
+            lambda: [digest for shard in shards for digest in source.content(shard)],
+        )
     paths = [source / f"{label['id']}.json.gz" for label in labels]
     for path in paths:
         if not path.exists():
             raise MissingFileError(f"{path}: no such file, though {LABELS} has its label")
     size = sum(path.stat().st_size for path in paths)
     ranks = [label["rank"] for label in labels]
-    return Run(name, labels, size, partial(_read_files, paths, ranks))
+    return Run(
+        name,
+        labels,
+        size,
+        partial(_read_files, paths, ranks),
+        lambda: [hash_file(path) for path in paths],
+    )
 
 
 def _read_files(paths: list[Path], ranks: list[int]) -> Trace:
@@ -231,13 +272,36 @@ def _read_files(paths: list[Path], ranks: list[int]) -> Trace:
 
 def _generated_labels(path: Path) -> list[Label]:
     labels = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        try:
-            label = json.loads(line)
-            missing = [key for key in _NEEDED if key not in label]
-        except (ValueError, TypeError) as error:
-            raise SchemaError(f"{path}, line {number}: no label ({error})") from None
-        if missing:
-            raise SchemaError(f"{path}, line {number}: lacks {', '.join(missing)}")
+    for place, label in read_json_lines(path):
+        check_fields(label, _LABEL, place)
+        check_fields(label["source"], _SOURCE, f"{place}: source")
+        _check_intervals(label["intervals"], f"{place}: intervals")
+        check_fields({"costs": {}, **label}, {"costs": dict}, place)
+        for name, costs in label.get("costs", {}).items():
+            _check_intervals(costs, f"{place}: costs: {name}")
+        inner = Path(label["id"])
+        if inner.is_absolute() or ".." in inner.parts:
+            raise SchemaError(f"{place}: id: {label['id']!r} leads out of the folder")
         labels.append(label)
     return labels
+
+
+def _check_intervals(found: Any, place: str) -> None:
+    """Check pairs of times in whole nanoseconds."""
+    if not isinstance(found, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(ns) is int for ns in pair)
+        for pair in found
+    ):
+        raise SchemaError(f"{place}: pairs of whole nanoseconds are needed")
+
+
+def _check_row(row: dict[str, Any], place: str) -> None:
+    """Check that nothing that every trace has is null, in a row of `traces`."""
+    check_fields(row, _ROW, place)
+    for name, fields in _LISTED.items():
+        for number, each in enumerate(row[name]):
+            where = f"{place}: {name} {number}"
+            if fields:
+                check_fields(each or {}, fields, where)
+            elif each is None:
+                raise SchemaError(f"{where}: is null")

@@ -2,8 +2,10 @@
 
 Note [Stored samples]: features and evidence of a trace are computed once and stored beside the
 data set, in `.cache/`, a file for each run and grid. Its name holds what they depend on: the labels
-and the sizes of the traces, the names of rules, and the version below, which has to change when any
-of these is computed in another way. A folder that can't be written is no error.
+and the content of the traces, the names of rules, and the version below, which has to change when
+any of these is computed in another way. A folder that can't be written is no error. Who gave us the
+data set may have put anything there: arrays of other shapes are computed anew, and nothing is
+read or written through a link.
 
 Note [Excerpts]: recordings may be as short as one kernel, and generated ones are steps long. What
 learns from those alone takes a short recording for a fault (docs/scorers.md). An excerpt holds 1 to
@@ -19,8 +21,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.intervals import EMPTY, union
 from torchtraceap.core.progress import progress_stage
+from torchtraceap.core.stored import read_stored
 from torchtraceap.core.threads import map_on_threads
 from torchtraceap.core.writing import replacing_stream
 from torchtraceap.datasets.labels import (
@@ -48,6 +52,7 @@ from torchtraceap.tables.windows import (
     Tokens,
     build_tokens,
     build_windows,
+    feature_names,
     window_features,
 )
 from torchtraceap.trace.ranks import Ranks, RankTrace
@@ -60,6 +65,8 @@ EVIDENCE = (*TYPES, "any")
 _VERSION = 1
 """Version of the stored samples. See Note [Stored samples]."""
 _CACHE = ".cache"
+_MOST_STORED = 1 << 30
+"""Bytes of the arrays of a file."""
 _LAUNCHES = (0, 3)
 """Exponents of ten."""
 _MARGIN = (3, 5)
@@ -167,12 +174,17 @@ def _run_samples(
     run: Run, count: int, between: bool, cap: int, gpu_only: bool, folder: Path
 ) -> list[Sample]:
     rules = [rule.type for rule in _core.rules()]
-    about = json.dumps([_VERSION, TYPES, rules, run.size, run.labels])
+    about = json.dumps([_VERSION, TYPES, rules, run.content(), run.labels])
     digest = hashlib.sha256(about.encode()).hexdigest()[:20]
     name = f"{digest}-{count}{'-between' * between}"
     cut = partial(_cut_windows, count=count, between=between)
     ranks = len(run.labels)
-    windows = _stored(folder / f"{name}.npz", ranks, lambda: _rank_arrays(run.load(), cut))
+    windows = _stored(
+        folder / f"{name}.npz",
+        ranks,
+        lambda: _rank_arrays(run.load(), cut),
+        partial(_fit_windows, count - between),
+    )
     tokens: list[Tokens | None] = [None] * ranks
     if cap:
         more = not gpu_only
@@ -185,6 +197,7 @@ def _run_samples(
                 ).arrays()
                 for part in run.load().ranks
             ],
+            partial(_fit_tokens, count - between, cap),
         )
         tokens = [Tokens.of_arrays(arrays) for arrays in found]
     samples = []
@@ -255,28 +268,89 @@ def _rank_arrays(
     return arrays
 
 
+_Arrays = dict[str, Array]
+
+
 def _stored(
-    path: Path, ranks: int, compute: Callable[[], list[dict[str, Array]]]
-) -> list[dict[str, Array]]:
-    """Return the arrays of each rank, from a file that an earlier call wrote where it is whole."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            flat = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-        arrays = compute()
-        flat = {
-            f"{rank}.{name}": array for rank, of in enumerate(arrays) for name, array in of.items()
-        }
-        with suppress(OSError, OutputError):
-            path.parent.mkdir(exist_ok=True)
-            with replacing_stream(path) as target:
-                np.savez_compressed(target, allow_pickle=False, **flat)
-        return arrays
-    found: list[dict[str, Array]] = [{} for _ in range(ranks)]
-    for key, array in flat.items():
-        rank, _, name = key.partition(".")
-        found[int(rank)][name] = array
+    path: Path,
+    ranks: int,
+    compute: Callable[[], list[_Arrays]],
+    fit: Callable[[_Arrays], bool],
+) -> list[_Arrays]:
+    """Return the arrays of each rank, from a file that an earlier call wrote where they fit.
+
+    See Note [Stored samples].
+    """
+    if path.is_symlink() or path.parent.is_symlink():
+        return compute()
+    found = _load_arrays(path, ranks)
+    if found is not None and all(map(fit, found)):
+        return found
+    found = compute()
+    flat = {f"{rank}.{name}": array for rank, of in enumerate(found) for name, array in of.items()}
+    with suppress(OSError, OutputError):
+        path.parent.mkdir(exist_ok=True)
+        with replacing_stream(path) as target:
+            np.savez_compressed(target, allow_pickle=False, **flat)
     return found
+
+
+def _load_arrays(path: Path, ranks: int) -> list[_Arrays] | None:
+    """Return the arrays of a file by rank; None where it can't be read."""
+    try:
+        data = read_stored(path, most=_MOST_STORED)
+        with zipfile.ZipFile(BytesIO(data)) as packed:
+            if sum(entry.file_size for entry in packed.infolist()) > _MOST_STORED:
+                return None
+        found: list[_Arrays] = [{} for _ in range(ranks)]
+        with np.load(BytesIO(data), allow_pickle=False) as file:
+            for key in file.files:
+                rank, _, name = key.partition(".")
+                found[int(rank)][name] = file[key]
+    except (OSError, ValueError, EOFError, IndexError, zipfile.BadZipFile, zlib.error,
+            MemoryError, NotImplementedError, RuntimeError, SyntaxError):  # fmt: skip
+        return None
+    return found
+
+
+def _fit_windows(count: int, arrays: _Arrays) -> bool:
+    """Are these what `_rank_arrays` makes for so many windows?"""
+    wanted = {
+        "bounds_ns": ("i8", (count + 1,)),
+        "values": ("f4", (count, len(feature_names()))),
+        "zscores": ("f4", (count, len(feature_names()))),
+        "evidence": ("f8", (count, len(EVIDENCE))),
+    }
+    found = {name: (array.dtype.str[1:], array.shape) for name, array in arrays.items()}
+    return found == wanted and bool((np.diff(arrays["bounds_ns"]) >= 0).all())
+
+
+_CODES = {"kind": len(_core.TokenKind.__members__), "class_code": len(_core.token_class_names()),
+          "stream_role": 4, "delay_code": 257, "duration_code": 256}  # fmt: skip
+"""How many values there are of each code of a token."""
+
+
+def _fit_tokens(count: int, cap: int, arrays: _Arrays) -> bool:
+    """Are these tokens of so many windows, with at most `cap` in each?"""
+    if arrays.keys() != {each.name for each in fields(Tokens)}:
+        return False
+    names, offsets = arrays["names"], arrays["offsets"]
+    if names.dtype.kind != "U" or offsets.shape != (count + 1,) or offsets.dtype.kind != "u":
+        return False
+    sizes = np.diff(offsets.astype(np.int64))
+    if offsets[0] or sizes.min(initial=0) < 0 or sizes.max(initial=0) > cap:
+        return False
+    limits = {**_CODES, "name": len(names), "cpu_name": len(names)}
+    for name, array in arrays.items():
+        rows = count if name == "folded" else int(offsets[-1])
+        if name in ("names", "offsets"):
+            continue
+        kinds = "f" if name == "position" else "iu"
+        if array.shape != (rows,) or array.dtype.kind not in kinds or not np.isfinite(array).all():
+            return False
+        if name in limits and rows and not 0 <= array.min() <= array.max() < limits[name]:
+            return False
+    return True
 
 
 # ------------------------------------------------------------------------------ excerpts

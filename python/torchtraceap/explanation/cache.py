@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torchtraceap.core.stored import parse_json
 from torchtraceap.explanation.completions import Dialect, Question
 from torchtraceap.explanation.language_model import Reply, ToolCall
 from torchtraceap.explanation.settings import ModelSettings
@@ -99,7 +100,7 @@ class Cache:
         self._write("INSERT OR REPLACE INTO dialects VALUES (?, ?, ?)", row)
 
     def _read(self, query: str, values: Sequence[Any]) -> _Row | None:
-        readable = self._reads and self._path.exists()
+        readable = self._reads and self._path.is_file()
         return self._run_query(query, values) if readable else None
 
     def _write(self, query: str, values: Sequence[Any]) -> None:
@@ -113,9 +114,14 @@ class Cache:
         if self._writes:
             # A file that its user alone may read, before anything is in it.
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            if self._path.stat().st_mode & 0o077:
-                self._path.chmod(0o600)
+            # Not through a link, which somebody else may have put there.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            descriptor = os.open(self._path, flags, 0o600)
+            try:
+                if os.fstat(descriptor).st_mode & 0o077:
+                    os.fchmod(descriptor, 0o600)
+            finally:
+                os.close(descriptor)
         else:
             uri += "?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as file:
@@ -171,8 +177,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def _reply_of(text: Any) -> Reply | None:
     """Parse a stored reply; return None if it is not what `keep` wrote."""
     try:
-        known = json.loads(text)
+        known = parse_json(text, "a stored reply")
         calls = tuple(ToolCall(*map(str, call)) for call in known["calls"])
         return Reply(str(known["text"]), str(known["finish"]), calls)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None

@@ -23,6 +23,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import parse_json
 from torchtraceap.explanation.language_model import Message, Reply, ToolCall
 from torchtraceap.explanation.settings import ModelSettings
 
@@ -151,9 +152,9 @@ class Dialect:
     def from_json(text: str) -> Dialect | None:
         """Parse a dialect; return None if it is not what `to_json` wrote."""
         try:
-            known = json.loads(text)
+            known = parse_json(text, "a dialect")
             rung, without = known["rung"], tuple(known["without"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             return None
         fits = rung in RUNGS and all(name in _OPTIONAL for name in without)
         return Dialect(rung, without) if fits else None

@@ -7,13 +7,14 @@ model sends is bounded everywhere: calls, rounds, the size of arguments, results
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.formatting import printable_lines
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
+from torchtraceap.core.stored import parse_json
+from torchtraceap.errors import SchemaError
 from torchtraceap.explanation.language_model import (
     LanguageModel,
     Message,
@@ -225,10 +226,9 @@ class _Conversation:
 def _object(text: str) -> Json | None:
     """Return the object that arguments are; None where they are anything else."""
     try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        return parse_json(text or "{}", "arguments")
+    except SchemaError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import read_json
 from torchtraceap.core.writing import drop_scratch, write_text
 from torchtraceap.errors import TraceError
 from torchtraceap.record.export import TraceNames, pack_trace
@@ -110,7 +111,7 @@ class Examination:
     def result(self) -> dict[str, Any]:
         """Return what it found, with `error` where it failed, and remove its scratch."""
         try:
-            found: dict[str, Any] = json.loads((self.place / RESULT).read_text("utf-8"))
+            found = read_json(self.place / RESULT)
         except (OSError, ValueError):
             code = self._child.returncode
             found = {"error": f"the examining process ended with {code}: {self._last_words()}"}

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import parse_json, read_stored
 from torchtraceap.core.writing import naming
+from torchtraceap.errors import SchemaError
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
@@ -57,13 +59,10 @@ def append_line(path: Path, row: WatchRow) -> None:
 def read_lines(path: Path, run: str | None = None) -> list[WatchRow]:
     """Return the rows of a file, of all runs or one; a line that was cut short is left out."""
     rows = []
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and row.get("schema") == SCHEMA:
+    for number, line in enumerate(read_stored(path).split(b"\n"), 1):
+        with contextlib.suppress(SchemaError):
+            row = parse_json(line, f"{path}, line {number}")
+            if row.get("schema") == SCHEMA:
                 rows.append(row)
     return [row for row in rows if run is None or row.get("run") == run]
 

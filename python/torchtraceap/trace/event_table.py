@@ -15,6 +15,7 @@ sorted rows, ranges of B and E matched, devices and rank from the metadata.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -86,7 +87,7 @@ def event_table(
         raise SchemaError(f"dur_ns: one number or {events} were expected, not {found}")
     letters = _one_each("phase", phase, events)
     for letter in letters:
-        if len(letter) != 1 or not letter.isascii() or not letter.isalpha():
+        if not re.fullmatch("[A-Za-z]", str(letter)):
             raise SchemaError(f"phase: a letter was expected, not {letter!r}")
     pool = _Pool()
     tracks = _Pool()

@@ -205,3 +205,11 @@ def test_limits_load_nothing_heavy() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert said.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("digits", [300, 400, 5000])
+def test_numbers_of_hundreds_of_digits_are_no_limits(digits: int) -> None:
+    with pytest.raises(OptionError, match="no limit"):
+        Contract.parse({"launches": 10**digits})
+    with pytest.raises(OptionError, match="tolerance is a share from 0 to"):
+        Contract.parse({"launches": 1}, tolerance=10**digits)

@@ -148,7 +148,7 @@ def test_what_is_no_data_set_is_said(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match=r"labels.jsonl, line 1: lacks task, source"):
         load_samples(tmp_path)
     labels.write_text("{\n")
-    with pytest.raises(SchemaError, match=r"line 1: no label"):
+    with pytest.raises(SchemaError, match=r"line 1: is no JSON"):
         load_samples(tmp_path)
     with pytest.raises(OptionError, match="0 jobs"):
         load_samples(tmp_path, jobs=0)

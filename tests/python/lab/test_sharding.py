@@ -12,7 +12,7 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
-from torchtraceap.errors import OptionError, ParseError
+from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.sharding import (
     SHARDERS,
     Candidate,
@@ -307,7 +307,7 @@ def test_file_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_files_that_hold_no_tables(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tables.json"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises((OptionError, ParseError)):
+    with pytest.raises((OptionError, SchemaError)):
         read_tables(path)
 
 

@@ -13,7 +13,7 @@ from conftest import CORPUS
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
-from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.prediction.parallel.placement import (
     Lookup,
     Piece,
@@ -409,7 +409,7 @@ def test_places_are_needed() -> None:
 def test_files_that_are_no_plan(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         read_plan(str(tmp_path / "none.json"))
-    for text, error in (("{", ParseError), ("[]", OptionError), ('{"ranking": []}', OptionError)):
+    for text, error in (("{", SchemaError), ("[]", SchemaError), ('{"ranking": []}', OptionError)):
         path = tmp_path / "plan.json"
         path.write_text(text)
         with pytest.raises(error):

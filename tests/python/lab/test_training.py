@@ -442,7 +442,7 @@ def test_settings_from_a_file(tmp_path: Path) -> None:
         ("[loop]\nepochs = 0\n", "make no sense"),
         ("[loop]\nepochs = 1.5\n", "is no"),
         ("loop = 3\n", "a table"),
-        ("[loop\n", "can't be read as TOML"),
+        ("[loop\n", "is no TOML"),
     ],
 )
 def test_settings_that_make_no_sense(tmp_path: Path, text: str, said: str) -> None:

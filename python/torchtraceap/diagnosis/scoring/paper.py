@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.results import PAPER_TYPES, Int64Array
+from torchtraceap.core.stored import parse_json
 from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.text_encoders import ENCODERS, TextEncoder, text_encoder
 from torchtraceap.errors import (
@@ -123,7 +124,7 @@ class PaperConfig:
         if found.get("format") != _FORMAT:
             raise SchemaError(f"weights: not of the format {_FORMAT}")
         try:
-            fields = json.loads(found["config"])
+            fields = parse_json(found["config"], "weights: config")
             return cls(**{**fields, "platforms": tuple(fields["platforms"])})
         except (KeyError, TypeError, ValueError) as error:
             raise SchemaError(f"weights: their configuration can't be read: {error}") from error

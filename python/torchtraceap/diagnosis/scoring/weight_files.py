@@ -11,6 +11,7 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import check_file, parse_json
 from torchtraceap.core.writing import replacing_stream
 from torchtraceap.errors import MissingDependencyError, SchemaError
 
@@ -85,15 +86,16 @@ def read_weights(path: PathLike) -> Weights:
         raise MissingDependencyError(
             "learned scorers need safetensors: pip install safetensors"
         ) from None
+    check_file(path)
     try:
         with safe_open(str(path), framework="np") as file:
-            about = json.loads((file.metadata() or {}).get(_ABOUT, "null"))
+            text = (file.metadata() or {}).get(_ABOUT, "null")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         raise SchemaError(f"{path}: these weights can't be read ({error})") from None
-    if not isinstance(about, dict):
+    if text == "null":
         raise SchemaError(f"{path}: these weights do not say what they are")
-    return Weights(str(path), arrays, about)
+    return Weights(str(path), arrays, parse_json(text, f"{path}: {_ABOUT}"))
 
 
 def write_weights(path: PathLike, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
+from torchtraceap.core.stored import read_json
 from torchtraceap.core.writing import write_text
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.processes.programs import run_fresh
@@ -195,7 +196,7 @@ def read_coverage(path: PathLike) -> Coverage:
         OptionError: There is none, or it is of another kind.
     """
     try:
-        said = json.loads(Path(path).read_text("utf-8"))
+        said = read_json(path)
         if said["schema"] != _SCHEMA:
             raise ValueError(said["schema"])
         functions, ops = said["functions"], said["ops"]
@@ -214,8 +215,8 @@ def read_coverage(path: PathLike) -> Coverage:
         return Coverage(
             said["torch"], tuple(surface), operators, said["imports_s"], tuple(rows), missing
         )
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise OptionError(f"{path}: can't be read as a file of coverage") from error
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise OptionError(f"{path}: can't be read as a file of coverage ({error})") from error
 
 
 def write_coverage(coverage: Coverage, path: PathLike) -> None:

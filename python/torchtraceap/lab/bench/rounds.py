@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.stored import read_json_lines
 from torchtraceap.core.writing import write_text
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.sides import ProgramSide
@@ -97,7 +98,7 @@ class Journal:
 
     def _read(self, path: Path) -> None:
         try:
-            lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
+            lines = [line for _, line in read_json_lines(path)]
             first = lines[0] if lines else None
             if first != json.loads(json.dumps(self._lines[0])):
                 raise OptionError(

@@ -23,12 +23,13 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.intervals import union
+from torchtraceap.core.stored import parse_value, read_stored
 from torchtraceap.core.writing import naming, replacing, write_text
 from torchtraceap.datasets.arrow import FORMAT
 from torchtraceap.datasets.labels import CPU_SPLIT, TYPES
 from torchtraceap.datasets.reader import ABOUT, DataSet, Run, is_dataset, labeled_runs
 from torchtraceap.datasets.writer import write_shard
-from torchtraceap.errors import MissingFileError, OptionError, SchemaError
+from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.building.describe import describe
 from torchtraceap.lab.generation.labels import NO_FAULT
 from torchtraceap.tables.gpu.recorded_device import recorded_device
@@ -161,12 +162,7 @@ def _split_of(label: Mapping[str, Any], asked: str | None) -> str | None:
 
 def _read_labels(path: Path) -> tuple[dict[str, Any], dict[str, list[list[int]]]]:
     """Return the labels of a file, and their intervals by type."""
-    try:
-        given = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise SchemaError(f"{path}: can't be read as JSON: {error}") from None
+    given: Any = parse_value(read_stored(path), str(path))
     label = {"intervals": given} if isinstance(given, list) else given
     if not isinstance(label, dict) or not isinstance(label.get("intervals"), list):
         raise SchemaError(f"{path}: an object with a list of `intervals` is needed")

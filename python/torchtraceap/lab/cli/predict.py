@@ -4,7 +4,6 @@ are best laid out over GPUs."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -266,17 +265,9 @@ def _parallelism(options: Options) -> int:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    file = Path(path)
-    try:
-        if file.stat().st_size > _MAX_CONFIG_BYTES:
-            raise UsageError(f"{path}: too large for a configuration")
-        told = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or "it is not JSON"
-        raise UsageError(f"{path}: {reason}") from None
-    if not isinstance(told, dict):
-        raise UsageError(f"{path}: an object with the model's sizes is needed")
-    return told
+    from torchtraceap.core.stored import read_json
+
+    return read_json(path, most=_MAX_CONFIG_BYTES)
 
 
 def _describe_shard(parser: Parser) -> None:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.progress import progress_stage
+from torchtraceap.core.stored import read_json
 from torchtraceap.core.writing import claim_folder, write_files, write_text
 from torchtraceap.datasets.labels import LABELS
 from torchtraceap.errors import MissingDependencyError, OptionError
@@ -224,7 +225,7 @@ def _leave_out(folder: Path, entry: PlannedPair, reason: str) -> None:
 def _sum_up(folder: Path, entries: Sequence[PlannedPair]) -> Collection:
     """Write the labels of all that is there, whatever part of a manifest this call was for."""
     paths = sorted((folder / _PARTS).glob("[0-9]*.json"))
-    parts = [json.loads(path.read_text("utf-8")) for path in paths]
+    parts = [read_json(path) for path in paths]
     labels = sorted((x for part in parts for x in part.get("labels", ())), key=lambda x: x["id"])
     left_out = {part["entry"]: part["left_out"] for part in parts if "left_out" in part}
     write_text(folder / LABELS, "".join(json.dumps(label) + "\n" for label in labels))

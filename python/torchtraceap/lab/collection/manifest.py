@@ -7,17 +7,16 @@ nothing is trained on.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.stored import read_toml
 from torchtraceap.datasets.labels import SEEN_TASKS, TASKS
-from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.faults import STEP_FAULTS, Fault
 
 __all__ = ["PRECISIONS", "PlannedPair", "Scale", "Workload", "read_manifest", "shard"]
@@ -105,23 +104,14 @@ def read_manifest(path: PathLike | None = None) -> list[PlannedPair]:
         OptionError: It is no manifest; the message names the workload and what is wrong.
     """
     name = "the shipped manifest" if path is None else str(path)
-    if path is not None and not Path(path).is_file():
-        raise MissingFileError(f"{path}: no such file")
-    try:
-        if path is None:
-            text = (files("torchtraceap.lab.collection") / "manifest.toml").read_text("utf-8")
-        else:
-            text = Path(path).read_text("utf-8")
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{name}: is no TOML ({error})") from None
+    document = read_toml(Path(__file__).with_name("manifest.toml") if path is None else path)
     given = document.get("workload")
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
         raise OptionError(f"{name}: has no [[workload]]")
     workloads = [_workload(f"{name}: workload {i + 1}", each) for i, each in enumerate(given)]
     names = [workload.name for workload in workloads]
-    for each in names:
-        if names.count(each) > 1:
+    for each, count in Counter(names).items():
+        if count > 1:
             raise OptionError(f"{name}: two workloads are called {each!r}")
     used: Counter[str] = Counter()
     pairs = [(each, fault) for each in workloads for fault in _faults_of(each, used)]

@@ -3,7 +3,6 @@ already."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.stored import read_json
 from torchtraceap.datasets.labels import TYPES
 from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
 from torchtraceap.datasets.samples import Sample
@@ -192,7 +192,7 @@ def read_scores(path: PathLike) -> StoredScores:
     if not place.exists():
         raise MissingFileError(f"{path}: no such file")
     try:
-        document = json.loads(place.read_text("utf-8"))
+        document = read_json(place)
         if document["schema"] != SCORES:
             raise SchemaError(f"{path}: its schema is {document['schema']!r}, not {SCORES!r}")
         method = StoredScores(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.core.stored import parse_value, read_stored
+from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device
 from torchtraceap.ops.durations import (
     EmbeddingTable,
@@ -179,19 +178,10 @@ def read_tables(path: str | os.PathLike[str]) -> tuple[Table, ...]:
 
     Raises:
         MissingFileError: There is no such file.
-        ParseError: The file is no JSON.
+        SchemaError: The file is no JSON.
         OptionError: The file holds no tables, or an invalid one.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: there is no such file") from None
-    except UnicodeDecodeError:
-        raise ParseError(f"{path} is no JSON: it is not text") from None
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"{path} is no JSON: {error}") from None
+    document: Any = parse_value(read_stored(path), str(path))
     tables = document.get("tables") if isinstance(document, dict) else document
     if not isinstance(tables, list):
         raise OptionError(f"{path} holds no list of tables")

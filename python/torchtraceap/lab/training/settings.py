@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from torchtraceap.core import stored
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.errors import OptionError
 
 __all__ = ["LoopSettings", "Trained", "read_toml", "take"]
 
@@ -60,12 +60,7 @@ def read_toml(path: PathLike | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise MissingFileError(f"{path}: no such file") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"{path}: can't be read as TOML: {error}") from error
+    return stored.read_toml(path)
 
 
 def take(kind: type[S], tables: Mapping[str, Any], name: str) -> S:

@@ -25,8 +25,9 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
+from torchtraceap.core.stored import check_fields, read_json_lines
 from torchtraceap.core.writing import naming, write_text
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.bench.comparison.sides import (
     ProgramSide,
     Side,
@@ -141,23 +142,22 @@ class Pairs:
         return Pair(order, before_ns, after_ns, before, after, load, ratio, exchanges)
 
 
+_PAIR: dict[str, type] = {
+    "order": str, "before_ns": int, "after_ns": int, "before_step_ns": list,
+    "after_step_ns": list, "load": float, "log_ratio": float, "exchanges": int,
+}  # fmt: skip
+
+
 def _read(path: Path, a_first: Array) -> list[Pair]:
     try:
-        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
-        found = [
-            Pair(
-                row["order"],
-                int(row["before_ns"]),
-                int(row["after_ns"]),
-                tuple(row["before_step_ns"]),
-                tuple(row["after_step_ns"]),
-                float(row["load"]),
-                float(row["log_ratio"]),
-                int(row["exchanges"]),
-            )
-            for row in rows
-        ]
-    except (ValueError, KeyError, TypeError) as error:
+        found = []
+        for place, row in read_json_lines(path):
+            check_fields(row, _PAIR, place)
+            steps = ("before_step_ns", "after_step_ns")
+            if not all(type(ns) is int for name in steps for ns in row[name]):
+                raise SchemaError(f"{place}: whole nanoseconds of steps are needed")
+            found.append(Pair(*(kind(row[name]) for name, kind in _PAIR.items())))
+    except SchemaError as error:
         raise OptionError(f"{path}: holds no pairs of runs ({error})") from error
     for pair, first in zip(found, a_first, strict=False):
         if (pair.order == "AB") != bool(first) or min(pair.before_ns, pair.after_ns) < 1:

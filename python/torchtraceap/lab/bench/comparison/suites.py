@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
-from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.core.stored import read_toml
+from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.compare import (
     Comparison,
     Evidence,
@@ -151,12 +151,7 @@ def read_suite(path: Path) -> tuple[ComparisonSpec, ...]:
         MissingFileError: There is no such file.
         OptionError: It is something else; the message says what.
     """
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path}: is no TOML: {error}") from error
+    document = read_toml(path)
     tables = document.get("compare")
     if not isinstance(tables, list) or not tables or document.keys() != {"compare"}:
         raise OptionError(f"{path}: a table [[compare]] for each comparison is needed, alone")

@@ -9,7 +9,6 @@ The group is killed while its leader is not yet reaped, so its number can't be a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from typing import IO, Any
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import read_json
 from torchtraceap.core.writing import replacing_stream
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.measured import FREE, STARTED, STEPS, STEPS_SCHEMA, TRACE, TURNS
@@ -292,7 +292,7 @@ def read_steps(path: Path) -> dict[str, Any]:
         ProgramError: It is something else.
     """
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = read_json(path)
         steps, warmup = document["step_ns"], document["warmup"]
         is_fine = (
             document["schema"] == STEPS_SCHEMA

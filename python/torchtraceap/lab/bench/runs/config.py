@@ -6,7 +6,6 @@ import difflib
 import hashlib
 import importlib.util
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
-from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.core.stored import read_toml
+from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.processes.environment import content_hash
 from torchtraceap.lab.workloads.registry import SIZES, workloads
 from torchtraceap.lab.workloads.steps import MODES, PRECISIONS
@@ -164,12 +164,7 @@ def read_plan(path: PathLike) -> list[WorkloadConfig]:
         MissingFileError: There is no such file.
         OptionError: It is no TOML, or has something else in it; the message names the file.
     """
-    try:
-        document = tomllib.loads(Path(path).read_text("utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{path}: can't be read as TOML ({error})") from error
+    document = read_toml(path)
     runs = document.pop("run", None)
     if not isinstance(runs, list) or not runs:
         raise OptionError(f"{path}: has no [[run]]")

@@ -24,8 +24,9 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import check_fields, read_json
 from torchtraceap.core.writing import naming, replacing_stream, write_text
-from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
+from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError, TraceError
 from torchtraceap.lab.bench.processes.environment import content_hash, environment_hash
 
 __all__ = [
@@ -145,7 +146,7 @@ class StoredRun:
             rows = parquet.read_table(BytesIO(place.read_bytes()))
             process, step, ns = (rows[name].to_numpy() for name in ("process", "step", "ns"))
             return Samples(process, tuple(rows["mode"].to_pylist()), step, ns)
-        except (pa.ArrowInvalid, KeyError) as error:
+        except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
             raise StoreError(f"{place}: can't be read as samples ({error})") from error
 
     @property
@@ -166,7 +167,7 @@ class StoredRun:
             StoreError: The object is missing or damaged.
         """
         found = self.objects.get("diagnosis")
-        return dict(json.loads(self.store.path_of(found).read_text("utf-8"))) if found else None
+        return read_json(self.store.path_of(found)) if found else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the manifest with the id."""
@@ -174,8 +175,10 @@ class StoredRun:
         return {"id": self.id, "schema": _SCHEMA, **manifest}
 
 
-_IN_MANIFEST = ("name", "when", "config", "config_hash", "environment", "environment_hash",
-                "metrics", "counts", "objects")  # fmt: skip
+_IN_MANIFEST: dict[str, type] = {
+    "name": str, "when": str, "config": dict, "config_hash": str, "environment": dict,
+    "environment_hash": str, "metrics": dict, "counts": dict, "objects": dict,
+}  # fmt: skip
 
 
 def default_folder() -> Path:
@@ -305,8 +308,10 @@ class Store:
         Raises:
             StoreError: There is none, or its content is not what its name says.
         """
-        found = sorted((self.folder / "objects" / name[:2]).glob(f"{name}*"))
-        if len(name) != _HASH_DIGITS or not found:
+        is_hash = len(name) == _HASH_DIGITS and not set(name) - set("0123456789abcdef")
+        folder = self.folder / "objects" / name[:2]
+        found = sorted(folder.glob(f"{name}*")) if is_hash else []
+        if not found:
             raise StoreError(f"{self.folder}: the object {name} is missing")
         place = found[0]
         if place not in self._verified:
@@ -323,12 +328,18 @@ class Store:
     def _read_manifest(self, place: Path) -> StoredRun:
         try:
             with _reading(place):
-                document = json.loads(place.read_text("utf-8"))
-            intact = document["schema"] == _SCHEMA and content_hash(document) == place.stem
-            fields = {name: document[name] for name in _IN_MANIFEST}
-        except (ValueError, TypeError, KeyError) as error:
-            raise StoreError(f"{place}: can't be read as the manifest of a run") from error
-        if not intact:
+                document = read_json(place)
+            check_fields(document, {"schema": str, **_IN_MANIFEST}, str(place))
+            check_fields(document["objects"], {"samples": str}, f"{place}: objects")
+            for name, kind in (("objects", str), ("counts", int)):
+                kinds = dict.fromkeys(document[name], kind)
+                check_fields(document[name], kinds, f"{place}: {name}")
+        except SchemaError as error:
+            raise StoreError(
+                f"{place}: can't be read as the manifest of a run ({error})"
+            ) from error
+        fields = {name: document[name] for name in _IN_MANIFEST}
+        if document["schema"] != _SCHEMA or content_hash(document) != place.stem:
             raise StoreError(f"{place}: is damaged: its content is not what its name says")
         return StoredRun(id=place.stem, store=self, **fields)
 

@@ -8,16 +8,15 @@ the others.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import ceil
-from pathlib import Path
 from typing import Any, TypeAlias
 
-from torchtraceap.errors import MissingFileError, OptionError, ParseError
+from torchtraceap.core.stored import read_json
+from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.lowering.durations import GPUS_PER_NODE, NETWORK
 from torchtraceap.lab.sharding import Cluster, Table, choose_sharding
 from torchtraceap.lab.sharding.cost import OPTIMIZERS
@@ -83,22 +82,10 @@ def read_plan(path: str) -> dict[str, Any]:
 
     Raises:
         MissingFileError: There is no such file.
-        ParseError: The file is no JSON.
+        SchemaError: The file is no JSON, or not of an object.
         OptionError: The document is no plan.
     """
-    place = Path(path)
-    try:
-        if place.stat().st_size > _MOST_PLAN_BYTES:
-            raise OptionError(f"{path} is too large for a plan of a sharding")
-        document = json.loads(place.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise MissingFileError(f"{path}: there is no such file") from None
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"{path} is no JSON: {error}") from None
-    except OSError as error:
-        raise OptionError(f"{path} can't be read: {error.strerror}") from None
-    if not isinstance(document, dict):
-        raise OptionError(f"{path} is no plan: an object with a rank for each table is needed")
+    document = read_json(path, most=_MOST_PLAN_BYTES)
     if "ranking" not in document:
         return document
     try:
@@ -107,7 +94,7 @@ def read_plan(path: str) -> dict[str, Any]:
             for rank in document["ranking"][0]["ranks"]
             for part in rank["parts"]
         )
-    except (KeyError, IndexError, TypeError):
+    except (KeyError, IndexError, TypeError, ValueError):
         raise OptionError(f"{path} is no plan: its ranking is not that of a sharding") from None
 
 
