@@ -18,9 +18,17 @@ from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.order import median, percentile_rank
 from torchtraceap.core.results import PAPER_TYPES, Evidence
 from torchtraceap.diagnosis.result import Diagnosis
+from torchtraceap.diagnosis.verdict import parts_over_time
 from torchtraceap.explanation.numbers import Metric
 from torchtraceap.explanation.pack import Pack, PackLine, PackTable
-from torchtraceap.explanation.segments import NONE, Segment, cost_inside, idle_inside, rule_says
+from torchtraceap.explanation.segments import (
+    NONE,
+    Segment,
+    cost_inside,
+    idle_inside,
+    rule_says,
+    shared_with,
+)
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.windows import FeatureTable, window_features
 
@@ -41,9 +49,19 @@ _SHARES = (
 )  # fmt: skip
 _COUNTS = ("launch_count", "kernel_count", "copy_count", "collective_count", "allocator_count")
 _RATES = ("queue_depth_mean",)
+_WAITS = (
+    _core.ApiClass.COPY,
+    _core.ApiClass.ASYNC_COPY,
+    _core.ApiClass.STREAM_SYNC,
+    _core.ApiClass.DEVICE_SYNC,
+    _core.ApiClass.EVENT_SYNC,
+)
+"""Calls that may hold the host until the GPU has done its work."""
 _MICROSECONDS = ("kernel_median_us", "launch_delay_p50_us")
 """Features that a pack shows (docs/scorers.md), by how they are written."""
-_OFFLINE_FEATURES = ("busy_share", *(name for name in _SHARES if name.startswith("idle_")))
+_OFFLINE_FEATURES = ("busy_share",)
+_LEAST_PART = 0.05
+"""Least share of a segment of work or idle time that is told."""
 
 
 def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -> Pack:
@@ -80,6 +98,7 @@ def build_pack(diagnosis: Diagnosis, segment: Segment, *, tables: bool = True) -
         metrics=(
             *_segment_metrics(segment, rank),
             *_window_metrics(windows, segment, whole=tables),
+            *_part_metrics(diagnosis, segment, place),
             *_finding_metrics(diagnosis, segment, place),
         ),
         tables=tuple(build_tables(rank, segment, windows, rows)) if tables else (),
@@ -166,6 +185,43 @@ def common_features(trace: Ranks, grid: int, place: int) -> FeatureTable:
     return found
 
 
+def _part_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[Metric]:
+    """Yield what the segment's time is, the largest part first; how often the GPU runs dry while
+    the host waits for it; and findings that cost a part of a segment without one."""
+    rank = diagnosis.trace.ranks[place]
+    start_ns, end_ns = segment.start_ns, segment.end_ns
+    length_ns = max(1, end_ns - start_ns)
+    bounds_ns = np.array([start_ns, end_ns], dtype=np.int64)
+    parts = parts_over_time(rank, bounds_ns, diagnosis.computes_on)
+    for name, ns in sorted(parts.items(), key=lambda item: -item[1][0]):
+        if ns[0] >= _LEAST_PART * length_ns:
+            yield Metric.of_share(f"part.{name}", int(ns[0]) / length_ns)
+    waits, behind_ns = _idle_behind_waits(rank, start_ns, end_ns)
+    if waits:
+        yield Metric.of_count("segment.waits", waits)
+        yield Metric.of_ns("segment.idle_behind_waits", behind_ns)
+    if segment.finding is None:
+        for each in diagnosis.findings:
+            cost_ns = cost_inside(each, start_ns, end_ns, rank.rank)
+            if cost_ns >= _LEAST_PART * length_ns:
+                yield Metric.of_share(f"here.{each.type}", cost_ns / length_ns)
+
+
+def _idle_behind_waits(rank: RankTrace, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the calls in which the host waits for the GPU until that has run dry, and for how long
+    it then idles, ns, inside a part of the trace."""
+    idle, table, tree = rank.idle(rank.tree.profiled), rank.table, rank.tree
+    rows = tree.host_rows[np.isin(tree.api[tree.host_rows], _WAITS)]
+    rows = rows[np.argsort(table.ts_ns[rows], kind="stable")]
+    begins_ns = table.ts_ns[rows]
+    ends_ns = np.maximum.accumulate(begins_ns + table.dur_ns[rows]) if len(rows) else begins_ns
+    at = np.searchsorted(begins_ns, idle.start_ns, side="right") - 1
+    dry = (at >= 0) & (idle.start_ns <= ends_ns[at] if len(rows) else False)
+    inside_ns = np.minimum(idle.end_ns, end_ns) - np.maximum(idle.start_ns, start_ns)
+    dry &= inside_ns > 0
+    return len(np.unique(at[dry])), int(inside_ns[dry].sum())
+
+
 def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iterator[Metric]:
     finding, ranks = segment.finding, diagnosis.trace.ranks
     if finding is None:
@@ -187,6 +243,8 @@ def _finding_metrics(diagnosis: Diagnosis, segment: Segment, place: int) -> Iter
     if finding.saving:
         for end in ("low", "best", "high"):
             yield Metric.of_ns(f"finding.saving.{end}", getattr(finding.saving, f"{end}_ns"))
+    if shared := shared_with(diagnosis, finding):
+        yield Metric.of_ns("finding.shared", shared[1])
     for name, fact in finding.facts.items():
         metric = Metric.of_fact(f"fact.{name}", fact)
         if metric:

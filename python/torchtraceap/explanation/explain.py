@@ -6,9 +6,9 @@ says what the rule found. Advice, diffs and checks come from the knowledge base,
 model names an entry and never writes code.
 
 Note [Doubt]: what a model takes for misclassified is dropped where other grids do not flag it
-either. The offline judge doubts parts that it has no name for, and is given the types of other
-grids. It drops nothing: of the windows that the vote of grids would have dropped for it, nearly all
-lost time (docs/evaluation.md#judges).
+either, and its further places stay. The offline judge doubts parts that it has no name for, and is
+given the types of other grids. It drops nothing: of the windows that the vote of grids would have
+dropped for it, nearly all lost time (docs/evaluation.md#judges).
 
 `torchtraceap explain`, `diagnosis.explain` and `.ask` call `explain` and `answer`. Without settings
 of a model nothing is asked of anybody, and no package for it is imported.
@@ -36,9 +36,9 @@ from torchtraceap.explanation.explanation import (
     Round,
 )
 from torchtraceap.explanation.language_model import AnswerError, ModelError, RefusalError
-from torchtraceap.explanation.offline_judge import OfflineJudge
+from torchtraceap.explanation.offline_judge import OfflineJudge, advice_without_finding
 from torchtraceap.explanation.rescore import Doubt, resolve_doubts
-from torchtraceap.explanation.segments import NONE, Segment, find_segments
+from torchtraceap.explanation.segments import NONE, Segment, find_segments, largest_part
 from torchtraceap.explanation.verdict import check_verdict, find_citations
 
 if TYPE_CHECKING:
@@ -63,10 +63,6 @@ __all__ = [
 
 DOUBT = 0.6
 """Confidence from which a "misclassified" verdict has its segment scored again."""
-_UNKNOWN_FIX = (
-    "Nothing is known to change. Look at this part of the trace: `torchtraceap annotate` marks it "
-    "for Perfetto."
-)
 _UNKNOWN_CHECK = "Record the same steps again: `torchtraceap explain` no longer lists this part."
 
 
@@ -175,6 +171,10 @@ def judge_segments(diagnosis: Diagnosis, judge: Judge | None = None) -> Judgment
             final[place] = each
         elif not doubts[place].gone:
             final[place] = bench.judge_segment(doubts[place].typed(diagnosis), settled=True)
+        elif each.segment.further:  # other grids were asked about the leading place alone
+            leading, *behind = each.segment.further
+            left = replace(leading, further=tuple(behind))
+            final[place] = bench.judge_segment(left, settled=True)
     return Judgments(first, doubts, final, tuple(rounds), tuple(bench.problems))
 
 
@@ -216,12 +216,15 @@ def _explain_segment(diagnosis: Diagnosis, judged: JudgedSegment) -> ExplainedSe
     """Return a segment with its advice, as it fits the trace where the finding has it."""
     segment, verdict, knowledge = judged.segment, judged.verdict, load_knowledge()
     finding = segment.finding
-    change, verify = Change(_UNKNOWN_FIX, None), _UNKNOWN_CHECK
+    change, verify = Change("", None), _UNKNOWN_CHECK
     if finding is not None and finding.type == verdict.fix:
         change = Change(finding.fix, code_diff(finding.code_before, finding.code))
     elif verdict.fix != NONE:
         advice = knowledge[verdict.fix].advice
         change = Change(advice.fix, code_diff(advice.code_before, advice.code_after))
+    else:
+        part = largest_part(diagnosis, segment)
+        change = Change(advice_without_finding(diagnosis, segment, part), None)
     if verdict.primary != NONE:
         entry = knowledge[verdict.primary]
         after = "after/" if len(diagnosis.trace.ranks) > 1 else "after.json.gz"
@@ -239,6 +242,7 @@ def _explain_segment(diagnosis: Diagnosis, judged: JudgedSegment) -> ExplainedSe
         verify=verify,
         citations=find_citations(verdict, judged.pack),
         source=judged.source,
+        places=tuple(sorted((each.start_ns, each.end_ns) for each in (segment, *segment.further))),
     )
 
 

@@ -43,6 +43,9 @@ class ExplainedSegment(Result):
     citations: tuple[Evidence | Metric, ...]
     source: str = "offline"
     """The judge: "offline" or "llm"."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Start and end, ns, of all parts of which this is true, in the order of time; `start_ns` and
+    `end_ns` are those of the part that the figures are of."""
 
     def to_dict(self) -> Json:
         return {
@@ -59,6 +62,7 @@ class ExplainedSegment(Result):
                 for cited in self.citations
             ],
             "source": self.source,
+            "places": [{"start_ns": start, "end_ns": end} for start, end in self.places],
         }
 
 

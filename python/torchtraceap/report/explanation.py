@@ -56,7 +56,7 @@ def explanation_text(explanation: _Explanation, *, width: int = _WIDTH) -> str:
         lines.append(f"{head}  ({sure})" if len(head) + len(sure) + 4 <= width else head)
         for label, text in (
             ("what", first["what"]),
-            ("where", _places(segments, document["begin_ns"])),
+            ("when", _places(segments, document["begin_ns"])),
             ("why", first["why"]),
             ("change", first["change"]["text"]),
         ):
@@ -70,10 +70,11 @@ def explanation_text(explanation: _Explanation, *, width: int = _WIDTH) -> str:
 
 
 def _groups(segments: Sequence[Json]) -> list[list[Json]]:
-    """Group segments by type; types keep their order."""
-    groups: dict[str, list[Json]] = {}
+    """Group segments by type, and those without one by what to change; the order stays."""
+    groups: dict[tuple[str, str], list[Json]] = {}
     for segment in segments:
-        groups.setdefault(segment["type"], []).append(segment)
+        change = "" if segment["type"] in load_knowledge() else segment["change"]["text"]
+        groups.setdefault((segment["type"], change), []).append(segment)
     return list(groups.values())
 
 
@@ -89,10 +90,11 @@ def _diff_lines(segment: Json) -> list[str]:
 
 
 def _places(segments: Sequence[Json], begin_ns: int) -> str:
-    ordered = sorted(segments, key=lambda segment: segment["start_ns"])
+    places = [place for segment in segments for place in segment["places"]]
+    ordered = sorted(places, key=lambda place: (place["start_ns"], place["end_ns"]))
     shown = [
-        f"{format_ns(segment['start_ns'] - begin_ns)} to {format_ns(segment['end_ns'] - begin_ns)}"
-        for segment in ordered[:_MOST_PLACES]
+        f"{format_ns(place['start_ns'] - begin_ns)} to {format_ns(place['end_ns'] - begin_ns)}"
+        for place in ordered[:_MOST_PLACES]
     ]
     more = len(ordered) - len(shown)
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])
@@ -161,7 +163,7 @@ def explanation_html(explanation: _Explanation) -> str:
             f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
             f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
             f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
-            f'<p style="{_SMALL}">Where: {where}{seen}</p></details>'
+            f'<p style="{_SMALL}">When: {where}{seen}</p></details>'
         )
     foot = "<br>".join(_escaped(line) for line in _source_lines(document, 10_000))
     none = "" if groups else "<p>No part of the trace is suspicious.</p>"

@@ -4,6 +4,8 @@
 - `inference`: a serving engine runs, or operators without a backward pass and an optimizer;
 - `xla`: the program is compiled by XLA (JAX, TensorFlow), not PyTorch's;
 - `ddp`: DistributedDataParallel exchanges the gradients;
+- `no_gradients`: most of the exposed collectives that were found are all-to-alls, or go from one
+  rank to another: they carry activations, lookups or tokens;
 - `no_loader`: no batch comes from torch's DataLoader;
 - `no_graph`: the steps wait for the GPU, or their shapes change, so that no CUDA graph holds them;
 - `no_tf32`, `no_bf16`: the matrix units of a device in the trace don't take that type;
@@ -19,9 +21,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torchtraceap import _core
 from torchtraceap.core.results import Finding, Saving
 from torchtraceap.tables.detection import PerRank
 from torchtraceap.tables.gpu.recorded_device import matrix_types
+from torchtraceap.tables.matching import rank_collectives
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks
@@ -31,6 +35,8 @@ __all__ = ["WORDS", "circumstances_of"]
 _LOADER = "enumerate(DataLoader)"
 _WAITS = ("host_sync_in_loop", "explicit_synchronize", "blocking_copy", "recompilation")
 """Findings with which no CUDA graph is possible."""
+_EXPOSED = ("nccl_blocks_main_stream", "nccl_compute_not_overlapped")
+_WITHOUT_GRADIENTS = ("all_to_all", "all_to_all_v", "send", "recv", "send_recv")
 _GRAPH_FIXES = ("cpu_bound", "tiny_kernels")
 """Findings for which the replay tries a CUDA graph."""
 
@@ -54,6 +60,7 @@ def circumstances_of(
         "inference": partial(_is_inference, trace),
         "xla": partial(_is_xla, trace),
         "ddp": partial(_uses_ddp, trace),
+        "no_gradients": partial(_carry_no_gradients, trace, findings),
         "no_loader": partial(_has_no_loader, trace),
         "no_graph": partial(_bears_no_graph, findings),
         "no_tf32": partial(_lacks, trace, "tf32"),
@@ -70,6 +77,7 @@ WORDS = frozenset(
         "inference",
         "xla",
         "ddp",
+        "no_gradients",
         "no_loader",
         "no_graph",
         "no_tf32",
@@ -98,6 +106,20 @@ def _uses_ddp(trace: Ranks) -> bool:
 
 def _is_on_host(trace: Ranks) -> bool:
     return all(rank.computes_on_host for rank in trace.ranks)
+
+
+def _carry_no_gradients(trace: Ranks, findings: Sequence[Finding]) -> bool:
+    """Return whether at least half of the collectives that are evidence, by time, do not."""
+    evidence = [each for found in findings if found.type in _EXPOSED for each in found.evidence]
+    if not evidence:
+        return False
+    core, names = rank_collectives(trace), _core.collective_kind_names()
+    numbers = [rank.rank for rank in trace.ranks]
+    parts = zip(core.rank.tolist(), core.row.tolist(), core.kind.tolist(), strict=True)
+    kinds = {(numbers[rank], row): names[kind] for rank, row, kind in parts}
+    of_kind = [(kinds.get((each.rank, each.row), ""), each.duration_ns) for each in evidence]
+    without_ns = sum(ns for kind, ns in of_kind if kind in _WITHOUT_GRADIENTS)
+    return 2 * without_ns >= max(1, sum(ns for kind, ns in of_kind if kind))
 
 
 def _has_no_loader(trace: Ranks) -> bool:

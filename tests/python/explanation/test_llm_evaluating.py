@@ -82,7 +82,7 @@ def verdict(name: str, said: str = "anti_pattern", windows: int | None = None) -
 
 def part(first: int, last: int, name: str) -> Any:
     """A segment with its verdict, in so far as names of windows need it."""
-    segment = SimpleNamespace(first=first, last=last)
+    segment = SimpleNamespace(first=first, last=last, further=())
     return SimpleNamespace(segment=segment, verdict=verdict(name))
 
 

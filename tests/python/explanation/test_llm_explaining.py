@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import torchtraceap as ttap
+from torchtraceap.core.intervals import covered_ns
 from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.results import Finding
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.explanation import explain as explaining
 from torchtraceap.explanation.explain import build_explanation, code_diff, judge_segments
@@ -23,11 +26,13 @@ from torchtraceap.explanation.offline_judge import OfflineJudge
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.segments import Segment
 from torchtraceap.explanation.verdict import Citation, Verdict, check_verdict
+from torchtraceap.lab.generation.generate import generate
 from torchtraceap.trace.trace import Trace
 
 from .test_llm_segments import with_windows
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+ZERO = re.compile(r"(?<![\d.,])(?<!ank )0(?:\.0+)? (?:%|[A-Za-zµ]+)")
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +74,89 @@ def test_every_number_is_cited_and_every_citation_holds(bundled: Path) -> None:
     assert finding is not None and cost["exact"] == finding.cost_ns
 
 
+def share_of(finding: Finding, segment: dict[str, Any], ranks: int) -> float:
+    """The part of a segment that a finding costs: the mean over the ranks, or of the rank that pays
+    most where that is more than one rank's share of it."""
+    bounds_ns = np.array([segment["start_ns"], segment["end_ns"]], dtype=np.int64)
+    costs_ns = []
+    for rank in dict.fromkeys(finding.interval_ranks):
+        own = finding.intervals[[each == rank for each in finding.interval_ranks]]
+        costs_ns.append(int(covered_ns(own, bounds_ns)[0]))
+    length_ns = segment["end_ns"] - segment["start_ns"]
+    return max(sum(costs_ns) / ranks, *costs_ns) / length_ns
+
+
+def both_ns(one: Finding, other: Finding) -> int:
+    """Time that both cost, pair by pair: nothing of the code under test."""
+    total_ns = 0
+    for rank, (start, end) in zip(one.interval_ranks, one.intervals.tolist(), strict=True):
+        mine = other.intervals[[each == rank for each in other.interval_ranks]]
+        inside = np.minimum(mine[:, 1], end) - np.maximum(mine[:, 0], start)
+        total_ns += int(inside[inside > 0].sum())
+    return total_ns
+
+
+def check_owns_what_it_says(document: dict[str, Any], diagnosis: Diagnosis) -> None:
+    """Every segment of a finding costs a tenth there, nothing is zero, each finding is told once,
+    and time of two is said to be."""
+    found = {finding.type: finding for finding in diagnosis.findings}
+    told = [segment["type"] for segment in document["segments"] if segment["type"] != "none"]
+    assert len(told) == len(set(told))
+    for segment in document["segments"]:
+        prose = f"{segment['what']} {segment['why']}"
+        assert not ZERO.search(prose), prose
+        assert segment["change"]["text"] and segment["verify"]
+        places = [(each["start_ns"], each["end_ns"]) for each in segment["places"]]
+        assert (segment["start_ns"], segment["end_ns"]) in places == sorted(places)
+        finding = found.get(segment["type"])
+        if finding is None:
+            said = diagnosis.verdicts | diagnosis.further_verdicts
+            assert segment["type"] == "none" or said[segment["type"]] == "unknown"
+            continue
+        assert share_of(finding, segment, len(diagnosis.trace.ranks)) >= 0.1 - 1e-9
+        for start_ns, end_ns in places:
+            place = {"start_ns": start_ns, "end_ns": end_ns}
+            assert share_of(finding, place, len(diagnosis.trace.ranks)) >= 0.1 - 1e-9
+        others = [each for each in diagnosis.findings if each is not finding]
+        if any(2 * both_ns(finding, each) >= finding.cost_ns for each in others):
+            assert "counts once" in prose
+        steps = diagnosis.step.steps if diagnosis.step else 1
+        saving = finding.saving
+        if saving and saving.simulated and saving.best_ns:
+            times = steps if saving.per_step else len(diagnosis.trace.ranks)
+            more = saving.best_ns * times > finding.cost_ns
+            assert not more or "more than its own cost" in prose or "The same change" in prose
+
+
 def test_holds_on_real_traces(corpus_file: Path) -> None:
     try:
         trace = ttap.load(corpus_file)
     except ttap.errors.TraceError as error:
         pytest.skip(f"can't be read: {error}")
-    document = trace.explain().to_dict()
+    diagnosis = trace.diagnose()
+    document = diagnosis.explain().to_dict()
     check_holds(document, trace)
+    check_owns_what_it_says(document, diagnosis)
     json.dumps(document, allow_nan=False)
-    found = {finding.type for finding in trace.diagnose().findings if finding.cost_ns}
+    found = {finding.type for finding in diagnosis.findings if finding.cost_ns}
     told = {segment["type"] for segment in document["segments"]}
     assert found <= told or len(document["segments"]) == 10
+
+
+@pytest.mark.slow  # generates 40 traces and diagnoses them
+def test_holds_on_generated_traces(tmp_path: Path) -> None:
+    labels = generate(tmp_path, 40, seed=2911)
+    paths = sorted(path for path in labels.parent.iterdir() if path.name[:1].isdigit())
+    assert len(paths) >= 20  # those of several ranks are one folder
+    named = 0
+    for path in paths:
+        trace = ttap.load(path)
+        diagnosis = trace.diagnose()
+        document = diagnosis.explain().to_dict()
+        check_holds(document, trace)
+        check_owns_what_it_says(document, diagnosis)
+        named += len(diagnosis.findings)
+    assert named >= 20
 
 
 def test_nothing_heavy_is_imported_offline(bundled: Path) -> None:

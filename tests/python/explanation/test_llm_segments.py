@@ -22,7 +22,9 @@ from torchtraceap.explanation.segments import (
     cost_inside,
     find_segments,
     idle_inside,
+    largest_part,
     name_windows,
+    shared_with,
 )
 
 COUNT = 100
@@ -50,13 +52,20 @@ def test_flagged_windows_of_one_type_are_one_segment(diagnosis: Diagnosis) -> No
     )
     known = replace(known, findings=())
     found = [s for s in find_segments(known) if s.score >= FLAGGED]
-    assert sorted((s.first, s.last, s.type) for s in found) == [
-        (3, 5, "single_process_data_loading"),
-        (6, 6, "cpu_bound"),
-        (9, 9, "single_process_data_loading"),
-    ]
+    loads = next(s for s in found if s.type == "single_process_data_loading")
+    assert sorted((s.first, s.last) for s in (loads, *loads.further)) == [(3, 5), (9, 9)]
+    assert [(s.first, s.last, s.further) for s in found if s.type == "cpu_bound"] == [(6, 6, ())]
     bounds_ns = known.windows.bounds_ns
     assert all((s.start_ns, s.end_ns) == (bounds_ns[s.first], bounds_ns[s.last + 1]) for s in found)
+
+
+def test_parts_without_a_name_are_told_by_what_their_time_is(diagnosis: Diagnosis) -> None:
+    known = with_windows(diagnosis, graph_break=dict.fromkeys((2, 13, 15), 0.9))
+    known = replace(known, findings=())
+    found = [s for s in find_segments(known) if s.score >= FLAGGED]
+    assert {s.type for s in found} == {NONE}
+    told = {largest_part(known, s): sorted(e.first for e in (s, *s.further)) for s in found}
+    assert told == {"data_loading": [2], "compute": [13, 15]}
 
 
 def test_what_the_rules_exclude_names_nothing(diagnosis: Diagnosis) -> None:
@@ -83,9 +92,52 @@ def test_what_a_rule_proves_there_is_the_name(diagnosis: Diagnosis) -> None:
     less = {dear: 0.1, cheap: 0.1}
     names = name_windows(with_windows(only, graph_break=scores, cpu_bound=less))
     assert share[cheap] < 0.1 < share[dear]
-    assert (names[dear], names[cheap]) == ("cpu_bound", "cpu_bound")
+    assert (names[dear], names[cheap]) == ("cpu_bound", NONE)
     unlikely = with_windows(only, graph_break=scores)
     assert name_windows(unlikely)[cheap] == NONE
+
+
+def test_a_finding_that_costs_most_of_a_part_is_its_name(diagnosis: Diagnosis) -> None:
+    """Although the scorer says nothing of it; a smaller part of it is no name."""
+    loading = diagnosis.finding("single_process_data_loading")
+    assert loading is not None
+    only = replace(diagnosis, findings=(loading,))
+    bounds_ns = diagnosis.windows.bounds_ns
+    lengths_ns = np.diff(np.asarray(bounds_ns))
+    costs_ns = [cost_inside(loading, bounds_ns[i], bounds_ns[i + 1]) for i in range(COUNT)]
+    share = np.array(costs_ns) / lengths_ns
+    most = int(np.argmax(share))
+    some = next(i for i in range(COUNT) if 0.1 < share[i] < 0.5)
+    names = name_windows(with_windows(only, graph_break={most: 0.9, some: 0.9}))
+    assert (names[most], names[some]) == (loading.type, NONE)
+
+
+def test_a_finding_that_is_thin_everywhere_has_its_densest_part(diagnosis: Diagnosis) -> None:
+    """A tenth of a part at least is its cost, however little of the whole trace it is."""
+    finding = diagnosis.findings[0]
+    begin_ns, end_ns = diagnosis.windows.bounds_ns[0], diagnosis.windows.bounds_ns[-1]
+    starts_ns = np.arange(begin_ns, end_ns, 1_000_000, dtype=np.int64)
+    wide = np.full(len(starts_ns), 20_000)  # 2 % of each ms, but for ten that are 50 %
+    wide[300:310] = 500_000
+    intervals = np.stack((starts_ns, starts_ns + wide), axis=1)
+    thin = replace(
+        finding,
+        intervals=intervals,
+        interval_ranks=(finding.interval_ranks[0],) * len(intervals),
+        cost_ns=int(wide.sum()),
+    )
+    for known in (thin, replace(thin, intervals=np.stack((starts_ns, starts_ns + 9_000), axis=1))):
+        segment = find_segments(with_windows(replace(diagnosis, findings=(known,))))[0]
+        length_ns = segment.end_ns - segment.start_ns
+        assert segment.type == finding.type
+        assert cost_inside(known, segment.start_ns, segment.end_ns) >= 0.1 * length_ns > 0
+
+
+def test_time_of_two_findings_is_known(diagnosis: Diagnosis) -> None:
+    tiny, bound = diagnosis.finding("tiny_kernels"), diagnosis.finding("cpu_bound")
+    assert tiny is not None and bound is not None
+    assert shared_with(diagnosis, tiny) == (bound, tiny.cost_ns)  # all of it
+    assert shared_with(diagnosis, bound) is None  # a small part
 
 
 def test_what_could_not_be_checked_may_be_the_name(diagnosis: Diagnosis) -> None:
@@ -115,8 +167,13 @@ def test_flagged_windows_where_the_finding_costs_most_belong_to_it(diagnosis: Di
     inside = dict.fromkeys(range(dearest.first, dearest.last), 0.9)
     elsewhere = {dearest.last + 3: 0.9}
     found = find_segments(with_windows(diagnosis, **{dearest.type: inside | elsewhere}))
-    own = sorted((s.first, s.last) for s in found if s.type == dearest.type)
-    assert own == [(dearest.first, dearest.last), (dearest.last + 3, dearest.last + 3)]
+    own = next(s for s in found if s.type == dearest.type)
+    assert (own.first, own.last) == (dearest.first, dearest.last)
+    where = dearest.last + 3
+    assert diagnosis.finding(dearest.type) is not None
+    others = [(s.first, s.last) for s in found if s.type != dearest.type]
+    # There it costs nothing, so that another name, or none, is told.
+    assert own.further == () and (where, where) in others
 
 
 def test_expected_savings_are_shares_of_the_finding(diagnosis: Diagnosis) -> None:
@@ -124,16 +181,17 @@ def test_expected_savings_are_shares_of_the_finding(diagnosis: Diagnosis) -> Non
     found = find_segments(with_windows(diagnosis, single_process_data_loading=loading))
     finding = diagnosis.finding("single_process_data_loading")
     assert finding is not None and finding.saving is not None and diagnosis.step is not None
-    assert len(found) == MOST_SEGMENTS
+    assert len(found) <= MOST_SEGMENTS
     whole_ns = finding.saving.best_ns * diagnosis.step.steps
-    own = [s for s in found if s.type == finding.type]
-    assert 0 < sum(s.expected_ns for s in own) <= whole_ns
-    # The dearest of each finding come first, then the rest by what they save.
+    (own,) = (s for s in found if s.type == finding.type)
+    assert len(own.further) > 3
+    assert 0 < own.expected_ns + sum(s.expected_ns for s in own.further) <= whole_ns
+    assert own.expected_ns == max(s.expected_ns for s in (own, *own.further))
+    # Those of findings come first, then the rest by what they save.
     types = [finding.type for finding in diagnosis.findings]
     assert [s.type for s in found[: len(types)]] == types
-    rest = [s.expected_ns for s in found[len(types) :]]
+    rest = [s.expected_ns + sum(e.expected_ns for e in s.further) for s in found[len(types) :]]
     assert rest == sorted(rest, reverse=True)
-    assert own[0].expected_ns == max(s.expected_ns for s in own)
 
 
 def test_nothing_flagged_and_nothing_found_is_no_segment(diagnosis: Diagnosis) -> None:
@@ -186,7 +244,7 @@ def settled(
     *,
     drops: bool = True,
 ) -> tuple[Doubt, list[Round]]:
-    """A doubt about a segment, where whole grids have these scores."""
+    """A doubt about a segment of a trace without findings, where whole grids have these scores."""
 
     def windows_of(_: Diagnosis, grid: int) -> Windows:
         values = np.full(grid, scores[grid])
@@ -195,7 +253,8 @@ def settled(
 
     monkeypatch.setattr(redetection, "windows_of", windows_of)
     doubt = Doubt(doubted(), drops=drops)
-    return doubt, resolve_doubts(diagnosis, [doubt], "rule", others=3)
+    quiet = replace(diagnosis, findings=())
+    return doubt, resolve_doubts(quiet, [doubt], "rule", others=3)
 
 
 def test_two_grids_that_agree_are_enough(
@@ -226,7 +285,6 @@ def test_the_coarser_grid_decides(
 
 def test_other_grids_may_rename_it(diagnosis: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
     doubt, _ = settled(diagnosis, monkeypatch, {200: 0.95})
-    segment = doubt.typed(diagnosis)
-    assert segment.type == "cpu_bound"
-    assert segment.finding is diagnosis.finding("cpu_bound")
+    segment = doubt.typed(replace(diagnosis, findings=()))
+    assert (segment.type, segment.finding) == ("cpu_bound", None)
     assert dict(segment.types) == pytest.approx({"cpu_bound": 0.475, "graph_break": 0.45})

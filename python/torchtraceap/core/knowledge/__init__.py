@@ -128,8 +128,8 @@ class KnowledgeEntry:
             name, singular, plural = match.groups()
             value = known.get(name, "?")
             if singular is None:
-                return value
-            return f"{value} {singular if value == '1' else plural}"
+                return "none" if value == "0" else value
+            return f"{'no' if value == '0' else value} {singular if value == '1' else plural}"
 
         return _PLACEHOLDER.sub(fill, _OPTIONAL.sub(keep, text))
 

@@ -216,6 +216,7 @@ def _told_counts(labeled: LabeledTrace, named: WindowNames) -> dict[str, int]:
 def _count_segments(labeled: LabeledTrace, judging: Judgments, sums: Counter[str]) -> None:
     """Count the segments of a trace that were dropped or renamed."""
     for place, judged in enumerate(judging.first):
+        # The leading place alone is doubted.
         windows = slice(judged.segment.first, judged.segment.last + 1)
         is_positive = bool(labeled.positive[windows].any())
         if place not in judging.final:

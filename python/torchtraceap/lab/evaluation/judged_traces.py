@@ -186,7 +186,8 @@ def window_names(count: int, verdicts: Iterable[tuple[Segment, str]]) -> WindowN
     equally long ones, the first. See Note [As found]."""
     inside = np.zeros(count, dtype=np.bool_)
     names = [""] * count
-    for segment, name in sorted(verdicts, key=lambda each: each[0].last - each[0].first):
+    runs = [(run, name) for segment, name in verdicts for run in (segment, *segment.further)]
+    for segment, name in sorted(runs, key=lambda each: each[0].last - each[0].first):
         inside[segment.first : segment.last + 1] = True
         for window in range(segment.first, segment.last + 1):
             if names[window] in ("", NONE):
