@@ -19,7 +19,6 @@ from typing import Any
 
 from torchtraceap.contracts.measures.vocabulary import (
     COLLECTIVES,
-    MEASURES,
     find_measure,
     near_match,
 )
@@ -368,11 +367,6 @@ class Contract:
     def empty_keys(self) -> tuple[str, ...]:
         """Keys that a file has without a limit."""
         return tuple(key for key, _ in self.lines if key not in self.keys)
-
-    @property
-    def needs_device(self) -> bool:
-        """Return True if a limit depends on the device."""
-        return any(MEASURES[key].kind in ("share", "time") for key in self.keys)
 
     def limit(self, key: str) -> Limit | None:
         """Return the limit of a key, or None."""

@@ -265,7 +265,7 @@ def test_price_of_idle_time_is_that_of_what_is_present(tmp_path: Path) -> None:
 
 
 def test_fixes_are_edits_that_there_are() -> None:
-    from torchtraceap.contracts.savings import _FIXES
+    from torchtraceap.contracts.checker import _FIXES
 
     names = {name.partition("[")[0].partition("=")[0] for name in edit_names()}
     for edits in _FIXES.values():

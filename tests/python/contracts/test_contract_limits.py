@@ -173,7 +173,6 @@ def test_contract_takes_the_words_of_the_vocabulary() -> None:
         device="cpu",
     )
     assert len(contract) == 7 and "operators" not in contract.keys
-    assert contract.needs_device and not Contract.parse({"syncs": 0}).needs_device
     limits = {key: limit.to_json() for key, limit in contract.limits}
     assert Contract.parse(limits).limits == contract.limits
 

@@ -25,7 +25,6 @@ from torchtraceap.ops.models.tracelens import (
     matmul,
     norm,
     serving,
-    triton,
 )
 from torchtraceap.ops.models.tracelens.work import FAILURES, Call, Model, UnmodeledError, Work
 
@@ -89,7 +88,7 @@ def find_model(name: str) -> Model | None:
     """Find the model of an operator or of a Triton kernel of Inductor."""
     if name in MODELS:
         return MODELS[name].model
-    return triton.triton_model if name.startswith(triton.PREFIXES) else None
+    return elementwise.triton_model if name.startswith(elementwise.TRITON) else None
 
 
 _MOST_WORK = 1e30
