@@ -116,6 +116,7 @@ class Rooms:
         self.lab: list[str] = data["wall"]["lab"]
         self.facades: list[str] = data["wall"]["facades"]
         self.wall_edges: list[str] = data["wall"]["edges"]
+        self.doors: list[str] = data["wall"]["doors"]
         self.upward_types: list[str] = data["types"]["upward"]
         self.heavy: dict[str, list[str]] = data["heavy"]
         self.whole: dict[str, int] = data["whole"]
@@ -207,6 +208,12 @@ def wall_edges(modules: Sequence[Module], rooms: Rooms) -> set[str]:
 def check_wall(modules: Sequence[Module], rooms: Rooms) -> Iterator[str]:
     for edge in sorted(wall_edges(modules, rooms) - set(rooms.wall_edges)):
         yield f"the product may not import the lab: {edge}"
+    for name, others in import_graph(modules).items():
+        if is_below(name, rooms.lab):
+            for other in sorted(others):
+                inner = other.removeprefix(f"{PACKAGE}.")
+                if not is_below(other, rooms.lab) and inner not in rooms.doors:
+                    yield f"{name} may not import {other}: the lab takes public names of rooms"
 
 
 def upward_types(modules: Sequence[Module], rooms: Rooms) -> set[str]:

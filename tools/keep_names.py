@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from torchtraceap.diagnosis.scoring.text_encoders import _KEPT_NAMES, text_encoder
 from torchtraceap.errors import TraceError
 from torchtraceap.tables.windows import build_tokens
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 MOST_CHARACTERS = 200
 BATCH = 64

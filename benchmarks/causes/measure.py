@@ -32,7 +32,7 @@ from programs import MODELS, Program
 from recording import record
 
 from torchtraceap.lab.bench.causes import causes
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 HALVES = ("development", "held out", "all")
 TRIES = 3

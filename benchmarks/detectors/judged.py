@@ -35,7 +35,7 @@ from torchtraceap.lab.evaluation.judged_traces import (
 from torchtraceap.lab.evaluation.metrics import confusion, draws, interval, type_metrics
 from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import all_numbers, numbers
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness import write_results

@@ -71,7 +71,7 @@ from torchtraceap.lab.evaluation.tables import (
     percent,
     with_interval,
 )
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 __all__ = [
     "CANONICAL",

@@ -36,7 +36,7 @@ from torchtraceap.diagnosis.scoring import common_bounds
 from torchtraceap.diagnosis.scoring.paper import PaperConfig, PaperScorer, paper_tokens
 from torchtraceap.diagnosis.scoring.text_encoders import LanguageModel, TextEncoder, text_encoder
 from torchtraceap.lab.training.paper_net import PaperNet
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"

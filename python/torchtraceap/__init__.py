@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torchtraceap.simulation.simulate import Simulation
     from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
     from torchtraceap.trace.execution import load_execution_trace
-    from torchtraceap.trace.load import load
+    from torchtraceap.trace.loader import load
     from torchtraceap.trace.trace import Trace
 
 _LAZY = {
@@ -54,7 +54,7 @@ _LAZY = {
     "choose_parallelism": "torchtraceap.lab.jobs.parallelism",
     "choose_sharding": "torchtraceap.lab.sharding",
     "contract": "torchtraceap.contracts.record",
-    "load": "torchtraceap.trace.load",
+    "load": "torchtraceap.trace.loader",
     "load_execution_trace": "torchtraceap.trace.execution",
     "measured": "torchtraceap.lab.bench.measured",
     "on_trace_ready": "torchtraceap.record",
@@ -174,7 +174,7 @@ def simulate(
 
 
 def _loaded(trace: Trace | PathLike | Sequence[PathLike]) -> Trace:
-    from torchtraceap.trace.load import load
+    from torchtraceap.trace.loader import load
     from torchtraceap.trace.trace import Trace
 
     return trace if isinstance(trace, Trace) else load(trace)

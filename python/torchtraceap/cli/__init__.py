@@ -1,7 +1,6 @@
-"""The command line. Start-up counts, so everything heavy is imported where it is used.
+"""The command line: `main`, `COMMANDS`, and what the lab's commands are made of.
 
-Standard output holds the result and nothing else; progress, notes and errors go to standard
-error. Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options, 130
+Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options, 130
 interrupted.
 
 Note [argparse]: typer 0.29 brings pydantic along and takes 0.1 s to parse three options, a third
@@ -10,165 +9,77 @@ of a whole run on the demo trace.
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-from torchtraceap.cli.catalog import COMMANDS, command_groups
-from torchtraceap.cli.output import (
-    accept_any_encoding,
-    drop_stdout,
-    note,
-    print_text,
-    standard_output,
-)
-from torchtraceap.cli.parser import (
-    FINE,
-    INTERRUPTED,
-    UNUSABLE,
-    UsageError,
-    chosen_command,
-    parse,
-    unknown_word,
-)
-from torchtraceap.cli.process import (
-    ignore_interrupts,
-    say_interrupted,
-    show_stages,
-    was_interrupted,
-    watch_interrupts,
-)
+from torchtraceap.core.lazy import lazy_exports
 
-__all__ = ["COMMANDS", "main"]
-
-_EXAMPLES = (
-    ("trace.json.gz", "what is wrong, and what to change"),
-    ("runs/ --html report.html", "a folder with a file per rank; also as a page"),
-    ("ops trace.json.gz --by category", "a table"),
-    ("diff before.json.gz after.json.gz", "what became slower"),
-    ("diagnose trace.json.gz --gate", "for CI: exit code 1 while a finding is present"),
-    ("- < trace.json.gz", "from standard input"),
-)
-
-
-def _main_help() -> str:
-    lines = [
-        "usage: torchtraceap [COMMAND] PATH... [options]",
-        "",
-        "Says where a PyTorch training run loses time, on what evidence, and what to change, from",
-        "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
-        "",
-    ]
-    for heading, entries in command_groups().items():
-        listed = (f"  {name:<17}{entry.summary}" for name, entry in entries.items())
-        lines += [f"{heading}:", *listed, ""]
-    lines += [
-        "examples:",
-        *(f"  torchtraceap {example:<36}{what}" for example, what in _EXAMPLES),
-        "",
-        "torchtraceap COMMAND --help lists the options of a command, with examples; -V or",
-        "--version prints the version; torchtraceap completion --help sets up the shell.",
-        "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",
-    ]
-    return "\n".join(lines)
-
-
-def _run(given: list[str], is_process: bool) -> int:
-    if not given:
-        raise UsageError("give a trace: torchtraceap PATH (torchtraceap --help says more)")
-    if given[0] in ("--help", "-h"):
-        print_text(_main_help())
-        return FINE
-    if given[0] in ("--version", "-V"):
-        from torchtraceap._version import __version__
-
-        print_text(f"torchtraceap {__version__}")
-        return FINE
-    if is_process:
-        _set_up_process()
-    name, rest = "diagnose", given  # where only a path is given
-    first = given[0]
-    if first[:1].isalpha() and first.replace("-", "").isalpha():
-        if first in COMMANDS:
-            name, rest = first, given[1:]
-        elif len(given) > 1 and not os.path.exists(first):
-            words = unknown_word(first, COMMANDS)
-            raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
-    name, command, rest = chosen_command(name, COMMANDS[name], rest)
-    with standard_output():  # takes the help
-        options = parse(name, command, rest)
-    return command.run(options)
-
-
-def _set_up_process() -> None:
-    """Set up a process that is the command line, in ways that a library must not."""
-    # Nothing here multiplies large matrices, and the threads that OpenBLAS would start for that
-    # spin for a while: as much processor time as all of our own imports.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    watch_interrupts()
-    from torchtraceap import _core
-
-    show_stages()
-    _core.prepare_heap()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
-    # Nobody reads what goes to a stream that was closed before the start, as by `>&-`. Its number
-    # must not go to the next file that is opened.
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_WRONLY if number else os.O_RDONLY)
-            setattr(sys, name, os.fdopen(nothing, "w" if number else "r"))
-    gc.disable()  # a short-lived process with few cycles; saves a pass over every object
-    accept_any_encoding()
-    try:
-        code = _answer(arguments)
-        if arguments is None:
-            ignore_interrupts()
-    except KeyboardInterrupt:  # at work, or while what the command held was freed
-        say_interrupted()
-        code = INTERRUPTED
-    if arguments is None:
-        _leave(code)
-    return code
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process at once: nothing is left to write, and to free a trace and every module one
-    by one takes a tenth of the time of a diagnosis. Also, Python dies of an interrupt where it met
-    code of `exec`, as data classes are made of."""
-    if code != INTERRUPTED:  # then a reader may keep us waiting
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with suppress(OSError, ValueError):
-                stream.flush()
-    os._exit(code)
-
-
-def _answer(arguments: Sequence[str] | None) -> int:
-    try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments), arguments is None)
-    except SystemExit as left:  # argparse, after --help
-        return left.code if isinstance(left.code, int) else FINE
-    except BrokenPipeError:
-        drop_stdout()
-        return FINE
-    except Exception as error:
-        if was_interrupted():
-            say_interrupted()
-            return INTERRUPTED
-        from torchtraceap.errors import TraceError
-
-        # The input's or the options' fault, not a defect of ours.
-        expected = (UsageError, TraceError, OSError, MemoryError, ImportError)
-        kind, text = type(error).__name__, str(error)
-        if isinstance(error, MemoryError):
-            text = "not enough memory for this trace"
-        elif isinstance(error, OSError) and error.strerror:
-            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        ours = "" if isinstance(error, expected) else f"internal error, {kind}: "
-        note(ours + (" ".join(text.split()) or kind))
-        return UNUSABLE
+if TYPE_CHECKING:
+    from torchtraceap.cli.catalog import COMMANDS as COMMANDS
+    from torchtraceap.cli.catalog import Entry as Entry
+    from torchtraceap.cli.explain import add_model as add_model
+    from torchtraceap.cli.explain import model_of as model_of
+    from torchtraceap.cli.input import load as load
+    from torchtraceap.cli.output import check_output as check_output
+    from torchtraceap.cli.output import note as note
+    from torchtraceap.cli.output import print_tables as print_tables
+    from torchtraceap.cli.output import print_text as print_text
+    from torchtraceap.cli.parser import FINDINGS as FINDINGS
+    from torchtraceap.cli.parser import FINE as FINE
+    from torchtraceap.cli.parser import UNUSABLE as UNUSABLE
+    from torchtraceap.cli.parser import WINDOW_COUNTS as WINDOW_COUNTS
+    from torchtraceap.cli.parser import Command as Command
+    from torchtraceap.cli.parser import Options as Options
+    from torchtraceap.cli.parser import Parser as Parser
+    from torchtraceap.cli.parser import UsageError as UsageError
+    from torchtraceap.cli.parser import add_bases as add_bases
+    from torchtraceap.cli.parser import add_jobs as add_jobs
+    from torchtraceap.cli.parser import add_json as add_json
+    from torchtraceap.cli.parser import add_no_color as add_no_color
+    from torchtraceap.cli.parser import add_seed as add_seed
+    from torchtraceap.cli.parser import add_windows as add_windows
+    from torchtraceap.cli.parser import command_of_actions as command_of_actions
+    from torchtraceap.cli.parser import count as count
+    from torchtraceap.cli.parser import fraction as fraction
+    from torchtraceap.cli.parser import minutes as minutes
+    from torchtraceap.cli.parser import positive as positive
+    from torchtraceap.cli.parser import seconds as seconds
+    from torchtraceap.cli.parser import size as size
+    from torchtraceap.cli.process import main as main
+    from torchtraceap.cli.tables import add_table_output as add_table_output
+    from torchtraceap.cli.tables import check_table_output as check_table_output
+    from torchtraceap.cli.tables import give_table as give_table
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".catalog": ("COMMANDS", "Entry"),
+            ".explain": ("add_model", "model_of"),
+            ".input": ("load",),
+            ".output": ("check_output", "note", "print_tables", "print_text"),
+            ".parser": (
+                "Command",
+                "FINDINGS",
+                "FINE",
+                "Options",
+                "Parser",
+                "UNUSABLE",
+                "UsageError",
+                "WINDOW_COUNTS",
+                "add_bases",
+                "add_jobs",
+                "add_json",
+                "add_no_color",
+                "add_seed",
+                "add_windows",
+                "command_of_actions",
+                "count",
+                "fraction",
+                "minutes",
+                "positive",
+                "seconds",
+                "size",
+            ),
+            ".process": ("main",),
+            ".tables": ("add_table_output", "check_table_output", "give_table"),
+        },
+    )

@@ -22,7 +22,7 @@ COMPRESSED_WEIGHT = 6
 
 
 def load(paths: Sequence[str], threads: int) -> Trace:
-    from torchtraceap.trace.load import load
+    from torchtraceap.trace.loader import load
 
     given: Any = paths[0] if len(paths) == 1 else list(paths)
     if not sys.stderr.isatty() or _size_of(paths) < PROGRESS_BYTES:

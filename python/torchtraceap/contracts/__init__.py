@@ -7,38 +7,27 @@ and contracts loads no NumPy; checking does.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchtraceap.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.checker import check
-    from torchtraceap.contracts.file import ContractFile, read_contracts
-    from torchtraceap.contracts.limits import Contract, Limit
-    from torchtraceap.contracts.result import CheckResult, KeyResult
-
-__all__ = [
-    "CheckResult",
-    "Contract",
-    "ContractFile",
-    "KeyResult",
-    "Limit",
-    "check",
-    "read_contracts",
-]
-
-_MODULES = {
-    "CheckResult": "result",
-    "Contract": "limits",
-    "ContractFile": "file",
-    "KeyResult": "result",
-    "Limit": "limits",
-    "check": "checker",
-    "read_contracts": "file",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    from torchtraceap.contracts.checker import check as check
+    from torchtraceap.contracts.file import ContractFile as ContractFile
+    from torchtraceap.contracts.file import read_contracts as read_contracts
+    from torchtraceap.contracts.limits import Contract as Contract
+    from torchtraceap.contracts.limits import Limit as Limit
+    from torchtraceap.contracts.measures import counts as counts
+    from torchtraceap.contracts.result import CheckResult as CheckResult
+    from torchtraceap.contracts.result import KeyResult as KeyResult
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".checker": ("check",),
+            ".file": ("ContractFile", "read_contracts"),
+            ".limits": ("Contract", "Limit"),
+            ".measures": ("counts",),
+            ".result": ("CheckResult", "KeyResult"),
+        },
+    )

@@ -198,7 +198,7 @@ class RecordedContract(Renderable):
         from torchtraceap.contracts.places import CallLines, relative_path
         from torchtraceap.contracts.wording import broken_message
         from torchtraceap.core.writing import staging
-        from torchtraceap.trace.load import load
+        from torchtraceap.trace.loader import load
 
         profiler = recorder.stop()
         with staging(None) as folder:

@@ -13,7 +13,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.stored import parse_json
 from torchtraceap.datasets.arrow import ARGUMENTS, LABEL_COLUMNS
 from torchtraceap.errors import SchemaError
-from torchtraceap.trace.event_table import Texts, Values, event_table
+from torchtraceap.trace.event_columns import Texts, Values, event_table
 
 __all__ = ["decode_label", "decode_trace"]
 

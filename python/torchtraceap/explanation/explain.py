@@ -26,7 +26,6 @@ from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import TraceError
-from torchtraceap.explanation.build_pack import build_pack
 from torchtraceap.explanation.explanation import (
     Change,
     DryRun,
@@ -37,6 +36,7 @@ from torchtraceap.explanation.explanation import (
 )
 from torchtraceap.explanation.language_model import AnswerError, ModelError, RefusalError
 from torchtraceap.explanation.offline_judge import OfflineJudge, advice_without_finding
+from torchtraceap.explanation.pack_builder import build_pack
 from torchtraceap.explanation.rescore import Doubt, resolve_doubts
 from torchtraceap.explanation.segments import NONE, Segment, find_segments, largest_part
 from torchtraceap.explanation.verdict import check_verdict, find_citations

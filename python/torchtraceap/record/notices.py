@@ -50,7 +50,7 @@ def analyse(path: Path, others: Sequence[Path] = ()) -> tuple[Trace, Diagnosis]:
         torchtraceap.errors.ParseError: the file holds no event.
     """
     from torchtraceap.diagnosis.diagnose import build_diagnosis
-    from torchtraceap.trace.load import load
+    from torchtraceap.trace.loader import load
 
     try:
         trace = load([path, *others])

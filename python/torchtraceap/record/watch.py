@@ -210,7 +210,7 @@ class Watch(Renderable):
             RecordingError: There is none.
         """
         from torchtraceap.diagnosis.diagnose import build_diagnosis
-        from torchtraceap.trace.load import load
+        from torchtraceap.trace.loader import load
 
         trace = self.rows[-1]["trace"] if self.rows else None
         if trace is None:

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from torchtraceap.core.lazy import lazy_exports
 from torchtraceap.core.rendering import add_renderer, lazy_renderer
 
-__all__ = ["register"]
+if TYPE_CHECKING:
+    from torchtraceap.report.document import compressed_json as compressed_json
+    from torchtraceap.report.document import render_document as render_document
+    from torchtraceap.report.document import table_data as table_data
+    from torchtraceap.report.result_tables import MAX_ROWS as MAX_ROWS
+    from torchtraceap.report.result_tables import MAX_TEXT as MAX_TEXT
+    from torchtraceap.report.result_tables import tables_of as tables_of
+    from torchtraceap.report.tables import TextTable as TextTable
+    from torchtraceap.report.tables import table_for_reading as table_for_reading
+    from torchtraceap.report.view import Segment as Segment
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".document": ("compressed_json", "render_document", "table_data"),
+            ".result_tables": ("MAX_ROWS", "MAX_TEXT", "tables_of"),
+            ".tables": ("TextTable", "table_for_reading"),
+            ".view": ("Segment",),
+        },
+    )
 
 _RENDERERS = (
     ("torchtraceap.diagnosis.result.Diagnosis", "page", "page", "render_html"),

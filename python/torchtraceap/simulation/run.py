@@ -43,7 +43,7 @@ from torchtraceap.tables.steps.iterations import (
     step_of_work,
     step_spans,
 )
-from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.event_columns import event_table
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["Replays", "RunStep", "SimulatedRun", "carried_edges"]

@@ -13,7 +13,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap.core import threads
 from torchtraceap.core.threads import MemoCache, core_count, map_on_threads
-from torchtraceap.trace import load as loading
+from torchtraceap.trace import loader as loading
 
 
 def test_results_come_in_the_order_of_the_items() -> None:

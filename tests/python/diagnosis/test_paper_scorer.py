@@ -12,7 +12,7 @@ from torchtraceap.core.results import PAPER_TYPES
 from torchtraceap.diagnosis.scoring import common_bounds, paper
 from torchtraceap.diagnosis.scoring.paper import PaperConfig, read_paper_weights
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, SchemaError
-from torchtraceap.trace.load import load as load_trace
+from torchtraceap.trace.loader import load as load_trace
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.numpy")

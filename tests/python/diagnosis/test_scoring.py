@@ -24,7 +24,7 @@ from torchtraceap.diagnosis.scoring import (
     load_scorer,
 )
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError
-from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.event_columns import event_table
 from torchtraceap.trace.ranks import RankTrace
 
 

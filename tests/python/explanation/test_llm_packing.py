@@ -9,8 +9,8 @@ import pytest
 
 import torchtraceap as ttap
 from torchtraceap.diagnosis.result import Diagnosis
-from torchtraceap.explanation.build_pack import MOST_GROUPS, build_pack
 from torchtraceap.explanation.pack import Pack
+from torchtraceap.explanation.pack_builder import MOST_GROUPS, build_pack
 from torchtraceap.explanation.segments import Segment, find_segments
 from torchtraceap.ops.kernel_names import canonical_name
 

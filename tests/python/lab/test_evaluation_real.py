@@ -27,7 +27,7 @@ from torchtraceap.diagnosis.scoring import load_scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.building.add import export
 from torchtraceap.lab.evaluation import run
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 ROOT = Path(__file__).resolve().parents[3]
 FAULTY = {"0001-01": "nccl_blocks_main_stream", "0004-01": "high_memcpy"}

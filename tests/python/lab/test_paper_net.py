@@ -17,7 +17,7 @@ from torchtraceap.diagnosis.scoring.paper import (
 from torchtraceap.diagnosis.scoring.text_encoders import HashEncoder
 from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError
 from torchtraceap.tables.windows import build_tokens
-from torchtraceap.trace.load import load
+from torchtraceap.trace.loader import load
 
 torch = pytest.importorskip("torch")
 native = pytest.importorskip("torchtraceap._model", exc_type=MissingDependencyError).native

@@ -15,7 +15,7 @@ from torchtraceap.lab.prediction.timeline.profilers import (
     detect_profiler,
     rewrite_for_profiler,
 )
-from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.event_columns import event_table
 
 SAID = {"Collective name": "allreduce", "Group size": 4, "Process Group Name": "0", "Seq": 3}
 

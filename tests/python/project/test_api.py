@@ -285,19 +285,32 @@ def test_start_up_loads_neither_numpy_nor_the_core(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("package", ["torchtraceap", "torchtraceap.ops.durations"])
-def test_type_checkers_see_every_name_that_is_imported_late(package: str) -> None:
-    module = importlib.import_module(package)
-    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+TOP = Path(ttap.__file__).parent
+LATE = [TOP / "__init__.py"] + [
+    path for path in TOP.rglob("__init__.py") if "lazy_exports(" in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("path", LATE, ids=lambda path: path.parent.name)
+def test_type_checkers_see_every_name_that_is_imported_late(path: Path) -> None:
+    module = importlib.import_module(".".join(path.parent.relative_to(TOP.parent).parts))
+    tree = ast.parse(path.read_text("utf-8"))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If))
     assert ast.unparse(block.test) == "TYPE_CHECKING"
     told = {
-        alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+        alias.name: node.module
+        for node in block.body if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }  # fmt: skip
-    told |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    assert set(module.__all__) <= told
-    assert all(hasattr(module, name) for name in module.__all__)
+    declared = {n.target.id for n in block.body if isinstance(n, ast.AnnAssign)}
+    eager = {name for name in module.__all__ if name in vars(module)}
+    assert set(module.__all__) - eager - declared <= set(told)
+    if path.parent != TOP:
+        assert set(told) | declared == set(module.__all__)
+    for name in module.__all__:
+        assert name in dir(module) and getattr(module, name) is not None
+        if name in told and name not in ("datasets", "durations", "integrations", "models"):
+            assert getattr(module, name) is getattr(importlib.import_module(told[name]), name)
 
 
 def test_a_name_that_is_ours_stays_what_it_is() -> None:

@@ -170,6 +170,16 @@ def test_the_product_may_not_import_the_lab(layers: ModuleType, tmp_path: Path) 
     assert wall == "the product may not import the lab: report.c -> lab.a"
 
 
+def test_the_lab_imports_public_names_of_rooms_alone(layers: ModuleType, tmp_path: Path) -> None:
+    plant(tmp_path, "python/torchtraceap/trace/__init__.py", "")
+    plant(tmp_path, "python/torchtraceap/trace/ranks.py", "")
+    plant(tmp_path, "python/torchtraceap/lab/a.py", "from torchtraceap.trace import Ranks")
+    assert check_python(layers, tmp_path) == []
+    plant(tmp_path, "python/torchtraceap/lab/a.py", f"{TYPES}from ..trace.ranks import Ranks")
+    (violation,) = check_python(layers, tmp_path)
+    assert violation.startswith("torchtraceap.lab.a may not import torchtraceap.trace.ranks")
+
+
 def test_a_room_may_not_grow_beyond_its_maximum(layers: ModuleType, tmp_path: Path) -> None:
     maximum = layers.read_rooms().maxima["errors"]["lines"]
     plant(tmp_path, "python/torchtraceap/errors.py", "a = 1\n" * maximum)
@@ -189,6 +199,7 @@ edges = [
   "core.a -> lab.a",
   "core.b -> lab.a",
 ]
+doors = []
 [types]
 upward = [
   "core -> lab",

@@ -11,7 +11,7 @@ from torchtraceap.simulation.edits.base import Change, EditedGraph, default_edit
 from torchtraceap.simulation.graph_builder import STREAM, GraphBuilder, Work
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import Simulation
-from torchtraceap.trace.event_table import event_table
+from torchtraceap.trace.event_columns import event_table
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 STEPS, HOST_NS, GPU_NS, DELAY_NS = 4, 1_000_000, 3_000_000, 5_000

@@ -6,26 +6,21 @@ the analyses, one module here for each kind of question. Importing this package 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchtraceap.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from torchtraceap.contracts.measures.measurement import Measurement, counts, measure
-    from torchtraceap.contracts.measures.vocabulary import MEASURES, Measure
-
-__all__ = ["MEASURES", "Measure", "Measurement", "counts", "measure"]
-
-_MODULES = {
-    "MEASURES": "vocabulary",
-    "Measure": "vocabulary",
-    "Measurement": "measurement",
-    "counts": "measurement",
-    "measure": "measurement",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    from torchtraceap.contracts.measures.measurement import Measurement as Measurement
+    from torchtraceap.contracts.measures.measurement import counts as counts
+    from torchtraceap.contracts.measures.measurement import measure as measure
+    from torchtraceap.contracts.measures.vocabulary import MEASURES as MEASURES
+    from torchtraceap.contracts.measures.vocabulary import Measure as Measure
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".measurement": ("Measurement", "counts", "measure"),
+            ".vocabulary": ("MEASURES", "Measure"),
+        },
+    )

@@ -25,9 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Array, Result, dataclass
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.causes import Causes, causes
 from torchtraceap.lab.bench.revisions import Revision, UnusableRevisionError

@@ -9,17 +9,13 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
-from torchtraceap.tables.compare.causes import Cause, attribute
-from torchtraceap.tables.compare.noise import FEWEST_STEPS
+from torchtraceap.core import PathLike, Result, dataclass, format_ns
+from torchtraceap.tables import FEWEST_STEPS, Cause, attribute
 
 if TYPE_CHECKING:
-    from torchtraceap.core.results import Finding
-    from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.trace.trace import Trace
+    from torchtraceap.core import Finding
+    from torchtraceap.diagnosis import Diagnosis
+    from torchtraceap.trace import Trace
 
 __all__ = ["Causes", "causes", "causes_text"]
 
@@ -118,7 +114,7 @@ def causes(
 def _load_trace(trace: Trace | PathLike) -> Trace:
     if not isinstance(trace, (str, os.PathLike)):
         return trace
-    from torchtraceap.trace.load import load
+    from torchtraceap.trace import load
 
     return load(trace)
 

@@ -22,16 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
-from torchtraceap.core.stored import read_json
-from torchtraceap.core.writing import write_text
+from torchtraceap.core import PathLike, Result, dataclass, progress_stage, read_json, write_text
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.processes.programs import run_fresh
 from torchtraceap.lab.workloads.registry import find, workloads
-from torchtraceap.ops.models.families import FAMILIES, family_of
+from torchtraceap.ops import FAMILIES, family_of
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.runs.run_store import Store
@@ -269,7 +264,7 @@ def measure_coverage(
         OptionError: A name is of no workload.
         MissingDependencyError: torch is not there, or what a named workload needs.
     """
-    from torchtraceap.record.torch_access import import_torch
+    from torchtraceap.record import import_torch
 
     torch = import_torch()
     if names is None:

@@ -172,7 +172,7 @@ def _wait_for_gpu() -> None:
 def _write_steps(target: str, free: bool) -> None:
     import json
 
-    from torchtraceap.core.writing import write_text
+    from torchtraceap.core import write_text
 
     document: dict[str, Any] = {
         "schema": STEPS_SCHEMA,
@@ -193,7 +193,7 @@ def _traced_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterato
         yield from iterable
         return
     _times.traced = True
-    from torchtraceap.record.session import profile
+    from torchtraceap.record import profile
 
     wait, active = max(0, warmup), _TRACED_STEPS
     with contextlib.suppress(TypeError):  # fewer if the loop is known to be short

@@ -24,9 +24,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.writing import drop_scratch, is_abandoned, staging, write_text
+from torchtraceap.core import PathLike, dataclass, drop_scratch, is_abandoned, staging, write_text
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.bench.processes.programs import run_fresh
 

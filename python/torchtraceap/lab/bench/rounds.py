@@ -22,9 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.stored import read_json_lines
-from torchtraceap.core.writing import write_text
+from torchtraceap.core import Array, PathLike, read_json_lines, write_text
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.sides import ProgramSide
 from torchtraceap.lab.bench.processes.programs import (

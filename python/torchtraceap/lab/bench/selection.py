@@ -21,8 +21,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Result, dataclass
 from torchtraceap.errors import OptionError
 
 __all__ = ["Candidate", "Selection", "select"]

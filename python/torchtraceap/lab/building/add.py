@@ -21,20 +21,31 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.intervals import union
-from torchtraceap.core.stored import parse_value, read_stored
-from torchtraceap.core.writing import naming, replacing, write_text
-from torchtraceap.datasets.arrow import FORMAT
-from torchtraceap.datasets.labels import CPU_SPLIT, TYPES
-from torchtraceap.datasets.reader import ABOUT, DataSet, Run, is_dataset, labeled_runs
-from torchtraceap.datasets.writer import write_shard
+from torchtraceap.core import (
+    PathLike,
+    naming,
+    parse_value,
+    read_stored,
+    replacing,
+    union,
+    write_text,
+)
+from torchtraceap.datasets import (
+    ABOUT,
+    CPU_SPLIT,
+    FORMAT,
+    TYPES,
+    DataSet,
+    Run,
+    is_dataset,
+    labeled_runs,
+    write_shard,
+)
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.building.describe import describe
 from torchtraceap.lab.generation.labels import NO_FAULT
-from torchtraceap.tables.gpu.recorded_device import recorded_device
-from torchtraceap.trace.load import load
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.tables import recorded_device
+from torchtraceap.trace import RankTrace, load
 
 __all__ = ["add", "add_labelled", "export"]
 

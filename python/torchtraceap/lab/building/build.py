@@ -14,12 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.writing import claim_folder
-from torchtraceap.datasets.arrow import FORMAT, import_pyarrow
-from torchtraceap.datasets.reader import ABOUT
-from torchtraceap.datasets.writer import is_written, write_shard
+from torchtraceap.core import PathLike, claim_folder, progress_stage
+from torchtraceap.datasets import ABOUT, FORMAT, import_pyarrow, is_written, write_shard
 from torchtraceap.errors import MissingFileError, OptionError
 from torchtraceap.lab.building.describe import describe
 from torchtraceap.lab.building.plan import (
@@ -33,7 +29,7 @@ from torchtraceap.lab.building.plan import (
 from torchtraceap.lab.generation.bases import Base, Bases, RecordedBases
 from torchtraceap.lab.generation.generate import in_processes, labeled_traces
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES, GraphFault
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace import RankTrace
 
 __all__ = ["COUNT", "build", "group_traces"]
 

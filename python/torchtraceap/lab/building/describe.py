@@ -15,11 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.core.writing import write_text
-from torchtraceap.datasets.arrow import TABLES, file_of, schemas
-from torchtraceap.datasets.labels import CPU_SPLIT
-from torchtraceap.datasets.reader import DataSet
-from torchtraceap.datasets.statistics import statistics
+from torchtraceap.core import write_text
+from torchtraceap.datasets import CPU_SPLIT, TABLES, DataSet, file_of, schemas, statistics
 from torchtraceap.lab.building.plan import NETWORKS_FOR_TESTS
 from torchtraceap.lab.generation.faults import GRAPH_FAULTS
 

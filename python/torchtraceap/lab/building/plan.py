@@ -23,7 +23,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtraceap.datasets.labels import SEEN_TASKS, TASKS, TYPES
+from torchtraceap.datasets import SEEN_TASKS, TASKS, TYPES
 from torchtraceap.errors import OptionError
 
 __all__ = [

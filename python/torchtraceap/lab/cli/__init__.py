@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchtraceap.cli.catalog import Entry
+from torchtraceap.cli import Entry
 
 __all__ = ["ENTRIES", "print_document"]
 
@@ -53,6 +53,6 @@ def print_document(document: Any) -> None:
     """Print a document as JSON in one line."""
     import json
 
-    from torchtraceap.cli.output import print_text
+    from torchtraceap.cli import print_text
 
     print_text(json.dumps(document, separators=(",", ":"), allow_nan=False))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINE,
     Command,
     Options,
@@ -18,6 +17,8 @@ from torchtraceap.cli.parser import (
     add_seed,
     count,
     minutes,
+    note,
+    print_text,
 )
 from torchtraceap.lab.cli import ENTRIES
 
@@ -208,8 +209,7 @@ def _dataset(options: Options) -> int:
 def _print_info(options: Options) -> None:
     import json
 
-    from torchtraceap.datasets.reader import DataSet
-    from torchtraceap.datasets.statistics import statistics
+    from torchtraceap.datasets import DataSet, statistics
 
     dataset = DataSet(options.out)
     found = {"schema": "torchtraceap.dataset/1", **dataset.about, **statistics(dataset)}

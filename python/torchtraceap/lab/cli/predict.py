@@ -9,9 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.input import load
-from torchtraceap.cli.output import check_output, note, print_tables, print_text
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINE,
     UNUSABLE,
     Command,
@@ -20,10 +18,15 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_no_color,
+    check_output,
     count,
+    load,
+    note,
+    print_tables,
+    print_text,
     size,
 )
-from torchtraceap.core.progress import progress_stage
+from torchtraceap.core import progress_stage
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.cli import ENTRIES, print_document
 
@@ -265,7 +268,7 @@ def _parallelism(options: Options) -> int:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    from torchtraceap.core.stored import read_json
+    from torchtraceap.core import read_json
 
     return read_json(path, most=_MAX_CONFIG_BYTES)
 
@@ -325,7 +328,7 @@ def _shard(options: Options) -> int:
     if options.json:
         print_document(found.to_dict())
     else:
-        from torchtraceap.report.result_tables import tables_of
+        from torchtraceap.report import tables_of
 
         print_tables(tables_of(found), options.no_color)
     return FINE

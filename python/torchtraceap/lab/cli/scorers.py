@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from torchtraceap.cli.explain import add_model, model_of
-from torchtraceap.cli.output import note, print_tables, print_text
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINE,
     WINDOW_COUNTS,
     Command,
@@ -17,20 +15,24 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_jobs,
     add_json,
+    add_model,
     add_no_color,
     add_seed,
     add_windows,
     count,
     minutes,
+    model_of,
+    note,
+    print_tables,
+    print_text,
 )
 from torchtraceap.lab.cli import ENTRIES
 
 if TYPE_CHECKING:
-    from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.explanation.client import Client
-    from torchtraceap.explanation.explain import Judge
+    from torchtraceap.diagnosis import Diagnosis
+    from torchtraceap.explanation import Client, Judge
     from torchtraceap.lab.evaluation.judge_loop import LoopCounts
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
 _SPLITS = ("train", "validation", "seen", "unseen", "real")
 
@@ -125,7 +127,7 @@ def _describe_evaluate(parser: Parser) -> None:
 
 
 def _evaluate(options: Options) -> int:
-    from torchtraceap.core.writing import check_target
+    from torchtraceap.core import check_target
     from torchtraceap.lab.evaluation.run import Options as What
     from torchtraceap.lab.evaluation.run import evaluate
     from torchtraceap.lab.evaluation.tables import document, tables, texts, write_report
@@ -160,7 +162,7 @@ class _Judges:
         self._redacted = options.llm_names == "redacted"
         settings = model_of(options)
         if settings is not None:
-            from torchtraceap.explanation.client import Client
+            from torchtraceap.explanation import Client
 
             self.model = Client(settings)
 
@@ -172,10 +174,10 @@ class _Judges:
     def of(self, diagnosis: Diagnosis) -> Judge:
         """Return the judge of the segments of a diagnosis."""
         if self.model is None:
-            from torchtraceap.explanation.offline_judge import OfflineJudge
+            from torchtraceap.explanation import OfflineJudge
 
             return OfflineJudge(diagnosis)
-        from torchtraceap.explanation.llm_judge import ModelJudge
+        from torchtraceap.explanation import ModelJudge
 
         return ModelJudge(self.model, redaction=self._redacted)
 
@@ -203,7 +205,7 @@ def _describe_judge(parser: Parser) -> None:
 
 
 def _judge(options: Options) -> int:
-    from torchtraceap.core.writing import check_target, write_text
+    from torchtraceap.core import check_target, write_text
     from torchtraceap.lab.evaluation.judged_traces import labeled_traces
 
     if options.way == "loop":
@@ -262,7 +264,7 @@ def _judge(options: Options) -> int:
 
 def _loop_tables(counts: LoopCounts) -> list[TextTable]:
     from torchtraceap.lab.evaluation.tables import percent
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
     def share(value: float | None) -> str:
         return percent(float("nan") if value is None else value)

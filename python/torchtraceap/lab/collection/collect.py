@@ -21,16 +21,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.stored import read_json
-from torchtraceap.core.writing import claim_folder, write_files, write_text
-from torchtraceap.datasets.labels import LABELS
+from torchtraceap.core import (
+    PathLike,
+    claim_folder,
+    progress_stage,
+    read_json,
+    write_files,
+    write_text,
+)
+from torchtraceap.datasets import LABELS
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.collection.manifest import PlannedPair
 from torchtraceap.lab.collection.pairs import UnfitError, record_pair
-from torchtraceap.record.notices import RecordingError
-from torchtraceap.record.torch_access import import_torch
+from torchtraceap.record import RecordingError, import_torch
 
 __all__ = ["Collection", "collect"]
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.stored import read_toml
-from torchtraceap.datasets.labels import SEEN_TASKS, TASKS
+from torchtraceap.core import PathLike, read_toml
+from torchtraceap.datasets import SEEN_TASKS, TASKS
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.faults import STEP_FAULTS, Fault
 

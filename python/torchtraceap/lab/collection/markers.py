@@ -18,9 +18,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.codes import API_KINDS
-from torchtraceap.core.intervals import overlaps, union
+from torchtraceap.core import API_KINDS, Array, overlaps, union
 from torchtraceap.errors import OptionError, SchemaError
 
 __all__ = ["COSTS", "clip", "cost_intervals", "is_marker", "marked_intervals"]

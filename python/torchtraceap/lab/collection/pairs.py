@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.labels import CPU_SPLIT
+from torchtraceap.core import Array
+from torchtraceap.datasets import CPU_SPLIT
 from torchtraceap.errors import TraceError
 from torchtraceap.lab.collection.manifest import PlannedPair
 from torchtraceap.lab.collection.marker_removal import (
@@ -40,9 +40,8 @@ from torchtraceap.lab.collection.marker_removal import (
 from torchtraceap.lab.collection.markers import clip, cost_intervals
 from torchtraceap.lab.generation.faults import Fault
 from torchtraceap.lab.generation.labels import NO_FAULT, window_labels
-from torchtraceap.record.export import as_nccl_records
-from torchtraceap.record.torch_access import import_torch
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.record import as_nccl_records, import_torch
+from torchtraceap.trace import RankTrace
 
 __all__ = ["ACCEPTED_RATIO", "UnfitError", "ids_of", "record_pair"]
 
@@ -192,8 +191,8 @@ def _record(twin: Any, path: Path, *, with_modules: bool) -> None:
 
 def _without_markers(entry: PlannedPair, twin: Any, path: Path, step_ns: int) -> _Recorded:
     """Return the trace without markers, and where they say that it loses time."""
-    from torchtraceap.diagnosis.diagnose import build_diagnosis
-    from torchtraceap.trace.trace import Trace
+    from torchtraceap.diagnosis import build_diagnosis
+    from torchtraceap.trace import Trace
 
     raw = RankTrace(_core.read_trace(str(path), threads=1), None)
     cost = cost_intervals(twin.cost, raw.table, raw.tree)

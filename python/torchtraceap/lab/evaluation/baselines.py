@@ -16,12 +16,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from torchtraceap._core import EventKind
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.intervals import union
-from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
-from torchtraceap.datasets.samples import Sample
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.core import Array, PathLike, union
+from torchtraceap.datasets import Sample, costs_of, labeled_ranks, labeled_runs
+from torchtraceap.trace import RankTrace
 
 __all__ = [
     "Chance",

@@ -19,15 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
-from torchtraceap.explanation.explain import judge_segments
-from torchtraceap.explanation.segments import FLAGGED, NONE
+from torchtraceap.core import Result, dataclass, progress_stage
+from torchtraceap.explanation import FLAGGED, NONE, judge_segments
 from torchtraceap.lab.evaluation.judged_traces import WindowNames, window_names
 
 if TYPE_CHECKING:
-    from torchtraceap.explanation.explain import Judgments
+    from torchtraceap.explanation import Judgments
     from torchtraceap.lab.evaluation.judged_traces import JudgeOf, LabeledTrace
 
 __all__ = ["WAYS", "Grid", "LoopCounts", "Told", "count_loop"]

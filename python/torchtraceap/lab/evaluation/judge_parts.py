@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.explanation.build_pack import common_features
+from torchtraceap.core import load_knowledge, progress_stage
+from torchtraceap.datasets import TYPES
+from torchtraceap.explanation import common_features
 from torchtraceap.lab.evaluation.judged_traces import entry
 from torchtraceap.lab.evaluation.methods import LANGUAGE_MODEL, SCORES
 
 if TYPE_CHECKING:
-    from torchtraceap.explanation.language_model import LanguageModel, Message, Reply
+    from torchtraceap.explanation import LanguageModel, Message, Reply
     from torchtraceap.lab.evaluation.judged_traces import LabeledTrace
-    from torchtraceap.tables.windows import FeatureTable
+    from torchtraceap.tables import FeatureTable
 
 __all__ = ["PARTS", "parts_document", "parts_of"]
 

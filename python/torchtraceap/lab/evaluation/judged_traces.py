@@ -22,13 +22,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.labels import TYPES, costs_of, window_costs, window_labels
-from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
+from torchtraceap.core import progress_stage
+from torchtraceap.datasets import (
+    TYPES,
+    costs_of,
+    labeled_ranks,
+    labeled_runs,
+    window_costs,
+    window_labels,
+)
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.explanation.build_pack import build_pack
-from torchtraceap.explanation.segments import (
+from torchtraceap.explanation import (
     NONE,
+    build_pack,
     find_segments,
     likely_name,
     likely_types,
@@ -37,13 +43,12 @@ from torchtraceap.explanation.segments import (
 )
 from torchtraceap.lab.evaluation.methods import SCORES
 from torchtraceap.lab.evaluation.splits import log_look
-from torchtraceap.trace.trace import Trace
+from torchtraceap.trace import Trace
 
 if TYPE_CHECKING:
-    from torchtraceap.core.aliases import Array, PathLike
-    from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.explanation.explain import Judge
-    from torchtraceap.explanation.segments import Segment
+    from torchtraceap.core import Array, PathLike
+    from torchtraceap.diagnosis import Diagnosis
+    from torchtraceap.explanation import Judge, Segment
 
 __all__ = [
     "JudgeOf",

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.samples import Sample
+from torchtraceap.core import Array
+from torchtraceap.datasets import Sample
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.evaluation.baselines import (
     Forest,

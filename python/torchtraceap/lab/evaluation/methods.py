@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.stored import read_json
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
-from torchtraceap.datasets.samples import Sample
+from torchtraceap.core import Array, PathLike, read_json
+from torchtraceap.datasets import TYPES, Sample, labeled_ranks, labeled_runs
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError, TraceError
 from torchtraceap.lab.evaluation.baselines import (
     Chance,
@@ -33,8 +30,7 @@ from torchtraceap.lab.evaluation.learned_baselines import (
     SelfTrainedTrees,
     SupervisedTrees,
 )
-from torchtraceap.trace.ranks import RankTrace
-from torchtraceap.trace.trace import Trace
+from torchtraceap.trace import RankTrace, Trace
 
 __all__ = [
     "ABLATIONS",

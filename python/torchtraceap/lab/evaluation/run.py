@@ -13,11 +13,9 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.diagnosis.scoring import SCORERS, Scorer, load_scorer
+from torchtraceap.core import Array, PathLike, progress_stage
+from torchtraceap.datasets import TYPES, Sample, load_samples
+from torchtraceap.diagnosis import SCORERS, Scorer, load_scorer
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, TraceError
 from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, largest_in, load_events
 from torchtraceap.lab.evaluation.methods import (

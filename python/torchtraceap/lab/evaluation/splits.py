@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from torchtraceap._version import __version__
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.writing import write_text
-from torchtraceap.datasets.samples import Sample
+from torchtraceap.core import PathLike, write_text
+from torchtraceap.datasets import Sample
 from torchtraceap.errors import OptionError, SchemaError
 
 __all__ = ["LOOKS", "TEST_SPLITS", "check_splits", "log_look"]

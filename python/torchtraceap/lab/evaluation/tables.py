@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.writing import naming, write_text
-from torchtraceap.datasets.labels import TYPES
+from torchtraceap.core import PathLike, naming, write_text
+from torchtraceap.datasets import TYPES
 from torchtraceap.lab.building.describe import bars
 from torchtraceap.lab.evaluation.methods import ABLATIONS
 from torchtraceap.lab.evaluation.metrics import Interval, paired_difference

@@ -19,17 +19,13 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass, Phase
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.table import ColumnTable
-from torchtraceap.datasets.labels import SEEN_TASKS
+from torchtraceap.core import Array, ColumnTable
+from torchtraceap.datasets import SEEN_TASKS
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.program import Program
-from torchtraceap.simulation.edited_trace import event_text
-from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.detection import present_findings
-from torchtraceap.tables.gpu.recorded_device import recorded_device
-from torchtraceap.trace.load import load
-from torchtraceap.trace.ranks import Ranks, RankTrace
+from torchtraceap.simulation import SimulatedRun, event_text
+from torchtraceap.tables import present_findings, recorded_device
+from torchtraceap.trace import Ranks, RankTrace, load
 
 __all__ = ["Base", "Bases", "RecordedBases"]
 

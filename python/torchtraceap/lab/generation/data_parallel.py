@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from torchtraceap._core import Phase
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.generation.program import Places, Program
 from torchtraceap.lab.generation.scene import Block, Scene
 from torchtraceap.lab.prediction.timeline.profilers import collective_kernel
-from torchtraceap.ops.durations import UnknownDurationError
-from torchtraceap.ops.durations.collectives import estimate_collective
+from torchtraceap.ops import UnknownDurationError, estimate_collective
 
 __all__ = ["DataParallel", "can_spread", "draw_data_parallel"]
 

@@ -27,15 +27,14 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.intervals import union
-from torchtraceap.datasets.labels import TYPES
+from torchtraceap.core import Array, union
+from torchtraceap.datasets import TYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.event_faults import FILLS, LATENCY_US, Block, Interval
 from torchtraceap.lab.generation.faults import EVENT_FAULTS, Fault
 from torchtraceap.lab.generation.labels import NO_FAULT
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace import RankTrace
 
 __all__ = ["Recording", "blend", "inject", "injected_traces"]
 

@@ -30,16 +30,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.writing import claim_folder, write_paths, write_text
-from torchtraceap.datasets.labels import LABELS, TASKS, TYPES
+from torchtraceap.core import PathLike, claim_folder, progress_stage, write_paths, write_text
+from torchtraceap.datasets import LABELS, TASKS, TYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base, Bases, RecordedBases
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES, GraphFault
 from torchtraceap.lab.generation.labels import NO_FAULT, window_labels
 from torchtraceap.lab.generation.pairs import Pair, Side, draw_pair
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace import RankTrace
 
 __all__ = ["LABELS", "TYPES", "generate", "in_processes", "labeled_traces"]
 

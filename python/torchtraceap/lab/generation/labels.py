@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.intervals import covered_ns
-from torchtraceap.datasets.labels import GRIDS, POSITIVE
-from torchtraceap.tables.windows import build_windows
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.core import Array, covered_ns
+from torchtraceap.datasets import GRIDS, POSITIVE
+from torchtraceap.tables import build_windows
+from torchtraceap.trace import RankTrace
 
 if TYPE_CHECKING:
     from torchtraceap.lab.generation.scene import Outcome

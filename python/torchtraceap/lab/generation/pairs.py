@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtraceap._core import EventKind
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.data_parallel import (
@@ -38,8 +38,8 @@ from torchtraceap.lab.generation.labels import lost_intervals
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.recorder import Clock, record_scene
 from torchtraceap.lab.generation.scene import Block, Injection, NoPlaceError, Outcome, Scene
-from torchtraceap.tables.steps.iterations import iterations_of
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.tables import iterations_of
+from torchtraceap.trace import RankTrace
 
 __all__ = ["Pair", "Side", "draw_pair"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchtraceap.datasets.labels import TASKS
+from torchtraceap.datasets import TASKS
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.prediction.predictor import lower_steps
@@ -28,9 +28,9 @@ from torchtraceap.lab.prediction.timeline import (
 )
 from torchtraceap.lab.prediction.timeline.profilers import PROFILERS, Profiler, rewrite_for_profiler
 from torchtraceap.lab.workloads.suite.networks import NETWORKS
-from torchtraceap.ops.devices import device_named
-from torchtraceap.tables.detection import present_findings
-from torchtraceap.trace.ranks import Ranks, RankTrace
+from torchtraceap.ops import device_named
+from torchtraceap.tables import present_findings
+from torchtraceap.trace import Ranks, RankTrace
 
 __all__ = ["Drawn", "PredictedBases", "draw_workload"]
 

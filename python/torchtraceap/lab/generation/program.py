@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 
 from torchtraceap._core import EventKind, GpuClass, Phase
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.prediction.timeline.profilers import Profiler, detect_profiler
-from torchtraceap.simulation.edits.view import views
-from torchtraceap.simulation.run import SimulatedRun
+from torchtraceap.simulation import SimulatedRun, views
 
 __all__ = ["Places", "Program", "host_noise"]
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import EventKind
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.scene import NewEvent, Outcome, Scene
 from torchtraceap.lab.prediction.timeline.profilers import distributed_info
-from torchtraceap.simulation.edited_trace import event_text
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.simulation import event_text
+from torchtraceap.trace import RankTrace
 
 __all__ = ["Clock", "as_rank", "record_scene"]
 

@@ -27,10 +27,10 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import Phase
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.generation.program import Places, Program, host_noise
 from torchtraceap.lab.prediction.timeline.schedule import RETURN_NS
-from torchtraceap.simulation.graph_builder import MEETING, Built, GraphBuilder
+from torchtraceap.simulation import MEETING, Built, GraphBuilder
 
 __all__ = ["Block", "Injection", "NewEvent", "NoPlaceError", "Outcome", "Scene"]
 

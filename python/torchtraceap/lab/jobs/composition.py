@@ -43,8 +43,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.records import dataclass
+from torchtraceap.core import Array, dataclass
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
 from torchtraceap.lab.jobs.terms import (
@@ -55,7 +54,7 @@ from torchtraceap.lab.jobs.terms import (
     Terms,
     step_parts,
 )
-from torchtraceap.ops.devices import Device
+from torchtraceap.ops import Device
 
 __all__ = [
     "CalibratedJobs",

@@ -8,12 +8,9 @@ from functools import cache, partial
 from math import inf
 from typing import Any
 
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Renderable
+from torchtraceap.core import Renderable, dataclass
 from torchtraceap.errors import OptionError
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations.collectives import estimate_collective
-from torchtraceap.ops.durations.estimate import UnknownDurationError, resolve_device
+from torchtraceap.ops import Device, UnknownDurationError, estimate_collective, resolve_device
 
 __all__ = ["RECOMPUTE", "SHARDED", "Cluster", "Machine", "TrainingJob", "Transformer"]
 

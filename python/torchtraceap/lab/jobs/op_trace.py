@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.columns import TextCodes
-from torchtraceap.core.records import dataclass
+from torchtraceap.core import Array, PathLike, TextCodes, dataclass
 from torchtraceap.errors import MissingDependencyError, MissingFileError, ParseError
 
 if TYPE_CHECKING:

@@ -13,9 +13,15 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.formatting import format_bytes, format_ns, format_percent, one_line
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Renderable, add_renderer
+from torchtraceap.core import (
+    Renderable,
+    add_renderer,
+    dataclass,
+    format_bytes,
+    format_ns,
+    format_percent,
+    one_line,
+)
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs.composition import CalibratedJobs, PublishedJobs, published_jobs
 from torchtraceap.lab.jobs.jobs import (
@@ -28,11 +34,10 @@ from torchtraceap.lab.jobs.jobs import (
     check_size,
 )
 from torchtraceap.lab.jobs.terms import JobMemory, job_memory
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations.estimate import UnknownDurationError, resolve_device
+from torchtraceap.ops import Device, UnknownDurationError, resolve_device
 
 if TYPE_CHECKING:
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
 __all__ = [
     "Parallelism",
@@ -365,7 +370,7 @@ def parallelism_tables(document: Mapping[str, Any], *, limit: int = _MAX_ROWS) -
         document: `torchtraceap.parallelism/1`.
         limit: The largest number of strategies.
     """
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
     strategies = document["strategies"]
     head = (

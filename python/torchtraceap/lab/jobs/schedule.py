@@ -32,7 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.errors import ParseError, SchemaError
 from torchtraceap.lab.jobs.op_trace import OperatorTrace
 

@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.columns import encode_texts
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.table import ColumnTable
+from torchtraceap.core import Array, ColumnTable, PathLike, dataclass, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs.op_trace import OperatorTrace, read_operator_trace
 from torchtraceap.lab.jobs.schedule import COMMUNICATION, Schedule, build_schedule
-from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables import Groups
 
 __all__ = ["StragglerReport", "ideal_work", "what_if_stragglers"]
 

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.rendering import Renderable
+from torchtraceap.core import Array, Renderable, dataclass
 from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
 
 __all__ = [

@@ -7,21 +7,20 @@ written as events (timeline/); and returned as a `Prediction` (predictor.py).
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchtraceap.core import lazy_exports
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.lowering.loop import Loading
-    from torchtraceap.lab.prediction.predictor import predict
-    from torchtraceap.lab.prediction.result import Prediction
-
-__all__ = ["Loading", "Prediction", "predict"]
-
-_MODULES = {"Loading": "lowering.loop", "Prediction": "result", "predict": "predictor"}
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    from torchtraceap.lab.prediction.lowering.loop import Loading as Loading
+    from torchtraceap.lab.prediction.predictor import predict as predict
+    from torchtraceap.lab.prediction.result import Prediction as Prediction
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".lowering.loop": ("Loading",),
+            ".predictor": ("predict",),
+            ".result": ("Prediction",),
+        },
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchtraceap.core.results import Result
+from torchtraceap.core import Result
 from torchtraceap.lab.prediction.capture.calls import (
     Capture,
     Phase,

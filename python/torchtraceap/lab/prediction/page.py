@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core import formatting
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.formatting import format_bytes, format_ns
-from torchtraceap.core.results import GPU_PARTS
-from torchtraceap.core.writing import check_target, write_text
+from torchtraceap.core import (
+    GPU_PARTS,
+    Array,
+    check_target,
+    format_bytes,
+    format_ns,
+    one_line,
+    write_text,
+)
 from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
-from torchtraceap.report.document import compressed_json, render_document, table_data
-from torchtraceap.report.view import Segment
+from torchtraceap.report import Segment, compressed_json, render_document, table_data
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.result import Prediction
-    from torchtraceap.trace.ranks import RankTrace
+    from torchtraceap.trace import RankTrace
 
 __all__ = ["render_predictions", "write_prediction_page"]
 
@@ -74,7 +77,7 @@ def render_predictions(found: Sequence[Prediction]) -> str:
     ordered = sorted(found, key=lambda each: each.step.predicted_ns)
     best = ordered[0]
     first = "The fastest step takes" if len(ordered) > 1 else "A step takes"
-    device = formatting.one_line(best.device, 60)
+    device = one_line(best.device, 60)
     low, high = format_ns(best.step.low_ns), format_ns(best.step.high_ns)
     labels = []
     for each in ordered:
@@ -83,9 +86,9 @@ def render_predictions(found: Sequence[Prediction]) -> str:
             parts.append(f"{each.world_size} GPUs, {each.strategy or 'ddp'}")
         if each.dtype:
             parts.append(each.dtype)
-        labels.append(formatting.one_line(" · ".join(parts), 160))
+        labels.append(one_line(" · ".join(parts), 160))
     notes = [
-        formatting.one_line(note, 600)
+        one_line(note, 600)
         for note in dict.fromkeys(note for each in ordered for note in each.notes)
     ]
     views = [

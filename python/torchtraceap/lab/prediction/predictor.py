@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap._version import __version__
-from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.results import PredictedTime, Timeline
+from torchtraceap.core import PredictedTime, Timeline, format_ns
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.capture.profile import capture_profile
@@ -39,12 +38,9 @@ from torchtraceap.lab.prediction.timeline import (
     with_steady_loader,
 )
 from torchtraceap.lab.prediction.variation import add_slowest_ranks, step_interval
-from torchtraceap.ops.devices import Device, device_named, find_device
-from torchtraceap.ops.durations.calibration import KindTimes, fit_calibration
-from torchtraceap.tables.steps.iterations import step_time
-from torchtraceap.trace.load import load
-from torchtraceap.trace.ranks import RankTrace
-from torchtraceap.trace.trace import Trace
+from torchtraceap.ops import Device, KindTimes, device_named, find_device, fit_calibration
+from torchtraceap.tables import step_time
+from torchtraceap.trace import RankTrace, Trace, load
 
 if TYPE_CHECKING:
     import torch

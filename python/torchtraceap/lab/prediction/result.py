@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.columns import Column
-from torchtraceap.core.rendering import add_renderer, lazy_renderer
-from torchtraceap.core.results import Json, PredictedTime, Result, Timeline
-from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.writing import replacing, write_paths
+from torchtraceap.core import (
+    Column,
+    ColumnTable,
+    Json,
+    PathLike,
+    PredictedTime,
+    Result,
+    Timeline,
+    add_renderer,
+    lazy_renderer,
+    replacing,
+    write_paths,
+)
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.memory import MemoryNeed
-from torchtraceap.trace.files import looks_like_trace_name
+from torchtraceap.trace import looks_like_trace_name
 
 if TYPE_CHECKING:
-    from torchtraceap.diagnosis.result import Diagnosis
-    from torchtraceap.trace.trace import Trace
+    from torchtraceap.diagnosis import Diagnosis
+    from torchtraceap.trace import Trace
 
 __all__ = ["OpShare", "Prediction", "UnknownOp"]
 

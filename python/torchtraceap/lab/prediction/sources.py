@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.dtypes import parse_dtype
+from torchtraceap.core import parse_dtype
 from torchtraceap.errors import MissingDependencyError, OptionError, TraceError
 from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError
 from torchtraceap.lab.workloads.workload import Workload, check_workload, find_workload
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.lab.prediction.parallel.placement import Plan
-    from torchtraceap.ops.devices import Device
+    from torchtraceap.ops import Device
 
 __all__ = ["CapturedStep", "captured_step"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchtraceap.core.formatting import (
+from torchtraceap.core import (
     format_bytes,
     format_count,
     format_ns,
@@ -13,7 +13,7 @@ from torchtraceap.core.formatting import (
     format_percent,
     one_line,
 )
-from torchtraceap.report.tables import TextTable
+from torchtraceap.report import TextTable
 
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.result import Prediction

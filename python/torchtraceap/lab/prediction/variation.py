@@ -24,7 +24,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.prediction.lowering.host import TAIL
 from torchtraceap.lab.prediction.lowering.step import LoweredStep
 from torchtraceap.lab.prediction.timeline import schedule_steps

@@ -27,7 +27,7 @@ from torchtraceap.lab.sharding.tables import (
     is_number,
     is_whole_number,
 )
-from torchtraceap.ops.durations import EmbeddingTable
+from torchtraceap.ops import EmbeddingTable
 
 __all__ = ["SHARDERS", "choose_sharding"]
 

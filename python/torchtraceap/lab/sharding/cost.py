@@ -31,9 +31,13 @@ import numpy.typing as npt
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.sharding.result import Candidate, Part, RankLoad
 from torchtraceap.lab.sharding.tables import Cluster, Table
-from torchtraceap.ops.durations import EmbeddingTable, UnknownDurationError
-from torchtraceap.ops.durations.collectives import estimate_collectives
-from torchtraceap.ops.durations.embedding import START_NS, estimate_embedding_bags
+from torchtraceap.ops import (
+    START_NS,
+    EmbeddingTable,
+    UnknownDurationError,
+    estimate_collectives,
+    estimate_embedding_bags,
+)
 
 __all__ = ["OPTIMIZERS", "Costs", "Lookups"]
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.formatting import format_bytes, format_count, format_ns, one_line
-from torchtraceap.core.rendering import Renderable, add_renderer
+from torchtraceap.core import (
+    Renderable,
+    add_renderer,
+    format_bytes,
+    format_count,
+    format_ns,
+    one_line,
+)
 
 if TYPE_CHECKING:
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
 __all__ = ["SCHEMA", "Candidate", "Part", "RankLoad", "Sharding", "sharding_tables"]
 
@@ -93,8 +99,7 @@ class Sharding(Renderable):
 
 def sharding_tables(found: Sharding) -> list[TextTable]:
     """Return the ranking and the contents of each rank in the best assignment."""
-    from torchtraceap.report.result_tables import MAX_ROWS, MAX_TEXT
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import MAX_ROWS, MAX_TEXT, TextTable
 
     head = ("sharder", "step", "10 %", "90 %", "slowest lookups", "exchanges")
     rows = [

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.stored import parse_value, read_stored
+from torchtraceap.core import parse_value, read_stored
 from torchtraceap.errors import OptionError
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import (
+from torchtraceap.ops import (
+    Device,
     EmbeddingTable,
     ReuseHistogram,
     UnknownDurationError,
     dtype_label,
+    element_bytes,
+    resolve_device,
 )
-from torchtraceap.ops.durations.estimate import element_bytes, resolve_device
 
 __all__ = ["Cluster", "Table", "as_cluster", "as_tables", "read_tables"]
 

@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.writing import naming
+from torchtraceap.core import PathLike, naming
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.training.settings import Trained, read_toml
 

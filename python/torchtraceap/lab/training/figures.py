@@ -18,8 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.writing import replacing_stream, write_text
+from torchtraceap.core import Array, replacing_stream, write_text
 
 __all__ = [
     "auc",

@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.diagnosis.scoring.fused import (
+from torchtraceap.core import Array, PathLike, progress_stage
+from torchtraceap.datasets import TYPES, Sample, load_samples
+from torchtraceap.diagnosis import (
     INPUTS,
     TREES_ALONE,
     FusedScorer,
+    StructuralScorer,
+    WindowFigures,
     inputs,
+    read_weights,
     type_inputs,
     type_shares,
+    write_weights,
 )
-from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures
-from torchtraceap.diagnosis.scoring.weight_files import read_weights, write_weights
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training import structural
 from torchtraceap.lab.training.figures import (

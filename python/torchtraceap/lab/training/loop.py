@@ -19,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.writing import replacing
-from torchtraceap.datasets.samples import Sample
+from torchtraceap.core import Array, PathLike, progress_stage, replacing
+from torchtraceap.datasets import Sample
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.training.figures import window_figures, write_logs
 from torchtraceap.lab.training.processes import Processes, join_processes

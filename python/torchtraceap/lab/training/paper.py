@@ -20,18 +20,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.writing import replacing
-from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.diagnosis.scoring.paper import (
+from torchtraceap.core import Array, PathLike, replacing
+from torchtraceap.datasets import Sample, load_samples
+from torchtraceap.diagnosis import (
     CELLS,
     UNKNOWN_PLATFORM,
     PaperConfig,
+    TextEncoder,
     TraceTokens,
     join_traces,
+    squash,
+    text_encoder,
 )
-from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder, text_encoder
-from torchtraceap.diagnosis.scoring.v2 import squash
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.loop import Fitted, PairLearner, fit_and_save, step_seed
 from torchtraceap.lab.training.paper_net import PaperNet, batch_of

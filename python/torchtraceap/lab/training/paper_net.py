@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from torchtraceap.diagnosis.scoring.paper import PaperConfig, PaperInputs, Weights
+from torchtraceap.diagnosis import PaperConfig, PaperInputs, Weights
 
 __all__ = ["PaperBatch", "PaperNet", "PaperOutput", "batch_of"]
 

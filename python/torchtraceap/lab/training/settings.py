@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from torchtraceap.core import stored
-from torchtraceap.core.aliases import PathLike
+from torchtraceap.core import PathLike, stored
 from torchtraceap.errors import OptionError
 
 __all__ = ["LoopSettings", "Trained", "read_toml", "take"]

@@ -22,16 +22,20 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.ensemble import IsolationForest
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.diagnosis.scoring.structural import StructuralScorer, WindowFigures, Z, columns_of
-from torchtraceap.diagnosis.scoring.weight_files import read_weights, write_weights
+from torchtraceap.core import Array, PathLike, progress_stage
+from torchtraceap.datasets import TYPES, Sample, load_samples
+from torchtraceap.diagnosis import (
+    StructuralScorer,
+    WindowFigures,
+    Z,
+    columns_of,
+    read_weights,
+    write_weights,
+)
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import clear_windows, platt, window_figures
 from torchtraceap.lab.training.settings import Trained, take
-from torchtraceap.tables.windows import feature_names
+from torchtraceap.tables import feature_names
 
 __all__ = ["BoosterView", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
 

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.datasets.labels import TYPES
-from torchtraceap.datasets.samples import Sample, load_samples
-from torchtraceap.diagnosis.scoring.v2 import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, TokenView
-from torchtraceap.diagnosis.scoring.weight_files import write_weights
+from torchtraceap.core import Array, PathLike
+from torchtraceap.datasets import TYPES, Sample, load_samples
+from torchtraceap.diagnosis import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, TokenView, write_weights
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import clear_windows, platt
 from torchtraceap.lab.training.loop import Fitted, PairLearner, fit_and_save, step_seed
@@ -46,7 +44,7 @@ from torchtraceap.lab.training.weak_labels import (
     ranks,
     twin_distances,
 )
-from torchtraceap.tables.windows import feature_names
+from torchtraceap.tables import feature_names
 
 __all__ = ["V2Learner", "V2Settings", "train"]
 

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.datasets.labels import TYPES, window_labels
-from torchtraceap.datasets.samples import Sample
-from torchtraceap.diagnosis.scoring.v2 import TokenInputs, TokenView, squash, token_inputs
+from torchtraceap.core import Array
+from torchtraceap.datasets import TYPES, Sample, window_labels
+from torchtraceap.diagnosis import TokenInputs, TokenView, squash, token_inputs
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.v2_net import TokenBatch
 from torchtraceap.lab.training.weak_labels import LostTime

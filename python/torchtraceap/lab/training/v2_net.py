@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from torchtraceap.diagnosis.scoring.v2 import TokenColumns
+from torchtraceap.diagnosis import TokenColumns
 
 __all__ = ["GRIDS", "Scores", "TokenBatch", "V2Net", "V2Shape"]
 

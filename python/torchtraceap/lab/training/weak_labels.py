@@ -18,14 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtraceap._core import GpuClass
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.intervals import union
-from torchtraceap.core.order import median
-from torchtraceap.datasets.labels import costs_of
-from torchtraceap.datasets.reader import labeled_ranks, labeled_runs
+from torchtraceap.core import Array, PathLike, median, union
+from torchtraceap.datasets import costs_of, labeled_ranks, labeled_runs
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.ops.kernel_names import canonical_name
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.ops import canonical_name
+from torchtraceap.trace import RankTrace
 
 __all__ = [
     "Kernels",

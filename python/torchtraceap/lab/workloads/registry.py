@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.records import dataclass
+from torchtraceap.core import dataclass
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.workloads.declaration import workload_declaration
 

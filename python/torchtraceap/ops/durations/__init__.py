@@ -18,88 +18,55 @@ Names are imported on first use because a caller such as a simulation edit needs
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from torchtraceap.core.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from torchtraceap.ops.durations.calibration import Calibration, ClassRatio, calibrate
-    from torchtraceap.ops.durations.collectives import collective_kind
-    from torchtraceap.ops.durations.embedding import EmbeddingTable, ReuseHistogram
-    from torchtraceap.ops.durations.estimate import Estimate, Estimates, UnknownDurationError
-    from torchtraceap.ops.durations.families import estimate_works
-    from torchtraceap.ops.durations.inputs import dtype_label
-    from torchtraceap.ops.durations.questions import (
-        attention_ns,
-        collective_ns,
-        copy_ns,
-        elementwise_ns,
-        embedding_bag_ns,
-        gemm_ns,
-        layer_norm_ns,
-        op_ns,
-        softmax_ns,
+    from torchtraceap.ops.durations.calibration import Calibration as Calibration
+    from torchtraceap.ops.durations.calibration import ClassRatio as ClassRatio
+    from torchtraceap.ops.durations.calibration import calibrate as calibrate
+    from torchtraceap.ops.durations.collectives import collective_kind as collective_kind
+    from torchtraceap.ops.durations.embedding import EmbeddingTable as EmbeddingTable
+    from torchtraceap.ops.durations.embedding import ReuseHistogram as ReuseHistogram
+    from torchtraceap.ops.durations.estimate import Estimate as Estimate
+    from torchtraceap.ops.durations.estimate import Estimates as Estimates
+    from torchtraceap.ops.durations.estimate import UnknownDurationError as UnknownDurationError
+    from torchtraceap.ops.durations.families import estimate_works as estimate_works
+    from torchtraceap.ops.durations.inputs import dtype_label as dtype_label
+    from torchtraceap.ops.durations.questions import attention_ns as attention_ns
+    from torchtraceap.ops.durations.questions import collective_ns as collective_ns
+    from torchtraceap.ops.durations.questions import copy_ns as copy_ns
+    from torchtraceap.ops.durations.questions import elementwise_ns as elementwise_ns
+    from torchtraceap.ops.durations.questions import embedding_bag_ns as embedding_bag_ns
+    from torchtraceap.ops.durations.questions import gemm_ns as gemm_ns
+    from torchtraceap.ops.durations.questions import layer_norm_ns as layer_norm_ns
+    from torchtraceap.ops.durations.questions import op_ns as op_ns
+    from torchtraceap.ops.durations.questions import softmax_ns as softmax_ns
+    from torchtraceap.ops.durations.scaling import Ratio as Ratio
+    from torchtraceap.ops.durations.scaling import estimate_ratio as estimate_ratio
+    from torchtraceap.ops.durations.scaling import ratio as ratio
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".calibration": ("Calibration", "ClassRatio", "calibrate"),
+            ".collectives": ("collective_kind",),
+            ".embedding": ("EmbeddingTable", "ReuseHistogram"),
+            ".estimate": ("Estimate", "Estimates", "UnknownDurationError"),
+            ".families": ("estimate_works",),
+            ".inputs": ("dtype_label",),
+            ".questions": (
+                "attention_ns",
+                "collective_ns",
+                "copy_ns",
+                "elementwise_ns",
+                "embedding_bag_ns",
+                "gemm_ns",
+                "layer_norm_ns",
+                "op_ns",
+                "softmax_ns",
+            ),
+            ".scaling": ("Ratio", "estimate_ratio", "ratio"),
+        },
     )
-    from torchtraceap.ops.durations.scaling import Ratio, estimate_ratio, ratio
-
-_MODULES = {
-    "Calibration": "calibration",
-    "ClassRatio": "calibration",
-    "EmbeddingTable": "embedding",
-    "Estimate": "estimate",
-    "Estimates": "estimate",
-    "Ratio": "scaling",
-    "ReuseHistogram": "embedding",
-    "UnknownDurationError": "estimate",
-    "attention_ns": "questions",
-    "calibrate": "calibration",
-    "collective_kind": "collectives",
-    "collective_ns": "questions",
-    "copy_ns": "questions",
-    "dtype_label": "inputs",
-    "elementwise_ns": "questions",
-    "embedding_bag_ns": "questions",
-    "estimate_ratio": "scaling",
-    "estimate_works": "families",
-    "gemm_ns": "questions",
-    "layer_norm_ns": "questions",
-    "op_ns": "questions",
-    "ratio": "scaling",
-    "softmax_ns": "questions",
-}
-
-__all__ = [
-    "Calibration",
-    "ClassRatio",
-    "EmbeddingTable",
-    "Estimate",
-    "Estimates",
-    "Ratio",
-    "ReuseHistogram",
-    "UnknownDurationError",
-    "attention_ns",
-    "calibrate",
-    "collective_kind",
-    "collective_ns",
-    "copy_ns",
-    "dtype_label",
-    "elementwise_ns",
-    "embedding_bag_ns",
-    "estimate_ratio",
-    "estimate_works",
-    "gemm_ns",
-    "layer_norm_ns",
-    "op_ns",
-    "ratio",
-    "softmax_ns",
-]
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -18,11 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.formatting import pluralize
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Array, Result, dataclass, pluralize, progress_stage
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.sides import (
     ProgramSide,
@@ -41,7 +37,7 @@ from torchtraceap.lab.bench.statistics.sequential import (
     decide_many,
     log_ratios,
 )
-from torchtraceap.tables.steps.pieces import NORMAL_MAD
+from torchtraceap.tables import NORMAL_MAD
 
 __all__ = [
     "PLANTED",

@@ -15,11 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.formatting import pluralize
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Array, Result, dataclass, pluralize, progress_stage
 from torchtraceap.errors import TraceError
 from torchtraceap.lab.bench.comparison.pairs import Pair, Pairs
 from torchtraceap.lab.bench.comparison.sides import ProgramSide, Side
@@ -357,10 +353,10 @@ def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evide
     if before is None or after is None:
         sides = " and ".join(missing)
         return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
-    from torchtraceap.contracts.measures import counts
+    from torchtraceap.contracts import counts
     from torchtraceap.lab.bench.causes import causes
-    from torchtraceap.tables.quality import quality_of_both
-    from torchtraceap.trace.load import load
+    from torchtraceap.tables import quality_of_both
+    from torchtraceap.trace import load
 
     try:
         traces = load(before), load(after)

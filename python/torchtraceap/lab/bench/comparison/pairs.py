@@ -21,12 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
-from torchtraceap.core.stored import check_fields, read_json_lines
-from torchtraceap.core.writing import naming, write_text
+from torchtraceap.core import (
+    Array,
+    Result,
+    check_fields,
+    dataclass,
+    naming,
+    progress_stage,
+    read_json_lines,
+    write_text,
+)
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.bench.comparison.sides import (
     ProgramSide,

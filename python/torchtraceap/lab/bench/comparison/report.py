@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchtraceap.core.formatting import format_ns, pluralize
+from torchtraceap.core import format_ns, pluralize
 from torchtraceap.lab.bench.comparison.calibrate import Calibration
 from torchtraceap.lab.bench.comparison.compare import Comparison, CountChange, Evidence
 from torchtraceap.lab.bench.comparison.suites import Comparisons
-from torchtraceap.report.tables import TextTable
+from torchtraceap.report import TextTable
 
 __all__ = [
     "calibration_tables",

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.processes.programs import (
     ProgramError,

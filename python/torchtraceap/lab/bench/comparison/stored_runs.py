@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.compare import (
     Comparison,

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
-from torchtraceap.core.stored import read_toml
+from torchtraceap.core import Result, dataclass, read_toml
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.comparison.compare import (
     Comparison,

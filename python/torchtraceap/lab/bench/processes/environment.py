@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtraceap._version import __version__
-from torchtraceap.core.aliases import PathLike
+from torchtraceap.core import PathLike
 
 __all__ = ["MOMENTARY", "content_hash", "environment_hash", "fingerprint"]
 

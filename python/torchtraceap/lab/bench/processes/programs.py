@@ -22,13 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import IO, Any
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.stored import read_json
-from torchtraceap.core.writing import replacing_stream
+from torchtraceap.core import PathLike, dataclass, read_json, replacing_stream
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.measured import FREE, STARTED, STEPS, STEPS_SCHEMA, TRACE, TURNS
-from torchtraceap.record.export import copy_without_private_data
+from torchtraceap.record import copy_without_private_data
 
 __all__ = [
     "ProgramError",

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.bench.measured import DONE, GO, PROCESSOR, SIDE, TURNS
 from torchtraceap.lab.bench.processes.programs import ProgramError, ProgramRun
 

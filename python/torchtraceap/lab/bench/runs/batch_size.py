@@ -23,9 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Result, dataclass, progress_stage
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.runs.child import Spec
 from torchtraceap.lab.bench.runs.config import Protocol, WorkloadConfig

@@ -25,28 +25,29 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap._version import __version__
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.columns import encode_json, encode_texts
-from torchtraceap.core.formatting import (
+from torchtraceap.core import (
+    Array,
+    ColumnTable,
+    PathLike,
+    Result,
+    dataclass,
+    encode_json,
+    encode_texts,
     format_ns,
     format_part,
     format_share,
     one_line,
+    progress_stage,
     replace_controls,
+    write_text,
 )
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
-from torchtraceap.core.table import ColumnTable
-from torchtraceap.core.writing import write_text
-from torchtraceap.diagnosis.verdict import COMPUTATION, computes_on, parts_over_time
+from torchtraceap.diagnosis import COMPUTATION, computes_on, parts_over_time
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.runs.run_store import StoredRun
 from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.workloads.registry import workloads
-from torchtraceap.tables.steps.iterations import counted_spans
-from torchtraceap.trace.load import load
-from torchtraceap.trace.ranks import Ranks
+from torchtraceap.tables import counted_spans
+from torchtraceap.trace import Ranks, load
 
 __all__ = ["GROUPS", "Breakdown", "RunBreakdown", "break_down", "break_down_runs",
            "breakdown_page", "breakdown_table", "mean_interval", "task_table",

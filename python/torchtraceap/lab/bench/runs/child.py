@@ -19,8 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.writing import write_text
+from torchtraceap.core import dataclass, write_text
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.bench.measured import (
     STARTED,

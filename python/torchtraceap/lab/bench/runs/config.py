@@ -11,9 +11,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.stored import read_toml
+from torchtraceap.core import PathLike, dataclass, read_toml
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.processes.environment import content_hash
 from torchtraceap.lab.workloads.registry import SIZES, workloads

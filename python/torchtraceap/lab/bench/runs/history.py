@@ -22,15 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Array, PathLike, Result, dataclass, format_ns
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.bench.processes.environment import MOMENTARY
 from torchtraceap.lab.bench.runs.run_store import Store, StoredRun
 from torchtraceap.lab.bench.statistics.rank_tests import rank_sum_p, shift, shift_interval
-from torchtraceap.tables.steps.pieces import NORMAL_MAD
+from torchtraceap.tables import NORMAL_MAD
 
 __all__ = [
     "History",

@@ -26,9 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import Result
+from torchtraceap.core import Result, dataclass, progress_stage
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.measured import FREE, STEPS, TRACE
 from torchtraceap.lab.bench.processes.environment import environment_hash, fingerprint
@@ -239,9 +237,9 @@ def _with_trace(
 ) -> MeasuredRun:
     """Return a run with the trace of one more process, its counts and diagnosis, and with FLOPs; if
     that process fails, with a note."""
-    from torchtraceap.contracts.measures.measurement import counts
-    from torchtraceap.diagnosis.diagnose import build_diagnosis
-    from torchtraceap.trace.load import load
+    from torchtraceap.contracts import counts
+    from torchtraceap.diagnosis import build_diagnosis
+    from torchtraceap.trace import load
 
     target, result = folder / "trace.json.gz", folder / "flops.json"
     spec = _spec(asked, protocol, flops=True, result=str(result))

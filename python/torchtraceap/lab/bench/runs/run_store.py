@@ -22,10 +22,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.records import dataclass
-from torchtraceap.core.stored import check_fields, read_json
-from torchtraceap.core.writing import naming, replacing_stream, write_text
+from torchtraceap.core import (
+    Array,
+    PathLike,
+    check_fields,
+    dataclass,
+    naming,
+    read_json,
+    replacing_stream,
+    write_text,
+)
 from torchtraceap.errors import MissingDependencyError, OptionError, SchemaError, TraceError
 from torchtraceap.lab.bench.processes.environment import content_hash, environment_hash
 

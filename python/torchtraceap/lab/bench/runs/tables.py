@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.columns import encode_texts
-from torchtraceap.core.table import ColumnTable
+from torchtraceap.core import ColumnTable, encode_texts
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.processes.environment import content_hash
 from torchtraceap.lab.bench.runs.run_store import StoredRun

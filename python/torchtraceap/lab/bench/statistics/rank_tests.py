@@ -22,7 +22,7 @@ from math import comb
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 
 __all__ = [
     "interval",

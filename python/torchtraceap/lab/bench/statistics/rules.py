@@ -20,8 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.records import dataclass
+from torchtraceap.core import Array, dataclass
 from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.bench.statistics.rank_tests import least_rank_sum_p, rank_sum_p
 

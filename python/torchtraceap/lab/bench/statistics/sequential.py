@@ -36,8 +36,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.records import dataclass
+from torchtraceap.core import Array, dataclass
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.bench.statistics.rank_tests import interval, p_values, walsh_averages

@@ -3,7 +3,7 @@ actions."""
 
 from __future__ import annotations
 
-from torchtraceap.cli.parser import Command, command_of_actions
+from torchtraceap.cli import Command, command_of_actions
 from torchtraceap.lab.cli import ENTRIES
 from torchtraceap.lab.cli.bench.compare import COMPARE_ACTIONS
 from torchtraceap.lab.cli.bench.history import TRACK_ACTIONS

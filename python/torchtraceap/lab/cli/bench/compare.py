@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchtraceap.cli.output import note, print_tables, print_text
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINDINGS,
     FINE,
     Command,
@@ -22,6 +21,9 @@ from torchtraceap.cli.parser import (
     add_seed,
     count,
     fraction,
+    note,
+    print_tables,
+    print_text,
 )
 from torchtraceap.lab.cli import print_document
 from torchtraceap.lab.cli.bench.run import add_alpha, add_effect, add_run_timeout

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.output import note, print_text
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINE,
     Command,
     Options,
@@ -17,9 +16,13 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_no_color,
+    add_table_output,
+    check_table_output,
+    give_table,
+    note,
+    print_text,
 )
-from torchtraceap.cli.tables import add_table_output, check_table_output, give_table
-from torchtraceap.core.progress import progress_stage
+from torchtraceap.core import progress_stage
 from torchtraceap.lab.cli import print_document
 from torchtraceap.lab.cli.bench.run import (
     SCHEMA,
@@ -82,7 +85,7 @@ def _show(options: Options) -> int:
 
 def _run_description(run: StoredRun) -> str:
     """Describe a run in words."""
-    from torchtraceap.core.formatting import format_bytes, format_ns, format_share
+    from torchtraceap.core import format_bytes, format_ns, format_share
     from torchtraceap.lab.bench.runs.config import label_of
     from torchtraceap.lab.bench.runs.tables import device_of
 
@@ -171,7 +174,7 @@ def _describe_breakdown(parser: Parser) -> None:
 
 
 def _breakdown(options: Options) -> int:
-    from torchtraceap.core.writing import check_target
+    from torchtraceap.core import check_target
     from torchtraceap.lab.bench.runs.breakdown import (
         break_down_runs,
         breakdown_table,
@@ -261,7 +264,7 @@ def _describe_bisect(parser: Parser) -> None:
 
 
 def _bisect(options: Options) -> int:
-    from torchtraceap.core.writing import staging
+    from torchtraceap.core import staging
     from torchtraceap.lab.bench.bisect import Settings, bisect
     from torchtraceap.lab.bench.comparison.sides import split_command
     from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
@@ -399,7 +402,7 @@ def _history(options: Options) -> int:
 
     found = histories(options.store, name=options.name, minimal_effect=options.minimal_effect)
     if options.html:
-        from torchtraceap.core.writing import write_text
+        from torchtraceap.core import write_text
 
         write_text(options.html, history_html(found))
         note(f"wrote {options.html}")

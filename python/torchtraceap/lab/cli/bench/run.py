@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.output import note, print_tables
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINDINGS,
     FINE,
     Command,
@@ -16,7 +15,9 @@ from torchtraceap.cli.parser import (
     add_json,
     add_no_color,
     fraction,
+    note,
     positive,
+    print_tables,
     seconds,
     size,
 )
@@ -110,7 +111,7 @@ def _list(options: Options) -> int:
     if options.json:
         print_document({"schema": SCHEMA, "workloads": [entry.to_dict() for entry in known]})
         return FINE
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
     rows = [
         (
@@ -265,7 +266,7 @@ def _protocol(options: Options, **more: Any) -> Protocol:
 def print_runs(runs: Sequence[StoredRun], options: Options) -> None:
     """Print a table of runs."""
     from torchtraceap.lab.bench.runs.tables import runs_table
-    from torchtraceap.report.tables import table_for_reading
+    from torchtraceap.report import table_for_reading
 
     print_tables([table_for_reading(runs_table(runs))], options.no_color)
 
@@ -332,8 +333,8 @@ def _batch_size(options: Options) -> int:
 
 
 def _print_search(found: BatchSearch, options: Options) -> None:
-    from torchtraceap.core.formatting import format_bytes, format_ns
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.core import format_bytes, format_ns
+    from torchtraceap.report import TextTable
 
     rows = [
         (point.batch, format_ns(round(point.step_ns)), f"{point.samples_per_s:.4g}",

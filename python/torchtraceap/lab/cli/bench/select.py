@@ -8,8 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.cli.output import note, print_tables, print_text
-from torchtraceap.cli.parser import (
+from torchtraceap.cli import (
     FINE,
     Command,
     Options,
@@ -17,6 +16,9 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_no_color,
+    note,
+    print_tables,
+    print_text,
 )
 from torchtraceap.lab.cli import print_document
 from torchtraceap.lab.cli.bench.run import add_protocol, add_store, open_store
@@ -138,7 +140,7 @@ def _coverage_document(found: Coverage, types: dict[str, tuple[str, ...]]) -> di
 
 def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options: Options) -> None:
     from torchtraceap.lab.bench.coverage import all_types
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
     alone = found.unique(options.by)
     columns = ["workload", "mode", *_KINDS, f"{options.by} of it alone", "step ms"]
@@ -204,7 +206,7 @@ def _describe_select(parser: Parser) -> None:
 
 
 def _select(options: Options) -> int:
-    from torchtraceap.core.writing import write_text
+    from torchtraceap.core import write_text
     from torchtraceap.lab.bench.selection import select
 
     found = _coverage_of(options)
@@ -256,7 +258,7 @@ def _candidates(found: Coverage, options: Options) -> list[Candidate]:
 
 
 def _print_selection(selection: Selection, options: Options) -> None:
-    from torchtraceap.report.tables import TextTable
+    from torchtraceap.report import TextTable
 
     covered = 0
     rows: list[Sequence[Any]] = []

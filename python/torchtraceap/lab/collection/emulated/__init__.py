@@ -13,39 +13,27 @@ data (docs/labeled_data.md). torch is imported when a name that needs it is used
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchtraceap.lab.collection.emulated.network import NETWORKS, Network, TransferTimes
-from torchtraceap.record.export import as_nccl_records
+from torchtraceap.core import lazy_exports
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.collection.emulated.faults import FORMS, Form, Parallel
-    from torchtraceap.lab.collection.emulated.group import EmulatedGroup, process_group
-
-_MODULES = {
-    "FORMS": "faults",
-    "EmulatedGroup": "group",
-    "Form": "faults",
-    "Parallel": "faults",
-    "process_group": "group",
-}
-
-__all__ = [
-    "FORMS",
-    "NETWORKS",
-    "EmulatedGroup",
-    "Form",
-    "Network",
-    "Parallel",
-    "TransferTimes",
-    "as_nccl_records",
-    "process_group",
-]
-
-
-def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    from torchtraceap.lab.collection.emulated.faults import FORMS as FORMS
+    from torchtraceap.lab.collection.emulated.faults import Form as Form
+    from torchtraceap.lab.collection.emulated.faults import Parallel as Parallel
+    from torchtraceap.lab.collection.emulated.group import EmulatedGroup as EmulatedGroup
+    from torchtraceap.lab.collection.emulated.group import process_group as process_group
+    from torchtraceap.lab.collection.emulated.network import NETWORKS as NETWORKS
+    from torchtraceap.lab.collection.emulated.network import Network as Network
+    from torchtraceap.lab.collection.emulated.network import TransferTimes as TransferTimes
+    from torchtraceap.record import as_nccl_records as as_nccl_records
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(
+        __name__,
+        {
+            ".faults": ("FORMS", "Form", "Parallel"),
+            ".group": ("EmulatedGroup", "process_group"),
+            ".network": ("NETWORKS", "Network", "TransferTimes"),
+            "torchtraceap.record": ("as_nccl_records",),
+        },
+    )

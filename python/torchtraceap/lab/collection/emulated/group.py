@@ -34,9 +34,8 @@ from torchtraceap.lab.collection.emulated.transfers import (
     kernel_name,
     reduction_factor,
 )
-from torchtraceap.ops.durations.collectives import bus_factor
-from torchtraceap.record.export import DESCRIPTION
-from torchtraceap.record.torch_access import EMULATED
+from torchtraceap.ops import bus_factor
+from torchtraceap.record import DESCRIPTION, EMULATED
 
 __all__ = ["EmulatedGroup", "process_group"]
 

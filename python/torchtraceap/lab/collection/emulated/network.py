@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from torchtraceap.errors import OptionError
-from torchtraceap.ops.durations.collectives import estimate_collective, load_measurements
+from torchtraceap.ops import estimate_collective, load_measurements
 
 __all__ = ["NETWORKS", "RANKS", "Network", "TransferTimes"]
 

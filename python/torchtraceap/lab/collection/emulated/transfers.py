@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from torchtraceap.core.writing import replacing
+from torchtraceap.core import replacing
 from torchtraceap.errors import OptionError
-from torchtraceap.record.notices import RecordingError
+from torchtraceap.record import RecordingError
 
 __all__ = [
     "Copies",

@@ -34,7 +34,7 @@ from torchtraceap.lab.collection.workloads.models import (
     loss_and_scores,
     make_batch,
 )
-from torchtraceap.record.notices import RecordingError
+from torchtraceap.record import RecordingError
 
 __all__ = [
     "PIECES",

@@ -27,9 +27,8 @@ from itertools import islice, product
 from math import prod
 from typing import Any, TypeAlias
 
-from torchtraceap.compat.replay.call import NotReplayableError, RecordedCall
-from torchtraceap.compat.replay.schema import match_operator
-from torchtraceap.core.dtypes import dtype_of_code, parse_dtype
+from torchtraceap.compat import NotReplayableError, RecordedCall, match_operator
+from torchtraceap.core import dtype_of_code, parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.batch_sizes import (
     VIEWS,

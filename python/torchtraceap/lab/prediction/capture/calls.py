@@ -7,10 +7,9 @@ from dataclasses import replace
 from enum import Enum
 from typing import TypeAlias
 
-from torchtraceap.core.dtypes import DType, parse_dtype
-from torchtraceap.core.records import dataclass
+from torchtraceap.core import DType, dataclass, parse_dtype
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.ops.models import Tensor
+from torchtraceap.ops import Tensor
 
 __all__ = [
     "COMPUTE",

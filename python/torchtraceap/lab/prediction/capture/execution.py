@@ -21,15 +21,12 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.dtypes import FP32, DType, parse_dtype
+from torchtraceap.core import FP32, DType, PathLike, parse_dtype
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture, CaptureError, Collective
 from torchtraceap.lab.prediction.capture.profile import capture_profile
-from torchtraceap.ops.durations import collective_kind
-from torchtraceap.trace.event_table import event_table
-from torchtraceap.trace.execution.reader import Access, Arguments, Node, read_nodes
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.ops import collective_kind
+from torchtraceap.trace import Access, Arguments, Node, RankTrace, event_table, read_nodes
 
 __all__ = ["capture_execution_trace", "collectives_by_node"]
 

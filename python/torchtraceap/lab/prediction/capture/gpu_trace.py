@@ -9,10 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.replay.call import RecordedCall
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.dtypes import parse_dtype
-from torchtraceap.core.records import dataclass
+from torchtraceap.compat import RecordedCall
+from torchtraceap.core import Array, dataclass, parse_dtype
 from torchtraceap.lab.prediction.capture.batch import TracedCall, change_batch
 from torchtraceap.lab.prediction.capture.batch_sizes import keeps_sizes
 from torchtraceap.lab.prediction.capture.calls import (
@@ -31,7 +29,7 @@ from torchtraceap.lab.prediction.capture.rows import (
     steady_step,
     with_location,
 )
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace import RankTrace
 
 __all__ = ["CapturedProfile", "capture_gpu_trace"]
 

@@ -16,8 +16,8 @@ from typing import TypeAlias
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.replay.call import RecordedCall
-from torchtraceap.core.aliases import Array
+from torchtraceap.compat import RecordedCall
+from torchtraceap.core import Array
 from torchtraceap.lab.prediction.capture.batch import TracedCall, change_batch
 from torchtraceap.lab.prediction.capture.batch_sizes import MAKERS, VIEWS, keeps_sizes
 from torchtraceap.lab.prediction.capture.calls import (
@@ -46,7 +46,7 @@ from torchtraceap.lab.prediction.capture.rows import (
     with_location,
 )
 from torchtraceap.lab.prediction.capture.updates import gpu_update
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace import RankTrace
 
 __all__ = ["capture_profile"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.dtypes import parse_dtype
+from torchtraceap.core import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import (
     Call,
     CaptureError,

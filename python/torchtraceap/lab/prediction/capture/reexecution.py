@@ -19,11 +19,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.compat.replay.arguments import plan_call
-from torchtraceap.compat.replay.call import RecordedCall
-from torchtraceap.compat.replay.plan import CallPlan, DeviceName, Make, TorchName
-from torchtraceap.compat.replay.schema import registered_overloads, require_torch
-from torchtraceap.core.dtypes import parse_dtype
+from torchtraceap.compat import (
+    CallPlan,
+    DeviceName,
+    Make,
+    RecordedCall,
+    TorchName,
+    plan_call,
+    registered_overloads,
+    require_torch,
+)
+from torchtraceap.core import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo
 from torchtraceap.lab.prediction.capture.dispatch import recording
 from torchtraceap.lab.prediction.capture.recorder import Recorder

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.compat.replay.allowed import check_name
-from torchtraceap.compat.replay.call import (
+from torchtraceap.compat import (
     NotReplayableError,
     RecordedCall,
     call_from_texts,
+    check_name,
+    match_operator,
     text_of_args,
 )
-from torchtraceap.compat.replay.schema import match_operator
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.dtypes import FP32, DType, parse_dtype
+from torchtraceap.core import FP32, Array, DType, parse_dtype
 from torchtraceap.errors import MissingDependencyError
 from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import Call, Phase, TensorInfo, Value
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace import RankTrace
 
 __all__ = [
     "EVALUATE_FUNCTION",

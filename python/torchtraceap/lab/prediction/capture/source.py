@@ -13,8 +13,7 @@ from torchtraceap.lab.prediction.capture.execution import capture_execution_trac
 from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile, capture_gpu_trace
 from torchtraceap.lab.prediction.capture.profile import capture_profile
 from torchtraceap.lab.workloads.workload import find_workload
-from torchtraceap.trace.execution.reader import open_text
-from torchtraceap.trace.load import load
+from torchtraceap.trace import load, open_text
 
 __all__ = ["Captured", "capture_source", "execution_traces_in"]
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, TypeAlias
 
-from torchtraceap.compat.replay.call import RecordedCall
-from torchtraceap.core.dtypes import parse_dtype
+from torchtraceap.compat import RecordedCall
+from torchtraceap.core import parse_dtype
 from torchtraceap.lab.prediction.capture.calls import Call, tensors_in
 from torchtraceap.lab.prediction.capture.dispatch import recording
 from torchtraceap.lab.prediction.capture.recorder import Recorder

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchtraceap.lab.prediction.capture.calls import Call, Phase
-from torchtraceap.ops.models.families import family_of
+from torchtraceap.ops import family_of
 
 __all__ = [
     "BEGIN",

@@ -24,17 +24,17 @@ from torchtraceap.lab.prediction.lowering.step import (
     WorkKind,
     libraries_of,
 )
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import (
+from torchtraceap.ops import (
     Calibration,
+    Device,
     Estimate,
+    OpCall,
     collective_kind,
     collective_ns,
+    estimate_copy,
     op_ns,
+    resolve_device,
 )
-from torchtraceap.ops.durations.copies import estimate_copy
-from torchtraceap.ops.durations.estimate import resolve_device
-from torchtraceap.ops.models import OpCall
 
 __all__ = [
     "GPUS_PER_NODE",

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.lowering.call_context import (
@@ -34,7 +34,7 @@ from torchtraceap.lab.prediction.lowering.call_context import (
 )
 from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
 from torchtraceap.lab.prediction.lowering.step import HostTime
-from torchtraceap.ops.devices import Device
+from torchtraceap.ops import Device
 
 __all__ = [
     "GROUPS",

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from torchtraceap.core.dtypes import INT32
+from torchtraceap.core import INT32
 from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import Call, TensorInfo, Value
 from torchtraceap.lab.prediction.lowering.step import Libraries

@@ -15,9 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.codes import EventKind
-from torchtraceap.core.rendering import Renderable
+from torchtraceap.core import Array, EventKind, Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
 from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, CallContext
@@ -32,9 +30,8 @@ from torchtraceap.lab.prediction.lowering.step import (
     LoweredStep,
     OpTime,
 )
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import Estimate
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.ops import Device, Estimate
+from torchtraceap.trace import RankTrace
 
 __all__ = ["PARTS", "Loading", "recorded_parts", "step_parts", "with_loading"]
 

@@ -31,9 +31,7 @@ from torchtraceap.lab.prediction.lowering.step import (
     OpTime,
     libraries_of,
 )
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import Calibration, Estimate
-from torchtraceap.ops.durations.scaling import ratio_of
+from torchtraceap.ops import Calibration, Device, Estimate, ratio_of
 
 __all__ = ["lower", "with_measured_times"]
 

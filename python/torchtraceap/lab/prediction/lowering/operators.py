@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchtraceap.core.dtypes import BOOL, FP64, INT64
+from torchtraceap.core import BOOL, FP64, INT64
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, TensorInfo, tensors_in
 from torchtraceap.lab.prediction.lowering.library_rules import (
     RULES,

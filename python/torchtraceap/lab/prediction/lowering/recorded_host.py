@@ -28,21 +28,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.codes import (
+from torchtraceap.core import (
     ALLOCATOR_CALLS,
     COPY_CALLS,
     LAUNCHES,
     SYNCHRONISATIONS,
     ApiClass,
+    Array,
     EventKind,
 )
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.prediction.capture.calls import Phase
 from torchtraceap.lab.prediction.lowering.call_context import CallContext, crossing, is_multi_tensor
-from torchtraceap.ops.models.families import family_of
-from torchtraceap.trace.load import load
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.ops import family_of
+from torchtraceap.trace import RankTrace, load
 
 if TYPE_CHECKING:
     import torch

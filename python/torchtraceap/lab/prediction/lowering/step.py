@@ -15,8 +15,7 @@ from torchtraceap.lab.prediction.capture.calls import (
     Value,
     tensors_in,
 )
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import Estimate
+from torchtraceap.ops import Device, Estimate
 
 __all__ = [
     "BatchFetch",

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 from math import ceil
 from typing import Any, TypeAlias
 
-from torchtraceap.core.stored import read_json
+from torchtraceap.core import read_json
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.lowering.durations import GPUS_PER_NODE, NETWORK
 from torchtraceap.lab.sharding import Cluster, Table, choose_sharding
 from torchtraceap.lab.sharding.cost import OPTIMIZERS
 from torchtraceap.lab.sharding.result import Candidate, Sharding
-from torchtraceap.ops.devices import Device
+from torchtraceap.ops import Device
 
 __all__ = ["COPIED", "ROWS", "Lookup", "Piece", "Placement", "Plan", "place_lookups", "read_plan"]
 

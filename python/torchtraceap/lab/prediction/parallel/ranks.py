@@ -34,7 +34,7 @@ from torchtraceap.lab.prediction.parallel.strategy import (
     Strategy,
 )
 from torchtraceap.lab.workloads.workload import Workload, check_workload
-from torchtraceap.ops.devices import Device
+from torchtraceap.ops import Device
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from torchtraceap.lab.prediction.capture.calls import (
     Value,
 )
 from torchtraceap.lab.prediction.parallel.strategy import DATA, SHARDED, Strategy
-from torchtraceap.ops.durations import collective_kind
+from torchtraceap.ops import collective_kind
 
 __all__ = ["change_ranks", "ddp_buckets", "rank_count"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.lab.prediction.timeline.event_names import CALLBACKS
 from torchtraceap.lab.prediction.timeline.profilers import (
     Recording,
@@ -25,7 +25,7 @@ from torchtraceap.lab.prediction.timeline.profilers import (
     file_members,
     frame_events,
 )
-from torchtraceap.trace.event_table import Texts, event_table
+from torchtraceap.trace import Texts, event_table
 
 __all__ = ["AUTOGRAD", "MAIN", "EventColumns", "StepEvent"]
 

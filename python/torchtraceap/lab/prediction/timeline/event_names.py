@@ -12,8 +12,7 @@ from typing import Any
 
 from torchtraceap.lab.prediction.capture.calls import Call, Collective, Phase
 from torchtraceap.lab.prediction.lowering.step import GpuWork, WorkKind
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import collective_kind
+from torchtraceap.ops import Device, collective_kind
 
 __all__ = [
     "CALLBACKS",

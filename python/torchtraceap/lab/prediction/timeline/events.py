@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
-from torchtraceap.core.dtypes import parse_dtype
+from torchtraceap.core import Array, parse_dtype
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Call, Phase
 from torchtraceap.lab.prediction.lowering.durations import profiled_arguments
 from torchtraceap.lab.prediction.lowering.step import (
@@ -44,9 +43,9 @@ from torchtraceap.lab.prediction.timeline.profilers import (
     threads_per_multiprocessor,
 )
 from torchtraceap.lab.prediction.timeline.schedule import RankTimes
-from torchtraceap.ops.devices import Device
-from torchtraceap.tables.gpu.recorded_device import Multiprocessor, resident_blocks
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.ops import Device
+from torchtraceap.tables import Multiprocessor, resident_blocks
+from torchtraceap.trace import RankTrace
 
 __all__ = ["Recording", "rank_trace"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchtraceap import _core
-from torchtraceap.ops.devices import Device
+from torchtraceap.ops import Device
 
 __all__ = [
     "NEWEST",

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
+from torchtraceap.core import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective
 from torchtraceap.lab.prediction.lowering.step import GpuWork, LoweredStep
-from torchtraceap.simulation.graph_builder import MEETING, STREAM, THREAD, GraphBuilder
+from torchtraceap.simulation import MEETING, STREAM, THREAD, GraphBuilder
 
 __all__ = ["RETURN_NS", "RankTimes", "schedule_steps", "stream_waits", "with_steady_loader"]
 

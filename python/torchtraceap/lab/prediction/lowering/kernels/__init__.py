@@ -40,9 +40,7 @@ from torchtraceap.lab.prediction.lowering.step import (
     OpTime,
     WorkKind,
 )
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import Estimate
-from torchtraceap.ops.models.families import family_of
+from torchtraceap.ops import Device, Estimate, family_of
 
 __all__ = ["RULED", "kernel_names", "kernels_of"]
 

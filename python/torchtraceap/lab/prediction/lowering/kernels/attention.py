@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchtraceap.core.dtypes import DType
+from torchtraceap.core import DType
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
     Rule,

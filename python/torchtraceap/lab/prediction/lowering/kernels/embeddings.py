@@ -23,9 +23,13 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
 )
 from torchtraceap.lab.prediction.lowering.kernels.reductions import radix_sort, scan_launches
 from torchtraceap.lab.prediction.lowering.step import LaunchingOp
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import EmbeddingTable, Estimate, UnknownDurationError
-from torchtraceap.ops.durations.embedding import estimate_embedding_bags
+from torchtraceap.ops import (
+    Device,
+    EmbeddingTable,
+    Estimate,
+    UnknownDurationError,
+    estimate_embedding_bags,
+)
 
 __all__ = ["BACKWARD", "FORWARD", "RULES", "lookup_estimate"]
 

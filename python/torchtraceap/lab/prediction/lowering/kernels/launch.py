@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from torchtraceap.core.dtypes import DType
+from torchtraceap.core import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
 from torchtraceap.lab.prediction.lowering.step import LaunchingOp, Libraries, WorkKind
-from torchtraceap.ops.devices import Device
+from torchtraceap.ops import Device
 
 __all__ = [
     "Grid",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtraceap.core.dtypes import BOOL, FP32, DType
+from torchtraceap.core import BOOL, FP32, DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
@@ -25,7 +25,7 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     rule,
 )
 from torchtraceap.lab.prediction.lowering.step import LaunchingOp
-from torchtraceap.ops.models.families import family_of
+from torchtraceap.ops import family_of
 
 __all__ = ["RULES", "copy_loop", "loop", "pointwise", "strided_loop"]
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from torchtraceap.core.dtypes import DType
+from torchtraceap.core import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo
 from torchtraceap.lab.prediction.lowering.kernels.launch import (
     Launch,
@@ -28,9 +28,15 @@ from torchtraceap.lab.prediction.lowering.kernels.launch import (
     rule,
 )
 from torchtraceap.lab.prediction.lowering.step import LaunchingOp
-from torchtraceap.ops.devices import Device
-from torchtraceap.ops.durations import Calibration, Estimate, dtype_label, elementwise_ns, gemm_ns
-from torchtraceap.ops.durations.estimate import peak_rate
+from torchtraceap.ops import (
+    Calibration,
+    Device,
+    Estimate,
+    dtype_label,
+    elementwise_ns,
+    gemm_ns,
+    peak_rate,
+)
 
 __all__ = ["RULES", "Recurrent", "recurrent_of", "recurrent_time"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.errors import SchemaError
-from torchtraceap.trace.event_table import Texts, event_table
+from torchtraceap.trace.event_columns import Texts, event_table
 from torchtraceap.trace.ranks import RankTrace
 
 _METADATA = {
