@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from torchtraceap.report.overlay import build_slices
 
 import torchtraceap as ttap
 from torchtraceap import _core
