@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from torchtraceap.core import PathLike, stored
+from torchtraceap.core import PathLike
+from torchtraceap.core import read_toml as read_toml_file
 from torchtraceap.errors import OptionError
 
 __all__ = ["LoopSettings", "Trained", "read_toml", "take"]
@@ -59,7 +60,7 @@ def read_toml(path: PathLike | None) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    return stored.read_toml(path)
+    return read_toml_file(path)
 
 
 def take(kind: type[S], tables: Mapping[str, Any], name: str) -> S:
