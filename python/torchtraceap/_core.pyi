@@ -39,6 +39,7 @@ __all__: list[str] = [
     "IMPOSSIBLE",
     "IdleBreakdown",
     "IdleCause",
+    "IterationMark",
     "KernelSequences",
     "Lateness",
     "LaunchQueue",
@@ -62,6 +63,7 @@ __all__: list[str] = [
     "REPAIRED",
     "RankCollectives",
     "RecordingNote",
+    "RequestGroup",
     "RowGroups",
     "Rule",
     "Step",
@@ -76,6 +78,7 @@ __all__: list[str] = [
     "WarmUp",
     "WindowSet",
     "Workload",
+    "align_sequences",
     "arrow_batches",
     "binding_edges",
     "both_lags",
@@ -136,6 +139,7 @@ __all__: list[str] = [
     "quantize_delays_ns",
     "quantize_durations_ns",
     "rank_verdict_names",
+    "read_iteration_name",
     "read_trace",
     "read_trace_bytes",
     "recompiled_rows",
@@ -598,6 +602,62 @@ class Step:
     @property
     def start_ns(self) -> int: ...
 
+class RequestGroup:
+    """
+    Requests of one phase; None for what is not recorded.
+    """
+    @property
+    def cached_tokens(self) -> int | None:
+        """
+        Keys, summed over the requests.
+        """
+    @property
+    def query_keys(self) -> int | None:
+        """
+        Sum of queries times keys.
+        """
+    @property
+    def query_squares(self) -> int | None:
+        """
+        Sum of queries squared.
+        """
+    @property
+    def requests(self) -> int | None: ...
+    @property
+    def tokens(self) -> int | None:
+        """
+        Queries, summed over the requests.
+        """
+
+class IterationMark:
+    """
+    An iteration, as the annotation of a serving engine tells it.
+    """
+    @property
+    def decode(self) -> RequestGroup: ...
+    @property
+    def engine(self) -> str:
+        """
+        vllm, sglang, atom, xdit or tensorrt-llm.
+        """
+    @property
+    def graph_batch(self) -> int | None:
+        """
+        Batch of the CUDA graph that ran, padding included, or None.
+        """
+    @property
+    def phase(self) -> str:
+        """
+        prefill, decode, mixed, speculative, diffusion, idle or unmarked.
+        """
+    @property
+    def prefill(self) -> RequestGroup: ...
+    @property
+    def requests(self) -> int | None:
+        """
+        Requests of all phases, or None.
+        """
+
 class WarmUp:
     """
     Where warm-up ends.
@@ -707,6 +767,10 @@ class EventTree:
     """
     Links between the rows of an EventTable.
     """
+    def iteration_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
+        """
+        uint32: annotations that mark the iterations of a serving engine, by start.
+        """
     def launch_delays_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.
@@ -2413,6 +2477,14 @@ class ArrowTable:
         A fresh arrow_array_stream capsule.
         """
 
+def align_sequences(
+    first: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+    second: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    Per item of the first its partner in the second, uint32 [n], or NO_ROW. Items are uint64 [n, 3]: whole, detail and name, of which equal ones imply those behind.
+    """
+
 def arrow_batches(
     batches: collections.abc.Sequence[
         list[tuple[str, numpy.ndarray, list[str] | None, numpy.ndarray | None]]
@@ -2939,6 +3011,11 @@ def quantize_durations_ns(
 def rank_verdict_names() -> list[str]:
     """
     Names of Lateness.verdict.
+    """
+
+def read_iteration_name(name: str) -> IterationMark | None:
+    """
+    Read the annotation of vLLM, SGLang, ATOM, xDiT or TensorRT-LLM; None for other names.
     """
 
 def read_trace(

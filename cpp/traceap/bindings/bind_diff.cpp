@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "traceap/analysis/compare/comparable_names.hpp"
+#include "traceap/analysis/compare/sequence_alignment.hpp"
 #include "traceap/analysis/compare/tree_diff.hpp"
 #include "traceap/analysis/idle/step_pieces.hpp"
 #include "traceap/bindings/columns.hpp"
@@ -24,6 +25,25 @@ std::vector<Interval> checked_intervals(const std::vector<Bounds>& bounds) {
     intervals.push_back({start, end});
   }
   return intervals;
+}
+
+/// From an array of whole, detail and name by row.
+std::vector<AlignKeys> align_keys(const AnyArray<std::uint64_t>& array) {
+  if (array.ndim() != 2 || array.shape(1) != 3) {
+    throw OptionError("sequences: expected an array of three keys for each item");
+  }
+  std::vector<AlignKeys> keys;
+  const auto numbers = items(array);
+  for (std::size_t i = 0; i < numbers.size(); i += 3) {
+    keys.push_back({.whole = numbers[i], .detail = numbers[i + 1], .name = numbers[i + 2]});
+  }
+  return keys;
+}
+
+py::array_t<std::uint32_t> align(const AnyArray<std::uint64_t>& first,
+                                 const AnyArray<std::uint64_t>& second) {
+  const std::vector<AlignKeys> a = align_keys(first), b = align_keys(second);
+  return adopt(align_sequences(a, b));
 }
 
 std::shared_ptr<StepPieces> step_pieces(const TablePtr& table, const BoundTree& tree,
@@ -141,6 +161,9 @@ void bind_tree_diff(py::module_& module) {
              py::arg("vendor_free") = false,
              "Names without call numbers, addresses and line numbers; vendor_free: CUDA and HIP "
              "alike.");
+  module.def("align_sequences", align, py::arg("first"), py::arg("second"),
+             "Per item of the first its partner in the second, uint32 [n], or NO_ROW. Items are "
+             "uint64 [n, 3]: whole, detail and name, of which equal ones imply those behind.");
 }
 
 }  // namespace

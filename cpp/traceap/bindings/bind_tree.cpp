@@ -8,6 +8,8 @@
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
 #include "traceap/tree/excerpt.hpp"
+#include "traceap/tree/iteration_name.hpp"
+#include "traceap/tree/iterations.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -40,6 +42,35 @@ void bind_step(py::module_& module) {
       .def_property_readonly(
           "kind", [](const Step& self) { return to_str(iteration_phase_name(self.kind)); },
           "Phase of an iteration of a serving engine, such as `decode`; else `unmarked`.");
+}
+
+void bind_iterations(py::module_& module) {
+  py::class_<RequestGroup>(module, "RequestGroup",
+                           "Requests of one phase; None for what is not recorded.")
+      .def_readonly("requests", &RequestGroup::requests)
+      .def_readonly("tokens", &RequestGroup::tokens, "Queries, summed over the requests.")
+      .def_readonly("cached_tokens", &RequestGroup::cached_tokens,
+                    "Keys, summed over the requests.")
+      .def_readonly("query_squares", &RequestGroup::query_squares, "Sum of queries squared.")
+      .def_readonly("query_keys", &RequestGroup::query_keys, "Sum of queries times keys.");
+  py::class_<IterationMark>(module, "IterationMark",
+                            "An iteration, as the annotation of a serving engine tells it.")
+      .def_property_readonly(
+          "engine",
+          [](const IterationMark& self) { return to_str(serving_engine_name(self.engine)); },
+          "vllm, sglang, atom, xdit or tensorrt-llm.")
+      .def_property_readonly(
+          "phase",
+          [](const IterationMark& self) { return to_str(iteration_phase_name(self.phase)); },
+          "prefill, decode, mixed, speculative, diffusion, idle or unmarked.")
+      .def_readonly("requests", &IterationMark::requests, "Requests of all phases, or None.")
+      .def_readonly("graph_batch", &IterationMark::graph_batch,
+                    "Batch of the CUDA graph that ran, padding included, or None.")
+      .def_readonly("prefill", &IterationMark::prefill)
+      .def_readonly("decode", &IterationMark::decode);
+  module.def(
+      "read_iteration_name", read_iteration_name, py::arg("name"),
+      "Read the annotation of vLLM, SGLang, ATOM, xDiT or TensorRT-LLM; None for other names.");
 }
 
 void bind_warm_up(py::module_& module) {
@@ -210,7 +241,11 @@ void bind_tree_members(TreeClass& tree) {
       .def(
           "launch_delays_ns",
           [](const BoundTree& self) { return adopt(read_launch_delays(*self.table, self.tree)); },
-          "int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.");
+          "int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.")
+      .def(
+          "iteration_rows",
+          [](const BoundTree& self) { return adopt(find_iterations(*self.table, self.tree)); },
+          "uint32: annotations that mark the iterations of a serving engine, by start.");
 }
 
 std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tolerance_ns,
@@ -240,6 +275,7 @@ ExcerptOut excerpt(const TablePtr& table, const BoundTree& tree, std::int64_t st
 
 void bind_tree(py::module_& module) {
   bind_step(module);
+  bind_iterations(module);
   bind_warm_up(module);
   bind_workload(module);
   bind_stream(module);

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <string>
 
 #include "traceap/base/text.hpp"
 
@@ -29,21 +30,38 @@ class Scanner {
     return value;
   }
 
-  /// Skips `(...)`; a plain number in it is returned.
-  Count parenthesis() {
-    if (!word("(")) return std::nullopt;
-    Count inside = number();
-    if (!text_.starts_with(")")) inside.reset();
-    const std::size_t close = text_.find(')');
-    text_.remove_prefix(close == std::string_view::npos ? text_.size() : close + 1);
-    return inside;
+  /// The number behind a word that has to come next.
+  Count number_behind(std::string_view expected) {
+    return word(expected) ? number() : std::nullopt;
   }
 
-  /// The number behind `key`, wherever it stands.
-  Count behind(std::string_view key) const {
-    const std::size_t place = text_.find(key);
+  /// The number of the field `key=`, wherever it stands.
+  Count field(std::string_view key) const {
+    const std::string sign = ' ' + std::string(key) + '=';
+    const std::size_t place = text_.find(sign);
     if (place == std::string_view::npos) return std::nullopt;
-    return Scanner(text_.substr(place + key.size())).number();
+    return Scanner(text_.substr(place + sign.size())).number();
+  }
+
+  /// The number behind the slash of `key=N/M`.
+  Count second_of_field(std::string_view key) const {
+    const std::string sign = ' ' + std::string(key) + '=';
+    const std::size_t place = text_.find(sign);
+    if (place == std::string_view::npos) return std::nullopt;
+    Scanner behind(text_.substr(place + sign.size()));
+    return behind.number() ? behind.number_behind("/") : std::nullopt;
+  }
+
+  std::string_view until(char end) {
+    const std::size_t size = std::min(text_.find(end), text_.size());
+    const std::string_view taken = text_.substr(0, size);
+    text_.remove_prefix(std::min(size + 1, text_.size()));
+    return taken;
+  }
+
+  void skip_spaces() {
+    while (word(" ")) {
+    }
   }
 
   std::string_view rest() const { return text_; }
@@ -52,79 +70,180 @@ class Scanner {
   std::string_view text_;
 };
 
-IterationPhase phase_of(Count prefill, Count decode) {
-  const bool prefills = prefill.value_or(0) > 0, decodes = decode.value_or(0) > 0;
-  if (prefills) return decodes ? IterationPhase::kMixed : IterationPhase::kPrefill;
-  return decodes ? IterationPhase::kDecode : IterationPhase::kUnmarked;
+Count sum(Count a, Count b) {
+  std::int64_t total = 0;
+  if (!a || !b || __builtin_add_overflow(*a, *b, &total)) return std::nullopt;
+  return total;
 }
 
-/// vLLM: execute_[N_]context_R(T)_generation_R(T); the detailed form has lengths for T.
+bool some(Count count) { return count.value_or(0) > 0; }
+
+IterationPhase phase_of(const RequestGroup& prefill, const RequestGroup& decode) {
+  if (some(prefill.requests)) {
+    return some(decode.requests) ? IterationPhase::kMixed : IterationPhase::kPrefill;
+  }
+  if (!some(decode.requests)) {
+    return prefill.requests && decode.requests ? IterationPhase::kIdle : IterationPhase::kUnmarked;
+  }
+  return decode.tokens && *decode.tokens > *decode.requests ? IterationPhase::kSpeculative
+                                                            : IterationPhase::kDecode;
+}
+
+IterationMark mark_of(ServingEngine engine, const RequestGroup& prefill,
+                      const RequestGroup& decode) {
+  return {.engine = engine,
+          .phase = phase_of(prefill, decode),
+          .requests = sum(prefill.requests, decode.requests),
+          .graph_batch = std::nullopt,
+          .prefill = prefill,
+          .decode = decode};
+}
+
+/// vLLM's `R(T)` or `R(sq1sk2sqsq3sqsk4)`.
+std::optional<RequestGroup> read_vllm_group(Scanner& name) {
+  RequestGroup group{.requests = name.number()};
+  if (!group.requests) return std::nullopt;
+  if (!name.word("(")) return group;
+  Scanner inside(name.until(')'));
+  if (inside.rest().starts_with("sq")) {
+    group.tokens = inside.number_behind("sq");
+    group.cached_tokens = inside.number_behind("sk");
+    group.query_squares = inside.number_behind("sqsq");
+    group.query_keys = inside.number_behind("sqsk");
+  } else {
+    group.tokens = inside.number();
+    if (!inside.rest().empty()) group.tokens.reset();
+  }
+  return group;
+}
+
 std::optional<IterationMark> read_vllm(Scanner name) {
   if (!name.word("execute_")) return std::nullopt;
   if (name.number() && !name.word("_")) return std::nullopt;
-  IterationMark mark;
-  if (!name.word("context_") || !(mark.prefill_requests = name.number())) return std::nullopt;
-  mark.prefill_tokens = name.parenthesis();
-  if (!name.word("_generation_") || !(mark.decode_requests = name.number())) return std::nullopt;
-  mark.decode_tokens = name.parenthesis();
-  mark.phase = phase_of(mark.prefill_requests, mark.decode_requests);
-  return mark;
+  if (!name.word("context_")) return std::nullopt;
+  const auto prefill = read_vllm_group(name);
+  if (!prefill || !name.word("_generation_")) return std::nullopt;
+  const auto decode = read_vllm_group(name);
+  if (!decode) return std::nullopt;
+  return mark_of(ServingEngine::kVllm, *prefill, *decode);
 }
 
-/// TensorRT-LLM: [Executor] _forward_step N: R ctx reqs, R gen reqs
 std::optional<IterationMark> read_tensorrt_llm(Scanner name) {
-  if (!name.word("[Executor] _forward_step ") || !name.number() || !name.word(": ")) {
+  if (!name.word("[Executor] _forward_step")) return std::nullopt;
+  if (name.word(" ") && !name.number()) return std::nullopt;
+  if (!name.word(": ")) return std::nullopt;
+  RequestGroup prefill{.requests = name.number()}, decode;
+  if (!prefill.requests || !name.word(" ctx reqs, ")) return std::nullopt;
+  decode.requests = name.number();
+  if (name.word(" ctx tokens, ")) {
+    prefill.tokens = decode.requests;
+    decode.requests = name.number();
+  }
+  if (!decode.requests || !name.word(" gen reqs")) return std::nullopt;
+  return mark_of(ServingEngine::kTensorRtLlm, prefill, decode);
+}
+
+/// The sums of `c_sq=`, `c_sk=`, `c_sqsq=` and `c_sqsk=`, for the prefix `c_`.
+void read_sums(const Scanner& fields, const std::string& prefix, RequestGroup& group) {
+  if (const Count tokens = fields.field(prefix + "sq")) group.tokens = tokens;
+  group.cached_tokens = fields.field(prefix + "sk");
+  group.query_squares = fields.field(prefix + "sqsq");
+  group.query_keys = fields.field(prefix + "sqsk");
+}
+
+/// `step[MODE bs=B ...]`
+std::optional<IterationMark> read_sglang(Scanner name) {
+  if (!name.word("step[") || !name.rest().ends_with("]")) return std::nullopt;
+  name.skip_spaces();
+  const std::string mode = to_lower(Scanner(name).until(' '));
+  IterationMark mark{.engine = ServingEngine::kSglang};
+  mark.requests = name.field("bs");
+  read_sums(name, "c_", mark.prefill);
+  read_sums(name, "g_", mark.decode);
+  const Count tokens = name.field("toks");
+  if (mode.starts_with("decode")) {
+    mark.phase = IterationPhase::kDecode;
+    mark.prefill.requests = 0;
+    mark.decode.requests = mark.requests;
+    if (!mark.decode.tokens) mark.decode.tokens = tokens ? tokens : mark.requests;
+    if (mark.requests && mark.decode.tokens && *mark.decode.tokens > *mark.requests) {
+      mark.phase = IterationPhase::kSpeculative;
+    }
+  } else if (mode.starts_with("extend") || mode.starts_with("prefill")) {
+    mark.phase = IterationPhase::kPrefill;
+    mark.prefill.requests = mark.requests;
+    mark.decode.requests = 0;
+    if (!mark.prefill.tokens) mark.prefill.tokens = tokens;
+  } else if (mode.starts_with("mixed")) {
+    mark.phase = IterationPhase::kMixed;
+    mark.prefill.requests = name.field("c");
+    mark.decode.requests = name.field("g");
+  } else if (mode.starts_with("target_verify") || mode.starts_with("draft")) {
+    mark.phase = IterationPhase::kSpeculative;
+    mark.decode.requests = mark.requests;
+    mark.prefill.requests = 0;
+    std::swap(mark.decode.tokens, mark.prefill.tokens);
+  } else if (mode.starts_with("idle")) {
+    mark.phase = IterationPhase::kIdle;
+    mark.requests = mark.prefill.requests = mark.decode.requests = 0;
+  } else if (!mark.requests) {
     return std::nullopt;
   }
-  IterationMark mark;
-  mark.prefill_requests = name.number();
-  if (!mark.prefill_requests || !name.word(" ctx reqs, ")) return std::nullopt;
-  mark.decode_requests = name.number();
-  if (!mark.decode_requests || !name.word(" gen reqs")) return std::nullopt;
-  mark.phase = phase_of(mark.prefill_requests, mark.decode_requests);
   return mark;
 }
 
-/// SGLang: step[DECODE bs=64], step[EXTEND bs=2 toks=512]; ATOM: prefill[...], decode[...].
-std::optional<IterationMark> read_bracketed(Scanner name) {
-  struct Form {
-    std::string_view begin;
-    IterationPhase phase;
-  };
-  static constexpr std::array<Form, 7> kForms{{{"step[DECODE", IterationPhase::kDecode},
-                                               {"step[EXTEND", IterationPhase::kPrefill},
-                                               {"step[PREFILL", IterationPhase::kPrefill},
-                                               {"step[MIXED", IterationPhase::kMixed},
-                                               {"step[", IterationPhase::kUnmarked},
-                                               {"prefill[", IterationPhase::kPrefill},
-                                               {"decode[", IterationPhase::kDecode}}};
-  for (const Form& form : kForms) {
-    if (!name.word(form.begin)) continue;
-    if (!name.rest().ends_with("]")) return std::nullopt;
-    IterationMark mark{.phase = form.phase};
-    const bool decodes = form.phase == IterationPhase::kDecode;
-    (decodes ? mark.decode_requests : mark.prefill_requests) = name.behind("bs=");
-    (decodes ? mark.decode_tokens : mark.prefill_tokens) = name.behind("toks=");
-    return mark;
+/// `prefill[bs=B tok=T ctx=[..] sqsq= sqsk= sk=]`, `decode[bs=B/PADDED tok=T p=R d=R spec=K ..]`
+std::optional<IterationMark> read_atom(Scanner name) {
+  const bool prefills = name.word("prefill[");
+  if ((!prefills && !name.word("decode[")) || !name.rest().ends_with("]")) return std::nullopt;
+  // A space in front lets the first field be found like the others.
+  const std::string fields_text = ' ' + std::string(name.rest());
+  const Scanner fields(fields_text);
+  RequestGroup prefill{.requests = 0}, decode{.requests = 0};
+  RequestGroup& own = prefills ? prefill : decode;
+  const Count requests = fields.field("bs");
+  own.requests = requests;
+  read_sums(fields, "", own);
+  if (const Count tokens = fields.field("tok")) own.tokens = tokens;
+  const Count also_prefill = prefills ? Count() : fields.field("p");
+  if (some(also_prefill) && requests) {
+    prefill.requests = also_prefill;
+    decode.requests = fields.field("d");
+    decode.tokens.reset();  // the sum is of both
   }
-  return std::nullopt;
+  IterationMark mark = mark_of(ServingEngine::kAtom, prefill, decode);
+  mark.requests = requests;
+  mark.graph_batch = fields.second_of_field("bs");
+  if (mark.phase == IterationPhase::kDecode && some(fields.field("spec"))) {
+    mark.phase = IterationPhase::kSpeculative;
+  }
+  return mark;
 }
 
-/// xDiT: execute_diffusion_B_WxH
+/// `execute_diffusion_B_WxH`
 std::optional<IterationMark> read_diffusion(Scanner name) {
-  if (!name.word("execute_diffusion_")) return std::nullopt;
-  IterationMark mark{.phase = IterationPhase::kDiffusion};
-  mark.prefill_requests = name.number();
-  if (!mark.prefill_requests) return std::nullopt;
-  return mark;
+  const Count requests = name.number_behind("execute_diffusion_");
+  if (!requests) return std::nullopt;
+  return IterationMark{.engine = ServingEngine::kXdit,
+                       .phase = IterationPhase::kDiffusion,
+                       .requests = requests,
+                       .graph_batch = std::nullopt,
+                       .prefill = {},
+                       .decode = {}};
 }
 
 }  // namespace
 
 std::string_view iteration_phase_name(IterationPhase phase) {
   static constexpr std::array<std::string_view, kIterationPhaseCount> kNames{
-      "unmarked", "prefill", "decode", "mixed", "diffusion"};
+      "unmarked", "prefill", "decode", "mixed", "speculative", "diffusion", "idle"};
   return kNames[static_cast<std::size_t>(phase)];
+}
+
+std::string_view serving_engine_name(ServingEngine engine) {
+  static constexpr std::array<std::string_view, kServingEngineCount> kNames{
+      "vllm", "sglang", "atom", "xdit", "tensorrt-llm"};
+  return kNames[static_cast<std::size_t>(engine)];
 }
 
 std::optional<IterationMark> read_iteration_name(std::string_view name) {
@@ -138,9 +257,10 @@ std::optional<IterationMark> read_iteration_name(std::string_view name) {
     case '[':
       return read_tensorrt_llm(scanner);
     case 's':
+      return read_sglang(scanner);
     case 'p':
     case 'd':
-      return read_bracketed(scanner);
+      return read_atom(scanner);
     default:
       return std::nullopt;
   }

@@ -24,14 +24,13 @@
 #include "traceap/base/text.hpp"
 #include "traceap/tree/build_parts.hpp"
 #include "traceap/tree/iteration_name.hpp"
+#include "traceap/tree/iterations.hpp"
 
 namespace traceap {
 
 namespace {
 
 constexpr std::size_t kMinRepetitions = 3;
-// What is known of a name: does it mark an iteration?
-enum MarkState : std::uint8_t { kUnread = 0, kIsNone, kIsMark };
 // Set-up and clean-up may take the rest, of the rows or of the time (a cold start is slow).
 constexpr double kMinCoverage = 0.75;
 // A pattern without any mark: layers repeat too, but rarely as the whole thread and with so many
@@ -396,33 +395,11 @@ void infer_from_marks(const TreeContext& context, EventTree& tree, std::vector<R
   if (pattern->repetitions >= kMinRepetitions) add_steps(context, tree, finder, *pattern);
 }
 
-/// Iterations that a serving engine marked: on the thread with most of them, the innermost ones.
-std::vector<Row> iteration_rows(const TreeContext& context, const EventTree& tree) {
-  const EventTable& table = context.table;
-  std::vector<std::uint8_t> marks(table.strings.size(), kUnread);
-  std::vector<Row> best;
-  for (const TrackId track : tree.host_tracks) {
-    std::vector<Row> rows;
-    for (std::uint32_t i = tree.host_offsets[track]; i < tree.host_offsets[track + 1]; ++i) {
-      poll_interrupt();
-      const Row row = tree.host_rows[i];
-      if (table.kind[row] != EventKind::kUserAnnotation) continue;
-      std::uint8_t& mark = marks[table.name[row]];
-      if (mark == kUnread) mark = read_iteration_name(table.name_of(row)) ? kIsMark : kIsNone;
-      if (mark != kIsMark) continue;
-      if (!rows.empty() && is_inside(tree, row, rows.back())) rows.pop_back();
-      rows.push_back(row);
-    }
-    if (rows.size() > best.size()) best = std::move(rows);
-  }
-  return best;
-}
-
-/// Takes the iterations for steps, if there are several.
+/// Takes the iterations that a serving engine marked for steps.
 bool add_iterations(const TreeContext& context, EventTree& tree) {
   const EventTable& table = context.table;
-  const std::vector<Row> rows = iteration_rows(context, tree);
-  if (rows.size() < kMinRepetitions) return false;
+  const std::vector<Row> rows = find_iterations(table, tree);
+  if (rows.empty()) return false;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row row = rows[i];
     std::int64_t end_ns = table.end_ns(row);

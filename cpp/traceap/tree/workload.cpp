@@ -37,12 +37,14 @@ std::uint32_t sign_of(IterationPhase phase) {
     case IterationPhase::kPrefill:
       return kSignPrefill;
     case IterationPhase::kDecode:
+    case IterationPhase::kSpeculative:
       return kSignDecode;
     case IterationPhase::kMixed:
       return kSignMixed;
     case IterationPhase::kDiffusion:
       return kSignDiffusion;
     case IterationPhase::kUnmarked:
+    case IterationPhase::kIdle:
       return kSignServing;
   }
   return 0;

@@ -33,6 +33,7 @@ from torchtraceap.cli.tables import (
     make_table,
 )
 from torchtraceap.core.progress import progress_stage
+from torchtraceap.core.results import PHASES
 
 _SOURCE = option("source", metavar="PATH", type=trace_path, help=PATH_HELP)
 
@@ -45,6 +46,20 @@ def _summary(options: Options) -> int:
     from torchtraceap.report.result_tables import summary_tables
 
     print_tables(summary_tables(result), options.no_color)
+    return FINE
+
+
+def _serving(options: Options) -> int:
+    trace = load(options.paths, options.threads)
+    with progress_stage("reading the iterations"):
+        result = trace.serving(rank=options.rank, phase=options.phase, capture=options.capture)
+    if options.json:
+        print_text(result.to_json())
+        return FINE
+    from torchtraceap.report.result_tables import serving_tables
+
+    print_text(result.headline)
+    print_tables(serving_tables(result), options.no_color)
     return FINE
 
 
@@ -178,6 +193,26 @@ COMMANDS = {
         ),
         _summary,
         ("summary trace.json.gz", "summary runs/ --json"),
+    ),
+    "serving": Command(
+        summary_of("serving"),
+        arguments(
+            add_paths,
+            add_json,
+            option("--phase", choices=PHASES, metavar="PHASE", help=f"only {', '.join(PHASES)}"),
+            option(
+                "--capture",
+                type=trace_path,
+                metavar="PATH",
+                help="trace of the capture of CUDA graphs, or a folder with such: it tells the "
+                "operators behind replayed kernels [capture_traces/ beside the trace]",
+            ),
+            add_rank,
+            add_threads,
+            add_no_color,
+        ),
+        _serving,
+        ("serving trace.json.gz", "serving trace.json.gz --capture capture_traces/ --json"),
     ),
     "tree": Command(
         summary_of("tree"),

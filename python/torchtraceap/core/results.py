@@ -22,6 +22,7 @@ from torchtraceap.core.sums import clamp
 
 __all__ = [
     "PAPER_TYPES",
+    "PHASES",
     "Device",
     "Diagnostic",
     "EventCounts",
@@ -48,6 +49,9 @@ __all__ = [
 
 Int64Array = npt.NDArray[np.int64]
 Json = dict[str, Any]
+
+PHASES = ("prefill", "decode", "mixed", "speculative", "diffusion", "idle")
+"""Phases of an iteration that a serving engine can name."""
 
 PAPER_TYPES = tuple(rule.type for rule in _core.rules() if rule.paper)
 """The eight anti-patterns of the paper, in the order in which every table shows them."""

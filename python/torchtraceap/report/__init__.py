@@ -50,6 +50,7 @@ _TABLES = {
     "core.table.ColumnTable": "column_tables",
     "core.results.Summary": "summary_tables",
     "core.results.Finding": "finding_tables",
+    "tables.serving.serving.Serving": "serving_tables",
     "trace.ranks.Ranks": "trace_tables",
     "trace.ranks.RankTrace": "rank_tables",
     "simulation.simulate.Simulation": "simulation_result_tables",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torchtraceap.ops.durations.calibration import Calibration, KindTimes
     from torchtraceap.ops.durations.estimate import Estimates
     from torchtraceap.simulation.simulate import Simulation
+    from torchtraceap.tables.serving.serving import Serving
     from torchtraceap.tables.tree import TreeView
     from torchtraceap.trace.execution import ExecutionTrace
     from torchtraceap.trace.ranks import Ranks, RankTrace
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "estimate_table",
     "result_text",
+    "serving_tables",
     "simulation_tables",
     "summary_tables",
     "tables_of",
@@ -107,6 +109,28 @@ def summary_tables(summary: Summary) -> list[TextTable]:
         faults = [(format_count(d.count), d.code, one_line(d.message, 200)) for d in found]
         tables.append(TextTable("Quality of the data", ("count", "code", "what"), faults))
     return tables
+
+
+def serving_tables(serving: Serving) -> list[TextTable]:
+    """Return the tables of `torchtraceap serving`."""
+    shown = [share for share in serving.attribution.items() if share[1] > 0]
+    rows = [(name, format_percent(share)) for name, share in shown]
+    tables = [
+        _titled("Phases", serving.phases),
+        _titled(f"Iterations, told apart by {serving.source}", serving.iterations),
+    ]
+    if serving.layers.facts["count"]:
+        tables.append(_titled(f"Layers of {serving.layers.facts['phase']}", serving.layers))
+    if len(serving.bubbles):
+        tables.append(_titled("Bubbles: what the host did", serving.bubbles))
+    tables.append(TextTable("Evidence for what kernels are", ("evidence", "GPU time"), rows))
+    if serving.notes:
+        tables.append(TextTable("Notes", ("",), [(note,) for note in serving.notes]))
+    return tables
+
+
+def _titled(title: str, table: ColumnTable) -> TextTable:
+    return replace(table_for_reading(table, limit=MAX_ROWS), title=title)
 
 
 def _files_table(summary: Summary) -> TextTable:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchtraceap.simulation.simulate import Simulation
     from torchtraceap.tables.events import EventRows
     from torchtraceap.tables.host import IdleTable
+    from torchtraceap.tables.serving.serving import Serving
     from torchtraceap.tables.tree import TreeView
     from torchtraceap.tables.windows import FeatureTable
 
@@ -247,7 +248,9 @@ class Trace(Ranks):
         """
         return self._table("stacks", rank, by=by)
 
-    def kernels(self, *, by: str = "name", rank: int | None = None) -> ColumnTable:
+    def kernels(
+        self, *, by: str = "name", rank: int | None = None, capture: PathLike | None = None
+    ) -> ColumnTable:
         """GPU events by name, op and stream: counts, times, grid, block.
 
         Args:
@@ -255,8 +258,9 @@ class Trace(Ranks):
                 numbers), "overlap" (operators, with what runs at the same time) or "event"
                 (every event).
             rank: Only this rank.
+            capture: With "event", as in `serving`.
         """
-        return self._table("kernels", rank, by=by)
+        return self._table("kernels", rank, by=by, capture=capture)
 
     def short_kernels(self, *, below_ns: int = 10_000, rank: int | None = None) -> ColumnTable:
         """Kernels shorter than `below_ns` by owner, with what launching them costs."""
@@ -365,6 +369,29 @@ class Trace(Ranks):
     def steps(self, *, rank: int | None = None) -> ColumnTable:
         """Every step with its timeline, how unusual it is and what differs in it."""
         return self._table("steps", rank)
+
+    def serving(
+        self,
+        *,
+        rank: int | None = None,
+        phase: str | None = None,
+        capture: PathLike | None = None,
+    ) -> Serving:
+        """Return the iterations of a serving engine: phases, tokens, layers, and the bubbles
+        between them.
+
+        Args:
+            rank: The rank; by default the first.
+            phase: Only iterations of prefill, decode, mixed, speculative, diffusion or idle.
+            capture: A trace of the capture of the CUDA graphs, or a folder with such: it tells the
+                operators behind replayed kernels.
+
+        Raises:
+            OptionError: There is no such rank or phase, or no trace at `capture`.
+        """
+        from torchtraceap.tables.serving.serving import build_serving
+
+        return build_serving(self, rank=rank, phase=phase, capture=capture)
 
     def collectives(self) -> ColumnTable:
         """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""

@@ -369,7 +369,8 @@ _KERNELS: tuple[tuple[str, str], ...] = (
     ("memory_set", r"^memset|rocclr_fillbuffer|fillfunctor"),
     ("kv_cache", r"reshape_and_cache|kv_cache|page_indices"),
     ("attention", r"fmha|flash_?(?:fwd|bwd|attn|attention)|flash::|attention|attn_|_attn|"
-     r"sdpa|efficient_attention|fwd_kernel_aligned|pagedattn|paged_att|(?:^|_)mha_"),
+     r"sdpa|efficient_attention|fwd_kernel_aligned|pagedattn|paged_att|(?:^|_)mha(?:_|$)|"
+     r"batch_?(?:decode|prefill)|(?:^|[_:])mla_(?:decode|fwd|prefill|sparse)"),
     ("triton", r"^triton_"),
     ("rope", r"rope|rotary"),
     ("ssm", r"selective_scan|mamba|causal_conv1d|chunk_scan|ssd_"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array
+from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.columns import Column, JsonCodes, TextCodes, encode_json, encode_texts
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.intervals import covered_before, overlaps, union
@@ -47,7 +47,12 @@ View = tuple[dict[str, Column], tuple[str, ...]]
 
 
 def build_kernels(
-    part: RankTrace, *, by: str = "name", short: bool = False, below_ns: int = SHORT_NS
+    part: RankTrace,
+    *,
+    by: str = "name",
+    short: bool = False,
+    below_ns: int = SHORT_NS,
+    capture: PathLike | None = None,
 ) -> ColumnTable:
     """Build the table of `Trace.kernels` for one rank, or if `short` that of `Trace.short_kernels`.
 
@@ -63,8 +68,10 @@ def build_kernels(
         return _short_kernels(part, below_ns)
     check_choice("by", by, TABLE.views)
     events = GpuEvents.of(part)
-    view = {"event": _by_event, "overlap": _by_overlap}.get(by)
-    columns, shown = view(events) if view else _grouped(events, by)
+    if by == "event":
+        columns, shown = _by_event(events, capture)
+    else:
+        columns, shown = _by_overlap(events) if by == "overlap" else _grouped(events, by)
     notes = gpu_notes(events)
     of_graphs = int((events.events_of_launch > 1).sum())
     if of_graphs:
@@ -153,7 +160,10 @@ def _triton(events: GpuEvents, first: Array) -> dict[str, Column]:
     }
 
 
-def _by_event(events: GpuEvents) -> View:
+def _by_event(events: GpuEvents, capture: PathLike | None) -> View:
+    from torchtraceap.tables.serving.attribution import EVIDENCE, attribute
+
+    known = attribute(events.part, capture)
     columns: dict[str, Column] = {
         "row": events.rows,
         "name": events.names,
@@ -175,6 +185,13 @@ def _by_event(events: GpuEvents) -> View:
     }
     for name, key, scale in _SHAPE_KEYS:
         columns[name] = events.number_arg(key) * scale
+    columns |= {
+        "operator": known.operator,
+        "module": known.module,
+        "layer": np.ma.array(known.layer, mask=known.layer < 0),
+        "role": known.role,
+        "attribution": TextCodes(known.evidence.astype(np.int32), EVIDENCE),
+    }
     shown = ("row", "name", "op", "stream", "since_first_ns", "duration_ns", "exclusive_ns")
     return columns, (*shown, "delay_ns", "grid", "block")
 
@@ -309,6 +326,12 @@ TABLE = TableSpec(
     options=(
         Option("short", "--short", "only kernels below --below-us, by owner", "flag", False),
         Option("below_ns", "--below-us", "what short means [10]", "microseconds", SHORT_NS, "US"),
+        Option(
+            "capture",
+            "--capture",
+            "with --by event: trace of the capture of CUDA graphs, or a folder with such",
+            metavar="PATH",
+        ),
     ),
     sql={
         "kernels": {},

@@ -1,0 +1,1 @@
+"""Serving engines: iterations, layers, bubbles, and the operators behind replayed kernels."""

@@ -1,0 +1,165 @@
+"""`served_iterations`: the iterations of a serving engine, and the GPU work that each launches.
+
+Note [Source]: the first of these that a trace has: annotations of the engine; `ProfilerStep`; steps
+that repeat on the main thread; replays of CUDA graphs, of which the shortest sequence that repeats
+is one iteration; else the whole trace is one. An iteration launches what is launched within its
+range on the host: under overlapped scheduling the GPU does that later, while the host prepares the
+next one, so each iteration has two spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import PHASES
+from torchtraceap.trace.ranks import RankTrace
+
+__all__ = ["ServedIterations", "busy_intervals", "idle_within", "served_iterations"]
+
+_OF_ROLE = {"prefill": "prefill", "decode": "decode", "mixed": "mixed", "diffusion": "diffusion"}
+_LEAST_REPEATS = 2
+"""Times that a sequence of graphs has to follow itself to be an iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedIterations:
+    """The iterations of a rank, by start; arrays have one entry each."""
+
+    source: str
+    """annotations, profiler steps, pattern, graphs or trace. See Note [Source]."""
+    start_ns: Array
+    """int64, host clock."""
+    end_ns: Array
+    """int64, host clock."""
+    marks: tuple[_core.IterationMark | None, ...]
+    """What the engine's annotation says; None where there is none."""
+    phase: tuple[str | None, ...]
+    """One of `PHASES`, or None where nothing tells."""
+    of_event: Array
+    """int64 `[gpu rows]`: the iteration that launched each of `tree.gpu_rows`, else -1."""
+    gpu_start_ns: Array
+    """int64, GPU clock: begin of the first event that each launched; -1 where it launched none."""
+    gpu_end_ns: Array
+    """int64, GPU clock: end of the last one; -1 where there is none."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def engine(self) -> str | None:
+        """vllm, sglang, atom, xdit or tensorrt-llm; None where no annotation names one."""
+        return next((mark.engine for mark in self.marks if mark), None)
+
+
+def served_iterations(part: RankTrace) -> ServedIterations:
+    """Return the iterations of a rank. See Note [Source]. O(n)."""
+    return part.cached("served_iterations", lambda: _build(part))
+
+
+def _build(part: RankTrace) -> ServedIterations:
+    table, tree = part.table, part.tree
+    rows = tree.iteration_rows().astype(np.int64)
+    marks: Sequence[_core.IterationMark | None]
+    if len(rows):
+        spans = np.stack([table.ts_ns[rows], table.ts_ns[rows] + table.dur_ns[rows]], axis=1)
+        texts = table.strings
+        marks = [_core.read_iteration_name(texts[name]) for name in table.name[rows].tolist()]
+        source = "annotations"
+    else:
+        source, spans = _spans_without_marks(part)
+        marks = [None] * len(spans)
+    calls = tree.launch[tree.gpu_rows]
+    launched = calls != _core.NO_ROW
+    called_ns = table.ts_ns[np.where(launched, calls, 0).astype(np.int64)]
+    of_event = np.searchsorted(spans[:, 0], called_ns, side="right").astype(np.int64) - 1
+    inside = launched & (of_event >= 0)
+    inside[inside] = called_ns[inside] <= spans[of_event[inside], 1]
+    of_event[~inside] = -1
+    start_ns = table.ts_ns[tree.gpu_rows]
+    first = np.full(len(spans), np.iinfo(np.int64).max)
+    last = np.full(len(spans), -1, dtype=np.int64)
+    np.minimum.at(first, of_event[inside], start_ns[inside])
+    np.maximum.at(last, of_event[inside], (start_ns + table.dur_ns[tree.gpu_rows])[inside])
+    first[last < 0] = -1
+    role = _OF_ROLE.get(tree.workload.role)
+    phases = [mark.phase if mark else role for mark in marks]
+    return ServedIterations(
+        source=source,
+        start_ns=spans[:, 0],
+        end_ns=spans[:, 1],
+        marks=tuple(marks),
+        phase=tuple(phase if phase in PHASES else None for phase in phases),
+        of_event=of_event,
+        gpu_start_ns=first,
+        gpu_end_ns=last,
+    )
+
+
+def _spans_without_marks(part: RankTrace) -> tuple[str, Array]:
+    """Return the source and the ranges, int64 `[iterations, 2]`, where no annotation tells."""
+    tree = part.tree
+    if tree.steps:
+        spans = [(step.start_ns, step.end_ns) for step in tree.steps]
+        return "pattern" if tree.steps_inferred else "profiler steps", np.array(spans, np.int64)
+    spans_of_graphs = _spans_of_graphs(part)
+    if len(spans_of_graphs):
+        return "graphs", spans_of_graphs
+    return "trace", np.array([tree.profiled], dtype=np.int64)
+
+
+def _spans_of_graphs(part: RankTrace) -> Array:
+    """Return an iteration for each time that the sequence of replayed graphs starts over.
+
+    Graphs are told apart by the names of what they run.
+    """
+    table, tree = part.table, part.tree
+    calls = np.flatnonzero(np.asarray(tree.api) == _core.ApiClass.GRAPH_LAUNCH)
+    offsets = tree.launched_offsets.astype(np.int64)
+    calls = calls[offsets[calls + 1] > offsets[calls]]
+    codes: dict[bytes, int] = {}
+    graphs = []
+    for call in calls.tolist():
+        work = tree.launched_rows[offsets[call] : offsets[call + 1]].astype(np.int64)
+        names = table.name[work[np.argsort(table.ts_ns[work], kind="stable")]]
+        graphs.append(codes.setdefault(names.tobytes(), len(codes)))
+    period, first = _repeating(graphs)
+    if not period:
+        return np.zeros((0, 2), dtype=np.int64)
+    starts = table.ts_ns[calls[first::period]]
+    ends = np.append(starts[1:], max(int(tree.profiled[1]), int(starts[-1]) + 1))
+    return np.stack([starts, ends - 1], axis=1)
+
+
+def _repeating(graphs: Sequence[int]) -> tuple[int, int]:
+    """Return the length of the sequence that repeats to the end, and where it first begins; (0, 0)
+    where none does."""
+    array = np.array(graphs, dtype=np.int64)
+    for period in range(1, len(array) // _LEAST_REPEATS + 1):
+        same = array[:-period] == array[period:]
+        different = np.flatnonzero(~same)
+        first = int(different[-1]) + 1 if len(different) else 0
+        # What comes before the first whole sequence may be cut off by the recording.
+        if len(array) - first >= _LEAST_REPEATS * period and first < period:
+            return period, first
+    return 0, 0
+
+
+def busy_intervals(part: RankTrace) -> Array:
+    """Return when the GPU works, int64 `[n, 2]`, sorted and disjoint; kept."""
+    return part.cached("busy intervals", lambda: _core.gpu_intervals(part.table, part.tree)["busy"])
+
+
+def idle_within(part: RankTrace, start_ns: int, end_ns: int) -> Array:
+    """Return the stretches of [start, end) without GPU work, int64 `[n, 2]`, GPU clock."""
+    busy = busy_intervals(part)
+    low = int(np.searchsorted(busy[:, 1], start_ns, side="right"))
+    high = int(np.searchsorted(busy[:, 0], end_ns, side="left"))
+    edges = np.concatenate([[start_ns], busy[low:high].ravel(), [end_ns]]).clip(start_ns, end_ns)
+    gaps = edges.reshape(-1, 2)
+    idle: Array = gaps[gaps[:, 1] > gaps[:, 0]]
+    return idle

@@ -1,0 +1,375 @@
+"""`build_serving`: where the time of one output token goes in the trace of a serving engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.formatting import format_ns, format_share, pluralize
+from torchtraceap.core.intervals import covered_before
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.rendering import Renderable
+from torchtraceap.core.results import PHASES
+from torchtraceap.core.table import ColumnTable
+from torchtraceap.errors import OptionError
+from torchtraceap.tables.gpu.gpu_events import GpuEvents, masked_integers
+from torchtraceap.tables.serving.attribution import Attribution, attribute
+from torchtraceap.tables.serving.bubbles import build_bubbles
+from torchtraceap.tables.serving.iterations import (
+    ServedIterations,
+    busy_intervals,
+    served_iterations,
+)
+from torchtraceap.tables.serving.roles import ROLES
+from torchtraceap.trace.ranks import Ranks, RankTrace
+
+__all__ = ["Serving", "build_serving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving(Renderable):
+    """The iterations of a serving engine, and what their time consists of."""
+
+    engine: str | None
+    """vllm, sglang, atom, xdit or tensorrt-llm; None where no annotation names one."""
+    source: str
+    """annotations, profiler steps, pattern, graphs or trace: what tells the iterations apart."""
+    iterations: ColumnTable
+    phases: ColumnTable
+    layers: ColumnTable
+    """GPU time of a typical iteration by layer and role; facts: `count`, `period`,
+    `covered_share`, `phase`."""
+    bubbles: ColumnTable
+    attribution: dict[str, float]
+    """Share of GPU time by evidence."""
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of `torchtraceap serving --json`."""
+        bubbles = self.bubbles.to_dict()
+        starts = bubbles["columns"].index("start_ns")
+        lengths = bubbles["columns"].index("duration_ns")
+        causes = bubbles["columns"].index("causes")
+        return {
+            "schema": "torchtraceap.serving/1",
+            "engine": self.engine,
+            "source": self.source,
+            "iterations": _records(self.iterations),
+            "phases": _records(self.phases),
+            "layers": {**self.layers.facts, "rows": _records(self.layers)},
+            "bubbles": [
+                {
+                    "start_ns": row[starts],
+                    "end_ns": row[starts] + row[lengths],
+                    "causes": row[causes],
+                }
+                for row in bubbles["rows"]
+            ],
+            "attribution": self.attribution,
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """Return the JSON text of `to_dict()`, ASCII only."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    @property
+    def headline(self) -> str:
+        """The first line of the report, such as "decode: 14.2 ms an iteration, ..."."""
+        rows = _records(self.phases)
+        if not rows:
+            return "No iteration was found."
+        row = max(rows, key=lambda each: (each["phase"] == "decode", each["iterations"]))
+        parts = [f"{row['phase'] or 'iterations'}: {format_ns(row['median_ns'])} an iteration"]
+        if row["requests"] is not None:
+            parts[0] += f", {pluralize(row['requests'], 'request')}"
+        if row["time_per_output_token_ns"] is not None:
+            parts[0] += f", {format_ns(row['time_per_output_token_ns'])} a token"
+        facts = self.layers.facts
+        if facts["count"]:
+            in_layers = sum(
+                each["gpu_ns"] for each in _records(self.layers) if each["layer"] is not None
+            )
+            each_ns = format_ns(round(in_layers / facts["count"]))
+            parts.append(f"{pluralize(facts['count'], 'layer')} of {each_ns}")
+        length = row["median_ns"] or 1
+        parts.append(f"communication {format_share(row['communication_ns'] / length)}")
+        parts.append(f"GPU busy {format_share(row['gpu_busy'])}")
+        return "; ".join(parts)
+
+
+def _records(table: ColumnTable) -> list[dict[str, Any]]:
+    document = table.to_dict()
+    return [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
+
+
+def build_serving(
+    trace: Ranks,
+    *,
+    rank: int | None = None,
+    phase: str | None = None,
+    capture: PathLike | None = None,
+) -> Serving:
+    """Describe the iterations of one rank.
+
+    Args:
+        trace: One or several ranks.
+        rank: The rank; by default the first.
+        phase: One of `PHASES`: leave out the other iterations.
+        capture: A trace of the capture of the CUDA graphs, or a folder with such; by default what
+            lies in `capture_traces` or `graph_capture_profile` beside the trace.
+
+    Raises:
+        OptionError: There is no such phase or rank, or `capture` holds no trace.
+    """
+    if phase is not None and phase not in PHASES:
+        raise OptionError(f"no phase {phase!r} (phases: {', '.join(PHASES)})")
+    notes = []
+    if rank is None and len(trace.ranks) > 1:
+        part = trace.ranks[0]
+        notes.append(f"Of {len(trace.ranks)} ranks this is rank {part.rank}; `rank` takes others.")
+    else:
+        part = trace.rank(rank)
+    attribution = attribute(part, capture)
+    notes += attribution.refused
+    iterations = served_iterations(part)
+    chosen = np.array(
+        [number for number, each in enumerate(iterations.phase) if phase in (None, each)],
+        dtype=np.int64,
+    )
+    lengths = _Lengths(part, iterations)
+    table = _iterations_table(part, iterations, lengths)
+    return Serving(
+        engine=iterations.engine,
+        source=iterations.source,
+        iterations=table.take(chosen),
+        phases=_phases_table(iterations, lengths, chosen),
+        layers=_layers_table(part, iterations, attribution, chosen),
+        bubbles=_bubbles_table(part, iterations, chosen),
+        attribution=attribution.shares(GpuEvents.of(part).duration_ns),
+        notes=(*notes, *_notes(iterations)),
+    )
+
+
+def _notes(iterations: ServedIterations) -> list[str]:
+    said = {
+        "annotations": "",
+        "profiler steps": "Iterations are the steps of the profiler; the engine marked none.",
+        "pattern": "Iterations were inferred from what the main thread repeats.",
+        "graphs": "Iterations were inferred from the replays of CUDA graphs.",
+        "trace": "No iteration is marked and nothing repeats: the whole trace counts as one.",
+    }[iterations.source]
+    return [said] if said else []
+
+
+class _Lengths:
+    """How long each iteration takes: from the end of the GPU work of the one before to that of its
+    own, so that lengths sum to the time that passes; on the host where nothing ran on a GPU."""
+
+    def __init__(self, part: RankTrace, iterations: ServedIterations) -> None:
+        tree = part.tree
+        self.host_ns = iterations.end_ns - iterations.start_ns
+        self.has_gpu = iterations.gpu_end_ns >= 0
+        end_ns = np.maximum.accumulate(iterations.gpu_end_ns)
+        before_ns = np.concatenate([[-1], end_ns[:-1]])
+        begin_ns = np.where(before_ns >= 0, before_ns, iterations.gpu_start_ns)
+        self.begin_ns = np.where(self.has_gpu, np.minimum(begin_ns, end_ns), 0)
+        self.end_ns = np.where(self.has_gpu, end_ns, 0)
+        self.ns = np.where(self.has_gpu, self.end_ns - self.begin_ns, self.host_ns)
+        busy = busy_intervals(part)
+        before = covered_before(busy, np.stack([self.begin_ns, self.end_ns], axis=1))
+        self.busy_ns = before[:, 1] - before[:, 0]
+        gap = np.stack([self.begin_ns, np.maximum(self.begin_ns, iterations.gpu_start_ns)], axis=1)
+        gap[~self.has_gpu] = 0
+        covered = covered_before(busy, gap)
+        self.bubble_ns = (gap[:, 1] - gap[:, 0]) - (covered[:, 1] - covered[:, 0])
+        inside = iterations.of_event >= 0
+        communication = inside & (
+            tree.gpu_class[tree.gpu_rows] == int(_core.GpuClass.COMMUNICATION)
+        )
+        self.communication_ns = np.zeros(len(iterations), dtype=np.int64)
+        np.add.at(
+            self.communication_ns,
+            iterations.of_event[communication],
+            part.table.dur_ns[tree.gpu_rows[communication]],
+        )
+
+
+def _tokens_in(mark: _core.IterationMark | None) -> int | None:
+    """Tokens of prompts that the iteration reads."""
+    if mark is None:
+        return None
+    return 0 if mark.prefill.requests == 0 else mark.prefill.tokens
+
+
+def _tokens_out(mark: _core.IterationMark | None, phase: str | None) -> int | None:
+    """Tokens that requests in generation get, one each. How many drafted ones are accepted is not
+    recorded, and neither is which prompts are complete."""
+    if mark is None or phase in (None, "speculative", "diffusion"):
+        return None
+    return mark.decode.requests
+
+
+def _batch(mark: _core.IterationMark | None) -> int | None:
+    """Rows of the batch: the tokens that run through the model at once."""
+    if mark is None:
+        return None
+    counts = (mark.prefill.tokens, mark.decode.tokens)
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else mark.requests
+
+
+def _iterations_table(
+    part: RankTrace, iterations: ServedIterations, lengths: _Lengths
+) -> ColumnTable:
+    marks = iterations.marks
+    gpu_start = np.ma.array(iterations.gpu_start_ns, mask=~lengths.has_gpu)
+    gpu_ns = np.ma.array(iterations.gpu_end_ns - iterations.gpu_start_ns, mask=~lengths.has_gpu)
+    pairs = list(zip(marks, iterations.phase, strict=True))
+    return ColumnTable(
+        {
+            "index": np.arange(len(iterations), dtype=np.int64),
+            "phase": encode_texts(iterations.phase),
+            "start_ns": iterations.start_ns,
+            "duration_ns": lengths.host_ns,
+            "gpu_start_ns": gpu_start,
+            "gpu_duration_ns": gpu_ns,
+            "length_ns": lengths.ns,
+            "requests": masked_integers([mark.requests if mark else None for mark in marks]),
+            "tokens_in": masked_integers([_tokens_in(mark) for mark in marks]),
+            "tokens_out": masked_integers([_tokens_out(*pair) for pair in pairs]),
+            "batch": masked_integers([_batch(mark) for mark in marks]),
+            "graph_batch": masked_integers([mark.graph_batch if mark else None for mark in marks]),
+            "bubble_ns": lengths.bubble_ns,
+            "busy_ns": lengths.busy_ns,
+            "communication_ns": lengths.communication_ns,
+        },
+        shown=(
+            "index", "phase", "length_ns", "duration_ns", "gpu_duration_ns", "requests",
+            "tokens_in", "tokens_out", "bubble_ns", "communication_ns",
+        ),
+    )  # fmt: skip
+
+
+def _phases_table(iterations: ServedIterations, lengths: _Lengths, chosen: Array) -> ColumnTable:
+    of_phase: dict[str | None, list[int]] = {}
+    for number in chosen.tolist():
+        of_phase.setdefault(iterations.phase[number], []).append(number)
+    names = sorted(of_phase, key=lambda phase: -sum(int(lengths.ns[i]) for i in of_phase[phase]))
+    rows = [_phase_row(name, np.array(of_phase[name]), iterations, lengths) for name in names]
+    columns: dict[str, Any] = {"phase": encode_texts(names)}
+    for key in ("iterations", "median_ns", "p95_ns", "requests"):
+        columns[key] = masked_integers([row[key] for row in rows])
+    columns["tokens_per_s"] = np.array([row["tokens_per_s"] for row in rows], dtype=np.float64)
+    columns["time_per_output_token_ns"] = masked_integers(
+        [row["time_per_output_token_ns"] for row in rows]
+    )
+    columns["gpu_busy"] = np.array([row["gpu_busy"] for row in rows], dtype=np.float64)
+    for key in ("host_ns", "communication_ns", "bubble_ns"):
+        columns[key] = masked_integers([row[key] for row in rows])
+    return ColumnTable(columns)
+
+
+def _phase_row(
+    phase: str | None, places: Array, iterations: ServedIterations, lengths: _Lengths
+) -> dict[str, Any]:
+    ns = lengths.ns[places]
+    marks = [iterations.marks[i] for i in places.tolist()]
+    tokens_in = [_tokens_in(mark) for mark in marks]
+    tokens_out = [_tokens_out(mark, phase) for mark in marks]
+    handled = {"prefill": [tokens_in], "mixed": [tokens_in, tokens_out]}.get(
+        phase or "", [tokens_out]
+    )
+    flat = [count for counts in handled for count in counts]
+    total_s = float(ns.sum()) / 1e9
+    known = total_s > 0 and all(count is not None for count in flat)
+    out = sum(count or 0 for count in tokens_out)
+    requests = [mark.requests for mark in marks if mark and mark.requests is not None]
+    whole = None not in tokens_out and out > 0
+    return {
+        "iterations": len(places),
+        "median_ns": round(float(np.median(ns))),
+        "p95_ns": round(float(np.quantile(ns, 0.95))),
+        "requests": round(float(np.median(requests))) if requests else None,
+        "tokens_per_s": sum(count or 0 for count in flat) / total_s if known else float("nan"),
+        "time_per_output_token_ns": round(float(ns.sum()) / out) if whole else None,
+        "gpu_busy": float(lengths.busy_ns[places].sum() / max(1, ns.sum())),
+        "host_ns": round(float(np.median(lengths.host_ns[places]))),
+        "communication_ns": round(float(np.median(lengths.communication_ns[places]))),
+        "bubble_ns": round(float(np.median(lengths.bubble_ns[places]))),
+    }
+
+
+def _layers_table(
+    part: RankTrace, iterations: ServedIterations, attribution: Attribution, chosen: Array
+) -> ColumnTable:
+    """GPU time by layer and role: medians over the iterations in which layers were found, of the
+    phase that takes most time."""
+    duration = GpuEvents.of(part).duration_ns
+    of_event = iterations.of_event
+    has_layers = np.zeros(len(iterations), dtype=bool)
+    has_layers[of_event[(of_event >= 0) & (attribution.layer >= 0)]] = True
+    candidates = [number for number in chosen.tolist() if has_layers[number]]
+    phase = _phase_with_most_time([iterations.phase[i] for i in candidates], iterations, candidates)
+    numbers = np.array([i for i in candidates if iterations.phase[i] == phase], dtype=np.int64)
+    used = np.isin(of_event, numbers) if len(numbers) else np.zeros(len(of_event), dtype=bool)
+    layer, role = attribution.layer[used], attribution.role.codes[used].astype(np.int64)
+    position = np.array([ROLES.index(text) for text in attribution.role.texts], dtype=np.int64)
+    role = position[role] if len(position) else role
+    # One row per layer and role; what lies outside of layers comes last.
+    code = np.where(layer >= 0, layer, int(layer.max(initial=-1)) + 1) * len(ROLES) + role
+    codes, cell = np.unique(code, return_inverse=True)
+    iteration = np.searchsorted(numbers, of_event[used])
+    ns = np.zeros((len(numbers), len(codes)), dtype=np.int64)
+    count = np.zeros_like(ns)
+    np.add.at(ns, (iteration, cell), duration[used])
+    np.add.at(count, (iteration, cell), 1)
+    layers = codes // len(ROLES)
+    outside = layers > int(layer.max(initial=-1))
+    total = int(duration[used].sum())
+    inside = layer[layer >= 0]
+    sizes = np.bincount(inside) // max(1, len(numbers))
+    return ColumnTable(
+        {
+            "layer": np.ma.array(layers, mask=outside),
+            "role": encode_texts(ROLES[i] for i in (codes % len(ROLES)).tolist()),
+            "kernels": _medians(count),
+            "gpu_ns": _medians(ns),
+        },
+        facts={
+            "phase": phase,
+            "count": len(sizes) or None,
+            "period": int(np.median(sizes)) if len(sizes) else None,
+            "covered_share": float(duration[used][layer >= 0].sum()) / total if total else 0.0,
+        },
+    )
+
+
+def _medians(values: Array) -> Array:
+    if not values.size:
+        return np.zeros(values.shape[1], dtype=np.int64)
+    medians: Array = np.rint(np.median(values, axis=0)).astype(np.int64)
+    return medians
+
+
+def _phase_with_most_time(
+    phases: Sequence[str | None], iterations: ServedIterations, numbers: Sequence[int]
+) -> str | None:
+    time: dict[str | None, int] = {}
+    for phase, number in zip(phases, numbers, strict=True):
+        span = int(iterations.gpu_end_ns[number] - iterations.gpu_start_ns[number])
+        time[phase] = time.get(phase, 0) + span
+    if "decode" in time:
+        return "decode"
+    return max(time, key=lambda phase: time[phase], default=None)
+
+
+def _bubbles_table(part: RankTrace, iterations: ServedIterations, chosen: Array) -> ColumnTable:
+    table = build_bubbles(part, iterations)
+    return table.take(np.flatnonzero(np.isin(table["iteration"], chosen)))

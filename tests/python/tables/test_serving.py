@@ -1,0 +1,278 @@
+"""Serving engines: iterations, phases, layers, bubbles and the operators behind replays."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served_model import Served
+
+import torchtraceap as ttap
+from torchtraceap.cli import main
+from torchtraceap.tables.serving.attribution import attribute
+from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
+from torchtraceap.tables.serving.roles import kernel_kind
+
+
+def load(served: Served, folder: Path, name: str = "trace.json") -> ttap.Trace:
+    path = folder / name
+    path.write_text(json.dumps(served.trace()))
+    return ttap.load(path)
+
+
+def records(table: Any) -> list[dict[str, Any]]:
+    document = table.to_dict()
+    return [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
+
+
+# ----------------------------------------------------------------------------- iterations
+
+
+@pytest.mark.parametrize(
+    ("annotation", "engine", "phase", "requests", "tokens_in", "tokens_out", "graph_batch"),
+    [
+        ("execute_context_0(0)_generation_{batch}({batch})", "vllm", "decode", 64, 0, 64, None),
+        ("execute_context_2(512)_generation_62(62)", "vllm", "mixed", 64, 512, 62, None),
+        ("execute_context_0(0)_generation_32(128)", "vllm", "speculative", 32, 0, None, None),
+        ("step[DECODE bs={batch}]", "sglang", "decode", 64, 0, 64, None),
+        ("step[EXTEND bs=2 toks=700]", "sglang", "prefill", 2, 700, 0, None),
+        ("step[TARGET_VERIFY bs=2]", "sglang", "speculative", 2, 0, None, None),
+        ("decode[bs=50/{batch} tok=50 d=50]", "atom", "decode", 50, 0, 50, 64),
+        ("execute_diffusion_1_1024x1024", "xdit", "diffusion", 1, None, None, None),
+        (
+            "[Executor] _forward_step 9: 0 ctx reqs, 64 gen reqs",
+            "tensorrt-llm",
+            "decode",
+            64,
+            0,
+            64,
+            None,
+        ),
+    ],
+)
+def test_annotations_tell_iterations(
+    annotation: str,
+    engine: str,
+    phase: str,
+    requests: int,
+    tokens_in: int | None,
+    tokens_out: int | None,
+    graph_batch: int | None,
+    tmp_path: Path,
+) -> None:
+    document = load(Served(annotation=annotation), tmp_path).serving().to_dict()
+    assert document["engine"] == engine
+    assert len(document["iterations"]) == 6
+    for row in document["iterations"]:
+        assert (row["phase"], row["requests"]) == (phase, requests)
+        assert (row["tokens_in"], row["tokens_out"]) == (tokens_in, tokens_out)
+        assert row["graph_batch"] == graph_batch
+
+
+def test_one_iteration_is_one(tmp_path: Path) -> None:
+    trace = load(Served(iterations=1), tmp_path)
+    assert len(trace.serving().iterations) == 1
+    assert [step.kind for step in trace.ranks[0].tree.steps] == ["decode"]
+
+
+def test_lengths_sum_to_the_time_that_passes(tmp_path: Path) -> None:
+    served = Served(iterations=5)
+    result = load(served, tmp_path).serving()
+    rows = records(result.iterations)
+    first, last = rows[0], rows[-1]
+    passed = last["gpu_start_ns"] + last["gpu_duration_ns"] - first["gpu_start_ns"]
+    assert sum(row["length_ns"] for row in rows) == passed
+    for row in rows[1:]:
+        assert row["length_ns"] == row["bubble_ns"] + row["gpu_duration_ns"]
+    (phase,) = records(result.phases)
+    assert phase["time_per_output_token_ns"] == round(passed / (5 * 64))
+    assert phase["tokens_per_s"] == pytest.approx(5 * 64 / (passed / 1e9))
+
+
+def test_graphs_tell_iterations_where_nothing_is_marked(tmp_path: Path) -> None:
+    document = load(Served(annotation="forward"), tmp_path).serving().to_dict()
+    assert document["engine"] is None
+    assert len(document["iterations"]) >= 5
+
+
+# ----------------------------------------------------------------------------- bubbles
+
+
+@pytest.mark.parametrize(
+    ("frame", "cause"),
+    [
+        ("vllm/v1/core/sched/scheduler.py(300): schedule", "scheduling"),
+        ("vllm/v1/worker/gpu_model_runner.py(9): _prepare_inputs", "input_preparation"),
+        ("vllm/v1/sample/sampler.py(40): forward", "sampling"),
+        ("vllm/v1/engine/detokenizer.py(8): update", "detokenizing"),
+        ("zmq/sugar/socket.py(700): recv", "waiting"),
+        ("Garbage collection", "garbage_collection"),
+        ("my_server.py(3): handle", "other_host_work"),
+    ],
+)
+@pytest.mark.parametrize("delay_us", [100.0, 5000.0])
+def test_a_delay_of_the_host_is_found_in_its_bubble(
+    frame: str, cause: str, delay_us: float, tmp_path: Path
+) -> None:
+    plain = load(Served(), tmp_path, "plain.json").serving().to_dict()
+    late = load(Served(delays_us={3: (frame, delay_us)}), tmp_path, "late.json").serving().to_dict()
+
+    def spent(document: dict[str, Any]) -> int:
+        return sum(bubble["causes"].get(cause, 0) for bubble in document["bubbles"])
+
+    for bubble in late["bubbles"]:
+        assert sum(bubble["causes"].values()) == bubble["end_ns"] - bubble["start_ns"]
+    assert spent(late) - spent(plain) == pytest.approx(delay_us * 1000, rel=0.02)
+    gaps = [row["bubble_ns"] for row in late["iterations"]]
+    assert gaps[3] - gaps[2] == pytest.approx(delay_us * 1000, rel=0.02)
+
+
+# ----------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize(
+    ("dense", "experts"), [(4, 0), (36, 0), (0, 24), (3, 58), (1, 26), (16, 16)]
+)
+def test_layers_are_counted(dense: int, experts: int, tmp_path: Path) -> None:
+    served = Served(dense=dense, experts=experts, iterations=2)
+    document = load(served, tmp_path).serving().to_dict()
+    assert document["layers"]["count"] == dense + experts
+    assert document["layers"]["covered_share"] > 0.9
+
+
+def test_roles_are_those_of_the_model(tmp_path: Path) -> None:
+    served = Served(dense=3, experts=10, iterations=1)
+    part = load(served, tmp_path).ranks[0]
+    found = attribute(part)
+    expected = [role for (_, _, role), _ in served.kernels()]
+    layers = [-1 if layer is None else layer for _, layer in served.kernels()]
+    assert found.role.to_list() == expected
+    assert found.layer.tolist() == layers
+
+
+def test_layers_keep_a_kernel_that_is_fused_elsewhere() -> None:
+    names = np.array([9, *(list(range(8)) * 12)])
+    names = np.delete(names, 4)  # the first layer lacks one
+    names[50] = 99  # and one kernel bears another name
+    layer = fold_layers(names, classes(names))
+    assert layer.max() + 1 == 12
+
+
+def test_layers_that_take_turns_are_counted_apart() -> None:
+    window = [0, 1, 2, 3, 4, 0, 5, 6]
+    full = [0, 1, 7, 3, 4, 0, 5, 6]
+    names = np.array((window + full) * 12)
+    found = KernelClasses(
+        norm=names == 0, attention=np.isin(names, [3]), product=np.isin(names, [1, 4, 5])
+    )
+    assert fold_layers(names, found).max() + 1 == 24
+
+
+def classes(names: Any) -> KernelClasses:
+    return KernelClasses(norm=names == 0, attention=names == 3, product=np.isin(names, [1, 4, 6]))
+
+
+def test_sequences_without_layers_have_none() -> None:
+    rng = random.Random(7)
+    for _ in range(100):
+        kinds = rng.randint(3, 40)
+        names = np.array([rng.randrange(kinds) for _ in range(rng.randint(50, 2000))])
+        assert (fold_layers(names, classes(names)) == -1).all()
+
+
+def test_training_has_no_layers(tmp_path: Path) -> None:
+    trace = Served().trace()
+    trace["traceEvents"].append(
+        {"ph": "X", "cat": "user_annotation", "name": "Optimizer.step#AdamW.step", "pid": 1,
+         "tid": 1, "ts": 900.0, "dur": 5.0, "args": {}}
+    )  # fmt: skip
+    (tmp_path / "training.json").write_text(json.dumps(trace))
+    document = ttap.load(tmp_path / "training.json").serving().to_dict()
+    assert document["layers"]["count"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("flash::flash_fwd_splitkv_combine_kernel", "attention"),
+        ("flashinfer::BatchDecodeWithPagedKVCacheKernel", "attention"),
+        ("deep_ep::internode_ll::combine", "combine"),
+        ("flashinfer::sampling::TopKTopPSamplingFromProbKernel", "sampling"),
+        ("triton_red_fused_add_rms_norm_2", "norm"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu", "experts"),
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "all_reduce"),
+        ("Memcpy DtoD (Device -> Device)", "metadata"),
+    ],
+)
+def test_names_tell_kinds(name: str, kind: str) -> None:
+    assert kernel_kind(name) == kind
+
+
+# ----------------------------------------------------------------------------- captures
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("streams", [1, 4])
+def test_a_capture_tells_operators(named: bool, streams: int, tmp_path: Path) -> None:
+    served = Served(dense=2, experts=6, node_ids=True, streams=streams, iterations=2)
+    trace = ttap.load(served.write(tmp_path, named=named))
+    result = trace.serving()
+    assert result.attribution["capture"] == 1.0
+    found = attribute(trace.ranks[0])
+    order = np.argsort(
+        trace.ranks[0].table.int_column("graph node id", rows=trace.ranks[0].tree.gpu_rows)[0],
+        kind="stable",
+    )
+    operators = [found.operator.to_list()[place] for place in order.tolist()]
+    expected = [operator for (operator, _, _), _ in served.kernels() for _ in range(2)]
+    assert operators == expected
+    rows = records(trace.kernels(by="event"))
+    assert {row["attribution"] for row in rows} == {"capture"}
+    assert {row["module"] for row in rows} >= {"DecoderLayer_0", "DecoderLayer_7"}
+
+
+def test_one_dispatch_more_loses_no_other(tmp_path: Path) -> None:
+    served = Served(dense=12, iterations=1)
+    path = served.write(tmp_path)
+    capture = served.capture()
+    events = capture["traceEvents"]
+    extra = dict(next(each for each in events if each["name"] == "cudaLaunchKernel"))
+    extra["args"] = {"kernel": "warm_up_kernel"}
+    extra["ts"] = events[1]["ts"] + 2.0
+    events.insert(2, extra)
+    (tmp_path / "capture_traces" / "graph.json").write_text(json.dumps(capture))
+    assert ttap.load(path).serving().attribution["capture"] == 1.0
+
+
+def test_captures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    served = Served(dense=12, iterations=1)
+    path = served.write(tmp_path)
+    graph = tmp_path / "capture_traces" / "graph.json"
+    others = {
+        "another model": Served(experts=12, dense=0).capture(),
+        "a smaller batch": served.capture(batch=32),
+        "cut off": {"traceEvents": served.capture()["traceEvents"][:100]},
+    }
+    for what, capture in others.items():
+        graph.write_text(json.dumps(capture))
+        result = ttap.load(path).serving()
+        assert result.attribution["capture"] == 0.0, what
+        assert any("capture fits" in note for note in result.notes), what
+
+
+def test_the_command_prints_what_the_function_returns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served()
+    path = served.write(tmp_path)
+    assert main(["serving", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads(ttap.load(path).serving().to_json())
+    assert main(["serving", str(path), "--phase", "decode"]) == 0
+    text = capsys.readouterr().out
+    assert "decode" in text and "4 layers" in text
+    assert main(["serving", str(path), "--capture", str(tmp_path / "none")]) == 2
