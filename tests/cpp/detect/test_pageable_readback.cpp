@@ -46,7 +46,8 @@ TEST_CASE("copies that are meant to wait are staged all the same", "[detect][pag
   for (const Readback& what : {Readback{.sync = true}, Readback{.api = "cudaMemcpy"}}) {
     const Finding finding = steps(what).judge("pageable_readback");
     CHECK(finding.verdict == Verdict::kPresent);
-    CHECK(finding.cost_ns == 6 * 900'000);
+    // The wait holds the host 15 us longer, by which it launches the next step late.
+    CHECK(finding.cost_ns == 6 * 900'000 + (what.sync ? 5 * 15'000 : 0));
     CHECK(fact(finding, "meant to wait") == "6");
   }
 }

@@ -60,7 +60,8 @@ TEST_CASE("gaps between queued kernels during a fetch are not the loader's",
   t.op("aten::conv2d", 6'200, 20).kernel("conv", 6'210, 3'500);
   const Finding finding = judge(kDetect, t);
   CHECK(finding.verdict == Verdict::kPresent);
-  CHECK(cost_us(finding) == 6'150 - (200 + 7 * 500 + 450));
+  // And the 60 us that the host needs for its next launch: the fetch took its lead.
+  CHECK(cost_us(finding) == 6'210 - (200 + 7 * 500 + 450));
   CHECK(finding.intervals.size() == 1);
 }
 

@@ -279,7 +279,7 @@ def test_texts_of_the_package_are_not_hidden(box: Toolbox) -> None:
     diagnosis, kernels = (json.loads(m["content"]) for m in model.seen[-1] if m["role"] == "tool")
     first = diagnosis["findings"]["rows"][0]
     assert first["title"] == "The training process loads its own data"
-    assert first["cost"]["text"] == "352 ms"
+    assert first["cost"]["text"] == "353 ms"
     assert {row["canonical"] for row in kernels["table"]["rows"]} == {"hidden"}
     assert {row["class"] for row in kernels["table"]["rows"]} == {"compute"}
 

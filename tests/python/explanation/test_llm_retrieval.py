@@ -86,7 +86,7 @@ def said(diagnosis: Any, question: str) -> str:
 def test_a_question_about_a_finding_gets_its_cost(diagnosis: Any) -> None:
     text = said(diagnosis, "Why is data loading slow?")
     finding = diagnosis.finding("single_process_data_loading")
-    assert "(single_process_data_loading): it costs 352 ms, 33.6 % of the profiled time" in text
+    assert "(single_process_data_loading): it costs 353 ms, 33.6 % of the profiled time" in text
     assert "A fix saves 51.4 ms of a step." in text
     assert finding.fix in text
 

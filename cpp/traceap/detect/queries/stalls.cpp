@@ -5,6 +5,7 @@
 
 #include "traceap/base/interrupt.hpp"
 #include "traceap/base/sums.hpp"
+#include "traceap/detect/queries/ranges.hpp"
 
 namespace traceap {
 
@@ -31,17 +32,121 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
   return set_clip(idle, {busy.front().start_ns, signals.profiled.end_ns});
 }
 
-std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls) {
+namespace {
+
+/// A moment at which the lead that a finding's calls have cost the host changes.
+struct LeadChange {
+  enum Kind : std::uint8_t { kHeld, kCharged, kIdle, kSynchronised };
+  std::int64_t at_ns;
+  Kind kind;
+  Interval interval;
+};
+
+/// Waits for a GPU at work, without those of `holds`. A copy call that waits counts as one.
+std::vector<Interval> other_waits(const Signals& signals, const IntervalSet& holds) {
+  std::vector<Interval> waits;
+  for (Row r : signals.api_rows) {
+    if (is_synchronisation(signals.api(r))) waits.push_back(interval_of(signals.table, r));
+  }
+  for (const Copy& copy : signals.copies) {
+    if (copy.launch == kNoRow || !is_host_device(copy.kind.direction)) continue;
+    const bool waited = copy.sync != kNoRow || copy.kind.memory == HostMemory::kPageable ||
+                        signals.api(copy.launch) == ApiClass::kCopy;
+    if (waited) waits.push_back(copy.host);
+  }
+  const CoverIndex held(holds), busy(signals.gpu.busy);
+  std::vector<Interval> others;
+  for (const Interval& wait : waits) {
+    const Interval call = signals.on_gpu_clock(wait);
+    if (held.covered_ns(call) == 0 && busy.covered_ns(call) > 0) others.push_back(call);
+  }
+  return others;
+}
+
+/// What the host does right behind a call for more than kRefillReachNs, while the GPU has nothing:
+/// it works on what it got.
+IntervalSet own_work_behind(const Signals& signals, const IntervalSet& holds) {
+  std::vector<Interval> pauses;
+  for (const Interval& hold : holds) {
+    const Row next = first_row_from(signals.table, signals.tree.gpu_rows, hold.end_ns);
+    const Interval moment{hold.end_ns, add_saturated(hold.end_ns, 1)};
+    if (next == kNoRow || covered_ns(signals.gpu.busy, moment) > 0) continue;
+    const Interval pause{hold.end_ns, signals.table.ts_ns[next]};
+    if (pause.length_ns() > kRefillReachNs) pauses.push_back(pause);
+  }
+  return make_union(std::move(pauses));
+}
+
+}  // namespace
+
+IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, std::vector<Interval> holds) {
+  for (Interval& hold : holds) hold = signals.on_gpu_clock(hold);
+  if (signals.gpu.busy.empty()) return cost;
+  // What the GPU did before its first event was not recorded.
+  const Interval recorded{signals.gpu.busy.front().start_ns, signals.profiled.end_ns};
+  const IntervalSet held = set_clip(make_union(std::move(holds)), recorded);
+  std::vector<LeadChange> changes;
+  for (const Interval& hold : held) changes.push_back({hold.start_ns, LeadChange::kHeld, hold});
+  for (const Interval& part : cost) changes.push_back({part.start_ns, LeadChange::kCharged, part});
+  for (const Interval& wait : other_waits(signals, held)) {
+    changes.push_back({wait.end_ns, LeadChange::kSynchronised, wait});
+  }
+  std::vector<Interval> waiting;
+  for (const IdleInterval& idle : signals.idle.intervals) {
+    if (idle.cause != IdleCause::kHostWait || idle.next_gpu_row == kNoRow) continue;
+    if (idle.interval.start_ns >= recorded.start_ns) waiting.push_back(idle.interval);
+  }
+  for (const Interval& idle : set_difference(make_union(std::move(waiting)), cost)) {
+    changes.push_back({idle.start_ns, LeadChange::kIdle, idle});
+  }
+  std::sort(changes.begin(), changes.end(), [](const LeadChange& a, const LeadChange& b) {
+    return a.at_ns != b.at_ns ? a.at_ns < b.at_ns : a.kind < b.kind;
+  });
+  const IntervalSet pauses = own_work_behind(signals, held);
+  const CoverIndex own_work(pauses);
+  std::int64_t lead_ns = 0;
+  std::vector<Interval> late(cost.begin(), cost.end());
+  for (const LeadChange& change : changes) {
+    poll_interrupt();
+    if (change.kind == LeadChange::kHeld) {
+      add_to(lead_ns, change.interval.length_ns());
+    } else if (change.kind == LeadChange::kSynchronised) {
+      lead_ns = 0;
+    } else {
+      const std::int64_t lost_ns = std::min(lead_ns, change.interval.length_ns());
+      lead_ns -= lost_ns;
+      const std::int64_t end_ns = change.interval.end_ns;
+      if (change.kind == LeadChange::kCharged || lost_ns == 0) continue;
+      if (own_work.covered_ns(change.interval) == 0) late.push_back({end_ns - lost_ns, end_ns});
+    }
+  }
+  return make_union(std::move(late));
+}
+
+IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, const std::vector<Row>& rows) {
+  const std::vector<std::uint8_t> launching = launching_tracks(signals);
+  std::vector<Interval> holds;
+  for (Row r : rows) {
+    if (launching[signals.table.track[r]] != 0) holds.push_back(interval_of(signals.table, r));
+  }
+  return with_lost_lead(signals, std::move(cost), std::move(holds));
+}
+
+std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls,
+                          const IntervalSet& late) {
   constexpr std::size_t kLeastEvents = 20;  // what a few do is not usual
   const std::size_t events = signals.tree.gpu_rows.size();
-  if (events < kLeastEvents + stalls.size()) return 0;
+  const std::size_t behind_waits = stalls.size() + late.size();
+  if (events < kLeastEvents + behind_waits) return 0;
+  const IntervalSet waits = set_union(stalls, late);
+  const CoverIndex known(waits);
   std::int64_t total_ns = 0;
   for (const IdleInterval& idle : signals.idle.intervals) {
-    if (idle.cause != IdleCause::kHostWait || covered_ns(stalls, idle.interval) > 0) continue;
+    if (idle.cause != IdleCause::kHostWait || known.covered_ns(idle.interval) > 0) continue;
     add_to(total_ns, std::min(idle.interval.length_ns(), kLaunchLatencyBoundNs));
   }
   constexpr std::int64_t kLeastGapNs = 5'000;  // less is the device's own latency
-  const std::int64_t usual_ns = total_ns / static_cast<std::int64_t>(events - stalls.size());
+  const std::int64_t usual_ns = total_ns / static_cast<std::int64_t>(events - behind_waits);
   return usual_ns < kLeastGapNs ? 0 : usual_ns;
 }
 
@@ -60,12 +165,12 @@ IntervalSet split_gaps(const IntervalSet& stalls, std::int64_t usual_ns, bool us
 
 }  // namespace
 
-IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls) {
-  return split_gaps(stalls, usual_gap_ns(signals, stalls), false);
+IntervalSet without_usual_gaps(const IntervalSet& stalls, std::int64_t usual_ns) {
+  return split_gaps(stalls, usual_ns, false);
 }
 
-IntervalSet usual_gaps_of(const Signals& signals, const IntervalSet& stalls) {
-  return split_gaps(stalls, usual_gap_ns(signals, stalls), true);
+IntervalSet usual_gaps_of(const IntervalSet& stalls, std::int64_t usual_ns) {
+  return split_gaps(stalls, usual_ns, true);
 }
 
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes) {

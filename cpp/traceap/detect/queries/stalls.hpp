@@ -21,15 +21,28 @@ IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals)
 /// without what waits for work outside the file, nor what lies before the first GPU event: what the
 /// GPU did there was not recorded.
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals);
+/// Note [Lost lead]: a host that is ahead of the GPU by some time loses that lead where something
+/// holds it so long, and what it launches next comes late until the lead is won back. Without the
+/// hold it would have come earlier by the whole length of it; so the GPU would have been saved
+/// what idles behind, up to that length. What of the length the GPU idled already, or copied in
+/// the open, is in the cost by itself. Another wait for a GPU at work ends this: the host comes out
+/// of that at the same distance either way.
+///
+/// A cost with the idle time in which the GPU waits for a host that these calls (host clock) have
+/// put behind, up to the length of each.
+IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, std::vector<Interval> holds);
+/// The same for rows, as far as their threads launch.
+IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, const std::vector<Row>& rows);
 /// Note [Usual gap]: where the host is late before most kernels, it would have been late before the
-/// one behind a wait, too. The usual gap is the mean over the GPU events behind no stall of the
-/// idle time before each in which it waits for the host, up to 100 us; a mean below 5 us, as where
-/// the host is ahead, counts as none. The last part of each stall, of that length, belongs to
-/// cpu_bound.
-std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls);
-/// Stalls without their usual gaps, and these alone.
-IntervalSet without_usual_gaps(const Signals& signals, const IntervalSet& stalls);
-IntervalSet usual_gaps_of(const Signals& signals, const IntervalSet& stalls);
+/// one behind a wait, too. The usual gap is the mean over the GPU events behind no stall, and not
+/// late by it (Note [Lost lead]), of the idle time before each in which it waits for the host, up
+/// to 100 us; a mean below 5 us, as where the host is ahead, counts as none. The last part of each
+/// stall, of that length, belongs to cpu_bound.
+std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls,
+                          const IntervalSet& late);
+/// Stalls without the last part of each that a host usually late takes, and these parts alone.
+IntervalSet without_usual_gaps(const IntervalSet& stalls, std::int64_t usual_ns);
+IntervalSet usual_gaps_of(const IntervalSet& stalls, std::int64_t usual_ns);
 /// GPU idle that has one of these causes.
 IntervalSet idle_with_cause(const Signals& signals, std::initializer_list<IdleCause> causes);
 /// What of fetches (GPU clock) the GPU waits for: idle whose cause is data loading. Other idle

@@ -73,10 +73,16 @@ ValueReads find_value_reads(const Signals& signals) {
   return found;
 }
 
-IntervalSet stalls_of_reads(const Signals& signals, const std::vector<ValueRead>& reads) {
-  std::vector<Interval> stalls;
-  for (const ValueRead& read : reads) stalls.push_back(stall_window(signals, read.host));
-  return unexplained_idle_inside(signals, std::move(stalls));
+ReadCost cost_of_reads(const Signals& signals, const std::vector<ValueRead>& reads) {
+  std::vector<Interval> stalls, holds;
+  for (const ValueRead& read : reads) {
+    holds.push_back(read.host);
+    stalls.push_back(stall_window(signals, read.host));
+  }
+  ReadCost cost{.stalls = unexplained_idle_inside(signals, std::move(stalls))};
+  cost.late = set_difference(with_lost_lead(signals, cost.stalls, std::move(holds)), cost.stalls);
+  cost.usual_gap_ns = usual_gap_ns(signals, cost.stalls, cost.late);
+  return cost;
 }
 
 }  // namespace traceap

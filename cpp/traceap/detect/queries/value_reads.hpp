@@ -19,7 +19,12 @@ struct ValueReads {
 
 /// .item(), nonzero, boolean masks, small .cpu(). O(n).
 ValueReads find_value_reads(const Signals& signals);
-/// GPU idle that these reads cost: see stall_window.
-IntervalSet stalls_of_reads(const Signals& signals, const std::vector<ValueRead>& reads);
+/// What these reads cost.
+struct ReadCost {
+  IntervalSet stalls;             ///< GPU idle behind each: see stall_window
+  IntervalSet late;               ///< what idles later, see Note [Lost lead]
+  std::int64_t usual_gap_ns = 0;  ///< see Note [Usual gap]
+};
+ReadCost cost_of_reads(const Signals& signals, const std::vector<ValueRead>& reads);
 
 }  // namespace traceap

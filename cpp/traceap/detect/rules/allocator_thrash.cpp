@@ -101,7 +101,8 @@ Finding detect(const Signals& signals) {
   Draft draft(kSaving);
   std::vector<Interval> stalls;
   for (Row r : calls.rows) stalls.push_back(stall_window(signals, interval_of(signals.table, r)));
-  draft.cost = unexplained_idle_inside(signals, std::move(stalls));
+  draft.cost =
+      with_lost_lead(signals, unexplained_idle_inside(signals, std::move(stalls)), calls.rows);
   draft.evidence = calls.rows;
   if (calls.mallocs > 0) draft.count("mallocs", calls.mallocs);
   if (calls.frees > 0) draft.count("frees", calls.frees);

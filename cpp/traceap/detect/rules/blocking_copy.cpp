@@ -43,14 +43,16 @@ Finding detect(const Signals& signals) {
     return absent();
   }
   Draft draft(kSaving);
-  std::vector<Interval> copied, stalls;
+  std::vector<Interval> copied, stalls, calls;
   for (const Copy* copy : uploads.blocking) {
     copied.push_back(interval_of(signals.table, copy->row));
     stalls.push_back(stall_window(signals, copy->host));
+    calls.push_back(copy->host);
     draft.evidence.push_back(copy->row);
   }
   draft.cost = set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
                          unexplained_idle_inside(signals, std::move(stalls)));
+  draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(calls));
   draft.count("copies", draft.evidence.size());
   if (uploads.bytes > 0) draft.bytes("bytes", uploads.bytes);
   return finish_finding(signals, std::move(draft));

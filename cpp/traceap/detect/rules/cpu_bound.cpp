@@ -237,8 +237,9 @@ Finding detect(const Signals& signals) {
     }
   }
   // Behind a wait a host that is always late is late as well: see Note [Usual gap].
-  const IntervalSet stalls = stalls_of_reads(signals, find_value_reads(signals).reads);
-  const IntervalSet idle = set_union(make_union(std::move(waits)), usual_gaps_of(signals, stalls));
+  const ReadCost reads = cost_of_reads(signals, find_value_reads(signals).reads);
+  const IntervalSet idle =
+      set_union(make_union(std::move(waits)), usual_gaps_of(reads.stalls, reads.usual_gap_ns));
   IntervalSet gaps = set_clip(idle, steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
   gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));

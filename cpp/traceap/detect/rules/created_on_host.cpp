@@ -101,19 +101,22 @@ Finding detect(const Signals& signals) {
     return seen ? absent() : abstain({missing_link(signals)});
   }
   Draft draft(kSaving);
-  std::vector<Interval> copied, waiting;
+  std::vector<Interval> copied, waiting, calls;
   std::vector<Row> filling;
   std::int64_t bytes = 0;
   for (const CreatedCopy& created : found) {
     copied.push_back(interval_of(signals.table, created.copy->row));
     waiting.push_back(signals.on_gpu_clock(interval_of(signals.table, created.filling)));
     waiting.push_back(stall_window(signals, created.copy->host));
+    calls.push_back(interval_of(signals.table, created.filling));
+    calls.push_back(created.copy->host);
     draft.evidence.push_back(created.moving);
     filling.push_back(created.filling);
     add_to(bytes, created.copy->bytes.value_or(0));
   }
   draft.cost = set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
                          unexplained_idle_inside(signals, std::move(waiting)));
+  draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(calls));
   draft.confidence = 0.7;  // that the tensor filled is the tensor copied, only their order tells
   draft.count("copies", found.size());
   if (bytes > 0) draft.bytes("bytes", bytes);

@@ -40,17 +40,22 @@ Finding detect(const Signals& signals) {
   }
   const CoverIndex copy_syncs(make_union(std::move(copies)));
   Draft draft(kSaving);
-  std::vector<Interval> stalls;
+  std::vector<Interval> stalls, holds;
   for (Row r : find_calls(signals)) {
     const Interval call = interval_of(signals.table, r);
     if (copy_syncs.covered_ns(call) == call.length_ns() && call.length_ns() > 0) continue;
     stalls.push_back(stall_window(signals, call));
+    holds.push_back(call);
     draft.evidence.push_back(r);
   }
   if (stalls.empty()) return absent();
   const std::size_t stalls_found = stalls.size();
   draft.cost = unexplained_idle_inside(signals, std::move(stalls));
-  if (stalls_found == 1) draft.confidence = 0.6;  // once: a measurement's end rather than a loop's
+  if (stalls_found == 1) {
+    draft.confidence = 0.6;  // once: a measurement's end rather than a loop's
+  } else {
+    draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(holds));
+  }
   draft.count("calls", draft.evidence.size());
   return finish_finding(signals, std::move(draft));
 }

@@ -17,6 +17,7 @@
 
 #include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
 namespace traceap {
@@ -229,10 +230,11 @@ Breaks find_breaks(const Signals& signals, const Names& names) {
 }
 
 /// GPU idle that the gap causes, and GPU events launched inside it.
-std::vector<Interval> cost_of(const Signals& signals, const std::vector<Break>& breaks) {
+IntervalSet cost_of(const Signals& signals, const std::vector<Break>& breaks) {
   const EventTable& table = signals.table;
-  std::vector<Interval> cost;
+  std::vector<Interval> cost, holds;
   for (const Break& b : breaks) {
+    holds.push_back(b.gap);
     const Interval gap = signals.on_gpu_clock(b.gap);
     if (!signals.has_gpu) {
       cost.push_back(gap);
@@ -251,7 +253,7 @@ std::vector<Interval> cost_of(const Signals& signals, const std::vector<Break>& 
       }
     }
   }
-  return cost;
+  return with_lost_lead(signals, make_union(std::move(cost)), std::move(holds));
 }
 
 /// No region at all: was something compiled that left no region in the trace?

@@ -19,10 +19,11 @@ constexpr std::size_t kMinRepeats = 2;
 /// What a host that is late anyway leaves before every kernel is not the wait's doing: cpu_bound
 /// has it (Note [Usual gap]). Where so little is left that it would not be material, all of the
 /// stalls count: a host that is late pays for the calls as well, which idle time does not show.
-IntervalSet stalls_of(const Signals& signals, const std::vector<ValueRead>& reads) {
-  IntervalSet stalls = stalls_of_reads(signals, reads);
-  IntervalSet excess = without_usual_gaps(signals, stalls);
-  return is_material(signals, total_length_ns(excess)) ? excess : stalls;
+IntervalSet idle_behind(const Signals& signals, const std::vector<ValueRead>& reads) {
+  const ReadCost cost = cost_of_reads(signals, reads);
+  IntervalSet excess = set_union(without_usual_gaps(cost.stalls, cost.usual_gap_ns), cost.late);
+  if (is_material(signals, total_length_ns(excess))) return excess;
+  return set_union(cost.stalls, cost.late);
 }
 
 Finding detect(const Signals& signals) {
@@ -30,9 +31,10 @@ Finding detect(const Signals& signals) {
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const EventTable& table = signals.table;
   const auto [syncs, unsized] = find_value_reads(signals);
-  const IntervalSet cost = stalls_of(signals, syncs);
+  const IntervalSet cost = idle_behind(signals, syncs);
   if (!is_material(signals, total_length_ns(cost)) && unsized.size() >= kMinRepeats) {
-    const std::int64_t possible_ns = total_length_ns(set_union(cost, stalls_of(signals, unsized)));
+    const std::int64_t possible_ns =
+        total_length_ns(set_union(cost, idle_behind(signals, unsized)));
     if (is_material(signals, possible_ns)) return abstain({"sizes of the copies"});
   }
   if (syncs.size() < kMinRepeats) return absent();

@@ -68,20 +68,24 @@ bool emptied_queue(const Signals& signals, const Copy& copy) {
 /// The copies where no kernel covers them, and idle time that is theirs: in the call, and behind
 /// the copy up to the next GPU event.
 IntervalSet cost_of(const Signals& signals, const std::vector<const Copy*>& copies) {
-  std::vector<Interval> copied, around;
+  std::vector<Interval> copied, around, calls;
   for (const Copy* copy : copies) {
     const Interval time = interval_of(signals.table, copy->row);
     const Row next = first_row_from(signals.table, signals.tree.gpu_rows, time.end_ns);
     copied.push_back(time);
-    if (copy->launch != kNoRow) around.push_back(signals.on_gpu_clock(copy->host));
+    if (copy->launch != kNoRow) {
+      around.push_back(signals.on_gpu_clock(copy->host));
+      calls.push_back(copy->host);
+    }
     if (next != kNoRow && emptied_queue(signals, *copy)) {
       around.push_back({time.end_ns, signals.table.ts_ns[next]});
     }
   }
   const IntervalSet own_idle = idle_with_cause(
       signals, {IdleCause::kMemoryCopy, IdleCause::kSynchronization, IdleCause::kLaunchLatency});
-  return set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
-                   set_intersection(make_union(std::move(around)), own_idle));
+  IntervalSet cost = set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
+                               set_intersection(make_union(std::move(around)), own_idle));
+  return with_lost_lead(signals, std::move(cost), std::move(calls));
 }
 
 Finding judge_uploads(const Signals& signals, const Uploads& uploads) {

@@ -98,16 +98,18 @@ Finding detect(const Signals& signals) {
   const Readbacks found = find_readbacks(signals);
   if (!found.repeats.repeat()) return without_readbacks(found);
   Draft draft(kSaving);
-  std::vector<Interval> copied, stalls;
+  std::vector<Interval> copied, stalls, calls;
   std::size_t awaited = 0;
   for (const Copy* copy : found.pageable) {
     if (is_meant_to_wait(signals, *copy)) ++awaited;
     copied.push_back(interval_of(signals.table, copy->row));
     stalls.push_back(stall_window(signals, copy->host));
+    calls.push_back(copy->host);
     draft.evidence.push_back(copy->row);
   }
   draft.cost = set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
                          unexplained_idle_inside(signals, std::move(stalls)));
+  draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(calls));
   draft.count("copies", draft.evidence.size());
   draft.bytes("bytes", found.bytes);
   draft.count("meant to wait", awaited);

@@ -26,7 +26,7 @@ Finding detect(const Signals& signals) {
     intervals.push_back(signals.on_gpu_clock(interval_of(signals.table, r)));
     longest_ns = std::max(longest_ns, signals.table.dur_ns[r]);
   }
-  draft.cost = idle_inside(signals, std::move(intervals));
+  draft.cost = with_lost_lead(signals, idle_inside(signals, std::move(intervals)), ranges.again);
   draft.evidence = ranges.again;
   draft.count("compilations", ranges.again.size());
   draft.duration("longest", longest_ns);

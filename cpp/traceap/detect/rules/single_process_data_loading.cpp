@@ -87,11 +87,13 @@ Finding detect(const Signals& signals) {
   }
   Draft draft(kSaving);
   draft.cost = idle_of_fetches(signals, std::move(loading));
+  const std::int64_t meanwhile_ns = total_length_ns(draft.cost);
+  draft.cost = with_lost_lead(signals, std::move(draft.cost), fetches);
   draft.evidence = fetches;
   draft.confidence = 0.97;  // torch writes the range itself
   draft.count("fetches", fetches.size());
   draft.duration("loader time", loading_ns);
-  if (signals.has_gpu) draft.duration("GPU idle meanwhile", total_length_ns(draft.cost));
+  if (signals.has_gpu) draft.duration("GPU idle meanwhile", meanwhile_ns);
   return finish_finding(signals, std::move(draft));
 }
 

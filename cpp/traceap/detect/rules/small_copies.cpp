@@ -45,16 +45,18 @@ Finding detect(const Signals& signals) {
   if (sizes_missing) return abstain({"sizes of the copies"});
   if (copies.empty()) return absent();
   Draft draft(kSaving);
-  std::vector<Interval> copied, waiting;
+  std::vector<Interval> copied, waiting, calls;
   std::int64_t bytes = 0;
   for (const Copy* copy : copies) {
     copied.push_back(interval_of(signals.table, copy->row));
     waiting.push_back(waiting_window(signals, *copy));
+    calls.push_back(copy->host);
     draft.evidence.push_back(copy->row);
     add_to(bytes, *copy->bytes);
   }
   draft.cost = set_union(set_difference(make_union(std::move(copied)), signals.gpu.compute),
                          unexplained_idle_inside(signals, std::move(waiting)));
+  draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(calls));
   draft.count("copies", copies.size());
   add_per_step_fact(signals, draft, "per step", copies.size());
   draft.bytes("bytes", bytes);

@@ -39,7 +39,8 @@ Finding detect(const Signals& signals) {
     draft.evidence.push_back(r);
   }
   if (draft.evidence.size() < kMinRepeats) return absent();
-  draft.cost = unexplained_idle_inside(signals, std::move(stalls));
+  draft.cost =
+      with_lost_lead(signals, unexplained_idle_inside(signals, std::move(stalls)), draft.evidence);
   draft.count("calls", draft.evidence.size());
   add_per_step_fact(signals, draft, "per step", draft.evidence.size());
   return finish_finding(signals, std::move(draft));

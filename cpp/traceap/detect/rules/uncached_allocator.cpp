@@ -23,7 +23,7 @@ Finding detect(const Signals& signals) {
   Draft draft(kSaving);
   std::vector<Interval> stalls;
   for (Row r : calls) stalls.push_back(stall_window(signals, interval_of(signals.table, r)));
-  draft.cost = unexplained_idle_inside(signals, std::move(stalls));
+  draft.cost = with_lost_lead(signals, unexplained_idle_inside(signals, std::move(stalls)), calls);
   const auto frees = static_cast<std::size_t>(std::count_if(
       calls.begin(), calls.end(), [&](Row r) { return gives_memory_back(signals.api(r)); }));
   draft.count("mallocs", calls.size() - frees);

@@ -58,16 +58,18 @@ Finding detect(const Signals& signals) {
   if (fetches.empty() || only_first_is_late(fetches)) return absent();
   Draft draft(kSaving);
   std::vector<Interval> intervals;
+  std::vector<Row> rows;
   std::size_t late = 0;
   std::int64_t longest_ns = 0;
   for (const Fetch& fetch : fetches) {
     intervals.push_back(fetch.interval);
+    rows.push_back(fetch.row);
     if (fetch.idle_ns < kLateNs) continue;
     ++late;
     longest_ns = std::max(longest_ns, fetch.idle_ns);
     draft.evidence.push_back(fetch.row);
   }
-  draft.cost = idle_of_fetches(signals, std::move(intervals));
+  draft.cost = with_lost_lead(signals, idle_of_fetches(signals, std::move(intervals)), rows);
   if (!signals.has_gpu && !signals.on_host) {
     draft.missing_signals.emplace_back("GPU events: the host's wait is counted as lost");
     draft.confidence = 0.6;  // the GPU may have had work queued
