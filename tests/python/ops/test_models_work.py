@@ -358,6 +358,7 @@ values = st.sampled_from(
      "0.5", "inf", "nan", "[-3, 2]", "__import__('os')", "9" * 40, "[[1]]"]
 )  # fmt: skip
 lists = st.lists(shapes | st.lists(shapes, max_size=3), max_size=16)
+registry_module.load_libraries()
 NAMES = sorted(registry_module._MODELS)
 
 
@@ -467,3 +468,18 @@ def test_a_range_is_counted_by_its_ends_where_its_memory_is_not_sized_yet() -> N
     assert written([0], "14", "0", "-4") == 4 * 8
     assert written([7], "", "", "") == 7 * 8
     assert written([0], "0", "14", "0") is None
+
+
+def test_models_of_libraries_are_imported_for_their_operators_alone() -> None:
+    """And a model that a user registered before stays in place of the library's own."""
+    program = (
+        "import sys\n"
+        "from torchtraceap.ops.models import Work, model_of, register, work_of\n"
+        "library = 'torchtraceap.ops.models.moe'\n"
+        "own = register('aiter::rms_norm')(lambda call: Work(1, 2, 3))\n"
+        "assert model_of('aten::mm') and not model_of('AddmmBackward')\n"
+        "assert not model_of('torch::autograd::AccumulateGrad') and library not in sys.modules\n"
+        "assert model_of('_moe_C::moe_align_block_size') or model_of('FusedRoPEFunc')\n"
+        "assert library in sys.modules and model_of('aiter::rms_norm').model is own\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

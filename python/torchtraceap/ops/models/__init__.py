@@ -14,25 +14,16 @@ from torchtraceap.ops.models import (  # noqa: F401  (importing them registers t
     convolution,
     copies,
     elementwise,
-    fused_norm,
     gemm,
-    hyper_connections,
     indexing,
-    library_gemm,
-    moe,
     normalization,
     optimizer,
-    paged_attention,
     pooling,
-    quantization,
     reduction,
-    rotary,
     softmax,
-    state_space,
 )
-from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.arguments import BATCH, OpCall, Tensor, UnknownWorkError
 from torchtraceap.ops.models.families import FAMILIES, family_of
-from torchtraceap.ops.models.paged_attention import BATCH
 from torchtraceap.ops.models.registry import Model, Work, model_of, register, work_of
 
 __all__ = [

@@ -23,6 +23,7 @@ from torchtraceap.core.dtypes import FP32, INT16, DType, dtype_of_code, parse_dt
 from torchtraceap.core.records import dataclass
 
 __all__ = [
+    "BATCH",
     "Argument",
     "OpCall",
     "Tensor",
@@ -104,6 +105,15 @@ class Argument:
     """True if nothing was passed, or something that the profiler does not record."""
     text: str | None
     """Concrete value; None if the trace has none."""
+
+
+_LENGTHS = r"\(sq(\d{1,15})sk(\d{1,15})sqsq(\d{1,15})sqsk(\d{1,15})\)"
+BATCH = re.compile(rf"context_\d+{_LENGTHS}_generation_\d+{_LENGTHS}")
+"""Pattern of a serving engine's range that describes the batch of its calls (`OpCall.batch`).
+
+For prompts and for continued sequences it names the sums of the queries, of the keys, of the
+squared queries, and of queries times keys over the sequences.
+"""
 
 
 class OpCall:

@@ -8,14 +8,18 @@ that the slots name are written.
 
 from __future__ import annotations
 
-import re
-
 from torchtraceap.core.records import dataclass
-from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError, optional_bytes
+from torchtraceap.ops.models.arguments import (
+    BATCH,
+    OpCall,
+    Tensor,
+    UnknownWorkError,
+    optional_bytes,
+)
 from torchtraceap.ops.models.attention import Heads, Mask, flash, tile_padding, varlen
 from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
-__all__ = ["BATCH", "rows_written"]
+__all__ = ["rows_written"]
 
 
 _NO_LENGTHS = "how much of the cache of keys and values is used is not recorded"
@@ -245,14 +249,6 @@ def sparse_prefill(call: OpCall) -> Work:
 
 
 # ----------------------------------------------------------- lengths that the engine's range names
-
-_LENGTHS = r"\(sq(\d{1,15})sk(\d{1,15})sqsq(\d{1,15})sqsk(\d{1,15})\)"
-BATCH = re.compile(rf"context_\d+{_LENGTHS}_generation_\d+{_LENGTHS}")
-"""Pattern of a serving engine's range that describes its batch.
-
-For prompts and for continued sequences it names the sums of the queries, of the keys, of the
-squared queries, and of queries times keys over the sequences.
-"""
 
 
 @register("vllm::unified_attention", "vllm::unified_attention_with_output", composite=True,

@@ -7,7 +7,8 @@ the trace says too little, because no numbers are better than wrong ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 from torchtraceap.core.records import dataclass
@@ -17,6 +18,7 @@ from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 __all__ = [
     "Model",
     "Work",
+    "load_libraries",
     "model_of",
     "register",
     "register_unknown_work",
@@ -76,6 +78,19 @@ class RegisteredModel(Renderable):
 
 
 _MODELS: dict[str, RegisteredModel] = {}
+_LIBRARIES = (
+    "fused_norm",
+    "hyper_connections",
+    "library_gemm",
+    "moe",
+    "paged_attention",
+    "quantization",
+    "rotary",
+    "state_space",
+)
+"""Modules with models of libraries' operators alone, imported when a trace has such an operator."""
+_LIBRARY_FUNCTIONS = ("FusedRoPEFunc", "MambaSplitConv1dScanCombinedFn")
+"""Their operators that are named without a namespace."""
 
 
 def register(
@@ -115,6 +130,28 @@ def register_unknown_work(reason: str, *names: str) -> None:
 
 def model_of(name: str) -> RegisteredModel | None:
     """Find the model of an operator by its name, or by the name without `_` or overload."""
+    found = _registered(name)
+    if found is None and _may_be_of_library(name):
+        load_libraries()
+        found = _registered(name)
+    return found
+
+
+def _may_be_of_library(name: str) -> bool:
+    namespace, colons, _ = name.partition("::")
+    return name in _LIBRARY_FUNCTIONS or (bool(colons) and namespace not in ("aten", "torch"))
+
+
+@cache
+def load_libraries() -> None:
+    """Import the models of libraries' operators; what was registered before stays."""
+    own = dict(_MODELS)
+    for name in _LIBRARIES:
+        import_module(f"{__package__}.{name}")
+    _MODELS.update(own)
+
+
+def _registered(name: str) -> RegisteredModel | None:
     found = _MODELS.get(name)
     if found is None and name.endswith("_") and not name.endswith("__"):
         found = _MODELS.get(name[:-1])
