@@ -264,6 +264,22 @@ def test_captures_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert any("capture fits" in note for note in result.notes), what
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, '[{"file": 3, "batch_size": "x"}]', "[1]"]
+)
+def test_damaged_details_of_captures_cost_nothing(text: str, tmp_path: Path) -> None:
+    path = Served(iterations=1).write(tmp_path)
+    (tmp_path / "capture_traces" / "execution_details.json").write_text(text)
+    assert ttap.load(path).serving().attribution["capture"] == 1.0
+
+
+def test_what_is_no_trace_among_captures_is_said(tmp_path: Path) -> None:
+    path = Served(iterations=1).write(tmp_path)
+    (tmp_path / "capture_traces" / "graph.json").write_text('{"a": 1}')
+    notes = ttap.load(path).serving().notes
+    assert any("graph.json is no trace of a capture" in note for note in notes)
+
+
 def test_the_command_prints_what_the_function_returns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,6 @@ another model, batch or backend, and half of it would be worse than none.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
@@ -25,7 +24,8 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.formatting import pluralize
 from torchtraceap.core.records import dataclass
-from torchtraceap.errors import OptionError, ParseError
+from torchtraceap.core.stored import parse_value, read_stored
+from torchtraceap.errors import MissingFileError, OptionError, ParseError, SchemaError
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.ops.models.families import family_of
 from torchtraceap.trace.ranks import RankTrace
@@ -136,13 +136,12 @@ def _is_trace(path: Path) -> bool:
 
 
 def _read_details(path: Path) -> dict[str, int]:
-    """Return the batch of each file, by its name, as vLLM and SGLang note it beside the traces."""
-    place = path / _DETAILS
-    if not place.is_file() or place.stat().st_size > _MOST_DETAILS_BYTES:
-        return {}
+    """Return the batch of each file, by its name, as vLLM and SGLang note it beside the traces; it
+    only decides which file is tried first, so a file that is damaged tells nothing."""
     try:
-        entries = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        text = read_stored(path / _DETAILS, most=_MOST_DETAILS_BYTES)
+        entries = parse_value(text, _DETAILS)
+    except (MissingFileError, SchemaError):
         return {}
     found = {}
     for entry in entries if isinstance(entries, list) else []:
