@@ -549,3 +549,51 @@ def test_shared_cases_of_groups_roles_and_causes() -> None:
             )
     for each in diagnose("jax_collectives").findings:
         assert "torch.distributed" not in f"{each.fix} {each.code}"
+
+
+WAITS = {"host_sync_in_loop", "explicit_synchronize", "blocking_copy", "high_memcpy"}
+COLLECTIVES = {"nccl_blocks_main_stream", "nccl_compute_not_overlapped", "small_nccl_kernels"}
+LATE_HOST = {"cpu_bound", "tiny_kernels", "host_silence", "guard_evaluation"}
+TRAINING = {"needless_gradient_sync", "one_bucket_ddp", "per_parameter_all_reduce",
+            "unprefetched_parameters", "broadcast_buffers", "unfused_optimizer"}  # fmt: skip
+ANY = None
+"""Nothing at all may be found beside what is expected."""
+
+
+@needs_cases
+@pytest.mark.parametrize(
+    ("case", "expected", "forbidden"),
+    [
+        ("overlong_kernels", set(), ANY),
+        ("zero_timestamps", set(), ANY),
+        ("gpu_records_in_two_of_32_steps", set(), ANY),
+        ("first_kernels_dropped", set(), ANY),
+        ("xpu_kernels_missing", set(), ANY),
+        ("jax_cut_at_its_limit", set(), ANY),
+        ("diff_with_lost_records/before.json.gz", set(), ANY),
+        ("diff_with_lost_records/after.json.gz", set(), ANY),
+        ("profiler_start_skew", set(), ANY),
+        ("custom_all_reduce_waits_at_start", set(), ANY),
+        ("recording_without_load", set(), ANY),
+        ("two_ranks_in_one_file", set(), ANY),
+        ("gaps_within_a_graph", set(), ANY),
+        ("unclosed_c_calls", set(), ANY),
+        ("stages", {"pipeline_bubble"}, ANY),
+        ("slowed_by_a_collective", {"compute_slowed_by_communication"}, ANY),
+        ("python_between_steps", {"cpu_bound"}, ANY),
+        ("guards", {"cpu_bound", "guard_evaluation"}, ANY),
+        ("two_kinds_of_steps", {"cpu_bound"}, WAITS | COLLECTIVES | TRAINING),
+        ("amd_compute_stream_missing", {"nccl_compute_not_overlapped"}, WAITS | LATE_HOST),
+        ("late_in_one_pair", {"straggler"}, WAITS | LATE_HOST | TRAINING | {"rotating_pauses"}),
+        ("hidden_all_to_alls", set(), COLLECTIVES | LATE_HOST | TRAINING),
+        ("expert_parallel", {"nccl_blocks_main_stream"}, WAITS | LATE_HOST | TRAINING),
+        ("fused_all_reduce", {"nccl_blocks_main_stream"}, WAITS | LATE_HOST | TRAINING),
+        ("jax_collectives", {"nccl_blocks_main_stream"}, WAITS | LATE_HOST | TRAINING),
+    ],
+)
+def test_what_is_and_what_must_not_be_found_in_shared_cases(
+    case: str, expected: set[str], forbidden: set[str] | None
+) -> None:
+    found = types(ttap.load(CASES / case).diagnose())
+    assert expected <= found
+    assert not (found - expected if forbidden is None else found & forbidden)
