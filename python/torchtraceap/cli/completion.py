@@ -1,7 +1,8 @@
 """The command `completion`: scripts by which shells complete commands, options and values.
 
 The scripts are made from the parsers of all commands, so they hold what this version takes. They
-name files where nothing else fits: a path is an argument of every command.
+name files where nothing else fits: a path is an argument of every command. shtab is not used: it
+completes neither a path as the first word nor the options of the command that a path stands for.
 """
 
 from __future__ import annotations
