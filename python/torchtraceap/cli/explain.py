@@ -61,6 +61,7 @@ add_model = arguments(
     ),
     option("--llm-max-calls", type=positive, metavar="N", help="answers that are asked for [50]"),
     option("--llm-max-tokens", type=positive, metavar="N", help="of prompts and answers [200000]"),
+    option("--llm-max-answer", type=positive, metavar="N", help="tokens of one answer [1500]"),
     option("--llm-max-usd", type=float, metavar="X", help="what it may cost; needs --llm-prices"),
     option("--llm-prices", metavar="YAML", help="prices of models, docs/explanations.md"),
 )
@@ -79,6 +80,7 @@ def model_of(options: Options) -> ModelSettings | None:
         timeout_s=options.llm_timeout,
         max_calls=options.llm_max_calls,
         max_tokens=options.llm_max_tokens,
+        max_answer_tokens=options.llm_max_answer,
         max_usd=options.llm_max_usd,
         prices=Path(options.llm_prices) if options.llm_prices else None,
     )

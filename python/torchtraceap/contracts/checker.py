@@ -26,7 +26,6 @@ from torchtraceap.contracts.measures.events import is_without_gpu
 from torchtraceap.contracts.measures.measurement import Measurement, measure_rank
 from torchtraceap.contracts.measures.predicted import launching_row
 from torchtraceap.contracts.measures.vocabulary import MEASURES, base_of, is_per_step
-from torchtraceap.contracts.places import frame_of
 from torchtraceap.contracts.result import (
     FAILED,
     INCONCLUSIVE,
@@ -49,6 +48,7 @@ from torchtraceap.core.results import EventStart
 from torchtraceap.errors import TraceError
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.detection import detect, judge, present_findings
+from torchtraceap.tables.frames import frame_of
 from torchtraceap.tables.gpu.recorded_device import recorded_device
 from torchtraceap.tables.quality import why_not_comparable
 from torchtraceap.trace.ranks import Ranks, RankTrace

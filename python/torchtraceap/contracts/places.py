@@ -1,10 +1,6 @@
-"""Find the place in the program that an event belongs to.
+"""Find the line of the program that an event of a recording at hand belongs to.
 
-Python frames tell it where they were recorded (with_stack=True): the innermost one that is neither
-torch's own nor built in. An event of the backward pass has no frame of the program around it; there
-it is that of the operator of the forward pass. Without frames it is the innermost range that the
-program named, else the module, else the outermost operator (`frame_of`). While the recording is at
-hand, `CallLines` finds the line as well.
+`tables/frames.py` finds the frame in any trace, `CallLines` the line while torch's profiler lives.
 
 Note [Lines of calls]: in a trace a Python frame has the line where its function begins. The
 profiler knows more as long as it lives: for every call that a frame makes, the line of the frame
@@ -21,24 +17,18 @@ import linecache
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torchtraceap._core import NO_ROW
-from torchtraceap.contracts.result import Frame
 from torchtraceap.core.codes import EventKind
 from torchtraceap.core.records import dataclass
+from torchtraceap.tables.frames import FRAME, rows_above
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["CallLines", "Place", "frame_of", "relative_path"]
+__all__ = ["CallLines", "Place", "relative_path"]
 
-_FRAME = re.compile(r"(?P<file>.+?)\((?P<line>[0-9]{1,9})\): (?P<function>.+)", re.DOTALL)
-_OF_TORCH = re.compile(r"(^|[/\\])(torch|torchtraceap)[/\\]")
-_MODULE = "nn.Module: "
-_MARKS = ("ProfilerStep", "Optimizer.", "enumerate(DataLoader)", "Torch-Compiled Region")
-_LONGEST_STACK = 4096
 _OUR_FOLDER = str(Path(__file__).resolve().parents[1])
 
 
@@ -91,9 +81,9 @@ class CallLines:
         row = launch if launch != NO_ROW else row
         innermost = None
         below = row  # what the frame called, on the way to the event
-        for around in _rows_above(part, row):
+        for around in rows_above(part, row):
             if table.kind[around] == EventKind.PYTHON_FUNCTION:
-                found = _FRAME.fullmatch(table.name_of(around))
+                found = FRAME.fullmatch(table.name_of(around))
                 if found is not None:
                     file = _resolve_path(found["file"])
                     if not _is_library(file):
@@ -272,52 +262,3 @@ def _gives(node: ast.AST, name: str) -> bool:
     if isinstance(node, ast.Compare):
         return any(isinstance(each, wanted) for each in node.ops)
     return isinstance(node, (ast.BinOp, ast.AugAssign, ast.UnaryOp)) and isinstance(node.op, wanted)
-
-
-def frame_of(part: RankTrace, row: int) -> Frame | None:
-    """Return the frame around an event, GPU events by their launch; None where nothing tells."""
-    tree = part.tree
-    launch = int(tree.launch[row])
-    around = list(_rows_above(part, launch if launch != NO_ROW else row))
-    found = _frame_among(part, around)
-    if found is None or found.kind != "python":
-        links = (int(tree.forward[each]) for each in around)
-        forward = next((link for link in links if link != NO_ROW), None)
-        if forward is not None:
-            found = _frame_among(part, list(_rows_above(part, forward))) or found
-    return found
-
-
-def _rows_above(part: RankTrace, row: int) -> Iterator[int]:
-    """Yield a row of the host and those around it, innermost first."""
-    if part.tree.host_position[row] == NO_ROW:
-        return
-    for _ in range(_LONGEST_STACK):
-        yield row
-        row = int(part.tree.parent[row])
-        if row == NO_ROW:
-            return
-
-
-def _frame_among(part: RankTrace, rows: list[int]) -> Frame | None:
-    table = part.table
-    fallback: dict[str, Frame] = {}
-    of_torch: Frame | None = None
-    for row in rows:
-        kind, name = int(table.kind[row]), table.name_of(row)
-        if kind == EventKind.PYTHON_FUNCTION:
-            if name.startswith(_MODULE):
-                fallback.setdefault("module", Frame("module", name.removeprefix(_MODULE)))
-            elif found := _FRAME.fullmatch(name):
-                frame = Frame("python", found["function"], found["file"], int(found["line"]))
-                if not _OF_TORCH.search(found["file"]) and not found["file"].startswith("<"):
-                    return frame
-                of_torch = of_torch or frame
-        elif name.startswith(_MARKS):
-            continue
-        elif kind == EventKind.USER_ANNOTATION:
-            fallback.setdefault("annotation", Frame("annotation", name))
-        elif kind == EventKind.CPU_OP:
-            fallback["operator"] = Frame("operator", name)
-    chosen = (fallback.get(kind) for kind in ("annotation", "module", "operator"))
-    return of_torch or next((frame for frame in chosen if frame is not None), None)

@@ -6,28 +6,12 @@ from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import EventStart, Json, Result
+from torchtraceap.tables.frames import Frame
 
 __all__ = ["FAILED", "INCONCLUSIVE", "PASSED", "CheckResult", "Frame", "KeyResult"]
 
 PASSED, FAILED, INCONCLUSIVE = "passed", "failed", "inconclusive"
 SCHEMA = "torchtraceap.check/1"
-
-
-@dataclass(frozen=True, slots=True)
-class Frame(Result):
-    """The place in the program that an event belongs to."""
-
-    kind: str
-    """"python": a frame, which `file` and `line` are of; else "module", "annotation" or
-    "operator", where the trace has no frames around the event."""
-    name: str
-    file: str | None = None
-    line: int | None = None
-
-    def __str__(self) -> str:
-        if self.kind == "python" and self.file:
-            return f"{self.file}:{self.line}, in {self.name}"
-        return f"the {self.kind} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)

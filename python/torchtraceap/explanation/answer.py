@@ -7,13 +7,12 @@ parsed, and everything that is wrong with it is one `AnswerError`, which a repai
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal
 
 from torchtraceap.errors import MissingDependencyError
-from torchtraceap.explanation.language_model import AnswerError
+from torchtraceap.explanation.language_model import AnswerError, without_thoughts
 from torchtraceap.explanation.pack import Pack
 from torchtraceap.explanation.verdict import Citation, Verdict
 
@@ -36,11 +35,10 @@ __all__ = ["VerdictAnswer", "json_schema", "read_answer", "to_verdict"]
 _MOST_LETTERS = 1 << 16
 _DEEPEST = 16
 """Brackets within brackets; an answer needs three."""
-_MOST_STARTS = 32
+_MOST_STARTS = 256
 """Places at which an object may begin, of those that are tried."""
 _MOST_WORDS = 60
 _MOST_PROBLEMS = 6
-_FENCED = re.compile(r"```[A-Za-z]*\s(.*?)```", re.DOTALL)
 _KEPT = frozenset(
     ["additionalProperties", "anyOf", "enum", "items", "properties", "required", "type"]
 )
@@ -123,15 +121,16 @@ def _strict(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def read_answer(text: str, pack: Pack) -> VerdictAnswer:
-    """Return the answer in a text, which may stand in a fence or between prose.
+    """Return the answer in a text, which may stand in a fence or between prose. Of several complete
+    objects the last one counts: what comes before is a draft.
 
     Raises:
         AnswerError: No object in the text fits the schema.
     """
     if len(text) > _MOST_LETTERS:
         raise AnswerError(f"The answer has more than {_MOST_LETTERS} characters.")
-    objects = (each for part in (*_FENCED.findall(text), text) for each in _objects(part))
-    found = next((each for each in objects if "verdict" in each), None)
+    objects = [each for each in _objects(without_thoughts(text)) if "verdict" in each]
+    found = objects[-1] if objects else None
     if found is None:
         raise AnswerError('The answer holds no complete JSON object with a "verdict".')
     try:

@@ -9,6 +9,11 @@ is asked by the next; it never climbs back by itself, but a stored dialect ends 
 Note [Parameters]: some models refuse parameters that others need, such as a temperature. One that a
 server says it doesn't support is left out.
 
+Note [Thoughts]: models that think before they answer do so at length and for money. Where a server
+takes `chat_template_kwargs` (llama.cpp, vLLM, SGLang), it is asked to leave that out. What they
+think all the same, as `reasoning_content`, parts of the content or in tags, counts as tokens and is
+no part of the answer.
+
 Note [Answers]: a server that was asked to stream may answer in one piece all the same. Nothing that
 it sends is trusted: what has another type than it should is as if it were not there.
 """
@@ -24,7 +29,7 @@ from typing import Any
 
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.stored import parse_json
-from torchtraceap.explanation.language_model import Message, Reply, ToolCall
+from torchtraceap.explanation.language_model import Message, Reply, ToolCall, without_thoughts
 from torchtraceap.explanation.settings import ModelSettings
 
 __all__ = [
@@ -47,7 +52,8 @@ _MOST_BYTES = 16 << 20
 _MOST_TOKENS = 1 << 40
 """Larger counts of tokens are not believed."""
 RUNGS = ("json_schema", "json_object_schema", "json_object", "text")
-_OPTIONAL = ("temperature", "seed", "stream_options", "max_tokens")
+_OPTIONAL = ("temperature", "seed", "stream_options", "max_tokens", "chat_template_kwargs")
+_THINKING = {"enable_thinking": False}
 _ABOUT_FORMAT = re.compile(r"response_format|json_schema|json_object|grammar", re.IGNORECASE)
 _UNSUPPORTED = re.compile(
     r"support|unknown|unrecogni[sz]ed|unexpected|extra|not permitted|not allowed", re.IGNORECASE
@@ -95,6 +101,7 @@ class Dialect:
             "stream_options": {"include_usage": True},
             "temperature": 0,
             "max_tokens": settings.max_answer_tokens,
+            "chat_template_kwargs": _THINKING,  # see Note [Thoughts]
         }
         if settings.seed is not None:
             body["seed"] = settings.seed
@@ -197,7 +204,7 @@ class Completion:
             for place, parts in sorted(self.calls.items())
         )
         ends = "length" if self.reason == "length" else "tool_calls" if calls else "stop"
-        return Reply(_join_text(self.texts), ends, calls)
+        return Reply(without_thoughts(_join_text(self.texts)), ends, calls)
 
     def take(self, document: Any) -> None:
         """Take a part of the answer, or all of it."""
@@ -223,9 +230,12 @@ class Completion:
         if not isinstance(part, dict):
             return
         for name, known in (("content", self.texts), ("refusal", self.refusals)):
-            if (text := _text(part.get(name))) is not None:
+            said = part.get(name)
+            if (text := _text(_joined_parts(said) if isinstance(said, list) else said)) is not None:
                 known.append(text)
                 self.length += len(text)
+        thoughts = (_text(part.get(name)) for name in ("reasoning_content", "reasoning"))
+        self.length += sum(len(text) for text in thoughts if text is not None)
         entries = part.get("tool_calls")
         for place, entry in enumerate(entries if isinstance(entries, list) else ()):
             if not isinstance(entry, dict):
@@ -249,6 +259,13 @@ class Completion:
 def _join_text(parts: Iterable[str]) -> str:
     """Return one text; halves of characters that JSON let through are joined or replaced."""
     return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _joined_parts(parts: list[Any]) -> str:
+    """Return the texts of content that comes as a list of parts; images and thoughts are none."""
+    said = (each for each in parts if isinstance(each, dict))
+    texts = (each.get("text") for each in said if each.get("type") in ("text", "output_text"))
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _text(value: Any) -> str | None:

@@ -17,11 +17,15 @@ of a model nothing is asked of anybody, and no package for it is imported.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from torchtraceap.core.formatting import format_ns
+import numpy as np
+
+from torchtraceap import _core
+from torchtraceap.core.formatting import format_ns, one_line
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
@@ -33,13 +37,15 @@ from torchtraceap.explanation.explanation import (
     Explanation,
     Response,
     Round,
+    Where,
 )
 from torchtraceap.explanation.language_model import AnswerError, ModelError, RefusalError
 from torchtraceap.explanation.offline_judge import OfflineJudge, advice_without_finding
-from torchtraceap.explanation.pack_builder import build_pack
+from torchtraceap.explanation.pack_builder import build_pack, rank_of
 from torchtraceap.explanation.rescore import Doubt, resolve_doubts
 from torchtraceap.explanation.segments import NONE, Segment, find_segments, largest_part
 from torchtraceap.explanation.verdict import check_verdict, find_citations
+from torchtraceap.tables.frames import Frame, frame_of
 
 if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis
@@ -48,6 +54,7 @@ if TYPE_CHECKING:
     from torchtraceap.explanation.pack import Pack
     from torchtraceap.explanation.settings import ModelSettings
     from torchtraceap.explanation.verdict import Verdict
+    from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "DOUBT",
@@ -63,6 +70,14 @@ __all__ = [
 
 DOUBT = 0.6
 """Confidence from which a "misclassified" verdict has its segment scored again."""
+_MOST_FRAMES = 3
+_MOST_GAPS = 64
+"""Longest idle pieces whose host events are looked at for frames."""
+_MOST_INSIDE = 8
+_NO_FRAMES = (
+    "The trace has no Python frames here: record with with_stack=True to see file, line and "
+    "function."
+)
 _UNKNOWN_CHECK = "Record the same steps again: `torchtraceap explain` no longer lists this part."
 
 
@@ -242,8 +257,56 @@ def _explain_segment(diagnosis: Diagnosis, judged: JudgedSegment) -> ExplainedSe
         verify=verify,
         citations=find_citations(verdict, judged.pack),
         source=judged.source,
+        where=_where(diagnosis, judged),
         places=tuple(sorted((each.start_ns, each.end_ns) for each in (segment, *segment.further))),
     )
+
+
+def _where(diagnosis: Diagnosis, judged: JudgedSegment) -> Where:
+    """Return the frames of the program around the events that the segment rests on, and around
+    what the host does in its idle time."""
+    segment = judged.segment
+    start_ns, end_ns = segment.start_ns, segment.end_ns
+    by_rank = {rank.rank: rank for rank in diagnosis.trace.ranks}
+    spent: Counter[tuple[int | None, int]] = Counter()
+    for event in segment.finding.evidence if segment.finding else ():
+        end = event.start_ns + event.duration_ns
+        if event.start_ns < end_ns and end > start_ns:
+            inside_ns = min(end, end_ns) - max(event.start_ns, start_ns)
+            spent[event.rank, event.row] += inside_ns
+    if not spent:
+        rank = diagnosis.trace.ranks[rank_of(diagnosis, segment)]
+        idle = rank.idle(rank.tree.profiled)
+        inside = np.minimum(idle.end_ns, end_ns) - np.maximum(idle.start_ns, start_ns)
+        for gap in np.argsort(-inside, kind="stable")[:_MOST_GAPS].tolist():
+            behind = int(idle.explained_by[gap])
+            if inside[gap] > 0 and behind != _core.NO_ROW:
+                spent[rank.rank, behind] += int(inside[gap])
+    frames: Counter[Frame] = Counter()
+    for (number, row), ns in spent.items():
+        frame = _frame_around(by_rank[number], row)
+        if frame is not None:
+            frames[frame] += ns
+    most = [frame for frame, _ in frames.most_common()]
+    lines = [frame for frame in most if frame.kind == "python"][:_MOST_FRAMES]
+    if lines:
+        return Where("; ".join(one_line(str(frame), 160) for frame in lines), tuple(lines))
+    kept = [frame for frame in most if frame.kind != "operator"][:_MOST_FRAMES]
+    said = "; ".join(f"in {one_line(str(frame), 160)}" for frame in kept)
+    return Where(f"{said}. {_NO_FRAMES}" if said else _NO_FRAMES, tuple(kept))
+
+
+def _frame_around(rank: RankTrace, row: int) -> Frame | None:
+    """Return the frame around an event; where older profilers gave ranges no stack, that of the
+    first operators inside."""
+    frame = frame_of(rank, row)
+    place = int(rank.tree.host_position[row])
+    if place == _core.NO_ROW or (frame is not None and frame.kind == "python"):
+        return frame
+    end = int(rank.tree.subtree_end[place])
+    inside = rank.tree.host_rows[place + 1 : min(end, place + 1 + _MOST_INSIDE)].tolist()
+    frames = (frame_of(rank, below) for below in inside)
+    return next((each for each in frames if each and each.kind == "python"), frame)
 
 
 def code_diff(before: str, after: str) -> str:

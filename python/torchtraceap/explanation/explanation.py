@@ -9,8 +9,18 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Evidence, Result
 from torchtraceap.explanation.language_model import Usage
 from torchtraceap.explanation.numbers import Metric
+from torchtraceap.tables.frames import Frame
 
-__all__ = ["Change", "DryRun", "ExplainedSegment", "Explanation", "Response", "Round", "Usage"]
+__all__ = [
+    "Change",
+    "DryRun",
+    "ExplainedSegment",
+    "Explanation",
+    "Response",
+    "Round",
+    "Usage",
+    "Where",
+]
 
 Json = dict[str, Any]
 
@@ -22,6 +32,16 @@ class Change(Result):
     text: str
     diff: str | None
     """Unified diff of typical code; None if there is nothing to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where(Result):
+    """The lines of the program behind a segment."""
+
+    text: str
+    """The frames in a sentence, or the option that records them."""
+    frames: tuple[Frame, ...]
+    """Those with the most time first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,7 @@ class ExplainedSegment(Result):
     citations: tuple[Evidence | Metric, ...]
     source: str = "offline"
     """The judge: "offline" or "llm"."""
+    where: Where = Where("", ())
     places: tuple[tuple[int, int], ...] = ()
     """Start and end, ns, of all parts of which this is true, in the order of time; `start_ns` and
     `end_ns` are those of the part that the figures are of."""
@@ -62,6 +83,7 @@ class ExplainedSegment(Result):
                 for cited in self.citations
             ],
             "source": self.source,
+            "where": self.where.to_dict(),
             "places": [{"start_ns": start, "end_ns": end} for start, end in self.places],
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,12 +21,38 @@ __all__ = [
     "ToolCall",
     "Usage",
     "estimate_tokens",
+    "without_thoughts",
 ]
 
 _CHARACTERS_PER_TOKEN = 3.5
 
 Message = dict[str, Any]
 """A message of Chat Completions: "role" and "content", with "tool_calls" or "tool_call_id"."""
+
+
+_OPEN = r"<(?:think|thinking|thought|reasoning)>"
+_CLOSE = r"</(?:think|thinking|thought|reasoning)>"
+_THOUGHT = re.compile(f"{_OPEN}.*?{_CLOSE}", re.DOTALL | re.IGNORECASE)
+_TO_CLOSE = re.compile(f".*{_CLOSE}", re.DOTALL | re.IGNORECASE)
+_FROM_OPEN = re.compile(f"{_OPEN}.*", re.DOTALL | re.IGNORECASE)
+_CHANNEL = re.compile(
+    r"<\|channel\|>\s*(\w+)(?:(?!<\|(?:message|channel)\|>).)*<\|message\|>(.*?)"
+    r"(?=<\|(?:end|return|call|start|channel)\|>|\Z)",
+    re.DOTALL,
+)
+
+
+def without_thoughts(text: str) -> str:
+    """Return what a reasoning model answers, without what it thinks on the way there.
+
+    Set aside are parts in tags such as <think> (of which the first may stand in the prompt, or the
+    last be missing, as the answer was cut), and channels of the harmony format but the final one.
+    """
+    if "<|channel|>" in text:
+        messages: list[tuple[str, str]] = _CHANNEL.findall(text)
+        text = "".join(said for channel, said in messages if channel == "final")
+    text = _TO_CLOSE.sub("", _THOUGHT.sub("", text))
+    return _FROM_OPEN.sub("", text).strip() if "<" in text else text.strip()
 
 
 def estimate_tokens(characters: int) -> int:

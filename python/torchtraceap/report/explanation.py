@@ -56,6 +56,7 @@ def explanation_text(explanation: _Explanation, *, width: int = _WIDTH) -> str:
         lines.append(f"{head}  ({sure})" if len(head) + len(sure) + 4 <= width else head)
         for label, text in (
             ("what", first["what"]),
+            ("where", first["where"]["text"]),
             ("when", _places(segments, document["begin_ns"])),
             ("why", first["why"]),
             ("change", first["change"]["text"]),
@@ -155,7 +156,8 @@ def explanation_html(explanation: _Explanation) -> str:
         code = f'<pre style="{_CODE}">{escape(replace_controls(diff))}</pre>' if diff else ""
         rows = _cited_rows(first)
         seen = f". Seen in: {_escaped(rows)}" if rows else ""
-        where = _escaped(_places(segments, document["begin_ns"]))
+        when = _escaped(_places(segments, document["begin_ns"]))
+        where = _escaped(first["where"]["text"])
         parts.append(
             f"<details open><summary><b>{_escaped(_title(first))}</b> "
             f'<span style="{_SMALL}">{_escaped(first["type"])}, '
@@ -163,7 +165,7 @@ def explanation_html(explanation: _Explanation) -> str:
             f"<p>{_escaped(first['what'])}</p><p>{_escaped(first['why'])}</p>"
             f"<p><b>Change:</b> {_escaped(first['change']['text'])}</p>{code}"
             f"<p><b>Check:</b> {_escaped(first['verify'])}</p>"
-            f'<p style="{_SMALL}">When: {where}{seen}</p></details>'
+            f'<p style="{_SMALL}">Where: {where} When: {when}{seen}</p></details>'
         )
     foot = "<br>".join(_escaped(line) for line in _source_lines(document, 10_000))
     none = "" if groups else "<p>No part of the trace is suspicious.</p>"

@@ -130,6 +130,8 @@ REQUEST: Json = {
             },
         },
         "tool_choice": {"enum": ["none", "auto", "required"]},
+        # An extension by llama.cpp, vLLM and SGLang.
+        "chat_template_kwargs": {"type": "object"},
     },
 }
 """Of a request, as far as this project makes them."""
@@ -206,6 +208,8 @@ def answer(
     refusal: str | None = None,
     calls: Sequence[tuple[str, Any]] = (),
     done: bool = True,
+    thoughts: str = "",
+    in_parts: bool = False,
 ) -> Step:
     """An answer with a text, whatever it is.
 
@@ -218,10 +222,14 @@ def answer(
         refusal: Of the model, instead of a text.
         calls: Names of tools and their arguments, as texts or as what becomes one.
         done: End the stream by `[DONE]`.
+        thoughts: `reasoning_content` in front of the text.
+        in_parts: The content is a list of parts, thoughts among them.
     """
 
     def play(handler: _Handler, asked: Asked) -> None:
-        made = _Made(text, finish, usage, model or asked.body["model"], refusal, calls)
+        made = _Made(
+            text, finish, usage, model or asked.body["model"], refusal, calls, thoughts, in_parts
+        )
         if plain or not asked.body.get("stream"):
             handler.send_json(200, made.whole())
         else:
@@ -411,9 +419,20 @@ class _Made:
     model: str
     refusal: str | None = None
     calls: Sequence[tuple[str, Any]] = ()
+    thoughts: str = ""
+    in_parts: bool = False
+
+    def _content(self, text: str) -> Any:
+        if not self.in_parts:
+            return text
+        thought = {"type": "thinking", "thinking": [{"type": "text", "text": self.thoughts}]}
+        return [thought, {"type": "text", "text": text}]
 
     def whole(self) -> Json:
-        message: Json = {"role": "assistant", "content": self.text, "refusal": self.refusal}
+        content = self._content(self.text)
+        message: Json = {"role": "assistant", "content": content, "refusal": self.refusal}
+        if self.thoughts and not self.in_parts:
+            message["reasoning_content"] = self.thoughts
         if self.calls:
             message["tool_calls"] = [
                 {"id": f"call_{place}", "type": "function", "function": {"name": n, "arguments": a}}
@@ -425,8 +444,10 @@ class _Made:
 
     def events(self, *, with_usage: bool) -> Iterator[Json]:
         yield self._chunk({"role": "assistant", "content": ""})
+        for at in range(0, 0 if self.in_parts else len(self.thoughts), 7):
+            yield self._chunk({"reasoning_content": self.thoughts[at : at + 7]})
         for at in range(0, len(self.text), 7):
-            yield self._chunk({"content": self.text[at : at + 7]})
+            yield self._chunk({"content": self._content(self.text[at : at + 7])})
         if self.refusal is not None:
             yield self._chunk({"refusal": self.refusal})
         for place, (name, arguments) in enumerate(self._calls()):

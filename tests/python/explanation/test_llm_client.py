@@ -128,6 +128,7 @@ def test_a_streamed_answer(llm_server: ContractServer) -> None:
             "type": "json_schema",
             "json_schema": {"name": "a_verdict_", "strict": True, "schema": SCHEMA},
         },
+        "chat_template_kwargs": {"enable_thinking": False},
     }
 
 
