@@ -143,6 +143,61 @@ def test_holds_on_real_traces(corpus_file: Path) -> None:
     assert found <= told or len(document["segments"]) == 10
 
 
+def event(name: str, cat: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur,
+            "args": args}  # fmt: skip
+
+
+def synchronized(tmp_path: Path, stack: str) -> Trace:
+    """Steps that wait for the GPU in `.item()`; the line is in frames, in `Call stack`, or in
+    neither."""
+    events = []
+    for step in range(12):
+        at, number = 1000.0 * step, step + 1
+        call = {"Call stack": "torch/_tensor.py(9): item;train.py(12): step;train.py(3): <module>"}
+        args = call if stack == "args" else {}
+        events += [
+            event(f"ProfilerStep#{step}", "user_annotation", at, 990),
+            event("aten::item", "cpu_op", at + 100, 500, **args),
+            event("aten::_local_scalar_dense", "cpu_op", at + 101, 498, **args),
+            event("cudaMemcpyAsync", "cuda_runtime", at + 110, 5, correlation=100 + number),
+            event("cudaStreamSynchronize", "cuda_runtime", at + 120, 470),
+            event("aten::mul", "cpu_op", at + 800, 20, **args),
+            event("cudaLaunchKernel", "cuda_runtime", at + 805, 5, correlation=number),
+        ]
+        if stack == "frames":
+            events += [
+                event("train.py(12): step", "python_function", at + 5, 980),
+                event("torch/_tensor.py(9): item", "python_function", at + 99, 502),
+            ]
+        copy = "Memcpy DtoH (Device -> Pageable)"
+        on_gpu = [
+            ("k", "kernel", at + 810, 185, number),
+            (copy, "gpu_memcpy", at + 580, 2, 100 + number),
+        ]
+        for name, cat, ts, dur, correlation in on_gpu:
+            args = {"device": 0, "stream": 7, "correlation": correlation}
+            events.append({**event(name, cat, ts, dur, **args), "pid": 0, "tid": 7})
+    path = tmp_path / f"{stack}.json"
+    path.write_text(json.dumps({"traceEvents": events}), "utf-8")
+    return ttap.load(path)
+
+
+@pytest.mark.parametrize("stack", ["frames", "args", "none"])
+def test_the_line_of_the_program_is_named_or_the_option_that_records_it(
+    tmp_path: Path, stack: str
+) -> None:
+    document = synchronized(tmp_path, stack).explain().to_dict()
+    where = document["segments"][0]["where"]
+    if stack == "none":
+        assert where["frames"] == [] and "with_stack=True" in where["text"]
+    else:
+        assert where["text"] == "train.py:12, in step"
+        assert where["frames"] == [
+            {"kind": "python", "name": "step", "file": "train.py", "line": 12}
+        ]
+
+
 @pytest.mark.slow  # generates 40 traces and diagnoses them
 def test_holds_on_generated_traces(tmp_path: Path) -> None:
     labels = generate(tmp_path, 40, seed=2911)
