@@ -24,9 +24,9 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.datasets.samples import Sample, load_samples
 from torchtraceap.lab.evaluation.baselines import Chance, Windows
+from torchtraceap.lab.evaluation.judged_traces import check_splits
 from torchtraceap.lab.evaluation.learned_baselines import SupervisedTrees
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
-from torchtraceap.lab.evaluation.splits import check_splits
 from torchtraceap.lab.evaluation.tables import fill_parts, markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

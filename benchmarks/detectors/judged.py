@@ -29,11 +29,11 @@ from torchtraceap.lab.evaluation.judge_loop import count_loop
 from torchtraceap.lab.evaluation.judged_traces import (
     LabeledTrace,
     labeled_traces,
+    log_look,
     name_windows,
     true_segments,
 )
 from torchtraceap.lab.evaluation.metrics import confusion, draws, interval, type_metrics
-from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import all_numbers, numbers
 from torchtraceap.trace.loader import load
 

@@ -29,7 +29,7 @@ from sklearn.metrics import roc_auc_score
 import torchtraceap as ttap
 from torchtraceap.core.results import Windows
 from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
-from torchtraceap.lab.evaluation.splits import log_look
+from torchtraceap.lab.evaluation.judged_traces import log_look
 from torchtraceap.lab.generation.event_faults import FILLS
 from torchtraceap.lab.generation.event_injection import Recording, inject
 

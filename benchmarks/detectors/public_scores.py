@@ -30,6 +30,7 @@ from torchtraceap.datasets.samples import Sample, load_samples, window_arrays
 from torchtraceap.diagnosis.scoring import Scorer
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, gpu_events, load_events
+from torchtraceap.lab.evaluation.judged_traces import check_splits
 from torchtraceap.lab.evaluation.methods import (
     METHODS,
     WANTED_SCORERS,
@@ -60,7 +61,6 @@ from torchtraceap.lab.evaluation.run import (
     scored_windows,
     usable_scorers,
 )
-from torchtraceap.lab.evaluation.splits import check_splits
 from torchtraceap.lab.evaluation.tables import (
     METRIC_TITLES,
     Table,

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from torchtraceap.core.writing import write_text
+from torchtraceap.lab.evaluation.judged_traces import log_look
 from torchtraceap.lab.evaluation.methods import METHODS, WANTED_SCORERS
-from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import fill_parts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -22,9 +22,8 @@ from lin2024.execution import (
 
 from torchtraceap import _core
 from torchtraceap.lab.prediction.capture.calls import Phase
-from torchtraceap.lab.prediction.lowering.call_context import CallContext, crossing
 from torchtraceap.lab.prediction.lowering.host import HostModel
-from torchtraceap.lab.prediction.lowering.recorded_host import call_name
+from torchtraceap.lab.prediction.lowering.recorded_host import CallContext, call_name, crossing
 from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.graph_builder import STREAM, THREAD, GraphBuilder

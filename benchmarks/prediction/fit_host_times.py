@@ -23,7 +23,7 @@ import host_data
 import numpy as np
 
 from torchtraceap.lab.prediction.lowering import host
-from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING
+from torchtraceap.lab.prediction.lowering.recorded_host import UNKNOWN_CROSSING
 from torchtraceap.ops.devices import device_named
 
 OUT = Path(host.__file__).parent / "data" / "host_times.json"

@@ -28,7 +28,7 @@ from torchtraceap.lab.prediction.capture import (  # noqa: E402
 )
 from torchtraceap.lab.prediction.capture.calls import with_dtype  # noqa: E402
 from torchtraceap.lab.prediction.lowering import launching_ops  # noqa: E402
-from torchtraceap.lab.prediction.memory import known_memory, memory_need  # noqa: E402
+from torchtraceap.lab.prediction.result import known_memory, memory_need  # noqa: E402
 
 
 def observed(path: Path, made: dict[str, Any]) -> Path:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="a capture runs the model")
 
 from torchtraceap.lab.prediction.capture.dispatch import capture_step  # noqa: E402
 from torchtraceap.lab.prediction.lowering.operators import launching_ops  # noqa: E402
-from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
+from torchtraceap.lab.prediction.result import memory_need  # noqa: E402
 
 UP, DOWN = Move(True), Move(False)
 ROWS, WIDTH = 1024, 128

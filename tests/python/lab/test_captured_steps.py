@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 from torchtraceap.lab.prediction.capture import Capture, Phase, capture_step  # noqa: E402
 from torchtraceap.lab.prediction.lowering import launching_ops  # noqa: E402
-from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
+from torchtraceap.lab.prediction.result import memory_need  # noqa: E402
 
 
 def trained(

@@ -24,7 +24,7 @@ from bookkeeping import (
 )
 from honesty import held_out_forms, shuffled_training
 from torchtraceap.errors import OptionError, ParseError, SchemaError
-from torchtraceap.lab.evaluation.splits import check_splits
+from torchtraceap.lab.evaluation.judged_traces import check_splits
 from torchtraceap.lab.generation.generate import generate
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow")
 from torchtraceap.cli import main
 from torchtraceap.datasets.samples import load_samples
 from torchtraceap.lab.evaluation.baselines import load_events
-from torchtraceap.lab.evaluation.splits import check_splits
+from torchtraceap.lab.evaluation.judged_traces import check_splits
 
 MINI = Path(__file__).resolve().parents[3] / "examples/mini_dataset"
 

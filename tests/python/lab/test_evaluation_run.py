@@ -21,8 +21,8 @@ from torchtraceap.diagnosis.scoring import Scorer
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 from torchtraceap.lab.evaluation import run as run_module
 from torchtraceap.lab.evaluation.baselines import GpuEvents
+from torchtraceap.lab.evaluation.judged_traces import log_look
 from torchtraceap.lab.evaluation.run import Evaluation, Options, evaluate
-from torchtraceap.lab.evaluation.splits import log_look
 from torchtraceap.lab.evaluation.tables import (
     document,
     table_2,

@@ -23,12 +23,13 @@ from torchtraceap.lab.generation import bases as bases_module
 from torchtraceap.lab.generation.faults import GRAPH_FAULTS, STEP_FAULTS
 from torchtraceap.lab.generation.generate import generate, in_processes
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES
-from torchtraceap.lab.generation.labels import (
+from torchtraceap.lab.generation.pairs import (
+    Pair,
     covered_windows,
+    draw_pair,
     lost_intervals,
     window_labels,
 )
-from torchtraceap.lab.generation.pairs import Pair, draw_pair
 from torchtraceap.lab.generation.recorder import as_rank
 from torchtraceap.lab.generation.scene import Outcome
 from torchtraceap.simulation.graph_builder import THREAD, GraphBuilder

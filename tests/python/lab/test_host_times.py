@@ -13,11 +13,11 @@ import torchtraceap as ttap
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Phase
 from torchtraceap.lab.prediction.lowering import recorded_host
-from torchtraceap.lab.prediction.lowering.call_context import call_contexts
 from torchtraceap.lab.prediction.lowering.host import HostModel, HostTimes
 from torchtraceap.lab.prediction.lowering.loop import recorded_parts, step_parts
 from torchtraceap.lab.prediction.lowering.recorded_host import (
     RecordedCalls,
+    call_contexts,
     call_name,
     probe,
     recorded_calls,

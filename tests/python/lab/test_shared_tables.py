@@ -31,7 +31,6 @@ from torch import nn  # noqa: E402
 from torchtraceap.lab.prediction.capture import Capture  # noqa: E402
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective, tensors_in  # noqa: E402
 from torchtraceap.lab.prediction.lowering.kernels import RULED  # noqa: E402
-from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
 from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     RankCaptures,
     capture_ranks,
@@ -39,6 +38,7 @@ from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     place_tables,
 )
 from torchtraceap.lab.prediction.predictor import lower_steps  # noqa: E402
+from torchtraceap.lab.prediction.result import memory_need  # noqa: E402
 from torchtraceap.ops.devices import device_named  # noqa: E402
 
 DEVICE = "H100 SXM"

@@ -10,8 +10,8 @@ import pytest
 from test_prediction_timeline import HOST, call, collective, launching
 
 from torchtraceap.lab.prediction.lowering.step import HostTime, LoweredCall, LoweredStep
+from torchtraceap.lab.prediction.predictor import add_slowest_ranks, expected_maximum
 from torchtraceap.lab.prediction.timeline import schedule_steps
-from torchtraceap.lab.prediction.variation import add_slowest_ranks, expected_maximum
 
 
 def step_of(ranks: int, ns: float, host_ns: float = 4_000.0) -> LoweredStep:

@@ -22,8 +22,8 @@ from torch import nn  # noqa: E402
 
 from torchtraceap.lab.prediction.capture import Capture  # noqa: E402
 from torchtraceap.lab.prediction.capture.calls import tensors_in  # noqa: E402
-from torchtraceap.lab.prediction.memory import memory_need  # noqa: E402
 from torchtraceap.lab.prediction.parallel import capture_ranks, parse_strategy  # noqa: E402
+from torchtraceap.lab.prediction.result import memory_need  # noqa: E402
 
 RANKS, BATCH, TOKENS, WIDTH, HEADS, WORDS, BLOCKS = 4, 2, 32, 64, 8, 1024, 2
 

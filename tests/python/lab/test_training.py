@@ -36,8 +36,13 @@ from torchtraceap.lab.training.figures import (  # noqa: E402
     platt,
     window_figures,
 )
-from torchtraceap.lab.training.loop import CHECKPOINT, Fitted, fit, step_seed  # noqa: E402
-from torchtraceap.lab.training.processes import Processes  # noqa: E402
+from torchtraceap.lab.training.loop import (  # noqa: E402
+    CHECKPOINT,
+    Fitted,
+    Processes,
+    fit,
+    step_seed,
+)
 from torchtraceap.lab.training.settings import LoopSettings, read_toml, take  # noqa: E402
 from torchtraceap.lab.training.v2 import V2Learner, V2Settings  # noqa: E402
 from torchtraceap.lab.training.v2_data import Augmentation  # noqa: E402
@@ -351,7 +356,7 @@ GROUP = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from test_training import *
-from torchtraceap.lab.training.processes import join_processes
+from torchtraceap.lab.training.loop import join_processes
 with join_processes() as group:
     line = Line(group)
     line.module[1].p = 0.0

@@ -43,7 +43,7 @@ from torchtraceap.datasets import (
 )
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.building.describe import describe
-from torchtraceap.lab.generation.labels import NO_FAULT
+from torchtraceap.lab.generation.pairs import NO_FAULT
 from torchtraceap.tables import recorded_device
 from torchtraceap.trace import RankTrace, load
 

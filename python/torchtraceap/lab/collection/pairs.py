@@ -39,7 +39,7 @@ from torchtraceap.lab.collection.marker_removal import (
 )
 from torchtraceap.lab.collection.markers import clip, cost_intervals
 from torchtraceap.lab.generation.faults import Fault
-from torchtraceap.lab.generation.labels import NO_FAULT, window_labels
+from torchtraceap.lab.generation.pairs import NO_FAULT, window_labels
 from torchtraceap.record import as_nccl_records, import_torch
 from torchtraceap.trace import RankTrace
 

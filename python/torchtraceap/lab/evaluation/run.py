@@ -18,6 +18,7 @@ from torchtraceap.datasets import TYPES, Sample, load_samples
 from torchtraceap.diagnosis import SCORERS, Scorer, load_scorer
 from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, TraceError
 from torchtraceap.lab.evaluation.baselines import GpuEvents, Method, largest_in, load_events
+from torchtraceap.lab.evaluation.judged_traces import TEST_SPLITS, check_splits, log_look
 from torchtraceap.lab.evaluation.methods import (
     METHODS,
     NOT_HERE,
@@ -47,7 +48,6 @@ from torchtraceap.lab.evaluation.metrics import (
     weighted_means,
     window_auc,
 )
-from torchtraceap.lab.evaluation.splits import TEST_SPLITS, check_splits, log_look
 
 __all__ = [
     "METRICS",

@@ -33,7 +33,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.event_faults import FILLS, LATENCY_US, Block, Interval
 from torchtraceap.lab.generation.faults import EVENT_FAULTS, Fault
-from torchtraceap.lab.generation.labels import NO_FAULT
+from torchtraceap.lab.generation.pairs import NO_FAULT
 from torchtraceap.trace import RankTrace
 
 __all__ = ["Recording", "blend", "inject", "injected_traces"]

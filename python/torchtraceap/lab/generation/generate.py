@@ -35,8 +35,7 @@ from torchtraceap.datasets import LABELS, TASKS, TYPES
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.bases import Base, Bases, RecordedBases
 from torchtraceap.lab.generation.graph_faults import FAULTS, LOOK_ALIKES, GraphFault
-from torchtraceap.lab.generation.labels import NO_FAULT, window_labels
-from torchtraceap.lab.generation.pairs import Pair, Side, draw_pair
+from torchtraceap.lab.generation.pairs import NO_FAULT, Pair, Side, draw_pair, window_labels
 from torchtraceap.trace import RankTrace
 
 __all__ = ["LABELS", "TYPES", "generate", "in_processes", "labeled_traces"]

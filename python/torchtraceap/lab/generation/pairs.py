@@ -15,6 +15,16 @@ rank that is recorded. Else another is drawn, with more to lose, or for a look-a
 slower GPU, and after some draws another fault is taken. Nothing else is looked at: no rule is
 asked. A host that runs ahead for as long as it likes has steps of its own; then the next draw has
 it read a value at the end of each, in the twin as well.
+
+Note [Growing late]: each piece of GPU work that both runs have is late in the faulty one by the
+difference of its times. Along the stream, and on to the end of the recording, that lateness grows
+from nothing to the whole cost. It grows where time is lost: where the stream stands still, or does
+injected work. It shrinks again where the twin waits for something that is there already in the
+faulty run, such as a host that is late by itself: that much of what was lost before was no loss. It
+is taken off the last stretch in which the lateness grew, from its begin on.
+
+Note [Merged]: intervals that are close to each other are joined, the closest first, as long as what
+that adds is at most 3 % of the cost: a slow host loses time in each of thousands of calls.
 """
 
 from __future__ import annotations
@@ -22,11 +32,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchtraceap._core import EventKind
-from torchtraceap.core import Array
+from torchtraceap.core import Array, covered_ns
+from torchtraceap.datasets import GRIDS, POSITIVE
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.data_parallel import (
@@ -34,14 +46,25 @@ from torchtraceap.lab.generation.data_parallel import (
     draw_data_parallel,
 )
 from torchtraceap.lab.generation.graph_faults import GraphFault, read_item
-from torchtraceap.lab.generation.labels import lost_intervals
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.recorder import Clock, record_scene
 from torchtraceap.lab.generation.scene import Block, Injection, NoPlaceError, Outcome, Scene
-from torchtraceap.tables import iterations_of
+from torchtraceap.tables import build_windows, iterations_of
 from torchtraceap.trace import RankTrace
 
-__all__ = ["Pair", "Side", "draw_pair"]
+if TYPE_CHECKING:
+    from torchtraceap.lab.generation.scene import Outcome
+
+__all__ = [
+    "NO_FAULT",
+    "Pair",
+    "Side",
+    "covered_windows",
+    "draw_pair",
+    "lost_intervals",
+    "window_labels",
+]
+
 
 _LEAST_COST, _MOST_COST = 0.03, 1.5
 """Bounds of a fault's cost over the twin's length."""
@@ -310,3 +333,84 @@ def _side(
     return Side(
         rank, parts[0], parts[1], shown, role, cost_ns, intervals, cost_ns / lengths[1]
     )  # fmt: skip
+
+
+_MERGED = 0.03
+
+NO_FAULT: dict[str, Any] = {
+    "twin": None, "type": None, "form": "none", "decoy": False, "looks_like": None,
+    "late_rank": None, "role": None, "cost_ns": 0, "severity": 0.0, "intervals": [],
+}  # fmt: skip
+"""Members of the label of a twin."""
+
+
+def lost_intervals(faulty: Outcome, twin: Outcome, points: Array) -> Array:
+    """Return where a run loses the time that its twin does not, int64 `[n, 2]`, ns of the graph's
+    clock. See Note [Growing late].
+
+    Args:
+        faulty: The run with the fault.
+        twin: The run without it.
+        points: Begins and ends of the work that both have, by time, and the end of the recording.
+    """
+    at_ns = np.maximum.accumulate(faulty.times_ns[points])
+    late_ns = at_ns - np.maximum.accumulate(twin.times_ns[points])
+    stretches: list[list[list[int]]] = []
+    grows = False
+    before_at, before = int(at_ns[0]) - max(int(late_ns[0]), 0), 0
+    for at, late in zip(at_ns.tolist(), late_ns.tolist(), strict=True):
+        more = late - before
+        if more > 0 and at > before_at:
+            if not grows:
+                stretches.append([])
+            stretches[-1].append([max(before_at, at - more), at])
+            grows = True
+        elif more < 0:
+            grows = False
+            left = -more
+            while left > 0 and stretches:
+                first = stretches[-1][0]
+                taken = min(left, first[1] - first[0])
+                first[0] += taken
+                left -= taken
+                if first[0] == first[1]:
+                    stretches[-1].pop(0)
+                if not stretches[-1]:
+                    stretches.pop()
+        before_at, before = at, late
+    found = [interval for stretch in stretches for interval in stretch]
+    return _join_close(np.array(found, dtype=np.int64).reshape(-1, 2))
+
+
+def _join_close(intervals: Array) -> Array:
+    """Join close intervals. See Note [Merged]."""
+    if len(intervals) < 2:
+        return intervals
+    gaps = intervals[1:, 0] - intervals[:-1, 1]
+    order = np.argsort(gaps, kind="stable")
+    allowed = _MERGED * (intervals[:, 1] - intervals[:, 0]).sum()
+    joined = np.zeros(len(gaps), dtype=bool)
+    joined[order[np.cumsum(gaps[order]) <= allowed]] = True
+    firsts = np.append(True, ~joined)
+    lasts = np.append(~joined, True)
+    return np.stack([intervals[firsts, 0], intervals[lasts, 1]], axis=1)
+
+
+def covered_windows(bounds_ns: Array, intervals: Array) -> list[int]:
+    """Return 1 for each window of which the intervals cover a tenth or more, else 0.
+
+    Args:
+        bounds_ns: int64 `[windows + 1]`.
+        intervals: int64 `[n, 2]`, disjoint, by time.
+    """
+    covered = covered_ns(intervals, bounds_ns)
+    found: list[int] = (covered >= POSITIVE * np.diff(bounds_ns)).astype(int).tolist()
+    return found
+
+
+def window_labels(part: RankTrace, intervals: Array) -> dict[str, list[int]]:
+    """Return `covered_windows` of a trace for each number of windows."""
+    return {
+        str(count): covered_windows(build_windows(part, count=count).bounds_ns, intervals)
+        for count in GRIDS
+    }

@@ -33,9 +33,8 @@ from torchtraceap.diagnosis import (
     text_encoder,
 )
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.training.loop import Fitted, PairLearner, fit_and_save, step_seed
+from torchtraceap.lab.training.loop import Fitted, PairLearner, Processes, fit_and_save, step_seed
 from torchtraceap.lab.training.paper_net import PaperNet, batch_of
-from torchtraceap.lab.training.processes import Processes
 from torchtraceap.lab.training.settings import LoopSettings, Trained, take
 from torchtraceap.lab.training.v2_data import pairs_of
 from torchtraceap.lab.training.weak_labels import pseudo_targets, ranks, twin_distances

@@ -19,8 +19,7 @@ from torchtraceap.datasets import TYPES, Sample, load_samples
 from torchtraceap.diagnosis import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, TokenView, write_weights
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import clear_windows, platt
-from torchtraceap.lab.training.loop import Fitted, PairLearner, fit_and_save, step_seed
-from torchtraceap.lab.training.processes import Processes
+from torchtraceap.lab.training.loop import Fitted, PairLearner, Processes, fit_and_save, step_seed
 from torchtraceap.lab.training.settings import LoopSettings, Trained, take
 from torchtraceap.lab.training.v2_data import (
     Augmentation,

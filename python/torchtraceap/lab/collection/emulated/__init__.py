@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torchtraceap.lab.collection.emulated.faults import Parallel as Parallel
     from torchtraceap.lab.collection.emulated.group import EmulatedGroup as EmulatedGroup
     from torchtraceap.lab.collection.emulated.group import process_group as process_group
-    from torchtraceap.lab.collection.emulated.network import NETWORKS as NETWORKS
-    from torchtraceap.lab.collection.emulated.network import Network as Network
-    from torchtraceap.lab.collection.emulated.network import TransferTimes as TransferTimes
+    from torchtraceap.lab.collection.emulated.transfers import NETWORKS as NETWORKS
+    from torchtraceap.lab.collection.emulated.transfers import Network as Network
+    from torchtraceap.lab.collection.emulated.transfers import TransferTimes as TransferTimes
     from torchtraceap.record import as_nccl_records as as_nccl_records
 else:
     __getattr__, __dir__, __all__ = lazy_exports(

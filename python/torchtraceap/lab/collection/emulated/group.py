@@ -24,13 +24,16 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import record_function
 
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.collection.emulated.network import NETWORKS, RANKS, Network, TransferTimes
 from torchtraceap.lab.collection.emulated.transfers import (
+    NETWORKS,
+    RANKS,
     Copies,
     DeviceLane,
     HostLane,
     Lane,
+    Network,
     Transfer,
+    TransferTimes,
     kernel_name,
     reduction_factor,
 )

@@ -27,12 +27,12 @@ import numpy as np
 from torchtraceap.core import Array
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Capture
-from torchtraceap.lab.prediction.lowering.call_context import (
+from torchtraceap.lab.prediction.lowering.recorded_host import (
     UNKNOWN_CROSSING,
     CallContext,
+    RecordedCalls,
     call_contexts,
 )
-from torchtraceap.lab.prediction.lowering.recorded_host import RecordedCalls
 from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops import Device
 

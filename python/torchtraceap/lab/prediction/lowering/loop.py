@@ -1,7 +1,7 @@
 """The loop around the calls of a step: host times, torch's DataLoader, copies of the inputs.
 
 Within a step the hand-off to the autograd thread is the time before its first call ("backward
-begin", see call_context.py), the loop over parameters that before the optimizer's first, and the
+begin", see recorded_host.py), the loop over parameters that before the optimizer's first, and the
 cost of `loss.item()` without waiting that of `aten::_local_scalar_dense`.
 """
 
@@ -18,9 +18,9 @@ import numpy as np
 from torchtraceap.core import Array, EventKind, Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
-from torchtraceap.lab.prediction.lowering.call_context import UNKNOWN_CROSSING, CallContext
 from torchtraceap.lab.prediction.lowering.durations import host_copy
 from torchtraceap.lab.prediction.lowering.host import HostModel
+from torchtraceap.lab.prediction.lowering.recorded_host import UNKNOWN_CROSSING, CallContext
 from torchtraceap.lab.prediction.lowering.step import (
     BatchFetch,
     LaunchingOp,

@@ -22,8 +22,7 @@ from unittest import mock
 
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import COMPUTE
-from torchtraceap.lab.prediction.capture.recorder import Recorder
-from torchtraceap.lab.prediction.capture.streams import Streams
+from torchtraceap.lab.prediction.capture.recorder import Recorder, Streams
 from torchtraceap.lab.workloads.workload import Workload
 
 if TYPE_CHECKING:
