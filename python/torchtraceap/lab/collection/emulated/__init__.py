@@ -33,7 +33,7 @@ else:
         {
             ".faults": ("FORMS", "Form", "Parallel"),
             ".group": ("EmulatedGroup", "process_group"),
-            ".network": ("NETWORKS", "Network", "TransferTimes"),
+            ".transfers": ("NETWORKS", "Network", "TransferTimes"),
             "torchtraceap.record": ("as_nccl_records",),
         },
     )
