@@ -86,6 +86,13 @@ def test_the_index_links_every_page_and_notebook() -> None:
     assert "](docs/index.md)" in read("README.md")
 
 
+def test_the_way_to_a_diagnosis_is_short() -> None:
+    way = read("docs/index.md").split("## My run is slow\n")[1].split("\n## ")[0]
+    pages = re.findall(r"^\d+\. \[[^\]]+\]\((\w+\.md)\)", way, re.MULTILINE)
+    assert len(pages) == 5
+    assert sum(len(read(f"docs/{page}").split()) for page in pages) <= 8_000
+
+
 def test_lines_are_short() -> None:
     """At most 120 characters, so that a change shows as the sentence it changes.
 
