@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
-from torchtraceap.cli.output import check_output, note, print_text
+from torchtraceap.cli.output import check_output, note, print_commands, print_text
 from torchtraceap.cli.parser import (
     FINDINGS,
     FINE,
@@ -57,7 +57,7 @@ def _check(options: Options) -> int:
     else:
         print_text(check_text(result, terminal_width(100)))
         if options.github and (lines := annotation_lines(result)):
-            print_text("\n".join(lines))
+            print_commands(lines)
     if options.update:
         _update(file, contract, result, options)
         return FINE

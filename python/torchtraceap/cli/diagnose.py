@@ -11,11 +11,11 @@ from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
 from torchtraceap.cli.output import (
     check_output,
+    json_output,
     note,
     print_diagnosis,
     print_tables,
     print_text,
-    standard_output,
     write_html,
 )
 from torchtraceap.cli.parser import (
@@ -145,7 +145,7 @@ def _score(options: Options) -> int:
     if options.json:
         # One document, written trace by trace.
         name = json.dumps(label_of(scorer))
-        with standard_output() as stream:
+        with json_output() as stream:
             stream.write(f'{{"schema":{json.dumps(SCHEMA)},"scorer":{name},"traces":[')
             for place, answer in enumerate(answers):
                 failed = failed or "error" in answer

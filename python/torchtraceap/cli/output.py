@@ -9,10 +9,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 from torchtraceap.cli.parser import UsageError, terminal_width
-from torchtraceap.core.formatting import replace_controls
+from torchtraceap.core.formatting import (
+    RUNNER_MARK,
+    RUNNER_MARK_IN_JSON,
+    replace_controls,
+    shown_lines,
+)
 from torchtraceap.core.progress import progress_stage
 
 if TYPE_CHECKING:
@@ -45,7 +50,12 @@ def accept_any_encoding() -> None:
 
 def print_text(text: str) -> None:
     """Write to standard output what may hold text of a trace or of the user."""
-    _write_plain(replace_controls(text))
+    _write_plain(shown_lines(text))
+
+
+def print_commands(lines: Sequence[str]) -> None:
+    """Write commands for a runner of CI, whose values hold no line break and no other command."""
+    _write_plain("\n".join(replace_controls(line) for line in lines))
 
 
 def _write_plain(text: str) -> None:
@@ -79,7 +89,7 @@ def drop_stdout() -> None:
 
 def note(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody can be told
-        sys.stderr.write(f"torchtraceap: {replace_controls(text)}\n")
+        sys.stderr.write(f"torchtraceap: {shown_lines(text)}\n")
 
 
 def _wants_color(no_color: bool) -> bool:
@@ -106,15 +116,31 @@ def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:
 
     color = _wants_color(no_color)
     width = terminal_width(100) if sys.stdout.isatty() or "COLUMNS" in os.environ else 0
-    _write_plain("\n\n".join(render_table(table, bold=color, width=width) for table in tables))
+    text = "\n\n".join(render_table(table, bold=color, width=width) for table in tables)
+    _write_plain(text if color else shown_lines(text))
 
 
 def print_json(table: ColumnTable) -> None:
     """Print a table as JSON, some rows at a time: a document of millions of rows never lies in
     memory whole."""
-    with standard_output() as stream:
+    with json_output() as stream:
         table.write_json(stream)
         stream.write("\n")
+
+
+@contextlib.contextmanager
+def json_output() -> Iterator[TextIO]:
+    """Take JSON in pieces, in which no text is split, for standard output; see `shown_lines`."""
+    with standard_output() as stream:
+        yield cast("TextIO", _ShownJson(stream))
+
+
+class _ShownJson:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, piece: str) -> int:
+        return self._stream.write(RUNNER_MARK.sub(RUNNER_MARK_IN_JSON, piece))
 
 
 def write_html(diagnosis: Diagnosis, path: str) -> None:

@@ -22,7 +22,7 @@ from torchtraceap._version import __version__
 from torchtraceap.contracts.limits import format_value
 from torchtraceap.contracts.measures.vocabulary import MEASURES
 from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, KeyResult
-from torchtraceap.core.formatting import format_ns, one_line
+from torchtraceap.core.formatting import RUNNER_MARK, format_ns, one_line
 
 __all__ = [
     "annotation_lines",
@@ -161,6 +161,7 @@ def annotation_lines(result: CheckResult) -> list[str]:
 
 
 def _annotation(text: str) -> str:
+    text = RUNNER_MARK.sub("# #", text)
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from torchtraceap.core.stored import read_json_lines as read_json_lines
     from torchtraceap.core.stored import read_stored as read_stored
     from torchtraceap.core.stored import read_toml as read_toml
+    from torchtraceap.core.stored import text_lines as text_lines
     from torchtraceap.core.table import ColumnTable as ColumnTable
     from torchtraceap.core.writing import check_target as check_target
     from torchtraceap.core.writing import claim_folder as claim_folder
@@ -121,6 +122,7 @@ else:
                 "read_json_lines",
                 "read_stored",
                 "read_toml",
+                "text_lines",
             ),
             ".table": ("ColumnTable",),
             ".writing": (

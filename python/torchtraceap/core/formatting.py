@@ -8,6 +8,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 __all__ = [
+    "RUNNER_MARK",
+    "RUNNER_MARK_IN_JSON",
     "column_headings",
     "display_width",
     "exact_us",
@@ -29,6 +31,7 @@ __all__ = [
     "printable_lines",
     "replace_controls",
     "short_repr",
+    "shown_lines",
 ]
 
 MAX_HEADING = 60
@@ -38,6 +41,9 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)?")
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|min|h|B|[KMGT]i?B)(?!\w))")
 # Parts of the time of which only what nothing hides counts.
 _EXPOSED = {"communication", "memcpy", "device_memcpy"}
+_RUNNER_LINE = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
+RUNNER_MARK = re.compile(r"##(?=\w*\[)")
+RUNNER_MARK_IN_JSON = r"#\\u0023"
 # Control, format and bidirectional characters could reorder or hide what a terminal shows, or
 # command it; private and unassigned ones show as nothing.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -212,6 +218,19 @@ def replace_controls(text: str) -> str:
         return text
     hidden = [c for c in set(text) if c != "\n" and unicodedata.category(c) in _HIDDEN]
     return text.translate(dict.fromkeys(map(ord, hidden), "�")) if hidden else text
+
+
+def shown_lines(text: str) -> str:
+    """Return lines for a person or program to read: see `replace_controls`, and no line of them
+    commands a runner of CI.
+
+    GitHub's takes a line that begins with `::` and one that holds `##[` for a command, such as one
+    that stops annotations, and Azure's `##vso[`: a blank takes them apart. Text of a trace may
+    stand at the start of a line once it is wrapped, so this comes last. In JSON, where a line
+    never begins so, the second sign is escaped instead and the value is the same.
+    """
+    marked = RUNNER_MARK_IN_JSON if text.startswith(("{", "[")) else "# #"
+    return _RUNNER_LINE.sub(r"\1: ", RUNNER_MARK.sub(marked, replace_controls(text)))
 
 
 def plain_text(text: str) -> str:

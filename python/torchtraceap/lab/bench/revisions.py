@@ -24,7 +24,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from torchtraceap.core import PathLike, dataclass, drop_scratch, is_abandoned, staging, write_text
+from torchtraceap.core import (
+    PathLike,
+    dataclass,
+    drop_scratch,
+    is_abandoned,
+    staging,
+    text_lines,
+    write_text,
+)
 from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.lab.bench.processes.programs import run_fresh
 
@@ -190,7 +198,7 @@ class Repository:
             what="git log failed",
             given="".join(f"{each}\n" for each in hashes),
         )
-        lines = (line.split("\0") for line in told.splitlines() if line.count("\0") == 2)
+        lines = (line.split("\0") for line in text_lines(told) if line.count("\0") == 2)
         known = {line[0]: Revision(line[0], line[1], line[2]) for line in lines}
         return [known[each] for each in hashes]
 
@@ -198,7 +206,7 @@ class Repository:
     def checkouts(self) -> Iterator[Checkouts]:
         """Yield worktrees of commits, which are gone at the end."""
         told = self._git("worktree", "list", "--porcelain", what="git worktree failed")
-        for line in told.splitlines():  # those of processes of ours that were killed
+        for line in text_lines(told):  # those of processes of ours that were killed
             path = line.removeprefix("worktree ")
             is_ours = path != line and _SCRATCH.search(path)
             if is_ours and is_abandoned(Path(path).parent):
@@ -252,7 +260,7 @@ class Repository:
         except subprocess.TimeoutExpired as late:
             raise error(f"{what}: git took more than {GIT_TIMEOUT_S} s") from late
         if check and done.returncode:
-            reason = done.stderr.strip().splitlines()
+            reason = text_lines(done.stderr.strip())
             raise error(f"{what}: {reason[-1]}" if reason else what)
         return done.stdout
 
