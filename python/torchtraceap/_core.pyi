@@ -568,7 +568,7 @@ class EventTable:
     @property
     def tracks(self) -> list[Track]:
         """
-        By track id.
+        By track id; a new list each time.
         """
     @property
     def ts_ns(self) -> numpy.typing.NDArray[numpy.int64]:

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <numeric>
 #include <system_error>
 
 namespace traceap {
@@ -73,7 +75,7 @@ std::uint64_t hash_bytes(const char* data, std::size_t size) {
 
 StringPool::StringPool() : slots_(64, Slot{0, kNoString}) {}
 
-std::string_view StringPool::store(std::string_view text) {
+std::string_view TextArena::store(std::string_view text) {
   if (text.size() > block_left_) {
     const std::size_t bytes = std::max(text.size(), next_block_bytes_);
     blocks_.push_back(std::make_unique_for_overwrite<char[]>(bytes));
@@ -85,8 +87,13 @@ std::string_view StringPool::store(std::string_view text) {
   const std::string_view stored(block_next_, text.size());
   block_next_ += text.size();
   block_left_ -= text.size();
-  text_bytes_ += text.size();
   return stored;
+}
+
+void TextArena::adopt(TextArena&& other) {
+  blocks_.insert(blocks_.end(), std::make_move_iterator(other.blocks_.begin()),
+                 std::make_move_iterator(other.blocks_.end()));
+  other = TextArena();
 }
 
 void StringPool::grow() {
@@ -101,8 +108,8 @@ void StringPool::grow() {
   }
 }
 
-StringId StringPool::intern(std::string_view text) {
-  const std::uint64_t h = hash_bytes(text.data(), text.size());
+template <class Stored>
+StringId StringPool::intern_hashed(std::string_view text, std::uint64_t h, Stored stored) {
   const auto tag = static_cast<std::uint32_t>(h >> 32);
   const std::size_t mask = slots_.size() - 1;
   std::size_t i = h & mask;
@@ -110,10 +117,35 @@ StringId StringPool::intern(std::string_view text) {
     if (slots_[i].tag == tag && strings_[slots_[i].id] == text) return slots_[i].id;
   }
   const auto id = static_cast<StringId>(strings_.size());
-  strings_.push_back(store(text));
+  strings_.push_back(stored());
+  text_bytes_ += text.size();
   slots_[i] = Slot{tag, id};
   if (strings_.size() * 2 > slots_.size()) grow();
   return id;
+}
+
+StringId StringPool::intern(std::string_view text) {
+  return intern_hashed(text, hash_bytes(text.data(), text.size()),
+                       [&] { return texts_.store(text); });
+}
+
+std::vector<StringId> StringPool::absorb(StringPool&& other) {
+  StringPool taken = std::move(other);
+  other = StringPool();
+  std::vector<StringId> ids(taken.size());
+  if (size() == 0) {
+    std::iota(ids.begin(), ids.end(), 0);
+    *this = std::move(taken);
+    return ids;
+  }
+  taken.slots_ = {};
+  const std::size_t known = size();
+  for (StringId id = 0; id < taken.size(); ++id) {
+    const std::string_view text = taken[id];
+    ids[id] = intern_hashed(text, hash_bytes(text.data(), text.size()), [&] { return text; });
+  }
+  if (size() > known) texts_.adopt(std::move(taken.texts_));
+  return ids;
 }
 
 StringId StringPool::find(std::string_view text) const {

@@ -10,6 +10,21 @@
 
 namespace traceap {
 
+/// Texts end to end in few blocks of memory. Views stay valid for the life of the arena (also when
+/// moved).
+class TextArena {
+ public:
+  std::string_view store(std::string_view text);
+  /// Takes over the blocks of another arena.
+  void adopt(TextArena&& other);
+
+ private:
+  std::vector<std::unique_ptr<char[]>> blocks_;
+  char* block_next_ = nullptr;
+  std::size_t block_left_ = 0;
+  std::size_t next_block_bytes_ = 1 << 14;
+};
+
 class StringPool {
  public:
   StringPool();
@@ -18,6 +33,11 @@ class StringPool {
   StringId intern(std::string_view text);
   /// Id of `text`, or kNoString.
   StringId find(std::string_view text) const;
+  /// Adds all strings of another pool, whose text is taken over and not copied; the id here of
+  /// each.
+  std::vector<StringId> absorb(StringPool&& other);
+  /// The texts, which outlive the pool so.
+  TextArena take_texts() && { return std::move(texts_); }
   std::string_view operator[](StringId id) const { return strings_[id]; }
   std::size_t size() const { return strings_.size(); }
   /// Bytes of all strings together.
@@ -28,15 +48,14 @@ class StringPool {
     std::uint32_t tag;
     StringId id;
   };
-  std::string_view store(std::string_view text);
+  /// Id of `text` with the hash `h`, added as what `stored` returns when new.
+  template <class Stored>
+  StringId intern_hashed(std::string_view text, std::uint64_t h, Stored stored);
   void grow();
 
   std::vector<std::string_view> strings_;
   std::vector<Slot> slots_;
-  std::vector<std::unique_ptr<char[]>> blocks_;
-  char* block_next_ = nullptr;
-  std::size_t block_left_ = 0;
-  std::size_t next_block_bytes_ = 1 << 14;
+  TextArena texts_;
   std::size_t text_bytes_ = 0;
 };
 

@@ -11,8 +11,8 @@ namespace {
 
 using TableClass = py::class_<EventTable, TablePtr>;
 
-template <typename T>
-auto text_of(std::string T::*member) {
+template <typename T, typename Text>
+auto text_of(Text T::*member) {
   return [member](const T& self) { return to_str(self.*member); };
 }
 
@@ -39,8 +39,8 @@ void bind_track(py::module_& module) {
   py::class_<Track>(module, "Track", "A (pid, tid) pair as written, with its names.")
       .def_property_readonly("pid", text_of(&Track::pid), "As text.")
       .def_property_readonly("tid", text_of(&Track::tid), "As text.")
-      .def_readonly("pid_number", &Track::pid_number, "As an integer, if it is one.")
-      .def_readonly("tid_number", &Track::tid_number, "As an integer, if it is one.")
+      .def_property_readonly("pid_number", &Track::pid_number, "As an integer, if it is one.")
+      .def_property_readonly("tid_number", &Track::tid_number, "As an integer, if it is one.")
       .def_property_readonly(
           "process_name", [](const Track& self) { return to_str(self.process_name()); },
           "Or empty.")
@@ -118,13 +118,21 @@ Metadata metadata_of(const EventTable& table) {
   return items;
 }
 
+/// Each keeps the table, whose texts it points into.
+py::typing::List<Track> tracks_of(const py::object& self) {
+  py::typing::List<Track> tracks;
+  for (const Track& track : self.cast<const EventTable&>().tracks) {
+    tracks.append(py::cast(track, py::return_value_policy::reference_internal, self));
+  }
+  return tracks;
+}
+
 void bind_table_members(TableClass& table) {
   table.def("__len__", [](const EventTable& self) { return self.size(); })
       .def_property_readonly(
           "strings", [](const EventTable& self) { return to_list(self.strings); },
           "Names and categories by id; a new list each time.")
-      .def_property_readonly(
-          "tracks", [](const EventTable& self) { return self.tracks; }, "By track id.")
+      .def_property_readonly("tracks", tracks_of, "By track id; a new list each time.")
       .def_property_readonly("metadata", metadata_of, "Top-level members: (key, JSON text).")
       .def_property_readonly(
           "devices", [](const EventTable& self) { return self.devices; }, "Of deviceProperties.")

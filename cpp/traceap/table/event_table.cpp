@@ -43,9 +43,9 @@ void append_column(std::string& out, const EventTable& t, Row row, char slot) {
     case kSlotCategory:
       return append_json_string(out, t.category_of(row));
     case kSlotPid:
-      return append_integer(out, *t.tracks[t.track[row]].pid_number);
+      return append_integer(out, *t.tracks[t.track[row]].pid_number());
     case kSlotTid:
-      return append_integer(out, *t.tracks[t.track[row]].tid_number);
+      return append_integer(out, *t.tracks[t.track[row]].tid_number());
     case kSlotCorrelation:
       return append_integer(out, t.correlation[row]);
     case kSlotExternalId:
@@ -130,15 +130,15 @@ Span find_member(std::string_view text, std::size_t pos, std::string_view key) {
 }  // namespace
 
 PackedValues::PackedValues(const EventTable& table)
-    : table_(&table), kinds_(table.args.templates.size()) {}
+    : table_(&table), of_template_(table.args.templates.size(), kNoString) {}
 
 std::span<const std::uint8_t> PackedValues::operator[](Row row) const {
   const StringId id = table_->args.template_id[row];
-  std::optional<std::string>& kinds = kinds_[id];
-  if (!kinds) kinds = packed_kinds(table_->args.templates[id]);
+  StringId& kinds = of_template_[id];
+  if (kinds == kNoString) kinds = kinds_.intern(packed_kinds(table_->args.templates[id]));
   const std::uint8_t* begin = packed_begin(*table_, row);
   const std::uint8_t* end = begin;
-  skip_packed(end, *kinds);
+  skip_packed(end, kinds_[kinds]);
   return {begin, end};
 }
 
@@ -160,64 +160,78 @@ std::string args_json(const EventTable& table, Row row) {
   return out;
 }
 
-ArgReader::ArgReader(const EventTable& table, std::string_view key)
-    : table_(&table), key_(key), places_(table.args.templates.size()) {}
+namespace {
 
-const ArgReader::Place& ArgReader::place(Row row) const {
-  const std::uint32_t id = table_->args.template_id[row];
-  Place& place = places_[id];
-  if (place.known) return place;
-  place.known = true;
-  const std::string_view text = table_->args.templates[id];
+constexpr std::uint32_t kUnknown = 0, kAbsent = 1, kFirstPlace = 2;
+
+}  // namespace
+
+ArgReader::ArgReader(const EventTable& table, std::string_view key)
+    : table_(&table), key_(key), of_template_(table.args.templates.size(), kUnknown) {}
+
+const ArgReader::Place* ArgReader::place(Row row) const {
+  const StringId id = table_->args.template_id[row];
+  std::uint32_t& code = of_template_[id];
+  if (code == kUnknown) code = find_place(id);
+  return code == kAbsent ? nullptr : &places_[code - kFirstPlace];
+}
+
+std::uint32_t ArgReader::find_place(StringId template_id) const {
+  const std::string_view text = table_->args.templates[template_id];
   // Most templates do not even mention the key (unless an escape hides it): no need to parse them.
   if (text.find(key_) == std::string_view::npos && text.find('\\') == std::string_view::npos) {
-    return place;
+    return kAbsent;
   }
   const Span args = find_member(text, 0, "args");
   const Span value = args.found ? find_member(text, args.begin, key_) : Span{};
-  if (value.found) {
-    place.present = true;
-    place.value = text.substr(value.begin, value.end - value.begin);
-    place.skip = packed_kinds(text.substr(0, value.begin));
-    place.fill = packed_kinds(place.value);
-    place.has_columns =
-        std::ranges::any_of(place.value, [](char c) { return is_slot(c) && !is_packed(c); });
-  }
-  return place;
+  if (!value.found) return kAbsent;
+  const std::string_view found = text.substr(value.begin, value.end - value.begin);
+  const bool has_columns =
+      std::ranges::any_of(found, [](char c) { return is_slot(c) && !is_packed(c); });
+  places_.push_back({static_cast<std::uint32_t>(value.begin),
+                     static_cast<std::uint32_t>(found.size()),
+                     kinds_.intern(packed_kinds(text.substr(0, value.begin))),
+                     kinds_.intern(packed_kinds(found)), has_columns});
+  return static_cast<std::uint32_t>(places_.size() - 1) + kFirstPlace;
 }
 
-bool ArgReader::has(Row row) const { return place(row).present; }
+std::string_view ArgReader::value_of(const Place& place, Row row) const {
+  return table_->args.templates[table_->args.template_id[row]].substr(place.begin, place.size);
+}
+
+bool ArgReader::has(Row row) const { return place(row) != nullptr; }
 
 std::optional<std::string_view> ArgReader::packed(Row row) const {
-  const Place& at = place(row);
-  if (!at.present || at.has_columns) return std::nullopt;
-  if (at.fill.empty()) return std::string_view();
+  const Place* at = place(row);
+  if (at == nullptr || at->has_columns) return std::nullopt;
+  const std::string_view fill = kinds_[at->fill];
+  if (fill.empty()) return std::string_view();
   const std::uint8_t* begin = packed_begin(*table_, row);
-  skip_packed(begin, at.skip);
+  skip_packed(begin, kinds_[at->skip]);
   const std::uint8_t* end = begin;
-  skip_packed(end, at.fill);
+  skip_packed(end, fill);
   return std::string_view(reinterpret_cast<const char*>(begin),
                           static_cast<std::size_t>(end - begin));
 }
 
 std::optional<std::string> ArgReader::json(Row row) const {
-  const Place& at = place(row);
-  if (!at.present) return std::nullopt;
+  const Place* at = place(row);
+  if (at == nullptr) return std::nullopt;
   const std::uint8_t* p = packed_begin(*table_, row);
-  skip_packed(p, at.skip);
+  skip_packed(p, kinds_[at->skip]);
   std::string out;
-  append_filled(out, *table_, row, at.value, p);
+  append_filled(out, *table_, row, value_of(*at, row), p);
   return out;
 }
 
 std::optional<std::int64_t> ArgReader::integer(Row row) const {
-  const Place& at = place(row);
-  if (!at.present) return std::nullopt;
-  if (at.value.size() == 1) {
-    switch (at.value[0]) {
+  const Place* at = place(row);
+  if (at == nullptr) return std::nullopt;
+  if (at->size == 1) {
+    switch (value_of(*at, row)[0]) {
       case kSlotInteger: {
         const std::uint8_t* p = packed_begin(*table_, row);
-        skip_packed(p, at.skip);
+        skip_packed(p, kinds_[at->skip]);
         return read_varint(p);
       }
       case kSlotCorrelation:

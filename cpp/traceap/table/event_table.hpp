@@ -2,6 +2,7 @@
 // EventTable: one rank's trace as columns of equal length. Built once by trace/, then immutable.
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -15,6 +16,7 @@
 #include "traceap/base/string_pool.hpp"
 #include "traceap/table/diagnostics.hpp"
 #include "traceap/table/event_kind.hpp"
+#include "traceap/table/json_text.hpp"
 
 namespace traceap {
 
@@ -29,22 +31,29 @@ enum EventFlag : std::uint8_t {
 
 /// What metadata events say of a process: at most kMaxNameBytes each, or empty.
 struct ProcessNames {
-  std::string name;    ///< process_name
-  std::string labels;  ///< process_labels
+  std::string_view name;    ///< process_name
+  std::string_view labels;  ///< process_labels
 };
 
-/// A (pid, tid) pair as written, which may be integers ("7" and 7 are the same) or words.
+/// What the tracks of a table point into: a trace may have as many tracks as events.
+struct TrackTexts {
+  TextArena texts;
+  std::deque<ProcessNames> processes;
+};
+
+/// A (pid, tid) pair as written, which may be integers ("7" and 7 are the same) or words. Views are
+/// of EventTable::track_texts.
 struct Track {
   /// Longer names of processes and threads are cut: each of many tracks may show its own.
   static constexpr std::size_t kMaxNameBytes = 1024;
 
-  std::string pid;
-  std::string tid;
-  std::optional<std::int64_t> pid_number;
-  std::optional<std::int64_t> tid_number;
-  std::shared_ptr<const ProcessNames> process;  ///< one for all tracks of a process; null if none
-  std::string thread_name;                      ///< metadata event thread_name, or empty
+  std::string_view pid;
+  std::string_view tid;
+  std::string_view thread_name;           ///< metadata event thread_name, or empty
+  const ProcessNames* process = nullptr;  ///< one for all tracks of a process; null if none
 
+  std::optional<std::int64_t> pid_number() const { return parse_int64(pid); }
+  std::optional<std::int64_t> tid_number() const { return parse_int64(tid); }
   std::string_view process_name() const { return process ? process->name : std::string_view(); }
   std::string_view process_labels() const { return process ? process->labels : std::string_view(); }
 };
@@ -106,6 +115,7 @@ struct EventTable {
 
   StringPool strings;  ///< names and categories, unescaped UTF-8
   std::vector<Track> tracks;
+  std::shared_ptr<TrackTexts> track_texts;  ///< of `tracks`
   /// Top-level members other than traceEvents: (key, JSON text), in file order.
   std::vector<std::pair<std::string, std::string>> metadata;
   std::vector<DeviceProperties> devices;
@@ -140,7 +150,8 @@ class PackedValues {
 
  private:
   const EventTable* table_;
-  mutable std::vector<std::optional<std::string>> kinds_;  ///< by template
+  mutable std::vector<StringId> of_template_;  ///< index in kinds_; kNoString: not known
+  mutable StringPool kinds_;  ///< few: a trace may have as many templates as events
 };
 
 /// Reads one key of `args` for many rows: the key's place is found once per template.
@@ -164,18 +175,23 @@ class ArgReader {
   std::optional<std::string_view> packed(Row row) const;
 
  private:
+  /// Where a template has the value. Small: a trace may have as many templates as events.
   struct Place {
-    std::string_view value;  ///< the value's text within the template
-    std::string skip;        ///< kinds of the packed values before it
-    std::string fill;        ///< kinds of the packed values in it
-    bool known = false, present = false;
-    bool has_columns = false;  ///< a slot in it stands for a column
+    std::uint32_t begin, size;  ///< of the value's text within the template
+    StringId skip;              ///< kinds of the packed values before it, in kinds_
+    StringId fill;              ///< kinds of the packed values in it
+    bool has_columns;           ///< a slot in it stands for a column
   };
-  const Place& place(Row row) const;
+  /// nullptr where the row lacks the key. Valid until the next call.
+  const Place* place(Row row) const;
+  std::uint32_t find_place(StringId template_id) const;
+  std::string_view value_of(const Place& place, Row row) const;
 
   const EventTable* table_;
   std::string key_;
+  mutable std::vector<std::uint32_t> of_template_;  ///< kUnknown, kAbsent, or index in places_ + 2
   mutable std::vector<Place> places_;
+  mutable StringPool kinds_;
 };
 
 }  // namespace traceap

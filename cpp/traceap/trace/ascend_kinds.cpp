@@ -47,7 +47,7 @@ std::int32_t device_number(std::string_view labels) {
 AscendTrack track_of(const Track& track) {
   const std::string_view process = track.process_name();
   AscendTrack found{Plane::kForeign, device_number(track.process_labels()),
-                    track.tid_number.value_or(kNoId)};
+                    track.tid_number().value_or(kNoId)};
   if (contains(process, kHardware)) {
     found.plane = Plane::kStream;
   } else if (contains(process, "HCCL") || contains(process, "Communication")) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 
 #include "traceap/base/error.hpp"
@@ -21,20 +22,10 @@ struct IdMaps {
   std::vector<TrackId> tracks;
 };
 
-Track make_track(std::string_view key) {
-  const std::size_t cut = key.find(kTrackSeparator);
-  Track track;
-  track.pid = unescape_json(key.substr(0, cut));
-  track.tid = unescape_json(key.substr(cut + 1));
-  track.pid_number = parse_int64(track.pid);
-  track.tid_number = parse_int64(track.tid);
-  return track;
-}
-
 /// Numbers tracks by name, so that the order of events in the file does not show.
 void sort_tracks(std::vector<Track>& tracks, std::vector<IdMaps>& maps) {
   std::vector<TrackId> order(tracks.size());
-  for (TrackId id = 0; id < order.size(); ++id) order[id] = id;
+  std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](TrackId a, TrackId b) {
     return tracks[a].pid != tracks[b].pid ? tracks[a].pid < tracks[b].pid
                                           : tracks[a].tid < tracks[b].tid;
@@ -43,7 +34,7 @@ void sort_tracks(std::vector<Track>& tracks, std::vector<IdMaps>& maps) {
   std::vector<Track> sorted(tracks.size());
   for (TrackId place = 0; place < order.size(); ++place) {
     number[order[place]] = place;
-    sorted[place] = std::move(tracks[order[place]]);
+    sorted[place] = tracks[order[place]];
   }
   tracks.swap(sorted);
   for (IdMaps& map : maps) {
@@ -51,28 +42,45 @@ void sort_tracks(std::vector<Track>& tracks, std::vector<IdMaps>& maps) {
   }
 }
 
-std::vector<IdMaps> merge_pools(const std::vector<const ParserPools*>& pools, EventTable& table) {
+/// Tracks are told apart by what is meant, not by how it was escaped: the pid's length, the pid and
+/// the tid.
+std::string track_name(std::string_view key) {
+  const std::size_t cut = key.find(kTrackSeparator);
+  const std::string pid = unescape_json(key.substr(0, cut));
+  return std::to_string(pid.size()) + ':' + pid + unescape_json(key.substr(cut + 1));
+}
+
+Track track_of(std::string_view name) {
+  const std::size_t digits = name.find(':');
+  const auto size = static_cast<std::size_t>(*parse_int64(name.substr(0, digits)));
+  Track track;
+  track.pid = name.substr(digits + 1, size);
+  track.tid = name.substr(digits + 1 + size);
+  return track;
+}
+
+/// Takes the pools over, one after the other: their texts are never there twice.
+std::vector<IdMaps> merge_pools(const std::vector<ParserPools*>& pools, EventTable& table) {
   std::vector<IdMaps> maps(pools.size());
   StringPool tracks;
   for (std::size_t p = 0; p < pools.size(); ++p) {
-    const ParserPools& from = *pools[p];
+    poll_interrupt_now();
+    ParserPools from = std::move(*pools[p]);
+    *pools[p] = ParserPools();
+    maps[p].templates = table.args.templates.absorb(std::move(from.templates));
     for (StringId id = 0; id < from.names.size(); ++id) {
       const std::string_view raw = from.names[id];
       const bool escaped = raw.find('\\') != std::string_view::npos;
       maps[p].names.push_back(table.strings.intern(escaped ? unescape_json(raw) : raw));
     }
-    for (StringId id = 0; id < from.templates.size(); ++id) {
-      maps[p].templates.push_back(table.args.templates.intern(from.templates[id]));
-    }
     for (StringId id = 0; id < from.tracks.size(); ++id) {
-      Track track = make_track(from.tracks[id]);
-      // Tracks are told apart by what is meant, not by how it was escaped.
-      const TrackId number =
-          tracks.intern(std::to_string(track.pid.size()) + ":" + track.pid + track.tid);
-      if (number == table.tracks.size()) table.tracks.push_back(std::move(track));
-      maps[p].tracks.push_back(number);
+      maps[p].tracks.push_back(tracks.intern(track_name(from.tracks[id])));
     }
   }
+  table.tracks.reserve(tracks.size());
+  for (TrackId id = 0; id < tracks.size(); ++id) table.tracks.push_back(track_of(tracks[id]));
+  table.track_texts = std::make_shared<TrackTexts>();
+  table.track_texts->texts = std::move(tracks).take_texts();
   sort_tracks(table.tracks, maps);
   return maps;
 }
@@ -400,7 +408,7 @@ void Assembler::append_values(const ChunkEvents& events) {
   append(args.values, events.values);
 }
 
-void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers metadata) {
+void Assembler::renumber_all(const std::vector<ParserPools*>& pools) {
   EventTable& t = table_;
   const std::vector<IdMaps> maps = merge_pools(pools, t);
   Row begin = 0;
@@ -412,6 +420,11 @@ void Assembler::finish(const std::vector<const ParserPools*>& pools, TopMembers 
     renumber(t.args.template_id, begin, end, maps[parser].templates);
     begin = end;
   }
+}
+
+void Assembler::finish(const std::vector<ParserPools*>& pools, TopMembers metadata) {
+  EventTable& t = table_;
+  renumber_all(pools);
   classify(t);
   {
     const TimeKeys key(t);

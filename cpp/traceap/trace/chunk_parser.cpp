@@ -249,6 +249,6 @@ ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
 ChunkParser::ChunkParser() : impl_(std::make_unique<Impl>()) {}
 ChunkParser::~ChunkParser() = default;
 ChunkResult ChunkParser::parse(const ChunkTask& task) { return impl_->parse(task); }
-const ParserPools& ChunkParser::pools() const { return impl_->rows.pools; }
+ParserPools& ChunkParser::pools() { return impl_->rows.pools; }
 
 }  // namespace traceap

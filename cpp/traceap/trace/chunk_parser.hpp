@@ -45,7 +45,7 @@ class ChunkParser {
   ChunkParser();
   ~ChunkParser();
   ChunkResult parse(const ChunkTask& task);
-  const ParserPools& pools() const;
+  ParserPools& pools();
 
  private:
   class Impl;

@@ -236,7 +236,7 @@ void check_columns(const EventColumns& columns) {
 }
 
 EventTable assembled(EventTable table, const std::vector<const ChunkEvents*>& chunks,
-                     const std::vector<const ParserPools*>& pools,
+                     const std::vector<ParserPools*>& pools,
                      std::vector<std::pair<std::string, std::string>> metadata) {
   Assembler assembler(table);
   for (std::size_t i = 0; i < chunks.size(); ++i) assembler.add(*chunks[i], i);

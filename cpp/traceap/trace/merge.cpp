@@ -133,7 +133,8 @@ class RankRewriter {
       const Track& track = table_.tracks[t];
       if (!used[t]) continue;
       const auto [it, added] = processes_.try_emplace(
-          track.pid, Process{next, track.pid_number ? track.pid : quoted(track.pid), {}, {}});
+          std::string(track.pid),
+          Process{next, track.pid_number() ? std::string(track.pid) : quoted(track.pid), {}, {}});
       if (added) ++next;
       if (it->second.name.empty()) it->second.name = track.process_name();
       if (it->second.labels.empty()) it->second.labels = track.process_labels();
@@ -160,7 +161,7 @@ class RankRewriter {
   const EventTable& table_;
   std::int64_t index_;
   RankIds ids_;
-  std::map<std::string, Process> processes_;
+  std::map<std::string, Process, std::less<>> processes_;
 };
 
 /// Top-level members of the first rank that may hold for all of them.

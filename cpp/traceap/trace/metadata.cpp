@@ -111,17 +111,21 @@ void name_tracks(EventTable& table) {
   const ArgReader name(table, "name");
   const ArgReader label(table, "labels");
   const std::vector<std::uint32_t> number = number_processes(table.tracks);
-  std::vector<std::shared_ptr<ProcessNames>> processes(number.empty() ? 0 : number.back() + 1);
+  TrackTexts& owned = *table.track_texts;
+  std::vector<ProcessNames*> processes(number.empty() ? 0 : number.back() + 1);
   const auto of_process = [&](Row r) -> ProcessNames& {
-    std::shared_ptr<ProcessNames>& names = processes[number[table.track[r]]];
-    if (!names) names = std::make_shared<ProcessNames>();
+    ProcessNames*& names = processes[number[table.track[r]]];
+    if (names == nullptr) names = &owned.processes.emplace_back();
     return *names;
+  };
+  const auto shown = [&](const ArgReader& reader, Row r) {
+    return owned.texts.store(shown_name(reader, r));
   };
   for (Row r = 0; r < table.size(); ++r) {
     if (table.kind[r] != EventKind::kMetadata) continue;
-    if (table.name[r] == process) of_process(r).name = shown_name(name, r);
-    if (table.name[r] == labels) of_process(r).labels = shown_name(label, r);
-    if (table.name[r] == thread) table.tracks[table.track[r]].thread_name = shown_name(name, r);
+    if (table.name[r] == process) of_process(r).name = shown(name, r);
+    if (table.name[r] == labels) of_process(r).labels = shown(label, r);
+    if (table.name[r] == thread) table.tracks[table.track[r]].thread_name = shown(name, r);
   }
   for (std::size_t i = 0; i < table.tracks.size(); ++i) {
     table.tracks[i].process = processes[number[i]];

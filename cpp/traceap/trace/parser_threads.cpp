@@ -49,8 +49,8 @@ void ParserThreads::withdraw(const std::shared_ptr<ParseJob>& job) {
 
 void ParserThreads::run_here(ParseJob& job) { run(job, parsers_.size() - 1); }
 
-std::vector<const ParserPools*> ParserThreads::pools() const {
-  std::vector<const ParserPools*> all;
+std::vector<ParserPools*> ParserThreads::pools() {
+  std::vector<ParserPools*> all;
   for (const auto& parser : parsers_) all.push_back(&parser->pools());
   return all;
 }

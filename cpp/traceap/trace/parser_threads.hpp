@@ -46,7 +46,7 @@ class ParserThreads {
   void run_here(ParseJob& job);
   std::size_t thread_count() const { return threads_.size(); }
   /// Pools by ParseJob::parser.
-  std::vector<const ParserPools*> pools() const;
+  std::vector<ParserPools*> pools();
 
  private:
   void run(ParseJob& job, std::size_t parser);

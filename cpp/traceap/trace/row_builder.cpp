@@ -111,20 +111,20 @@ bool RowBuilder::add(EventWalker& walker, std::uint64_t offset, ChunkEvents& e,
 }
 
 ParserPools::Template RowBuilder::intern_template(std::string_view text) {
-  const StringId raw = pools.raw.intern(text);
-  if (raw == pools.of_raw.size()) {
-    ParserPools::Template shape;
-    if (is_valid_json(text, Slots::kAllowed)) {
-      shape.id = pools.templates.intern(text);
-    } else {
-      std::uint32_t bad_escapes = 0;
-      const std::string mended = mend_escapes(text, bad_escapes);
-      if (is_valid_json(mended, Slots::kAllowed))
-        shape = {pools.templates.intern(mended), bad_escapes};
-    }
-    pools.of_raw.push_back(shape);
+  if (const StringId known = pools.templates.find(text); known != kNoString) return {known, 0};
+  if (const StringId known = pools.broken.find(text); known != kNoString) {
+    return pools.of_broken[known];
   }
-  return pools.of_raw[raw];
+  if (is_valid_json(text, Slots::kAllowed)) return {pools.templates.intern(text), 0};
+  ParserPools::Template shape;
+  std::uint32_t bad_escapes = 0;
+  const std::string mended = mend_escapes(text, bad_escapes);
+  if (is_valid_json(mended, Slots::kAllowed)) {
+    shape = {pools.templates.intern(mended), bad_escapes};
+  }
+  pools.broken.intern(text);
+  pools.of_broken.push_back(shape);
+  return shape;
 }
 
 StringId RowBuilder::intern_name(std::string_view text, std::uint32_t& bad_escapes) {

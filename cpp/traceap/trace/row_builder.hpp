@@ -21,13 +21,13 @@ inline constexpr char kTrackSeparator = '\x1f';
 struct ParserPools {
   StringPool names;      ///< names and categories, without quotes, escapes as written
   StringPool tracks;     ///< pid + kTrackSeparator + tid
-  StringPool raw;        ///< templates as met
   StringPool templates;  ///< templates as valid JSON
+  StringPool broken;     ///< those met that are no valid JSON as they stand
   struct Template {
     StringId id = kNoString;  ///< in `templates`; kNoString: no valid reading as it stands
     std::uint32_t bad_escapes = 0;
   };
-  std::vector<Template> of_raw;                 ///< by id in `raw`
+  std::vector<Template> of_broken;              ///< by id in `broken`
   std::vector<std::uint32_t> name_bad_escapes;  ///< by id in `names`
 };
 

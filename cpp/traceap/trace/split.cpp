@@ -111,7 +111,7 @@ std::optional<std::vector<std::size_t>> ranks_of_tracks(const EventTable& merged
   }
   std::vector<std::size_t> ranks;
   for (const Track& track : merged.tracks) {
-    const auto found = rank_of_pid.find(track.pid_number.value_or(-1));
+    const auto found = rank_of_pid.find(track.pid_number().value_or(-1));
     ranks.push_back(found == rank_of_pid.end() ? 0 : found->second);
   }
   return ranks;
@@ -132,7 +132,7 @@ class RankText {
   /// Names and order of the processes are those of the merged trace: the record has the rank's.
   void add(Row row) {
     const Track& track = merged_.tracks[merged_.track[row]];
-    const auto process = record_.processes.find(track.pid_number.value_or(-1));
+    const auto process = record_.processes.find(track.pid_number().value_or(-1));
     const bool known = process != record_.processes.end();
     if (known && merged_.kind[row] == EventKind::kMetadata &&
         merged_.name_of(row).starts_with("process_")) {

@@ -58,7 +58,7 @@ XlaTrack device_track(const Track& track, bool has_streams) {
              !thread.starts_with("TensorFlow")) {
     // "XLA Ops", "Async XLA Ops", "Sparse Core Ops": units that work side by side.
     found.line = Line::kDeviceOps;
-    found.stream = track.tid_number.value_or(kNoId);
+    found.stream = track.tid_number().value_or(kNoId);
   }
   return found;
 }

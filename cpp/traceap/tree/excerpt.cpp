@@ -120,6 +120,7 @@ EventTable pick_table(const EventTable& from, const RowMap& map) {
   strings.renumber(to.name);
   strings.renumber(to.category);
   to.tracks = from.tracks;
+  to.track_texts = from.track_texts;
   to.devices = from.devices;
   to.distributed = from.distributed;
   to.path = from.path;

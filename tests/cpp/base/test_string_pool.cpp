@@ -91,3 +91,25 @@ TEST_CASE("nobody can choose strings that collide", "[base]") {
     CHECK(pool.size() == kStrings);
   }
 }
+
+TEST_CASE("a pool takes over the strings of another one", "[base]") {
+  StringPool pool, other, empty;
+  pool.intern("a");
+  pool.intern("b");
+  other.intern("b");
+  const std::string longest(3 << 20, 'x');
+  other.intern(longest);
+  other.intern("");
+  const char* const text = other[1].data();
+  CHECK(pool.absorb(std::move(other)) == std::vector<StringId>{1, 2, 3});
+  CHECK(other.size() == 0);
+  CHECK(other.intern("c") == 0);
+  CHECK(pool.size() == 4);
+  CHECK(pool.text_bytes() == 2 + longest.size());
+  CHECK(pool[2].data() == text);  // taken over and not copied
+  CHECK(pool.find(longest) == 2);
+  CHECK(pool.absorb(StringPool()).empty());
+  CHECK(empty.absorb(std::move(pool)) == std::vector<StringId>{0, 1, 2, 3});
+  CHECK(empty[2].data() == text);
+  CHECK(empty.intern("d") == 4);
+}

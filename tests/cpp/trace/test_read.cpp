@@ -53,7 +53,7 @@ TEST_CASE("columns hold what the text says", "[trace]") {
   CHECK(t.device[1] == 0);
   CHECK(t.device[0] == -1);
   CHECK(t.correlation[0] == kNoId);
-  CHECK(t.tracks[t.track[0]].tid_number == 7);
+  CHECK(t.tracks[t.track[0]].tid_number() == 7);
   CHECK(t.diagnostics.entries().empty());
 }
 

@@ -201,8 +201,8 @@ class HtaGraph {
     std::vector<TrackId> order(threads.size());
     for (TrackId t = 0; t < order.size(); ++t) order[t] = t;
     std::stable_sort(order.begin(), order.end(), [&](TrackId a, TrackId b) {
-      return std::pair(table_.tracks[a].pid_number, table_.tracks[a].tid_number) <
-             std::pair(table_.tracks[b].pid_number, table_.tracks[b].tid_number);
+      return std::pair(table_.tracks[a].pid_number(), table_.tracks[a].tid_number()) <
+             std::pair(table_.tracks[b].pid_number(), table_.tracks[b].tid_number());
     });
     for (const TrackId track : order) add_call_stack(threads[track]);
   }
