@@ -88,7 +88,7 @@ class Watcher {
       const auto got = ::read(descriptor, &number, 1);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return;
-      if (number == SIGINT) break;
+      if (number == SIGINT || number == SIGTERM) break;
     }
     std::this_thread::sleep_for(grace);
     say();
@@ -97,8 +97,7 @@ class Watcher {
       std::error_code ignored;
       std::filesystem::remove_all(folder, ignored);
     }
-    constexpr int kInterrupted = 130;
-    ::_exit(kInterrupted);
+    ::_exit(128 + number);
   }
 
   std::string message_;
@@ -129,7 +128,8 @@ void bind_interrupt(py::module_& module) {
       },
       py::arg("descriptor"), py::arg("grace_ms"), py::arg("message"),
       "Reads signal numbers from a descriptor (signal.set_wakeup_fd). Where the process still runs "
-      "`grace_ms` after a SIGINT it is ended with exit code 130: folders of `keep_scratch` are "
+      "`grace_ms` after a SIGINT or SIGTERM it is ended, with 128 and the signal: folders of "
+      "`keep_scratch` are "
       "removed, nothing else is cleaned up. Once in a process.");
   module.def(
       "say_interrupted", [] { Watcher::instance().say(); },

@@ -1,7 +1,7 @@
 """The command line: `main`, `COMMANDS`, and what the lab's commands are made of.
 
 Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options, 130
-interrupted.
+interrupted, 143 terminated.
 
 Note [argparse]: typer 0.29 brings pydantic along and takes 0.1 s to parse three options, a third
 of a whole run on the demo trace.

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from torchtraceap.cli.input import stdin_path
 from torchtraceap.core.records import dataclass
 
-FINE, FINDINGS, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+FINE, FINDINGS, UNUSABLE = 0, 1, 2
 WINDOW_COUNTS = (50, 100, 200)
 DEFAULT_ROWS = 40  # of a table for reading
 Options = argparse.Namespace
@@ -48,14 +48,20 @@ class Command:
     """Arguments of `torchtraceap` that its help shows as examples."""
     actions: Mapping[str, Command] | None = None
     """Commands of its own, which the word behind it chooses."""
+    runs: str = ""
+    """What of the user's it runs, which stands first in its help: who does not trust that should
+    not call it."""
     takes_program: bool = False
     """True if the words after ` -- ` are a program, a list in `options.program`."""
 
 
 def command_of_actions(
-    summary: str, actions: Mapping[str, Command], examples: Sequence[str] = ()
+    summary: str, actions: Mapping[str, Command], examples: Sequence[str] = (), runs: str = ""
 ) -> Command:
-    """Return a command that does nothing by itself: the word behind it says what."""
+    """Return a command that does nothing by itself: the word behind it says what.
+
+    `runs` is as in `Command`.
+    """
 
     def describe(parser: Parser) -> None:
         listed = "; ".join(f"{name}: {action.summary}" for name, action in actions.items())
@@ -64,7 +70,7 @@ def command_of_actions(
     def run(options: Options) -> int:
         raise UsageError(f"{options.action} is read before")  # see `chosen_command`
 
-    return Command(summary, describe, run, examples, actions)
+    return Command(summary, describe, run, examples, actions, runs)
 
 
 def chosen_command(
@@ -118,7 +124,7 @@ def make_parser(name: str, command: Command) -> Parser:
     lines = "\n".join(f"  torchtraceap {example}" for example in command.examples)
     parser = Parser(
         prog=f"torchtraceap {name}",
-        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        description=f"{command.runs} {command.summary[0].upper()}{command.summary[1:]}.".strip(),
         epilog=f"examples:\n{lines}" if lines else None,
         # One is made for every option. Told no width, each asks `shutil`.
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=terminal_width(80) - 2),

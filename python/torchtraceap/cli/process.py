@@ -1,8 +1,9 @@
 """The process that is the command line: `main` runs the command that is named.
 
 Start-up counts, so everything heavy is imported where it is used. Standard output holds the result
-and nothing else; progress, notes and errors go to standard error. Ctrl-C ends the process within a
-second, whatever it does at that moment, and a line on the terminal says what takes long.
+and nothing else; progress, notes and errors go to standard error. Ctrl-C and SIGTERM end the
+process within a second, whatever it does at that moment, and a line on the terminal says what takes
+long.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from torchtraceap.cli.output import (
 )
 from torchtraceap.cli.parser import (
     FINE,
-    INTERRUPTED,
     UNUSABLE,
     UsageError,
     chosen_command,
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ignore_interrupts()
     except KeyboardInterrupt:  # at work, or while what the command held was freed
         say_interrupted()
-        code = INTERRUPTED
+        code = interrupted_code()
     if arguments is None:
         _leave(code)
     return code
@@ -136,7 +136,7 @@ def _leave(code: int) -> NoReturn:
     """End the process at once: nothing is left to write, and to free a trace and every module one
     by one takes a tenth of the time of a diagnosis. Also, Python dies of an interrupt where it met
     code of `exec`, as data classes are made of."""
-    if code != INTERRUPTED:  # then a reader may keep us waiting
+    if not was_interrupted():  # then a reader may keep us waiting
         for stream in filter(None, (sys.stdout, sys.stderr)):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -154,7 +154,7 @@ def _answer(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if was_interrupted():
             say_interrupted()
-            return INTERRUPTED
+            return interrupted_code()
         from torchtraceap.errors import TraceError
 
         # The input's or the options' fault, not a defect of ours.
@@ -173,7 +173,8 @@ GRACE_MS = 200
 """Time for threads that unwind by themselves, including their cleanup."""
 _MESSAGE = "torchtraceap: interrupted\n"
 _watched = False
-_interrupted = False
+_interrupted = 0
+"""The signal that came."""
 
 
 def watch_interrupts() -> None:
@@ -181,10 +182,11 @@ def watch_interrupts() -> None:
     NumPy may take seconds, and so may freeing what a large trace takes. For a process that is the
     command line, not for one that calls `main`."""
     global _watched
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return  # ignored, as in the background of a script
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        return  # as in the background of a script
     # Before anything large is imported: a library that starts makes errors of its own of it.
-    signal.signal(signal.SIGINT, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     sys.unraisablehook = _unraisable
     from torchtraceap import _core
 
@@ -199,7 +201,7 @@ def watch_interrupts() -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     global _interrupted
-    _interrupted = True
+    _interrupted = number
     raise KeyboardInterrupt
 
 
@@ -213,13 +215,19 @@ def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
 def was_interrupted() -> bool:
     """Return True if Ctrl-C has come: an error may be what a library made of the
     KeyboardInterrupt."""
-    return _interrupted
+    return _interrupted != 0
+
+
+def interrupted_code() -> int:
+    """Return the exit code after a signal: 130 after Ctrl-C, 143 after SIGTERM."""
+    return 128 + (_interrupted or signal.SIGINT)
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on. The answer is out: what is left is the interpreter's own end, in
+    """Ignore signals from now on. The answer is out: what is left is the interpreter's own end, in
     which a signal would only replace the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def say_interrupted() -> None:

@@ -652,3 +652,12 @@ def test_the_width_is_that_of_the_standard_library(
     assert terminal_width(93) == shutil.get_terminal_size((93, 40)).columns
     monkeypatch.setattr(sys, "__stdout__", None)
     assert terminal_width(93) == shutil.get_terminal_size((93, 40)).columns
+
+
+@pytest.mark.parametrize("command", ["predict", "parallelism", "bench"])
+def test_what_runs_code_of_the_user_says_so_first(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, "--help"]) == 0
+    _, described = capsys.readouterr().out.split("\n\n")[:2]
+    assert described.startswith("Runs the ")

@@ -36,8 +36,10 @@ def started(*arguments: str, folder: Path | None = None) -> subprocess.Popen[str
     return process
 
 
-def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
-    process.send_signal(signal.SIGINT)
+def interrupted(
+    process: subprocess.Popen[str], by: signal.Signals = signal.SIGINT
+) -> tuple[int, str]:
+    process.send_signal(by)
     _, said = process.communicate()
     return process.returncode, said
 
@@ -68,18 +70,42 @@ def test_a_call_that_hears_nothing_keeps_no_command_line(bundled: Path) -> None:
     assert (code, said) == (130, "torchtraceap: interrupted\n")
 
 
+def test_sigterm_ends_a_command_as_ctrl_c_does(bundled: Path) -> None:
+    work = "_core.build_tree(trace.ranks[0].table)"
+    program = ENDLESS.format(work=work, arguments="")
+    process = started("-c", program, "diagnose", str(bundled))
+    assert interrupted(process, signal.SIGTERM) == (143, "torchtraceap: interrupted\n")
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_line_is_imported(by: signal.Signals) -> None:
+    program = """
+import sys, time
+class Loading:
+    def find_spec(self, name, *_):
+        if name == "torchtraceap.cli.parser":
+            print("now", flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Loading())
+from torchtraceap.__main__ import run
+sys.exit(run())
+"""
+    assert interrupted(started("-c", program), by) == (128 + by, "torchtraceap: interrupted\n")
+
+
 def test_what_an_unwritten_file_grows_in_is_removed(tmp_path: Path) -> None:
     program = f"""
 import sys
 from torchtraceap import cli
+from torchtraceap.cli import process
 from torchtraceap.core import writing
 def run(given, is_process):
-    cli._set_up_process()
+    process._set_up_process()
     with writing.replacing(sys.argv[1]) as staged:
         staged.write_text("half")
         print("now", flush=True)
         {HELD}
-cli._run = run
+process._run = run
 sys.exit(cli.main())
 """
     code, _ = interrupted(started("-c", program, str(tmp_path / "page.html")))
@@ -126,14 +152,15 @@ def test_an_interrupt_while_the_trace_is_freed(bundled: Path) -> None:
     program = """
 import sys, time
 from torchtraceap import cli
+from torchtraceap.cli import process
 def answer(arguments):
-    cli._set_up_process()
+    process._set_up_process()
     print("now", flush=True)
     try:
         return 0
     finally:
         time.sleep(60)
-cli._answer = answer
+process._answer = answer
 sys.exit(cli.main())
 """
     code, said = interrupted(started("-c", program, "summary", str(bundled)))

@@ -1,4 +1,5 @@
-"""Any bytes either are refused with TraceError or give tables: execution traces, memory timelines.
+"""Any bytes either are refused with TraceError or give an answer: as execution traces and memory
+timelines, and as everything that is stored and read again.
 
 Run by `tools/fuzz`; takes libFuzzer's options. Needs atheris (`pip install '.[fuzz]'`).
 """
@@ -6,6 +7,7 @@ Run by `tools/fuzz`; takes libFuzzer's options. Needs atheris (`pip install '.[f
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -15,8 +17,23 @@ from random import Random
 import atheris
 
 with atheris.instrument_imports(
-    include=["torchtraceap.trace.execution", "torchtraceap.tables.gpu.memory_timeline"]
+    include=[
+        "torchtraceap.trace.execution",
+        "torchtraceap.tables.gpu.memory_timeline",
+        "torchtraceap.core.stored",
+        "torchtraceap.contracts.file",
+        "torchtraceap.contracts.limits",
+        "torchtraceap.explanation.completions",
+    ]
 ):
+    from torchtraceap.contracts.file import read_contracts
+    from torchtraceap.core import stored
+    from torchtraceap.explanation.completions import (
+        Completion,
+        CompletionError,
+        Dialect,
+        read_completion,
+    )
     from torchtraceap.tables.gpu.memory_timeline import CATEGORIES, read_memory_timeline
     from torchtraceap.trace.execution import ExecutionTrace, load_execution_trace
 
@@ -24,7 +41,18 @@ from json_mutator import cross, mutate
 
 import torchtraceap as ttap
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.datasets.reader import DataSet, labeled_runs
 from torchtraceap.errors import TraceError
+from torchtraceap.lab.bench.comparison.suites import read_suite
+from torchtraceap.lab.bench.coverage import read_coverage
+from torchtraceap.lab.bench.processes.programs import read_steps
+from torchtraceap.lab.bench.rounds import Journal
+from torchtraceap.lab.bench.runs import config
+from torchtraceap.lab.bench.runs.run_store import Store
+from torchtraceap.lab.collection.manifest import read_manifest
+from torchtraceap.lab.prediction.parallel.placement import read_plan
+from torchtraceap.lab.sharding.tables import read_tables
+from torchtraceap.record.history import read_lines
 
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 FILE = FOLDER / "document.json"
@@ -65,8 +93,40 @@ def check_timeline(table: ColumnTable) -> None:
     check(times == sorted(set(times)), "times rise")
 
 
+LABELS, DATA_SET, RUNS = FOLDER / "labels", FOLDER / "set", FOLDER / "store"
+for place in (LABELS, DATA_SET, RUNS / "runs"):
+    place.mkdir(parents=True)
+LINKED = {
+    LABELS / "labels.jsonl": lambda: labeled_runs(LABELS),
+    DATA_SET / "dataset.json": lambda: DataSet(DATA_SET).labels(),
+    RUNS / "runs" / f"{'0' * 64}.json": lambda: Store(RUNS).runs(),
+}
+"""Files that are read under a name of their own, with what reads them."""
+FILE.touch()
+for name in LINKED:
+    name.hardlink_to(FILE)
+READERS = (
+    stored.read_json, stored.read_toml, lambda path: list(stored.read_json_lines(path)),
+    read_contracts, read_lines, read_coverage, read_steps, read_suite, read_manifest, read_tables,
+    config.read_plan, lambda path: read_plan(str(path)), lambda path: Journal(path, {}),
+)  # fmt: skip
+
+
+def check_stored(data: bytes) -> None:
+    for read in (*(lambda read=read: read(FILE) for read in READERS), *LINKED.values()):
+        with contextlib.suppress(TraceError):
+            read()
+    with contextlib.suppress(TraceError):
+        found = stored.parse_json(data, "input")
+        check(stored.parse_json(json.dumps(found), "again") == found, "what is read is JSON")
+    with contextlib.suppress(CompletionError):
+        read_completion([data], Completion())
+    Dialect.from_json(data.decode("utf-8", "replace"))
+
+
 def test_one_input(data: bytes) -> None:
     FILE.write_bytes(data)
+    check_stored(data)
     with contextlib.suppress(TraceError):
         check_execution(load_execution_trace(FILE))
     with contextlib.suppress(TraceError):

@@ -152,3 +152,32 @@ def test_sources_of_static_libraries_are_pinned() -> None:
     assert entries
     for entry in entries:
         assert re.fullmatch(r"[\w-]+==[\d.]+ --hash=sha256:[0-9a-f]{64}", entry)
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_name_actions_by_hash_and_may_only_read(path: Path) -> None:
+    text = path.read_text("utf-8")
+    used = re.findall(r"uses: (\S+)(.*)", text)
+    assert used
+    for action, comment in used:
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+    assert "\npermissions:\n  contents: read\n" in text
+    assert "pull_request_target" not in text
+
+
+def test_a_tag_is_of_the_version_of_the_package() -> None:
+    from torchtraceap import __version__
+
+    def code(ref: str) -> int:
+        return subprocess.run(
+            [ROOT / "tools" / "check_tag.sh", ref], capture_output=True, check=False
+        ).returncode
+
+    assert code(f"refs/tags/v{__version__}") == 0
+    assert code("refs/heads/main") == 0
+    assert code("refs/tags/v999.0.0") == 1
+    assert code(f"refs/tags/v{__version__}.post1") == 1

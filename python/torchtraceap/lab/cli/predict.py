@@ -339,7 +339,8 @@ COMMANDS = {
         ENTRIES["predict"].summary,
         _describe_predict,
         _predict,
-        (
+        runs="Runs the file or module that SOURCE names.",
+        examples=(
             "predict model.py:workload --device H100-SXM",
             "predict model.py:workload --device A100 --device H100-SXM --dtype bf16",
             "predict model.py:workload --device H100-SXM --world-size 8 --strategy fsdp2 "
@@ -350,7 +351,8 @@ COMMANDS = {
         ENTRIES["parallelism"].summary,
         _describe_parallelism,
         _parallelism,
-        (
+        runs="Runs the file or module that a workload names.",
+        examples=(
             "parallelism --layers 24 --hidden 2048 --heads 16 --sequence 2048 --gpus 64 "
             "--device 'A100 SXM 80GB' --batch 512",
             "parallelism --config config.json --sequence 4096 --gpus 16 --device 'H100 SXM' "

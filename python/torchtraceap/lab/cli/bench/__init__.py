@@ -20,5 +20,6 @@ COMMANDS: dict[str, Command] = {
         ENTRIES["bench"].summary,
         _ACTIONS,
         tuple(example for action in _ACTIONS.values() for example in action.examples[:1]),
+        "Runs the programs, workload files and commits that it is given.",
     )
 }
