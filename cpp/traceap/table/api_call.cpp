@@ -23,6 +23,7 @@ constexpr std::array kNames{
     Name{"synMemCopyAsync", ApiClass::kAsyncCopy},
     Name{"synMemCopyAsyncMultiple", ApiClass::kAsyncCopy},
     Name{"synDeviceFree", ApiClass::kDeviceFree},
+    Name{"runFunction - job_prep_and_submit_for_execution", ApiClass::kKernelLaunch},
     Name{"cuInit", ApiClass::kSetup},
     Name{"hipInit", ApiClass::kSetup},
 };

@@ -439,7 +439,7 @@ void Assembler::finish(const std::vector<ParserPools*>& pools, TopMembers metada
   name_tracks(t);
   classify_xla_events(t);
   classify_ascend_events(t);
-  drop_events_beside_kernels(t);
+  classify_mtia_events(t);
   flag_impossible_times(t);
 }
 

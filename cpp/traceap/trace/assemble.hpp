@@ -48,8 +48,8 @@ void classify_xla_events(EventTable& table);
 /// Kind, device, stream, correlation and External id of events that Ascend's profilers wrote; needs
 /// named tracks.
 void classify_ascend_events(EventTable& table);
-/// Makes events of MTIA's command processors annotations where kernels are recorded beside them.
-void drop_events_beside_kernels(EventTable& table);
+/// Kind, device and stream of MTIA's work. Note [MTIA traces]
+void classify_mtia_events(EventTable& table);
 /// Flags GPU events whose times can't be true as kImpossible and counts them in the diagnostics;
 /// needs the final kinds, devices and streams. O(events + GPU events log GPU events).
 void flag_impossible_times(EventTable& table);

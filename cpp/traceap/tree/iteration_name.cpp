@@ -192,6 +192,28 @@ std::optional<IterationMark> read_sglang(Scanner name) {
   return mark;
 }
 
+/// ATOM's ` ctx=[a, b]` or ` ctx=a`: the keys of each prompt, unless the list is cut. They are its
+/// queries too if they sum to the tokens of the iteration, since none has more queries than keys.
+void read_prompts(Scanner fields, RequestGroup& prompts) {
+  constexpr std::string_view kSign = " ctx=";
+  const std::size_t place = fields.rest().find(kSign);
+  if (place == std::string_view::npos || !prompts.tokens) return;
+  Scanner text(fields.rest().substr(place + kSign.size()));
+  constexpr std::int64_t kMost = 1 << 30;  // a square, and a list's sum of them, is no overflow
+  const bool listed = text.word("[");
+  std::int64_t keys = 0, squares = 0;
+  do {
+    const Count length = text.number();
+    if (!length || *length > kMost || keys > kMost) return;
+    keys += *length;
+    squares += *length * *length;
+  } while (listed && text.word(", "));
+  if (listed && (!text.word("]") || text.word("..."))) return;
+  if (keys != *prompts.tokens) return;
+  prompts.cached_tokens = keys;
+  prompts.query_squares = prompts.query_keys = squares;
+}
+
 /// `prefill[bs=B tok=T ctx=[..] sqsq= sqsk= sk=]`, `decode[bs=B/PADDED tok=T p=R d=R spec=K ..]`
 std::optional<IterationMark> read_atom(Scanner name) {
   const bool prefills = name.word("prefill[");
@@ -205,6 +227,7 @@ std::optional<IterationMark> read_atom(Scanner name) {
   own.requests = requests;
   read_sums(fields, "", own);
   if (const Count tokens = fields.field("tok")) own.tokens = tokens;
+  if (prefills && !own.cached_tokens) read_prompts(fields, own);
   const Count also_prefill = prefills ? Count() : fields.field("p");
   if (some(also_prefill) && requests) {
     prefill.requests = also_prefill;

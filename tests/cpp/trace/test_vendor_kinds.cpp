@@ -123,6 +123,45 @@ TEST_CASE("command processors' events are MTIA's work, beside kernels they are d
   CHECK(beside.kind[row_named(beside, "gemm")] == EventKind::kKernel);
 }
 
+TEST_CASE("copies of MTIA are requests to its DMA engines, on the line that they are drawn on",
+          "[trace]") {
+  for (const std::string category : {"mtia_ccp_events", "kernel"}) {
+    TraceText text;
+    text.host("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", 10, 5,
+              R"("correlation":1)");
+    text.complete(category, "dma_request", 20, 30, 3, "12", R"("correlation":1)");
+    text.complete(category, "dmatmul_fwd", 50, 10, 3, "5", R"("correlation":1)");
+    text.gpu(category, "Memcpy HtoD", 70, 5, 9, 1);
+    const EventTable table = text.table();
+    const Row copy = row_named(table, "dma_request"), gemm = row_named(table, "dmatmul_fwd");
+    CHECK(table.kind[copy] == EventKind::kGpuMemcpy);
+    CHECK(table.device[copy] == 3);
+    CHECK(table.stream[copy] == 12);
+    CHECK(table.kind[gemm] == EventKind::kKernel);
+    CHECK(table.stream[gemm] == 5);
+    const Row upload = row_named(table, "Memcpy HtoD");
+    CHECK(table.kind[upload] == EventKind::kGpuMemcpy);
+    CHECK(table.device[upload] == 0);
+    CHECK(table.stream[upload] == 9);
+    const EventTree tree = build_tree(table);
+    CHECK(tree.gpu_class[copy] == GpuClass::kMemcpy);
+    CHECK(tree.gpu_class[gemm] == GpuClass::kCompute);
+    CHECK(tree.streams.size() == 3);
+    CHECK(tree.api[tree.launch[copy]] == ApiClass::kKernelLaunch);
+  }
+}
+
+TEST_CASE("a kernel of such a name on another device stays a kernel, with no stream of its line",
+          "[trace]") {
+  TraceText text;
+  text.host("cuda_runtime", "cudaLaunchKernel", 10, 5, R"("correlation":1)");
+  text.complete("kernel", "dma_request", 20, 30, 3, "12", R"("correlation":1)");
+  const EventTable table = text.table();
+  const Row row = row_named(table, "dma_request");
+  CHECK(table.kind[row] == EventKind::kKernel);
+  CHECK(table.stream[row] == kNoId);
+}
+
 TEST_CASE("categories of Kineto's other devices", "[trace]") {
   CHECK(classify_event('X', "hpu_op") == EventKind::kRuntime);
   CHECK(classify_event('X', "xpu_sync") == EventKind::kRuntime);

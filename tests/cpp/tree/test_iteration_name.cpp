@@ -129,3 +129,23 @@ TEST_CASE("sums of requests that overflow are unknown", "[tree][iteration_name]"
   REQUIRE(mark);
   CHECK_FALSE(mark->requests);
 }
+
+TEST_CASE("prompts without a cached beginning have as many queries as keys",
+          "[tree][iteration_name]") {
+  for (const char* name : {"prefill[bs=2 tok=20 ctx=[8, 12]]", "prefill[bs=1 tok=20 ctx=20]"}) {
+    const auto mark = read_iteration_name(name);
+    REQUIRE(mark);
+    CHECK(mark->prefill.cached_tokens == 20);
+    const std::int64_t squares = mark->requests == 2 ? 8 * 8 + 12 * 12 : 400;
+    CHECK(mark->prefill.query_squares == squares);
+    CHECK(mark->prefill.query_keys == squares);
+  }
+  for (const char* name :
+       {"prefill[bs=2 tok=19 ctx=[8, 12]]", "prefill[bs=6 tok=24 ctx=[8, 8, 8]...+3]",
+        "prefill[bs=2 tok=20 ctx=[8, 12", "prefill[bs=2 tok=20 ctx=[8, x]]",
+        "prefill[bs=1 tok=9223372036854775807 ctx=9223372036854775807]", "prefill[bs=1 tok=8]"}) {
+    INFO(name);
+    const auto mark = read_iteration_name(name);
+    CHECK_FALSE((mark && mark->prefill.query_keys));
+  }
+}

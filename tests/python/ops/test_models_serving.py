@@ -39,6 +39,9 @@ EXPECTED: list[tuple[str, tuple[Any, ...], tuple[float, float, float]]] = [
     ("aiter::add_rmsnorm", (X, X, X, X, W, EPS, False), (160, 144, 128)),
     ("aiter::rmsnorm2d_fwd_with_add_ck", (X, X, X, X, W, EPS, 0), (160, 144, 128)),
     ("vllm::rocm_aiter_rmsnorm2d_fwd_with_add", (X, X, W, EPS), (160, 144, 128)),
+    # AITER's group norm, alone and behind what it writes to: 4 for the statistics, then 4.
+    ("aiter::_groupnorm_run", (X, 2, W, W, EPS), (256, 96, 64)),
+    ("aiter::_groupnorm_run", (X, f32(8192), X, 2, W, W, EPS), (256, 96, 64)),
     # Quantised: 2 with a given scale, 4 with one that is found; scales are 4 bytes.
     ("_C::rms_norm_static_fp8_quant", (fp8(4, 8), X, W, f32(1), EPS), (192, 84, 32)),
     (
@@ -450,6 +453,9 @@ def refused(name: str, *arguments: Any) -> str:
         ),
         ("aiter::mha_varlen_fwd", (bf16(4, 2, 8), bf16(9, 16, 2, 8)), "how much of the cache"),
         ("vllm::unified_attention_with_output", (X, X, X, X), "how much of the cache"),
+        ("sglang::unified_attention_with_output", (X, X, X, X), "how much of the cache"),
+        ("aiter::unified_attention_with_output_base", (X, None, X, X, X, "", True), "latent keys"),
+        ("aiter::_groupnorm_run", (X, 3, W, W, EPS), "channels in groups"),
         ("vllm::gdn_attention_core", (X,), "its state"),
         ("vllm::moe_forward", (X, X), "weights of the experts"),
         ("_C_custom_ar::all_reduce", (1, X, X, 0, 0), "a collective"),

@@ -49,6 +49,13 @@ EXPECTED: list[tuple[str, tuple[Any, ...], tuple[float, float | None, str]]] = [
         (X, X, W, EPS, 4),
         (NORM + 96, 3 * 64 + 16 + 32 + 32, "vector_bf16"),
     ),
+    # 6 for each channel and 5 for each element, mean, variance, running ones, weight and bias.
+    ("aiter::_groupnorm_run", (X, 2, W, W, EPS), (6 * 8 + 160, 64 * 2 + 6 * 16, "vector_bf16")),
+    (
+        "aiter::_groupnorm_run",
+        (X, f32(8192), X, 2, W, W, EPS),
+        (6 * 8 + 160, 64 * 2 + 6 * 16, "vector_bf16"),
+    ),
     ("_C::silu_and_mul", (bf16(4, 8), bf16(4, 16)), (160, 128 + 64, "vector_bf16")),
     ("aiter::gelu_tanh_and_mul", (bf16(4, 8), f32(4, 16)), (320, 256 + 64, "vector_fp32")),
     (

@@ -378,11 +378,78 @@ def test_attention_of_a_serving_engine_takes_its_lengths_from_the_range_around_i
     assert "windows" in first["note"]
 
 
+# A prompt of 100, and two sequences that go on with 300 keys together, as each engine says it.
+PROMPT, TWO = "c_sq=100 c_sqsq=10000 c_sqsk=10000 c_sk=100", "g_sqsq=2 g_sqsk=300 g_sk=300"
+PREFILL, DECODE = (100, 100, 5050), (2, 300, 300)  # queries, keys, pairs
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (BATCH.format(100, 10_000, 300), [PREFILL, DECODE]),
+        (f"step[MIXED bs=3 c=1 g=2 {PROMPT} g_sq=2 {TWO}]", [PREFILL, DECODE]),
+        ("step[EXTEND bs=1 toks=100 c_sqsq=10000 c_sqsk=10000 c_sk=100]", [PREFILL]),
+        (f"step[DECODE bs=2 {TWO}]", [DECODE]),
+        ("prefill[bs=1 tok=100 ctx=100]", [PREFILL]),
+        ("prefill[bs=1 tok=100 ctx=100 sqsq=10000 sqsk=10000 sk=100]", [PREFILL]),
+        ("decode[bs=2/8 tok=2 d=2 sqsq=2 sqsk=300 sk=300]", [DECODE]),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "atom"])
+def test_every_engine_says_the_lengths_of_its_batch(
+    write_trace: WriteTrace, name: str, parts: list[tuple[int, int, int]], engine: str
+) -> None:
+    around, attention, *rest = batch_of(0, 100, 300)
+    if engine == "sglang":  # heads and depth of queries and output in one dimension
+        dims = [[1024, 8 * 64], *[[1024, 2, 64]] * 2, [1024, 8 * 64]]
+        attention = op("sglang::unified_attention_with_output", 10, 20, dims, ["c10::BFloat16"] * 4)
+    elif engine == "atom":
+        dims = [[1024, 8 * 64], [], [1024, 128], [1024, 128], [1024], [], [], [1024, 768]]
+        types = ["c10::BFloat16", "", "c10::BFloat16", "c10::BFloat16", "long int"]
+        types += ["", "Scalar", "c10::BFloat16"]
+        values = ["", "", "", "", "", "layer.0", "False", ""]
+        attention = op("aiter::unified_attention_with_output_base", 10, 20, dims, types)
+        attention["args"]["Concrete Inputs"] = values
+    trace = load(write_trace, [{**around, "name": name}, attention, *rest])
+    (row,) = trace.roofline().records()
+    queries, keys, met = (sum(part[i] for part in parts) for i in range(3))
+    assert row["flops"] == 2 * 8 * met * 128
+    assert row["bytes"] == 2 * queries * 8 * 64 * 2 + keys * 2 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "exact"),
+    [
+        ("step[DECODE bs=4 g_sqsq=4 g_sqsk=100 g_sk=100]", 100, True),
+        ("decode[bs=4 tok=4 d=4 sqsq=4 sqsk=100 sk=100]", 100, True),
+        # Of another number of queries, without lengths, and no engine's.
+        ("step[DECODE bs=5 g_sqsq=5 g_sqsk=100 g_sk=100]", 4 * 64, False),
+        ("step[DECODE bs=4]", 4 * 64, False),
+        ("my step", 4 * 64, False),
+    ],
+)
+def test_attention_over_pages_takes_the_lengths_in_use_from_the_range(
+    write_trace: WriteTrace, name: str, keys: int, exact: bool
+) -> None:
+    """4 sequences of one query of 8 heads; at most 64 positions each, in pages of 16."""
+    q, cache = [4, 8, 64], [1000, 16, 2, 64]
+    dims = [q, q, cache, cache, [], [], [4, 4], [4], [], []]
+    bf16, i32 = "c10::BFloat16", "int"
+    types = [bf16, bf16, bf16, bf16, "Scalar", "Scalar", i32, i32, "Scalar", "Scalar"]
+    attention = op("_C::paged_attention_v1", 10, 20, dims, types)
+    attention["args"]["Concrete Inputs"] = ["", "", "", "", "2", "1.0", "", "", "16", "64"]
+    around = {**op(name, 0, 50), "cat": "user_annotation", "args": {}}
+    events = [around, attention, launch(15, 1), kernel(60, 20, 1)]
+    (row,) = load(write_trace, events).roofline().records()
+    assert row["flops"] == 2 * 8 * keys * 128
+    assert row["upper_bound"] != exact
+
+
 def test_without_such_a_range_attention_over_a_cache_has_no_numbers(
     write_trace: WriteTrace,
 ) -> None:
     around, *rest = batch_of(0, 100, 300)
-    for name in ("execute_context_1(100)_generation_2(2)", "step"):
+    for name in ("execute_context_1(100)_generation_2(2)", "step[DECODE bs=2]", "step"):
         (row,) = load(write_trace, [{**around, "name": name}, *rest]).roofline().records()
         assert row["flops"] is None or math.isnan(row["flops"])
         assert "cache" in row["why_not"]

@@ -22,12 +22,11 @@ from torchtraceap.ops.models import (  # noqa: F401  (importing them registers t
     reduction,
     softmax,
 )
-from torchtraceap.ops.models.arguments import BATCH, OpCall, Tensor, UnknownWorkError
+from torchtraceap.ops.models.arguments import OpCall, Tensor, UnknownWorkError, lengths_of
 from torchtraceap.ops.models.families import FAMILIES, family_of
 from torchtraceap.ops.models.registry import Model, Work, model_of, register, work_of
 
 __all__ = [
-    "BATCH",
     "FAMILIES",
     "DType",
     "Model",
@@ -36,6 +35,7 @@ __all__ = [
     "UnknownWorkError",
     "Work",
     "family_of",
+    "lengths_of",
     "model_of",
     "register",
     "work_of",

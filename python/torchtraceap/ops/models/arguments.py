@@ -19,11 +19,11 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from torchtraceap import _core
 from torchtraceap.core.dtypes import FP32, INT16, DType, dtype_of_code, parse_dtype
 from torchtraceap.core.records import dataclass
 
 __all__ = [
-    "BATCH",
     "Argument",
     "OpCall",
     "Tensor",
@@ -31,6 +31,7 @@ __all__ = [
     "check_packed_output",
     "check_width",
     "group_scales",
+    "lengths_of",
     "mxfp4_bytes",
     "optional_bytes",
     "promote",
@@ -107,13 +108,19 @@ class Argument:
     """Concrete value; None if the trace has none."""
 
 
-_LENGTHS = r"\(sq(\d{1,15})sk(\d{1,15})sqsq(\d{1,15})sqsk(\d{1,15})\)"
-BATCH = re.compile(rf"context_\d+{_LENGTHS}_generation_\d+{_LENGTHS}")
-"""Pattern of a serving engine's range that describes the batch of its calls (`OpCall.batch`).
-
-For prompts and for continued sequences it names the sums of the queries, of the keys, of the
-squared queries, and of queries times keys over the sequences.
-"""
+def lengths_of(mark: _core.IterationMark) -> list[tuple[int, int, int, int]]:
+    """Return what the name of an iteration says of its prompts and of its continued sequences:
+    sums of queries, keys, squared queries, and queries times keys; empty where it has no lengths.
+    """
+    parts = []
+    for group in (mark.prefill, mark.decode):
+        sums = (group.tokens, group.cached_tokens, group.query_squares, group.query_keys)
+        known = [number for number in sums if number is not None]
+        if len(known) == len(sums):
+            parts.append((known[0], known[1], known[2], known[3]))
+        elif group.requests != 0 and (known or group.requests is not None):
+            return []
+    return parts
 
 
 class OpCall:

@@ -339,8 +339,8 @@ _WHOLE_NAMES: dict[str, str] = {
         cudnn_convolution_weight miopen_convolution
     """,
     "normalization": """
-        batch_norm batch_norm_impl_index cudnn_batch_norm group_norm layer_norm miopen_batch_norm
-        native_batch_norm native_group_norm native_layer_norm rms_norm
+        _groupnorm_run batch_norm batch_norm_impl_index cudnn_batch_norm group_norm layer_norm
+        miopen_batch_norm native_batch_norm native_group_norm native_layer_norm rms_norm
     """,
     "softmax": "log_softmax log_softmax_data softmax softmax_data",
     "cross_entropy": "cross_entropy_loss nll_loss nll_loss_nd",

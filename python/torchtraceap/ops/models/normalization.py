@@ -97,6 +97,18 @@ def group_norm_outer(call: OpCall) -> Work:
     return _forward(x, weight, bias, statistics=_STATISTICS, saved=saved)
 
 
+@register("aiter::_groupnorm_run")
+def aiter_group_norm(call: OpCall) -> Work:
+    """Arguments: (y, workspace, input, groups, weight, bias, eps), which began with the input in
+    older releases; the statistics stay in a workspace of kilobytes."""
+    at = 0 if call.optional_tensor(1) is None else 2
+    x, groups = call.tensor(at), call.integer(at + 1)
+    if len(x.shape) < 2 or groups < 1 or x.shape[1] % groups:
+        raise UnknownWorkError("an input without channels in groups")
+    weight, bias = call.optional_tensor(at + 2), call.optional_tensor(at + 3)
+    return _forward(x, weight, bias, statistics=_STATISTICS, saved=0)
+
+
 @register("aten::instance_norm", composite=True)
 def instance_norm(call: OpCall) -> Work:
     """Arguments: (input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps,

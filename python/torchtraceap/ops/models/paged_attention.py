@@ -1,26 +1,29 @@
 """Models of attention over a paged cache of keys and values.
 
-The lengths in use are data. A call that names the longest sequence or the pages that are read has
-an upper bound; other calls have no numbers. The tensor of the cache says nothing because it is as
-large as the memory allows. Writing keys and values moves bytes without arithmetic; only the rows
-that the slots name are written.
+The lengths in use are data. The range of a serving engine around the call may say their sums; a
+call that names the longest sequence or the pages that are read has an upper bound; other calls have
+no numbers. The tensor of the cache says nothing because it is as large as the memory allows.
+Writing keys and values moves bytes without arithmetic; only the rows that the slots name are
+written.
 """
 
 from __future__ import annotations
 
+from math import prod
+
+from torchtraceap import _core
 from torchtraceap.core.records import dataclass
 from torchtraceap.ops.models.arguments import (
-    BATCH,
     OpCall,
     Tensor,
     UnknownWorkError,
+    lengths_of,
     optional_bytes,
 )
 from torchtraceap.ops.models.attention import Heads, Mask, flash, tile_padding, varlen
 from torchtraceap.ops.models.registry import Work, register, register_unknown_work
 
 __all__ = ["rows_written"]
-
 
 _NO_LENGTHS = "how much of the cache of keys and values is used is not recorded"
 _NOTE = "the lengths in use of the cache are not recorded: at most the longest for each sequence"
@@ -58,6 +61,28 @@ def _decode(
 
 
 @dataclass(frozen=True, slots=True)
+class _Batch:
+    """What the range of a serving engine says of its batch."""
+
+    queries: int
+    keys: int
+    met: float
+    """Pairs of a query and a key, its own sequence up to itself."""
+
+
+def _batch_of(call: OpCall, tokens: int | None = None) -> _Batch | None:
+    """Return the batch of the range around a call; None if the range does not say the lengths, or
+    says them of another number of queries than `tokens`."""
+    mark = _core.read_iteration_name(call.batch) if call.batch else None
+    parts = lengths_of(mark) if mark is not None else []
+    queries, keys = (sum(part[i] for part in parts) for i in range(2))
+    met = sum(products - (squares - own) / 2 for own, _, squares, products in parts)
+    if not parts or met < queries or (tokens is not None and queries != tokens):
+        return None
+    return _Batch(queries, keys, met)
+
+
+@dataclass(frozen=True, slots=True)
 class _Paged:
     """Positions of the arguments of vLLM's paged attention."""
 
@@ -74,7 +99,7 @@ _PAGED = {
 }
 
 
-@register(*_PAGED)
+@register(*_PAGED, needs_batch=True)
 def paged(call: OpCall) -> Work:
     """Arguments: (out, ..., query, key_cache, value_cache, kv_heads, scale, block_tables, lengths,
     block_size, longest, ...); on ROCm later releases have the starts of queries before the block
@@ -91,10 +116,12 @@ def paged(call: OpCall) -> Work:
     length = min(longest, tables.shape[1] * block)
     if length < 1:
         raise UnknownWorkError(_NO_LENGTHS)
-    met = query.shape[0] * length
     other = optional_bytes(call, (places.tables, places.tables + 1))
     row_bytes = _row_bytes(keys, values, block)
-    return _decode(query, out, row_bytes, met, other, _NOTE, exact=query.shape[0] == 1)
+    batch = _batch_of(call, query.shape[0])
+    met = query.shape[0] * length if batch is None else batch.keys
+    exact = batch is not None or query.shape[0] == 1
+    return _decode(query, out, row_bytes, met, other, _NOTE, exact=exact)
 
 
 @register("sglang_profiler::attention_paged_attention_ragged", "aiter::paged_attention_ragged",
@@ -119,7 +146,8 @@ def _cached(
 ) -> Work:
     """Count packed queries (all, heads, depth) over a cache.
 
-    The cache is (pages, page, heads, depth) or (rows, heads, depth).
+    The cache is (pages, page, heads, depth) or (rows, heads, depth). The lengths in use are those
+    of the range around the call if it has as many queries, else at most the longest ones.
     """
     query, keys, values = (call.tensor(i) for i in range(3))
     starts = call.tensor(lengths_at)
@@ -134,13 +162,17 @@ def _cached(
         length = min(length, table.shape[1] * page)
     sizes = Heads(1, query.shape[0], count * length, query.shape[1], query.shape[2],
                   values.shape[-1])  # fmt: skip
-    met, _ = varlen(sizes, count, [longest[0], length], mask)
+    batch = _batch_of(call, query.shape[0]) if mask.causal and mask.left < 0 else None
+    if batch is None:
+        met: float = varlen(sizes, count, [longest[0], length], mask)[0]
+        exact, cached = count == 1, sizes.keys
+    else:
+        met, exact, cached = batch.met, True, batch.keys
     written = query.elements // max(sizes.depth, 1) * sizes.value_depth * query.dtype.size
     table_bytes = 0 if table is None else table.bytes
-    exact = count == 1
     return Work(
         flops=2 * sizes.heads * met * (sizes.depth + sizes.value_depth),
-        bytes_read=query.bytes + sizes.keys * _row_bytes(keys, values, page) + table_bytes,
+        bytes_read=query.bytes + cached * _row_bytes(keys, values, page) + table_bytes,
         bytes_written=written,
         dtype=query.dtype.label,
         unit="matrix",
@@ -150,7 +182,7 @@ def _cached(
     )
 
 
-@register("flash_attn_3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd")
+@register("flash_attn_3::fwd", "_vllm_fa3_C::fwd", "sgl_kernel::fwd", needs_batch=True)
 def flash_attn_3(call: OpCall) -> Work:
     """Arguments: (q, k, v, k_new, v_new, qv, out, cu_q, cu_k, cu_k_new, used_q, used_k, max_q,
     max_k, page_table, ... scale at 23, causal, window_left, window_right, ...)"""
@@ -165,7 +197,7 @@ def flash_attn_3(call: OpCall) -> Work:
     return flash(call, 0, (7, 8), (12, 13), mask)
 
 
-@register("_vllm_fa2_C::varlen_fwd")
+@register("_vllm_fa2_C::varlen_fwd", needs_batch=True)
 def flash_attn_2(call: OpCall) -> Work:
     """Arguments: (q, k, v, out, cu_q, cu_k, used_k, leftpad_k, block_table, alibi, max_q, max_k,
     dropout, scale, zero_tensors, causal, window_left, window_right, ...)"""
@@ -188,7 +220,7 @@ def aiter_packed(call: OpCall) -> Work:
     return flash(call, 0, (3, 4), (5, 6), mask)
 
 
-@register("aiter::mha_batch_prefill")
+@register("aiter::mha_batch_prefill", needs_batch=True)
 def aiter_prefill(call: OpCall) -> Work:
     """Arguments: (q, k, v, cu_q, kv_indptr, page_indices, max_q, max_k, dropout, scale, soft_cap,
     zero_tensors, causal, window_left, window_right, ...)"""
@@ -251,35 +283,29 @@ def sparse_prefill(call: OpCall) -> Work:
 # ----------------------------------------------------------- lengths that the engine's range names
 
 
-@register("vllm::unified_attention", "vllm::unified_attention_with_output", composite=True,
-          needs_batch=True)  # fmt: skip
-def attention_of_batch(call: OpCall) -> Work:
-    """Arguments: (query, key, value, output, ...), of (tokens, heads, depth), the tokens of all
-    sequences.
+def _attention_of_batch(call: OpCall, places: tuple[int, int, int], out: Tensor | None) -> Work:
+    """Count the attention of a batch whose lengths the engine's range names.
 
-    A query attends to its sequence up to itself. Keys are read from the cache, which has the type
-    of the queries if these have 8 bits.
+    Queries, keys and values have the tokens of all sequences as their first dimension, then heads
+    and depth, as one dimension or two. Heads times depth of the values for each query head follow
+    from the widths, because keys and values have equally many heads.
     """
-    named = BATCH.search(call.batch or "")
-    if named is None:
+    batch = _batch_of(call)
+    if batch is None:
         raise UnknownWorkError(_NO_LENGTHS)
-    query, key, value = (call.tensor(i) for i in range(3))
-    if not len(query.shape) == len(key.shape) == len(value.shape) == 3:
+    query, key, value = (call.tensor(place) for place in places)
+    if not all(len(each.shape) in (2, 3) for each in (query, key, value)) or not key.elements:
         raise UnknownWorkError(_MISFIT)
-    numbers = [int(text) for text in named.groups()]
-    parts = [numbers[:4], numbers[4:]]
-    queries, keys = (sum(part[i] for part in parts) for i in range(2))
-    if queries > query.shape[0]:
+    width, key_width, value_width = (prod(each.shape[1:]) for each in (query, key, value))
+    if batch.queries > query.shape[0] or width % key.shape[-1]:
         raise UnknownWorkError(_MISFIT)
-    met = sum(products - (squares - own) / 2 for own, _, squares, products in parts)
-    heads, depth, value_depth = query.shape[1], query.shape[2], value.shape[2]
+    out_width = width * value_width / key_width
     cached = query.dtype if query.dtype.size == 1 else key.dtype
-    row = key.shape[1] * key.shape[2] + value.shape[1] * value_depth
-    out = call.optional_tensor(3)
     return Work(
-        flops=2 * heads * met * (depth + value_depth),
-        bytes_read=queries * heads * depth * query.dtype.size + keys * row * cached.size,
-        bytes_written=queries * heads * value_depth * (out or query).dtype.size,
+        flops=2 * batch.met * (width + out_width),
+        bytes_read=batch.queries * width * query.dtype.size
+        + batch.keys * (key_width + value_width) * cached.size,
+        bytes_written=batch.queries * out_width * (out or query).dtype.size,
         dtype=query.dtype.label,
         unit="matrix",
         upper_bound=True,
@@ -287,12 +313,29 @@ def attention_of_batch(call: OpCall) -> Work:
     )
 
 
+@register("vllm::unified_attention", "vllm::unified_attention_with_output",
+          "sglang::unified_attention_with_output", composite=True, needs_batch=True)  # fmt: skip
+def attention_of_batch(call: OpCall) -> Work:
+    """Arguments: (query, key, value, output, ...).
+
+    A query attends to its sequence up to itself. Keys are read from the cache, which has the type
+    of the queries if these have 8 bits.
+    """
+    return _attention_of_batch(call, (0, 1, 2), call.optional_tensor(3))
+
+
+@register("aiter::unified_attention_with_output_base", composite=True, needs_batch=True)
+def attention_of_atom(call: OpCall) -> Work:
+    """Arguments of ATOM: (q, q_scale, k, v, positions, layer_name, use_mla, ...)."""
+    if call.boolean(6):
+        raise UnknownWorkError("the latent keys of its cache are not among its arguments")
+    return _attention_of_batch(call, (0, 2, 3), None)
+
+
 register_unknown_work(
     _NO_LENGTHS,
     "vllm::unified_mla_attention",
     "vllm::unified_mla_attention_with_output",
-    "sglang::unified_attention_with_output",
-    "aiter::unified_attention_with_output_base",
     "aiter::pa_decode_gluon",
 )
 register_unknown_work(

@@ -15,7 +15,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import sum_by_index
-from torchtraceap.ops.models import BATCH, Work, family_of, model_of
+from torchtraceap.ops.models import Work, family_of, lengths_of, model_of
 from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
@@ -154,7 +154,8 @@ def _names_of_batches(part: RankTrace, rows: Array) -> Array:
     places = np.flatnonzero(asks[table.name[rows]])
     if not len(places):
         return result
-    says = np.array([BATCH.search(text) is not None for text in strings], dtype=bool)
+    marks = map(_core.read_iteration_name, strings)
+    says = np.array([mark is not None and bool(lengths_of(mark)) for mark in marks], dtype=bool)
     above = _core.innermost_marked(table, part.tree, says[table.name])[rows[places]]
     found = above != _NO_ROW
     result[places[found]] = table.name[above[found]]

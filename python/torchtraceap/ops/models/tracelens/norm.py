@@ -111,6 +111,13 @@ def _group_forward(call: Call) -> Work:
     return _forward(norm_params(call, 0, call.dims[0][1], affine=affine))
 
 
+def _aiter_group(call: Call) -> Work:
+    """Count AITER's (y, workspace, input, groups, weight, bias, eps), which began with the input in
+    older releases; weight and bias are always passed."""
+    at = 0 if call.types[1] == "Scalar" else 2
+    return _forward(norm_params(call, at, call.dims[at][1], affine=True))
+
+
 def _group_backward(call: Call) -> Work:
     channels = call.dims[1][1] / int(call.concrete[8])
     p = norm_params(call, 1, channels, affine=call.dims[5] is not None)
@@ -161,6 +168,7 @@ MODELS: dict[str, Model] = {
     **_variants("layer_norm", _layer_forward, _layer_backward),
     **_variants("group_norm", _group_forward, _group_backward),
     **_variants("instance_norm", _batch, _no_model),
+    "aiter::_groupnorm_run": _aiter_group,
     "aten::_fused_rms_norm": _rms,
     "aten::_fused_rms_norm_backward": _rms_backward,
     **{f"aten::{library}rms_norm_backward": _rms_backward for library in ("", "native_")},
