@@ -7,8 +7,10 @@ import gc
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchtraceap.cli.catalog import COMMANDS as COMMAND_NAMES
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.diagnose import add_scorer
 from torchtraceap.cli.input import load
@@ -69,8 +71,6 @@ add_model = arguments(
 
 def model_of(options: Options) -> ModelSettings | None:
     """Return the language model that options or the environment name; None: no model is asked."""
-    from pathlib import Path
-
     from torchtraceap.explanation.settings import settings_from
 
     return settings_from(
@@ -134,13 +134,21 @@ def _show_progress(characters: int) -> None:
 
 
 def _mcp(options: Options) -> int:
+    from torchtraceap.explanation.mcp_code import CODE_COMMANDS
     from torchtraceap.explanation.mcp_server import serve
     from torchtraceap.trace.files import expand_paths
 
-    given = [*options.paths, *filter(None, [options.baseline])]
+    given = [*options.paths, *filter(None, [options.baseline, options.root])]
     if "-" in given:
         raise UsageError("mcp speaks through standard input: a trace can't come from there")
-    expand_paths(options.paths)  # says now what does not exist; reading waits for a call
+    if not options.paths and options.root is None:
+        raise UsageError("mcp needs the PATH of a trace, or --root DIR with traces in it")
+    if options.root is not None and not Path(options.root).is_dir():
+        raise UsageError(f"--root {options.root}: no such folder")
+    if options.allow_code and options.root is None:
+        raise UsageError("--allow-code needs --root DIR: what may run lies in it")
+    if options.paths:
+        expand_paths(options.paths)  # says now what does not exist; reading waits for a call
     if options.baseline is not None:
         expand_paths(options.baseline)
     gc.enable()  # a process that lasts
@@ -148,7 +156,8 @@ def _mcp(options: Options) -> int:
     def read(paths: Sequence[str]) -> Trace:
         return load(paths, options.threads)
 
-    serve(options.paths, options.baseline, read)
+    commands = [name for name in CODE_COMMANDS if options.allow_code and name in COMMAND_NAMES]
+    serve(options.paths, options.baseline, read, root=options.root, code_commands=commands)
     return FINE
 
 
@@ -184,13 +193,30 @@ COMMANDS: dict[str, Command] = {
             option(
                 "paths",
                 metavar="PATH",
-                nargs="+",
-                help="a trace file, a folder of ranks, or several files; nothing else can be read",
+                nargs="*",
+                help="a trace file, a folder of ranks, or several files; without --root nothing "
+                "else can be read",
             ),
             option("--baseline", metavar="PATH", help="a trace that clients may compare it with"),
+            option(
+                "--root",
+                metavar="DIR",
+                help="clients may choose any trace in this folder; a path, and a link in it, that "
+                "leaves the folder is refused",
+            ),
+            option(
+                "--allow-code",
+                action="store_true",
+                help="offer predict and plan, which import and run Python files of --root that a "
+                "client names: only where you would run them yourself",
+            ),
             add_threads,
         ),
         _mcp,
-        ("mcp trace.json.gz", "mcp after.json.gz --baseline before.json.gz"),
+        (
+            "mcp trace.json.gz",
+            "mcp after.json.gz --baseline before.json.gz",
+            "mcp --root runs/",
+        ),
     ),
 }

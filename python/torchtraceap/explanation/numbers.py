@@ -25,6 +25,7 @@ __all__ = [
     "Own",
     "Quantity",
     "numbers_in",
+    "plain_quantity",
     "quantities_in",
     "share_quantity",
     "size_quantity",
@@ -32,6 +33,8 @@ __all__ = [
     "to_quantities",
 ]
 
+_DOUBLES = 2**53
+"""Whole numbers below are doubles."""
 _NOISE = 1e-9
 """Relative; what is left of a number that went through text and back."""
 _SHOWN = re.compile(r"(-?[\d,]+(?:\.\d+)?)(?: (.+))?\Z")
@@ -191,16 +194,28 @@ class Own(str):
 
 def time_quantity(ns: float) -> Json:
     """Return a time, rounded to whole nanoseconds."""
-    return {"ns": round(ns), "text": Own(format_ns(round(ns)))}
+    return _exactly("ns", round(ns), format_ns(round(ns)))
 
 
 def size_quantity(size: float) -> Json:
-    return {"bytes": round(size), "text": Own(format_bytes(size))}
+    return _exactly("bytes", round(size), format_bytes(size))
+
+
+def _exactly(unit: str, number: int, text: str) -> Json:
+    """Return a quantity; where programs that read numbers as doubles would round it, its digits
+    are a text too."""
+    more = {} if abs(number) < _DOUBLES else {"exact": Own(number)}
+    return {unit: number, "text": Own(text), **more}
 
 
 def share_quantity(share: float) -> Json:
     """Return a fraction, with six digits."""
     return {"share": round(share, 6), "text": Own(format_share(share))}
+
+
+def plain_quantity(value: float) -> Json:
+    """Return a number without one of these units, such as a rate."""
+    return {"value": value, "text": Own(_digits(value) if abs(value) < _DOUBLES else f"{value:g}")}
 
 
 _QUANTITIES = {"_ns": time_quantity, "_bytes": size_quantity, "_share": share_quantity}
@@ -214,11 +229,24 @@ def to_quantities(record: Mapping[str, Any]) -> Json:
         suffix = next(filter(name.endswith, _QUANTITIES), "")
         if value is None or (isinstance(value, float) and not math.isfinite(value)):
             continue
-        if suffix:
-            found[name.removesuffix(suffix)] = _QUANTITIES[suffix](value)
-        else:
-            found[name] = round(value, 3) if isinstance(value, float) else value
+        found[name.removesuffix(suffix)] = _quantities(value, suffix)
     return found
+
+
+def _quantities(value: Any, suffix: str) -> Any:
+    """Return a cell with quantities in place of its numbers; it may be a list or an object, such as
+    the times of each rank."""
+    if isinstance(value, Mapping):
+        return {key: _quantities(inner, suffix) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_quantities(inner, suffix) for inner in value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if suffix:
+        return _QUANTITIES[suffix](value)
+    return plain_quantity(value) if isinstance(value, float) else value
 
 
 # ------------------------------------------------------------------------- numbers of answers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -43,21 +43,25 @@ from torchtraceap.tables.windows import build_features, window_features
 from torchtraceap.trace.ranks import Ranks
 
 if TYPE_CHECKING:
-    from torchtraceap.core.results import Finding
+    from torchtraceap.core.results import Evidence, Finding
     from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "MOST_BYTES",
     "MOST_ROWS",
     "ToolData",
+    "clean",
     "diagnosis",
     "diff",
     "fit_result",
     "kernels",
     "ops",
+    "page",
+    "row_list",
     "simulate",
     "step",
     "summary",
+    "table_rows",
     "to_compact_json",
     "window",
 ]
@@ -69,6 +73,10 @@ MOST_BYTES = 8_000
 MOST_ROWS = 50
 MOST_NOTES, MOST_NOTE = 3, 300
 MOST_CODE = 1_200
+MOST_KEPT = 32
+"""Most tables that are kept."""
+MOST_CELL = 120
+"""Most characters of a text in a table."""
 _IDLE = "idle_"
 _OWN_COLUMNS = frozenset({"class", "edit", "family", "part", "significance", "status", "type"})
 """Columns whose texts are words of this package."""
@@ -99,12 +107,19 @@ class ToolData:
             self._diagnosis = build_diagnosis(self.trace)
         return self._diagnosis
 
-    def table(self, name: str, *, rank: int | None = None, **options: Any) -> ColumnTable:
+    def table(self, name: str, /, *, rank: int | None = None, **options: Any) -> ColumnTable:
         """Return a table of the trace by the name of its command, made once for equal options."""
         key = (name, rank, *sorted(options.items()))
-        if key not in self._tables:
-            self._tables[key] = table_spec(name).make(self.trace, rank=rank, **options)
-        return self._tables[key]
+        return self.kept(key, lambda: table_spec(name).make(self.trace, rank=rank, **options))
+
+    def kept(self, key: tuple[object, ...], make: Callable[[], ColumnTable]) -> ColumnTable:
+        """Return what was made for a key, or make it; `MOST_KEPT` are kept, the last used ones."""
+        with self._lock:
+            found = self._tables.pop(key, None)
+            self._tables[key] = make() if found is None else found
+            while len(self._tables) > MOST_KEPT:
+                del self._tables[next(iter(self._tables))]
+            return self._tables[key]
 
 
 # ------------------------------------------------------------------------- texts and sizes
@@ -130,6 +145,8 @@ def fit_result(result: Json) -> Json:
         del largest["rows"][-cut:]
         largest["shown"] -= cut
         largest["left_out"] += cut
+        if "next_offset" in largest:
+            largest["next_offset"] = largest["offset"] + largest["shown"]
     return result
 
 
@@ -137,12 +154,32 @@ def _size(value: object) -> int:
     return len(to_compact_json(value).encode())
 
 
-def _row_list(rows: Iterable[Any], left_out: int = 0) -> Json:
+def row_list(rows: Iterable[Any], left_out: int = 0) -> Json:
     """Return a list that says how much of it there is; `fit_result` cuts such lists alone."""
     found = list(rows)
     kept = found[:MOST_ROWS]
     more = left_out + len(found) - len(kept)
     return {"rows": kept, "shown": len(kept), "left_out": more}
+
+
+def page(rows: Sequence[Any], given: Json, show: Callable[[Any], Json] = lambda row: row) -> Json:
+    """Return the rows from the offset on that the caller asked for, at most as many as asked.
+
+    Args:
+        rows: All rows.
+        given: Arguments with `limit` and `offset`.
+        show: Makes what is shown of a row.
+
+    Returns:
+        A list as `row_list` makes it; `left_out` counts the rows behind those shown, and a call
+        with `next_offset` has them. It is None where nothing is left.
+    """
+    begin = given["offset"]
+    kept = rows[begin : begin + given["limit"]]
+    left = max(0, len(rows) - begin - len(kept))
+    listed = row_list(map(show, kept), left)
+    following = begin + listed["shown"] if listed["left_out"] else None
+    return {**listed, "offset": begin, "next_offset": following}
 
 
 def _lists_in(value: object) -> Iterable[Json]:
@@ -156,22 +193,34 @@ def _lists_in(value: object) -> Iterable[Json]:
             yield from _lists_in(inner)
 
 
-def _rows(table: ColumnTable, columns: Sequence[str], limit: int) -> Json:
-    """Return the first rows of a table, in some of its columns, as quantities."""
+def _rows(table: ColumnTable, columns: Sequence[str], given: Json) -> Json:
+    """Return a page of a table, in some of its columns, as quantities."""
     chosen = table.select([name for name in columns if name in table])
-    records = chosen.take(slice(0, limit)).records()
-    return _row_list(map(_row, records), max(0, table.num_rows - limit))
+    begin = given["offset"]
+    records = chosen.take(slice(begin, begin + given["limit"])).records()
+    return page(range(table.num_rows), given, lambda row: _row(records[row - begin]))
 
 
 def _row(record: Mapping[str, Any]) -> Json:
     """Return a record as quantities, with names cleaned."""
-    shown = to_quantities(record)
     return {
-        key: (Own(value) if key in _OWN_COLUMNS else plain_line(value))
-        if isinstance(value, str)
-        else value
-        for key, value in shown.items()
+        key: Own(value) if key in _OWN_COLUMNS and isinstance(value, str) else clean(value)
+        for key, value in to_quantities(record).items()
     }
+
+
+def clean(value: Any, depth: int = 3) -> Any:
+    """Return a cell with texts cleaned, long lists cut, and what nests deeper as JSON."""
+    if isinstance(value, Own) or value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return plain_line(value, MOST_CELL)
+    if depth and isinstance(value, Mapping):
+        pairs = list(value.items())[:MOST_ROWS]
+        return {plain_line(str(key)): clean(inner, depth - 1) for key, inner in pairs}
+    if depth and isinstance(value, (list, tuple)):
+        return [clean(inner, depth - 1) for inner in value[:MOST_ROWS]]
+    return plain_line(str(value), MOST_CELL)
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
@@ -199,7 +248,7 @@ def summary(box: ToolData, given: Json) -> Json:
     return {
         "files": len(found.files),
         "ranks": len(found.ranks),
-        "devices": _row_list(
+        "devices": row_list(
             _row({"name": device.name, "rank": device.rank, "streams": device.streams})
             | {"busy": time_quantity(device.timeline.busy_ns)}
             for device in found.devices
@@ -216,7 +265,7 @@ def summary(box: ToolData, given: Json) -> Json:
         "step_time": step_time,
         "steps": len(found.steps),
         "steps_inferred": found.steps_inferred,
-        "diagnostics": _row_list(
+        "diagnostics": row_list(
             {"notes": plain_line(entry.message, MOST_NOTE), "count": entry.count}
             for entry in found.diagnostics
         ),
@@ -227,18 +276,17 @@ def diagnosis(box: ToolData, given: Json) -> Json:
     """Return the findings, or one of them with its events."""
     found = box.diagnosis
     if given["type"]:
-        return _detail(found, given["type"], given["limit"])
-    kept = found.findings[: given["limit"]]
+        return _detail(found, given["type"], given)
     idle = sorted(found.idle_ns.items(), key=lambda cause: -cause[1])
     return {
         "profiled": time_quantity(found.profiled_ns),
         "gpu_busy": share_quantity(found.busy_share),
         "bound_by": Own(found.bound_by) if found.bound_by else None,
-        "findings": _row_list(map(_finding, kept), len(found.findings) - len(kept)),
-        "idle": _row_list(
+        "findings": page(found.findings, given, _finding),
+        "idle": row_list(
             {"cause": Own(name), "time": time_quantity(ns)} for name, ns in idle if ns
         ),
-        "plan": _row_list(
+        "plan": row_list(
             _row({"type": fix.type, "edit": fix.edit, "gain_ns": fix.gain_ns})
             | {"step_after": time_quantity(fix.total_ns_after)}
             for fix in found.plan
@@ -283,7 +331,7 @@ def _finding(finding: Finding) -> Json:
     return shown
 
 
-def _detail(found: Diagnosis, name: str, limit: int) -> Json:
+def _detail(found: Diagnosis, name: str, given: Json) -> Json:
     """Return one type: the finding with events and code, or why there is none."""
     entry = load_knowledge()[name]
     finding = found.finding(name)
@@ -293,17 +341,20 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
         verdict = _verdicts(found).get(name, "unknown")
         lacks = [plain_line(signal) for signal in missing]
         return {**about, "verdict": Own(verdict), "missing_signals": lacks}
-    events = []
-    for event in finding.evidence[:limit]:
+
+    def show(event: Evidence) -> Json:
         # The start counts from that of the profiled time.
         start_ns = event.start_ns - found.trace.rank(event.rank).tree.profiled[0]
-        events.append(_row({**event.to_dict(), "start_ns": start_ns}))
+        return _row({**event.to_dict(), "start_ns": start_ns})
+
+    events = page(finding.evidence, given, show)
+    events["left_out"] += finding.evidence_count - len(finding.evidence)
     return {
         **about,
         "verdict": Own("present"),
         **_finding(finding),
         "code": Own(finding.code[:MOST_CODE]),
-        "evidence": _row_list(events, finding.evidence_count - len(events)),
+        "evidence": events,
     }
 
 
@@ -313,32 +364,65 @@ def _detail(found: Diagnosis, name: str, limit: int) -> Json:
 def ops(box: ToolData, given: Json) -> Json:
     """Return the table of `torchtraceap ops`."""
     table = box.table("ops", by=given["by"], rank=given["rank"])
-    name = "name" if given["by"] == "name" else "family"
     columns = (
-        "rank", name, "count", "exclusive_gpu_ns", "busy_share", "subtree_gpu_ns", "launches",
-        "self_host_ns",
+        "rank", "name", "family", "input_dims", "count", "exclusive_gpu_ns", "busy_share",
+        "subtree_gpu_ns", "launches", "self_host_ns", "duration_ns", "row",
     )  # fmt: skip
-    return _table(table, name, columns, given)
+    return table_rows(table, columns, given)
 
 
 def kernels(box: ToolData, given: Json) -> Json:
     """Return the table of `torchtraceap kernels`."""
     table = box.table("kernels", by=given["by"], rank=given["rank"])
     columns = (
-        "rank", given["by"], "class", "op", "count", "sum_ns", "busy_share", "mean_ns", "max_ns",
+        "rank", given["by"], "name", "class", "op", "count", "sum_ns", "busy_share", "mean_ns",
+        "max_ns", "duration_ns", "overlap_share", "row",
     )  # fmt: skip
-    return _table(table, given["by"], columns, given)
+    return table_rows(table, columns, given)
 
 
-def _table(table: ColumnTable, name: str, columns: Sequence[str], given: Json) -> Json:
-    """Return rows whose name holds the wanted text, in any case, in the wanted order."""
-    kept, names = table, table.column(name)
-    if given["contains"] and isinstance(names, TextCodes):
+def table_rows(table: ColumnTable, columns: Sequence[str], given: Json) -> Json:
+    """Return a page of a table.
+
+    Args:
+        table: The table.
+        columns: Those that are shown unless the caller names others; those that the table does not
+            have are passed over.
+        given: Arguments: `contains` (rows of which a text shown holds this, in any case), `sort`
+            (COLUMN, largest first, or COLUMN:asc), `columns`, `limit`, `offset`.
+
+    Raises:
+        OptionError: The table has no such column.
+    """
+    shown = [_column(table, name) for name in given["columns"] or ()]
+    shown = shown or list(dict.fromkeys(name for name in columns if name in table))
+    kept = table
+    if given["contains"]:
         wanted = given["contains"].casefold()
-        holds = np.asarray([*(wanted in known.casefold() for known in names.texts), False])
-        kept = table.take(np.flatnonzero(holds[names.codes]))
-    kept = kept.sort(given["sort"], descending=True)
-    return {"table": _rows(kept, columns, given["limit"]), "notes": _notes(table.notes)}
+        holds = np.zeros(table.num_rows, dtype=bool)
+        for name in shown:
+            column = table.column(name)
+            if isinstance(column, TextCodes):
+                found = [*(wanted in known.casefold() for known in column.texts), False]
+                holds |= np.asarray(found)[column.codes]
+        kept = table.take(np.flatnonzero(holds))
+    if given["sort"]:
+        name, _, direction = given["sort"].partition(":")
+        if direction not in ("", "asc", "desc"):
+            raise OptionError(f"sort: {plain_line(direction)} is neither asc nor desc")
+        kept = kept.sort(_column(table, name), descending=direction != "asc")
+    return {
+        "table": _rows(kept, shown, given),
+        "columns": list(map(plain_line, table.columns)),
+        "notes": _notes(table.notes),
+    }
+
+
+def _column(table: ColumnTable, name: str) -> str:
+    if name not in table:
+        known = ", ".join(map(plain_line, table.columns))
+        raise OptionError(f"there is no column {plain_line(name)}; there are: {known}")
+    return name
 
 
 def diff(box: ToolData, given: Json) -> Json:
@@ -353,7 +437,7 @@ def diff(box: ToolData, given: Json) -> Json:
     facts = {name: value for name, value in table.facts.items() if name.endswith("_ns")}
     return {
         **to_quantities(facts),
-        "table": _rows(table, columns, given["limit"]),
+        "table": _rows(table, columns, given),
         "notes": _notes(table.notes),
     }
 
@@ -383,7 +467,7 @@ def simulate(box: ToolData, given: Json) -> Json:
         "replayed_without_edits": time_quantity(found.replayed_ns),
         "noise": None if found.noise_ns is None else time_quantity(found.noise_ns),
         "supports_prediction": found.trust.supports_prediction,
-        "edits": _row_list(edits),
+        "edits": row_list(edits),
         "notes": _notes(found.notes),
     }
 
@@ -405,7 +489,7 @@ def window(box: ToolData, given: Json) -> Json:
         "length": time_quantity(bounds[1] - bounds[0]),
         "windows": given["count"],
         "features": _features(windows, values, comparable=place is not None),
-        "gpu_events": _events_in(part, alone.windows, bounds, given["limit"]),
+        "gpu_events": _events_in(part, alone.windows, bounds, given),
     }
 
 
@@ -448,7 +532,7 @@ def _features(windows: ColumnTable, values: Mapping[str, float], *, comparable: 
             unusual = abs(rank["share"] - 0.5)
         rows.append((unusual, row))
     rows.sort(key=lambda each: each[0], reverse=True)
-    return _row_list(row for _, row in rows)
+    return row_list(row for _, row in rows)
 
 
 def _feature(name: str, value: float) -> Any:
@@ -464,7 +548,7 @@ def _feature(name: str, value: float) -> Any:
 
 
 def _events_in(
-    part: RankTrace, alone: _core.WindowSet, bounds: tuple[int, int], limit: int
+    part: RankTrace, alone: _core.WindowSet, bounds: tuple[int, int], given: Json
 ) -> Json:
     """Return GPU events that run in a range by canonical name, with their time within it, the
     longest first."""
@@ -478,16 +562,16 @@ def _events_in(
     within = np.maximum(np.minimum(events.duration_ns - late, left), 0)
     times, longest = groups.sum(within), groups.maximum(within)
     order = np.argsort(-times, kind="stable")
-    shown = [
-        {
+
+    def show(group: int) -> Json:
+        return {
             "name": plain_line(names.texts[names.codes[groups.first[group]]]),
             "count": int(groups.count[group]),
             "time": time_quantity(int(times[group])),
             "longest": time_quantity(int(longest[group])),
         }
-        for group in order[:limit].tolist()
-    ]
-    return _row_list(shown, len(groups) - len(shown))
+
+    return page(order.tolist(), given, show)
 
 
 def step(box: ToolData, given: Json) -> Json:
@@ -504,8 +588,8 @@ def step(box: ToolData, given: Json) -> Json:
     if given["sort"] == "duration_ns":
         order = np.argsort(-table["duration_ns"], kind="stable")
     columns = ("name", "duration_ns", "busy_ns", "idle_ns", "whole", "outlier")
-    listed = _rows(table.take(order), columns, given["limit"])
-    places = order[: given["limit"]].tolist()
+    listed = _rows(table.take(order), columns, given)
+    places = order[given["offset"] :][: listed["shown"]].tolist()
     rows = [
         {"number": numbers[place], **row} for place, row in zip(places, listed["rows"], strict=True)
     ]
@@ -532,11 +616,11 @@ def _one_step(table: ColumnTable, place: int) -> Json:
         **to_quantities({"median_step_ns": median_ns}),
         "whole": record["whole"],
         "outlier": record["outlier"],
-        "idle_by_cause": _row_list(
+        "idle_by_cause": row_list(
             {"cause": Own(name.removeprefix(_IDLE).removesuffix("_ns")), "time": time_quantity(ns)}
             for name, ns in sorted(causes.items(), key=lambda cause: -cause[1])
         ),
-        "longer_than_usual": _row_list(
+        "longer_than_usual": row_list(
             {"name": plain_line(more["name"]), "by": time_quantity(more["delta_ns"])}
             for more in record["differs"] or ()
         ),

@@ -10,6 +10,7 @@ what can't be done is an error in words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from torchtraceap.core.formatting import plain_line
@@ -18,11 +19,28 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Result
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.explanation import tool_results
+from torchtraceap.explanation.numbers import CALLER_CHOICE
 from torchtraceap.explanation.tool_results import MOST_ROWS, ToolData, fit_result
 from torchtraceap.simulation.edits.base import edit_names
 from torchtraceap.tables.compare.diff import VIEWS
 
-__all__ = ["MOST_CHARACTERS", "Parameter", "Tool", "ToolAnswer", "Toolbox", "available_tools"]
+__all__ = [
+    "COLUMNS",
+    "CONTAINS",
+    "LIMIT",
+    "MOST_CHARACTERS",
+    "OFFSET",
+    "OF_RANK",
+    "RANK",
+    "SORT",
+    "TABLE_RESULT",
+    "Parameter",
+    "Tool",
+    "ToolAnswer",
+    "Toolbox",
+    "available_tools",
+    "error_answer",
+]
 
 Json = dict[str, Any]
 
@@ -31,6 +49,7 @@ MOST_CHARACTERS = 200
 _MOST_SHOWN = 60
 _PRINTABLE = 10**18
 WINDOW_COUNTS = (50, 100, 200)
+MOST_COLUMNS = 40
 MOST_EDITS = 4
 """Most edits in one call, each of which is replayed."""
 _MOST_ERROR = 1_000
@@ -46,11 +65,12 @@ class Parameter:
     name: str
     help: str
     kind: str = "string"
-    """Type of JSON Schema: "integer", "number", "string" or "array" (of texts)."""
+    """Type of JSON Schema: "integer", "number", "boolean", "string" or "array" (of texts)."""
     low: float = 0
     """Least value of a number."""
     high: float = 0
-    """Largest value of a number; most texts of an array."""
+    """Largest value of a number; most texts of an array; most characters of a text, if not
+    `MOST_CHARACTERS`."""
     choices: Sequence[str] | Sequence[int] = ()
     """Allowed values; empty for any of the kind."""
     default: Any = None
@@ -58,7 +78,7 @@ class Parameter:
 
     def schema(self) -> Json:
         """Return the JSON Schema of the argument."""
-        text: Json = {"type": "string", "maxLength": MOST_CHARACTERS}
+        text: Json = {"type": "string", "maxLength": self._longest}
         found: Json = {"type": self.kind}
         if self.choices:
             found["enum"] = list(self.choices)
@@ -66,10 +86,15 @@ class Parameter:
             found |= {"items": text, "minItems": 1, "maxItems": self.high}
         elif self.kind == "string":
             found = text
-        else:
+        elif self.kind != "boolean":
             found |= {"minimum": self.low, "maximum": self.high}
         found["description"] = self.help
         return found if self.default is None else {**found, "default": self.default}
+
+    @property
+    def _longest(self) -> int:
+        """Most characters of a text."""
+        return int(self.high) if self.kind == "string" and self.high else MOST_CHARACTERS
 
     def read(self, value: object) -> Any:
         """Return the value as the tool takes it.
@@ -91,8 +116,12 @@ class Parameter:
                     return tuple(value)
                 value = wrong[0]
         elif self.kind == "string":
-            expected = f"a text of at most {MOST_CHARACTERS} characters"
-            if _is_short_text(value):
+            expected = f"a text of at most {self._longest} characters"
+            if isinstance(value, str) and len(value) <= self._longest:
+                return value
+        elif self.kind == "boolean":
+            expected = "true or false"
+            if isinstance(value, bool):
                 return value
         else:
             is_whole = self.kind == "integer"
@@ -129,8 +158,13 @@ class Tool:
     name: str
     description: str
     parameters: Sequence[Parameter]
-    run: Callable[[Toolbox, Json], Json]
+    run: Callable[[Any, Json], Json]
+    """Takes the toolbox and every argument."""
+    returns: Mapping[str, str] = field(default_factory=dict)
+    """Members of the result with their kinds, of `_RESULTS`; a result may lack some."""
     needs_baseline: bool = False
+    runs_code: bool = False
+    """It runs a program of the user, or reads what only a program can."""
 
     def schema(self) -> Json:
         """Return the JSON Schema of the arguments."""
@@ -139,6 +173,14 @@ class Tool:
             "properties": {parameter.name: parameter.schema() for parameter in self.parameters},
             "required": [parameter.name for parameter in self.parameters if parameter.required],
             "additionalProperties": False,
+        }
+
+    def output_schema(self) -> Json:
+        """Return the JSON Schema of the result."""
+        return {
+            "type": "object",
+            "properties": {name: _RESULTS[kind] for name, kind in self.returns.items()},
+            "$defs": _DEFINITIONS,
         }
 
     def read_arguments(self, given: object) -> Json:
@@ -165,6 +207,49 @@ class Tool:
         return found
 
 
+_TEXT: Json = {"type": "string"}
+_DEFINITIONS: Json = {
+    "quantity": {
+        "description": "A number, exact, and as a person reads it.",
+        "type": "object",
+        "properties": {
+            "ns": {"type": "integer", "description": "nanoseconds"},
+            "bytes": {"type": "integer"},
+            "share": {"type": "number", "description": "a fraction"},
+            "value": {"type": "number", "description": "in the unit of the member's name"},
+            "text": _TEXT,
+            "exact": {**_TEXT, "description": "digits that a double would lose"},
+        },
+        "required": ["text"],
+    },
+    "list": {
+        "type": "object",
+        "properties": {
+            "rows": {"type": "array"},
+            "shown": {"type": "integer"},
+            "left_out": {"type": "integer", "description": "rows behind those shown"},
+            "offset": {"type": "integer"},
+            "next_offset": {
+                "type": ["integer", "null"],
+                "description": "the argument offset of a call that has the rest",
+            },
+        },
+        "required": ["rows", "shown", "left_out"],
+    },
+}
+_RESULTS: Mapping[str, Json] = {
+    "quantity": {"anyOf": [{"$ref": "#/$defs/quantity"}, {"type": "null"}]},
+    "list": {"$ref": "#/$defs/list"},
+    "texts": {"type": "array", "items": _TEXT},
+    "text": {"type": ["string", "null"]},
+    "count": {"type": "integer"},
+    "number": {"type": "number"},
+    "truth": {"type": "boolean"},
+    "object": {"type": ["object", "null"]},
+}
+"""JSON Schemas of members of results, by kind."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolAnswer(Result):
     """The result of a call."""
@@ -183,10 +268,13 @@ class Toolbox(ToolData):
         diagnosis: The trace's diagnosis, if it is known already.
     """
 
+    offered: Sequence[Tool] = ()
+    """Tools beside `TOOLS`."""
+
     @property
     def tools(self) -> tuple[Tool, ...]:
         """Tools that may be called."""
-        return available_tools(has_baseline=self.baseline is not None)
+        return (*available_tools(has_baseline=self.baseline is not None), *self.offered)
 
     def call(self, name: str, arguments: object) -> ToolAnswer:
         """Call a tool. Whatever goes wrong is in the answer.
@@ -198,18 +286,19 @@ class Toolbox(ToolData):
         tool = next((tool for tool in self.tools if tool.name == name), None)
         if tool is None:
             known = ", ".join(tool.name for tool in self.tools)
-            return _error(f"there is no tool of that name; there are: {known}")
+            return error_answer(f"there is no tool of that name; there are: {known}")
         try:
             given = tool.read_arguments(arguments)
             with self._lock:  # a client may call several at once
                 return ToolAnswer(False, fit_result(tool.run(self, given)))
         except TraceError as error:
-            return _error(str(error))
+            return error_answer(str(error))
         except Exception as error:  # a defect of ours must not end a conversation
-            return _error(f"internal error, {type(error).__name__}")
+            return error_answer(f"internal error, {type(error).__name__}")
 
 
-def _error(text: str) -> ToolAnswer:
+def error_answer(text: str) -> ToolAnswer:
+    """Return an error in words."""
     return ToolAnswer(True, {"error": plain_line(text, _MOST_ERROR)})
 
 
@@ -220,18 +309,29 @@ def available_tools(*, has_baseline: bool) -> tuple[Tool, ...]:
 
 # ------------------------------------------------------------------------- definitions
 
-_LIMIT = Parameter("limit", "At most so many rows.", "integer", 1, MOST_ROWS, default=_ROWS)
-_RANK = Parameter("rank", "Only this rank of several; by default all.", "integer", 0, _MOST_RANK)
-_OF_RANK = Parameter(
+LIMIT = Parameter("limit", "At most so many rows.", "integer", 1, MOST_ROWS, default=_ROWS)
+OFFSET = Parameter(
+    "offset",
+    "Of the first row: next_offset of the call before has the rest.",
+    "integer",
+    0,
+    2**53,
+    default=0,
+)
+RANK = Parameter("rank", "Only this rank of several; by default all.", "integer", 0, _MOST_RANK)
+OF_RANK = Parameter(
     "rank", "Of several ranks this one; by default the first.", "integer", 0, _MOST_RANK
 )
-_CONTAINS = Parameter("contains", "Only rows whose name holds this text, in any case.")
+CONTAINS = Parameter("contains", "Only rows of which a text holds this, in any case.")
+COLUMNS = Parameter(
+    "columns", "Those to show, of those that the result lists.", "array", high=MOST_COLUMNS
+)
 
 
-def _sort(*columns: str) -> Parameter:
-    help = "The column whose largest values come first."
-    return Parameter("sort", help, choices=columns, default=columns[0])
+SORT = Parameter("sort", "A column, largest first, or COLUMN:asc for the smallest.")
 
+
+TABLE_RESULT = {"table": "list", "columns": "texts", "notes": "texts"}
 
 TOOLS: tuple[Tool, ...] = (
     Tool(
@@ -240,6 +340,17 @@ TOOLS: tuple[Tool, ...] = (
         "idle, compute, communication and copy time, the time of a step.",
         (),
         tool_results.summary,
+        {
+            "files": "count",
+            "ranks": "count",
+            "devices": "list",
+            "events": "object",
+            "timeline": "object",
+            "step_time": "object",
+            "steps": "count",
+            "steps_inferred": "truth",
+            "diagnostics": "list",
+        },
     ),
     Tool(
         "diagnosis",
@@ -250,9 +361,33 @@ TOOLS: tuple[Tool, ...] = (
             Parameter(
                 "type", "Only this type of finding, in detail.", choices=tuple(load_knowledge())
             ),
-            _LIMIT,
+            LIMIT,
+            OFFSET,
         ),
         tool_results.diagnosis,
+        {
+            "profiled": "quantity",
+            "gpu_busy": "quantity",
+            "bound_by": "text",
+            "findings": "list",
+            "idle": "list",
+            "plan": "list",
+            "not_checked": "texts",
+            "absent": "count",
+            "type": "text",
+            "title": "text",
+            "verdict": "text",
+            "signs": "texts",
+            "missing_signals": "texts",
+            "cost": "quantity",
+            "cost_of_profiled": "quantity",
+            "confidence": "number",
+            "advice": "text",
+            "facts": "object",
+            "saving": "object",
+            "code": "text",
+            "evidence": "list",
+        },
     ),
     Tool(
         "ops",
@@ -261,16 +396,19 @@ TOOLS: tuple[Tool, ...] = (
         (
             Parameter(
                 "by",
-                "A row for each name or each category.",
-                choices=("name", "category"),
+                "A row for each name, category, name with its arguments, or call.",
+                choices=("name", "category", "args", "call"),
                 default="name",
             ),
-            _sort("exclusive_gpu_ns", "self_host_ns", "launches", "count"),
-            _CONTAINS,
-            _LIMIT,
-            _RANK,
+            SORT,
+            CONTAINS,
+            COLUMNS,
+            LIMIT,
+            OFFSET,
+            RANK,
         ),
         tool_results.ops,
+        TABLE_RESULT,
     ),
     Tool(
         "kernels",
@@ -279,16 +417,20 @@ TOOLS: tuple[Tool, ...] = (
         (
             Parameter(
                 "by",
-                "Short names without template arguments and numbers, or names as recorded.",
-                choices=("canonical", "name"),
+                "Short names without template arguments and numbers, names as recorded, operators "
+                "with what runs beside them, or every event.",
+                choices=("canonical", "name", "overlap", "event"),
                 default="canonical",
             ),
-            _sort("sum_ns", "count", "mean_ns", "max_ns"),
-            _CONTAINS,
-            _LIMIT,
-            _RANK,
+            SORT,
+            CONTAINS,
+            COLUMNS,
+            LIMIT,
+            OFFSET,
+            RANK,
         ),
         tool_results.kernels,
+        TABLE_RESULT,
     ),
     Tool(
         "window",
@@ -314,10 +456,20 @@ TOOLS: tuple[Tool, ...] = (
             Parameter(
                 "end_ms", "Where the range ends, counted the same way.", "number", 0, _LONGEST_MS
             ),
-            _LIMIT,
-            _OF_RANK,
+            LIMIT,
+            OFFSET,
+            OF_RANK,
         ),
         tool_results.window,
+        {
+            "number": "count",
+            "start": "quantity",
+            "length": "quantity",
+            "windows": "count",
+            "features": "list",
+            "gpu_events": "list",
+            CALLER_CHOICE: "object",
+        },
     ),
     Tool(
         "step",
@@ -332,10 +484,30 @@ TOOLS: tuple[Tool, ...] = (
                 choices=("duration_ns", "number"),
                 default="duration_ns",
             ),
-            _LIMIT,
-            _OF_RANK,
+            LIMIT,
+            OFFSET,
+            OF_RANK,
         ),
         tool_results.step,
+        {
+            "steps": "list",
+            "number": "count",
+            "name": "text",
+            "duration": "quantity",
+            "busy": "quantity",
+            "idle": "quantity",
+            "compute": "quantity",
+            "communication": "quantity",
+            "memcpy": "quantity",
+            "exposed_communication": "quantity",
+            "exposed_memcpy": "quantity",
+            "median_step": "quantity",
+            "whole": "truth",
+            "outlier": "truth",
+            "idle_by_cause": "list",
+            "longer_than_usual": "list",
+            "notes": "texts",
+        },
     ),
     Tool(
         "diff",
@@ -348,9 +520,17 @@ TOOLS: tuple[Tool, ...] = (
                 choices=tuple(view for view in VIEWS if view != "tree"),
                 default="op",
             ),
-            _LIMIT,
+            LIMIT,
+            OFFSET,
         ),
         tool_results.diff,
+        {
+            "difference": "quantity",
+            "before_step": "quantity",
+            "after_step": "quantity",
+            "table": "list",
+            "notes": "texts",
+        },
         needs_baseline=True,
     ),
     Tool(
@@ -367,6 +547,15 @@ TOOLS: tuple[Tool, ...] = (
             ),
         ),
         tool_results.simulate,
+        {
+            "of": "text",
+            "measured": "quantity",
+            "replayed_without_edits": "quantity",
+            "noise": "quantity",
+            "supports_prediction": "truth",
+            "edits": "list",
+            "notes": "texts",
+        },
     ),
 )
-"""All tools, in the order in which they are listed."""
+"""Tools that a language model is offered, in the order in which they are listed."""

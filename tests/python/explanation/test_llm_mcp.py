@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from torchtraceap.cli import main
+from torchtraceap.tables.catalog import TABLES
 
 pytest.importorskip("mcp", reason="the SDK of the protocol is not installed")
 
@@ -69,11 +71,15 @@ def test_a_client_gets_the_numbers_of_the_command_line(
     async def talk(session: Any) -> None:
         tools = (await session.list_tools()).tools
         names = [tool.name for tool in tools]
-        assert names == ["summary", "diagnosis", "ops", "kernels", "window", "step", "simulate"]
+        assert names[:4] == ["summary", "diagnosis", "ops", "kernels"]
+        assert {name.replace("-", "_") for name in TABLES} <= set(names)
+        assert {"sql", "explain", "events_around", "simulate"} <= set(names)
+        assert not {"diff", "traces", "predict", "plan"} & set(names)
         for tool in tools:
             assert tool.annotations.read_only_hint is True
             assert tool.annotations.open_world_hint is False
             assert tool.input_schema["additionalProperties"] is False
+            assert tool.output_schema["type"] == "object"
         found = result(await session.call_tool("summary", {}))
         times = {f"{name}_ns": time["ns"] for name, time in found["timeline"]["times"].items()}
         assert times == summary["timeline"]
@@ -87,6 +93,121 @@ def test_a_client_gets_the_numbers_of_the_command_line(
 
     spoken([str(bundled)], talk, log)
     assert log.read_text() == ""
+
+
+def test_resources_and_prompts_can_be_read(bundled: Path, tmp_path: Path) -> None:
+    async def talk(session: Any) -> None:
+        listed = [str(each.uri) for each in (await session.list_resources()).resources]
+        assert listed == ["traceap://knowledge", "traceap://summary"]
+        (index,) = (await session.read_resource("traceap://knowledge")).contents
+        assert "- no_memory_pin: " in index.text
+        (entry,) = (await session.read_resource("traceap://knowledge/no_memory_pin")).contents
+        assert "pin_memory=True" in entry.text
+        (summary,) = (await session.read_resource("traceap://summary")).contents
+        found = result(await session.call_tool("summary", {}))
+        assert json.loads(summary.text) == found
+        for uri in ("traceap://knowledge/none", "traceap://summary/x.json", "file:///etc/passwd"):
+            with pytest.raises(Exception, match=r"no such|--root"):
+                await session.read_resource(uri)
+        prompts = {each.name: each for each in (await session.list_prompts()).prompts}
+        assert set(prompts) == {"diagnose_my_run", "compare_two_runs", "why_did_my_pr_get_slower"}
+        asked = await session.get_prompt("diagnose_my_run", {"trace": "a.json"})
+        (message,) = asked.messages
+        assert "diagnosis" in message.content.text
+        assert message.content.text.endswith("trace: a.json")
+
+    spoken([str(bundled)], talk, tmp_path / "log")
+
+
+def test_clients_choose_traces_below_the_root_alone(bundled: Path, tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in (root / "runs", root / "job", outside):
+        folder.mkdir(parents=True)
+    shutil.copy(bundled, root / "runs" / "a.json.gz")
+    shutil.copy(bundled, outside / "secret.json.gz")
+    (root / "link.json.gz").symlink_to(outside / "secret.json.gz")
+    (root / "linked").symlink_to(outside)
+    (root / "job" / "rank0.json.gz").symlink_to(outside / "secret.json.gz")
+    (root / "good.json.gz").symlink_to(root / "runs" / "a.json.gz")
+
+    async def talk(session: Any) -> None:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+        assert "trace" in tools["summary"].input_schema["required"]
+        assert "baseline" in tools["diff"].input_schema["required"]
+        assert not {"predict", "plan"} & set(tools)
+        listed = result(await session.call_tool("traces", {}))["traces"]["rows"]
+        assert listed == ["good.json.gz", "runs/a.json.gz"]
+        for name in (*listed, "runs", "./runs/../runs/a.json.gz"):
+            assert result(await session.call_tool("summary", {"trace": name}))["files"] == 1
+        other = {"trace": "runs/a.json.gz", "baseline": "good.json.gz"}
+        assert result(await session.call_tool("diff", other))["difference"]["ns"] == 0
+        for name in (
+            "../outside/secret.json.gz",
+            str(outside / "secret.json.gz"),
+            "link.json.gz",
+            "linked/secret.json.gz",
+            "linked",
+            "job",
+            "runs/../../outside",
+            "a\0b",
+        ):
+            answer = await session.call_tool("summary", {"trace": name})
+            assert answer.is_error, name
+            assert "lies outside of the folder" in answer.content[0].text
+        for given in ({}, {"trace": "none.json"}, {"trace": 3}, {"trace": "x" * 300}):
+            assert (await session.call_tool("summary", given)).is_error
+        assert (await session.call_tool("diff", {"trace": "runs/a.json.gz"})).is_error
+        (summary,) = (await session.read_resource("traceap://summary/runs%2Fa.json.gz")).contents
+        assert json.loads(summary.text)["files"] == 1
+
+    spoken(["--root", str(root)], talk, tmp_path / "log")
+
+
+WORKLOAD = """
+from pathlib import Path
+import torch
+Path({mark!r}).write_text("ran")
+def tiny():
+    model = torch.nn.Linear(8, 8)
+    return {{"model": model, "inputs": (torch.zeros(4, 8),), "loss": None, "optimizer": None}}
+"""
+
+
+@pytest.mark.slow  # runs `predict`, which imports torch
+def test_code_runs_by_consent_and_below_the_root_alone(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    root, mark = tmp_path / "root", tmp_path / "mark"
+    root.mkdir()
+    for path in (root / "work.py", tmp_path / "other.py"):
+        path.write_text(WORKLOAD.format(mark=str(mark)))
+    (root / "link.py").symlink_to(tmp_path / "other.py")
+
+    async def talk(session: Any) -> None:
+        tools = {tool.name: tool for tool in (await session.list_tools()).tools}
+        assert tools["predict"].annotations.read_only_hint is False
+        assert tools["predict"].annotations.open_world_hint is True
+        for name in ("../other.py:tiny", "link.py:tiny", "work.py", "work.py:a b", "none.py:tiny",
+                     "os:getcwd", "--help"):  # fmt: skip
+            answer = await session.call_tool("predict", {"workload": name, "device": ["H100-SXM"]})
+            assert answer.is_error, name
+        assert not mark.exists()
+        given = {"workload": "work.py:tiny", "device": ["H100-SXM"]}
+        (row,) = result(await session.call_tool("predict", given))["result"]["rows"]
+        assert row["schema"].startswith("torchtraceap.prediction/")
+        assert mark.read_text() == "ran"
+
+    spoken(["--root", str(root), "--allow-code"], talk, tmp_path / "log")
+
+
+def test_options_that_do_not_fit_end_the_start(bundled: Path, tmp_path: Path) -> None:
+    for arguments, expected in (
+        ([], "PATH of a trace, or --root DIR"),
+        (["--root", str(bundled)], "no such folder"),
+        ([str(bundled), "--allow-code"], "--allow-code needs --root"),
+    ):
+        ran = served(*arguments)
+        assert ran.returncode == 2
+        assert expected in ran.stderr
 
 
 def test_a_baseline_can_be_compared_with(bundled: Path, tmp_path: Path) -> None:
@@ -107,6 +228,7 @@ def test_errors_are_told_to_the_client(bundled: Path, tmp_path: Path) -> None:
             ("diff", {}, "there is no tool of that name"),
             ("ops", {"limit": 1_000}, "limit: expected a whole number from 1 to 50"),
             ("ops", {"path": "x"}, "there is no argument 'path'"),
+            ("ops", {"trace": "x"}, "there is no argument 'trace'"),
         ):
             answer = await session.call_tool(name, arguments)
             assert answer.is_error

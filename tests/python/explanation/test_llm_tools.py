@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import torchtraceap as ttap
 from torchtraceap.core.formatting import plain_line
+from torchtraceap.explanation.table_tools import client_tools
 from torchtraceap.explanation.tool_results import (
     MOST_BYTES,
     MOST_ROWS,
@@ -38,8 +39,8 @@ def box(trace: ttap.Trace, bundled: Path) -> Toolbox:
     return Toolbox(trace, ttap.load(bundled.with_name("resnet50_num_workers_4.json.gz")))
 
 
-def called(box: Toolbox, name: str, **arguments: Any) -> Json:
-    answer = box.call(name, arguments)
+def called(box: Toolbox, tool: str, /, **arguments: Any) -> Json:
+    answer = box.call(tool, arguments)
     assert not answer.is_error, answer.value
     return answer.value
 
@@ -208,6 +209,113 @@ def test_edits_are_simulated_as_on_the_command_line(box: Toolbox, trace: ttap.Tr
     assert workers["saves"]["ns"] == saved_ns
     assert not overlap["applies"]
     assert overlap["note"]
+
+
+# ------------------------------------------------------------------------- the rest of a result
+
+
+@pytest.fixture(scope="module")
+def client(trace: ttap.Trace) -> Toolbox:
+    """The tools that a client of MCP is offered."""
+    box = Toolbox(trace)
+    box.offered = client_tools()
+    return box
+
+
+def paged(box: Toolbox, name: str, member: str, **arguments: Any) -> tuple[list[Json], int]:
+    """All rows of a list, page by page, and how many pages there were."""
+    rows: list[Json] = []
+    offset, pages = 0, 0
+    while offset is not None:
+        value = called(box, name, offset=offset, limit=50, **arguments)
+        assert len(to_compact_json(value).encode()) <= MOST_BYTES
+        listed = value[member]
+        assert listed["offset"] == offset
+        assert listed["shown"] == len(listed["rows"]) > 0
+        assert (listed["next_offset"] is None) == (listed["left_out"] == 0)
+        rows += listed["rows"]
+        offset, pages = listed["next_offset"], pages + 1
+    return rows, pages
+
+
+def test_every_row_of_a_table_can_be_had_in_pages(client: Toolbox, trace: ttap.Trace) -> None:
+    rows, pages = paged(client, "roofline", "table")
+    table = trace.roofline()
+    assert [row["gpu"]["ns"] for row in rows] == table["gpu_ns"].tolist()
+    assert pages > 1
+    rows, _ = paged(client, "sql", "table", query="select row, name from op_calls limit 300")
+    assert len(rows) == 300
+    rows, _ = paged(client, "diagnosis", "findings")
+    assert [row["type"] for row in rows] == [each.type for each in trace.diagnose().findings]
+    rows, _ = paged(client, "kernels", "table")
+    assert sum(row["sum"]["ns"] for row in rows) == trace.kernels(by="canonical")["sum_ns"].sum()
+
+
+def test_an_offset_behind_the_end_gives_nothing(client: Toolbox) -> None:
+    listed = called(client, "ops", offset=10**6)["table"]
+    assert (listed["rows"], listed["left_out"], listed["next_offset"]) == ([], 0, None)
+    assert "offset" in refused(client, "ops", {"offset": -1})
+
+
+def test_numbers_are_exact_and_texts(client: Toolbox, trace: ttap.Trace) -> None:
+    (row,) = called(client, "steps", limit=1, columns=["start_ns", "z"])["table"]["rows"]
+    start_ns = int(trace.steps()["start_ns"][0])
+    assert row["start"]["ns"] == start_ns
+    assert ("exact" in row["start"]) == (start_ns >= 2**53)
+    z = float(trace.steps()["z"][0])
+    assert row["z"]["value"] == z
+    assert isinstance(row["z"]["text"], str)
+    query = "select 9007199254740993 as big_ns, 1.25 as rate, 3 as count"
+    (row,) = called(client, "sql", query=query)["table"]["rows"]
+    assert row["big"]["ns"] == 9007199254740993
+    assert row["big"]["exact"] == "9007199254740993"
+    assert row["rate"] == {"value": 1.25, "text": "1.25"}
+    assert row["count"] == 3
+
+
+def test_columns_can_be_chosen_and_sorted_by(client: Toolbox, trace: ttap.Trace) -> None:
+    shown = called(client, "modules", columns=["type", "calls"], sort="calls:asc")
+    assert all(set(row) <= {"type", "calls"} for row in shown["table"]["rows"])
+    counts = [row["calls"] for row in shown["table"]["rows"] if "calls" in row]
+    known = [count for count in trace.modules().to_list("calls") if count is not None]
+    assert counts == sorted(known)[: len(counts)]
+    assert shown["columns"] == list(trace.modules().columns)
+    assert "there is no column" in refused(client, "modules", {"columns": ["none"]})
+    assert "there is no column" in refused(client, "modules", {"sort": "none"})
+    assert "neither asc nor desc" in refused(client, "modules", {"sort": "calls:up"})
+
+
+def test_a_table_takes_the_options_of_its_command(client: Toolbox, trace: ttap.Trace) -> None:
+    shown = called(client, "tree", step="1", max_depth=0, kernels=False, limit=50)["table"]
+    table = trace.tree_rows(step=1, max_depth=0, kernels=False)
+    assert shown["left_out"] + shown["shown"] == table.num_rows
+    assert "true or false" in refused(client, "tree", {"kernels": 1})
+    rows = called(client, "events", name="DataLoader", longest=True)["table"]["rows"]
+    assert all("DataLoader" in row["name"] for row in rows)
+
+
+def test_sql_is_guarded(client: Toolbox) -> None:
+    for query, expected in (
+        ("select * from read_csv('/etc/passwd')", "disabled"),
+        ("drop table ops", "does something else"),
+        ("select 1; select 2", "one statement"),
+        ("select nothing from ops", "SQL"),
+        ("x" * 5_000, "at most 4000 characters"),
+    ):
+        assert expected in refused(client, "sql", {"query": query})
+
+
+def test_events_around_a_time_come_with_their_stack(small: Toolbox) -> None:
+    """Kernels run from 50 to 250 us of each 1000 us."""
+    small.offered = client_tools()
+    found = called(small, "events_around", time_ns=60_000, within_ns=0, contains="gemm")["events"]
+    (row,) = found["rows"]
+    assert row["name"] == "gemm"
+    assert row["duration"]["ns"] == 200_000
+    again = called(small, "events_around", row=row["row"], within_ns=0)["events"]["rows"]
+    assert again[0] == row
+    for wrong in ({}, {"row": 1, "time_ns": 1}, {"row": 10**9}):
+        assert refused(small, "events_around", wrong)
 
 
 # ------------------------------------------------------------------------- arguments
