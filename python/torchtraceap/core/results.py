@@ -336,6 +336,11 @@ class StepTime(Result):
     """Median in ns of each kind of iteration that a serving engine marks, such as "decode"; empty
     where all steps are of one kind."""
 
+    @property
+    def host_apart(self) -> bool:
+        """The host's ranges take so much longer or shorter that both times have to be told."""
+        return abs(self.host_ns - self.measured_ns) > 0.05 * self.measured_ns
+
 
 @dataclass(frozen=True, slots=True)
 class HeldOut(Result):

@@ -10,9 +10,12 @@ for which others waited, come from `tables/matching.py`.
 
 Note [Savings]: a rule's own saving is a bound. Where the run can be replayed with the finding
 fixed, the replayed saving takes its place, and fixes are put into an order
-(simulation/savings.py). It may exceed the finding's cost, as a fix can hide other costs too; for
-the ranking of findings it counts up to that cost. The plan begins with the finding that leads
-(verdict.py), and findings are numbered in its order.
+(simulation/savings.py). It may exceed the finding's cost, as a fix can hide other costs too; to
+choose the finding that leads (verdict.py) it counts up to that cost. The plan begins with that one.
+
+Note [Order]: the finding that leads is the first, the others stand in the order of what their fixes
+save, as it is stated. Behind them stands what adds nothing to that: findings whose saving is not
+believed, and those whose fix one before them has already, by cost.
 """
 
 from __future__ import annotations
@@ -98,11 +101,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     with progress_stage("scoring windows"):
         scores = judge_of_windows.score(trace, windows)
     lead = leading_finding(findings, parts) or covering_finding(trace, findings, parts)
-    plan = outlook.plan if outlook else ()
-    # The leading finding, those of the plan, the others: the order in which a report names them.
-    first = dict.fromkeys([*([lead.type] if lead else []), *(fix.type for fix in plan)])
-    places = {name: place for place, name in enumerate(first)}
-    findings.sort(key=lambda finding: places.get(finding.type, len(places)))
+    findings = _in_order(findings, lead)
     waiting_ns = 0  # of collectives, for ranks whose traces are not here
     for _, part in by_type["straggler"]:
         waiting = part.facts.get("waiting")
@@ -128,7 +127,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
         lead=Lead(lead.type, is_beside(trace, lead, parts)) if lead else None,
         summary=summary,
         trace=trace,
-        plan=plan,
+        plan=outlook.plan if outlook else (),
         replay=outlook.replay if outlook else None,
         waiting_ns=clamp(waiting_ns),
     )
@@ -163,6 +162,24 @@ def _ranked(
         key = (-min(best_ns, cost_ns) * fresh, -cost_ns, finding.type)
         keyed.append((key, replace(finding, saving=saving)))
     return [finding for _, finding in sorted(keyed, key=itemgetter(0))]
+
+
+def _in_order(findings: Sequence[Finding], lead: Finding | None) -> list[Finding]:
+    """Return findings in the order in which a report names them. See Note [Order]."""
+
+    def key(finding: Finding) -> tuple[bool, int, int, str]:
+        saves_ns = finding.saving.believed_ns if finding.saving else 0
+        return lead is None or finding.type != lead.type, -saves_ns, -finding.cost_ns, finding.type
+
+    first: list[Finding] = []
+    behind: list[Finding] = []
+    fixes: set[str] = set()
+    for finding in sorted(findings, key=key):
+        saving = finding.saving
+        adds = saving is not None and saving.believed_ns > 0 and saving.edit not in fixes
+        (first if adds or finding is lead else behind).append(finding)
+        fixes |= {saving.edit} if saving and saving.edit else set()
+    return first + sorted(behind, key=lambda finding: (-finding.cost_ns, finding.type))
 
 
 def _with_advice(

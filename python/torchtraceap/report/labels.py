@@ -53,8 +53,6 @@ MEANINGS = {
     "host_gap": "time between operators, such as Python code",
 }
 
-HOST_APART = 0.05  # share of the iteration by which the host's range differs before both are given
-
 
 def step_note(summary: Summary) -> str:
     """Describe the steps behind the step time, such as "mean of 6 steps, median 177 ms"."""
@@ -74,7 +72,7 @@ def step_note(summary: Summary) -> str:
         parts.append(f"medians: {', '.join(kinds)}")
     if step.left_out:
         parts.append(f"{step.left_out} left out")
-    if abs(step.host_ns - step.measured_ns) > HOST_APART * step.measured_ns:
+    if step.host_apart:
         parts.append(f"the host's range takes {format_ns(step.host_ns)}")
     return ", ".join(parts)
 

@@ -556,7 +556,7 @@ def _explanation(diagnosis: Diagnosis, profiled_ns: int) -> str:
         parts = [f"Step {step} ({step_note(diagnosis.summary)})"]
     else:
         parts = [f"{format_ns(profiled_ns)} profiled, no steps marked"]
-    if diagnosis.computes_on == "gpu":
+    if diagnosis.computes_on == "gpu" and not is_unrecorded(diagnosis.trace):
         parts.append(f"GPU busy {format_percent(diagnosis.busy_share)}")
     elif diagnosis.computes_on == "host":
         parts.append("computes on the host, no GPU recorded")

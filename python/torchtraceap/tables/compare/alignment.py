@@ -12,6 +12,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.tables.quality import quality_of_both
+from torchtraceap.tables.steps.iterations import apart_notes
 from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cut,
@@ -144,6 +145,8 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
             f"Whole steps: {counts[0]} before, {counts[1]} after (the first and last of a rank are "
             f"left out where it has more than two){how}."
         )
+        for when, parts in zip(("Before", "After"), zip(*pairs, strict=True), strict=True):
+            notes += [f"{when}: {note}" for note in apart_notes(parts, "is compared")]
         slow = [
             int(np.sum(s.durations > SLOW_STEP * np.median(s.durations))) for s in comparison.sides
         ]

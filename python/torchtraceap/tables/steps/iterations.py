@@ -25,12 +25,14 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import StepTime
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "Iterations",
+    "apart_notes",
     "counted_spans",
     "counted_steps",
     "first_launched_row",
@@ -84,6 +86,22 @@ def step_time(parts: Sequence[RankTrace]) -> StepTime | None:
         left_out=sum(int((~each.counted).sum()) for each in found),
         kinds=_median_by_kind(parts),
     )
+
+
+def apart_notes(parts: Sequence[RankTrace], what: str) -> list[str]:
+    """Say what a step takes where its range on the host, of which a table is, takes another time.
+
+    Args:
+        parts: The ranks.
+        what: What the table does with the range, such as "this table splits up".
+    """
+    step = step_time(parts)
+    if step is None or not step.host_apart:
+        return []
+    return [
+        f"a step takes {format_ns(step.measured_ns)}, host and GPU together (mean of {step.steps})"
+        f"; its range on the host, which {what}, takes {format_ns(step.host_ns)}."
+    ]
 
 
 def _median_by_kind(parts: Sequence[RankTrace]) -> dict[str, int]:

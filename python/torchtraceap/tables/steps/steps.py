@@ -25,7 +25,7 @@ from torchtraceap.core.sums import sum_by_index
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.tables.grouping import Groups, repeat_keys
-from torchtraceap.tables.steps.iterations import recorded_steps
+from torchtraceap.tables.steps.iterations import apart_notes, iterations_of, recorded_steps
 from torchtraceap.tables.steps.pieces import (
     NORMAL_MAD,
     Cells,
@@ -70,8 +70,9 @@ def build_steps(part: RankTrace) -> ColumnTable:
     """One row per step, in order of time; empty with a note where the trace has no steps. Steps
     whose GPU records are lost have no row; a note counts them.
 
-    Columns: `name`, `start_ns`, `duration_ns`; `kind` (phase of an iteration of a serving engine,
-    such as "decode"; else "unmarked"); `whole` (not the first or last of three or more),
+    Columns: `name`, `start_ns`, `duration_ns` (of its range on the host), `iteration_ns` (host and
+    GPU together: see Note [Iteration] in iterations.py); `kind` (phase of an iteration of a serving
+    engine, such as "decode"; else "unmarked"); `whole` (not the first or last of three or more),
     `inferred`; the classes of GPU time and the idle causes, which sum to the duration; `z`
     (robust, against the whole steps of its kind), `outlier`, `slow` (above 1.5 times the median of
     its kind); `differs` (JSON: name and ns of what takes longest beyond the typical step).
@@ -94,6 +95,7 @@ def build_steps(part: RankTrace) -> ColumnTable:
         "name": encode_texts(step.name for step in steps),
         "start_ns": np.asarray([start for start, _ in bounds], dtype=np.int64),
         "duration_ns": durations,
+        "iteration_ns": iterations_of(part).length_ns[recorded],
         "kind": encode_texts(kinds),
         "whole": whole,
         "inferred": np.full(len(steps), part.tree.steps_inferred),
@@ -112,6 +114,7 @@ def build_steps(part: RankTrace) -> ColumnTable:
         facts={"jitter": _jitter(even[whole], outlier[whole]), "trend": trend.to_dict()},
         notes=[
             *_notes(part, even, whole, outlier),
+            *(f"A{note[1:]}" for note in apart_notes([part], "this table splits up")),
             *_kind_notes(durations, whole, kinds),
             *trend.notes(),
         ],
