@@ -93,8 +93,7 @@ TEST_CASE("waiting for a late rank is the straggler's", "[detect][straggler]") {
 TEST_CASE("a straggler's host is named by what holds it", "[detect][straggler]") {
   PeerView peers = straggler();
   peers.straggler->host_cause = IdleCause::kAllocator;
-  CHECK(fact(judge_with_peers("straggler", blocked_steps(), 900, peers), "cause") ==
-        "memory allocator");
+  CHECK(fact(judge_with_peers("straggler", blocked_steps(), 900, peers), "cause") == "allocator");
   peers.straggler->cause = LateCause::kInput;
   CHECK(fact(judge_with_peers("straggler", blocked_steps(), 900, peers), "cause") ==
         "input pipeline");

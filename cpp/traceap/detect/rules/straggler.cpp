@@ -26,24 +26,15 @@ std::string unproven_ranks(const PeerView& peers) {
   return text;
 }
 
-std::string_view words_of_host(IdleCause cause) {
-  switch (cause) {
-    case IdleCause::kAllocator:
-      return "memory allocator";
-    case IdleCause::kCompilation:
-      return "compilation";
-    case IdleCause::kSynchronization:
-      return "synchronisation with the GPU";
-    case IdleCause::kLaunchLatency:
-      return "launch latency";
-    case IdleCause::kProfiler:
-      return "profiler";
-    default:
-      return "host";
-  }
+/// A cause that has a name bears it, in words as in every table.
+std::string words_of_host(IdleCause cause) {
+  if (cause == IdleCause::kHostWait) return "host";
+  std::string words(idle_cause_name(cause));
+  std::replace(words.begin(), words.end(), '_', ' ');
+  return words;
 }
 
-std::string_view words_of(const Straggler& straggler) {
+std::string words_of(const Straggler& straggler) {
   switch (straggler.cause) {
     case LateCause::kCompute:
       return "compute kernels";
@@ -92,7 +83,7 @@ Finding detect(const Signals& signals) {
   }
   draft.count("waits", draft.evidence.size());
   draft.text("late rank", std::to_string(peers.straggler->rank));
-  draft.text("cause", std::string(words_of(*peers.straggler)));
+  draft.text("cause", words_of(*peers.straggler));
   draft.duration("lateness", peers.straggler->lateness_ns);
   draft.share("explained", peers.straggler->explained);
   return finish_finding(signals, std::move(draft));
