@@ -57,11 +57,11 @@ void classify_mtia_events(EventTable& table) {
       table.kind[row] = kind_of_work(table.name_of(row));
       const Track& line = table.tracks[table.track[row]];
       constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
-      const std::int64_t device = line.pid_number.value_or(-1);
+      const std::int64_t device = line.pid_number().value_or(-1);
       if (table.device[row] < 0 && device >= 0 && device <= kLargest) {
         table.device.set(row, static_cast<std::int32_t>(device));
       }
-      if (table.stream[row] == kNoId) table.stream.set(row, line.tid_number.value_or(kNoId));
+      if (table.stream[row] == kNoId) table.stream.set(row, line.tid_number().value_or(kNoId));
     }
   }
 }
