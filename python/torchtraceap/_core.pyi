@@ -3180,7 +3180,7 @@ def watch_interrupts(
     message: str,
 ) -> None:
     """
-    Reads signal numbers from a descriptor (signal.set_wakeup_fd). Where the process still runs `grace_ms` after a SIGINT it is ended with exit code 130: folders of `keep_scratch` are removed, nothing else is cleaned up. Once in a process.
+    Reads signal numbers from a descriptor (signal.set_wakeup_fd). Where the process still runs `grace_ms` after a SIGINT or SIGTERM it is ended, with 128 and the signal: folders of `keep_scratch` are removed, nothing else is cleaned up. Once in a process.
     """
 
 def without_loose_flows(

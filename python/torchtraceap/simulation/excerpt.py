@@ -50,12 +50,11 @@ def simulated_run(
         run = _middle_stretch(trace, most)
     else:
         run = SimulatedRun(trace)
-    whole = step_time(trace.ranks)
+    whole = step_time([trace.ranks[place] for place in run.places])
     part = float(run.mean_ns(run.measured_ns))
     if run.per_step and whole and part > 0:
-        # For an excerpt the mean of all steps, without some ranks that of all ranks; else the time
-        # by which host ranges and GPU events that overlap on a stream, which a graph cuts, make a
-        # step longer or shorter.
+        # For an excerpt the mean of all steps; else the time by which host ranges and GPU events
+        # that overlap on a stream, which a graph cuts, make a step longer or shorter.
         run.stands_for = whole.measured_ns / part
     return run
 

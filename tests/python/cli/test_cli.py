@@ -607,8 +607,8 @@ def test_stages_are_shown_on_a_terminal_only(slow: Path) -> None:
     assert done.stdout.splitlines()[0] == "True"
     assert "False" in on_terminal(
         "-V",
-        before="import torchtraceap.core.progress as s; cli.show_stages(); "
-        "print(s._listener is None)",
+        before="import torchtraceap.core.progress as s; from torchtraceap.cli import process; "
+        "process.show_stages(); print(s._listener is None)",
     )
 
 

@@ -75,7 +75,14 @@ MODULES = {
 }
 # Folders that grow unit by unit (test_generation.py, test_training.py, test_collecting.py,
 # test_datasets.py).
-IN_PARTS = {"collect OUT", "dataset OUT", "evaluate --report", "generate OUT", "train OUT"}
+IN_PARTS = {
+    "mcp --root",
+    "collect OUT",
+    "dataset OUT",
+    "evaluate --report",
+    "generate OUT",
+    "train OUT",
+}
 
 Writer = Callable[[Path, Path], tuple[list[str], Path]]
 

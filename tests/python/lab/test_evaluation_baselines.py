@@ -158,7 +158,7 @@ def test_scores_of_a_document(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="'other'"):
         read_scores(path)
     path.write_text("[]")
-    with pytest.raises(SchemaError, match="no document"):
+    with pytest.raises(SchemaError, match="expected an object"):
         read_scores(path)
     with pytest.raises(MissingFileError):
         read_scores(tmp_path / "absent.json")

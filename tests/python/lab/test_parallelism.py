@@ -306,7 +306,7 @@ def test_the_command_reads_a_configuration(
     assert json.loads(capsys.readouterr().out)["model"]["hidden"] == 768
     file.write_text("[")
     assert main(["parallelism", "--config", str(file), *arguments]) == 2
-    assert "not JSON" in capsys.readouterr().err
+    assert "is no JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_releases_build_what_the_makefile_builds() -> None:
         wheels["build"].split()
     )
     workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))
-    assert set(workflow["jobs"]) == {"wheels", "empty", "archive", "publish"}
+    assert set(workflow["jobs"]) == {"version", "wheels", "empty", "archive", "publish"}
     text = (ROOT / ".github/workflows/release.yml").read_text("utf-8") + str(wheels)
     for script in set(re.findall(r"tools/\w+\.(?:sh|py)", text)):
         assert os.access(ROOT / script, os.X_OK), script

@@ -82,7 +82,7 @@ def test_a_rank_that_allocates_is_late_by_its_allocator(tmp_path: Path) -> None:
     assert any("its allocator" in note for note in trace.ranks_table().notes)
     finding = trace.diagnose().finding("straggler")
     assert finding is not None
-    assert "its memory allocator explains" in finding.why
+    assert "its allocator explains" in finding.why
 
 
 def test_two_causes_prove_neither(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def read_weights(path: PathLike) -> Weights:
 
     Raises:
         MissingDependencyError: safetensors is not installed.
-        SchemaError: There is no such file, or it is damaged.
+        MissingFileError: There is no such file.
+        SchemaError: It is damaged.
     """
     try:
         from safetensors import SafetensorError, safe_open
