@@ -184,6 +184,13 @@ def test_sequences_without_layers_have_none() -> None:
         assert (fold_layers(names, classes(names)) == -1).all()
 
 
+def test_a_product_and_a_collective_in_turn_are_no_layers() -> None:
+    names = np.array([1, 2] * 32)
+    nothing = np.zeros(len(names), dtype=bool)
+    found = KernelClasses(norm=nothing, attention=nothing, product=names == 1)
+    assert (fold_layers(names, found) == -1).all()
+
+
 def test_training_has_no_layers(tmp_path: Path) -> None:
     trace = Served().trace()
     trace["traceEvents"].append(

@@ -82,7 +82,7 @@ def _find_layers(
 ) -> list[tuple[int, int]]:
     """Return the bounds of the layers within [begin, end), in order."""
     run = _longest_run(names, begin, end)
-    if run is None or not _is_model(run, classes, end - begin if first else 0):
+    if run is None or not _is_model(run, names, classes, end - begin if first else 0):
         return []
     spans = [
         part
@@ -134,11 +134,16 @@ def _candidate_periods(names: Array) -> list[int]:
     return [int(period) for period in periods[best]]
 
 
-def _is_model(run: _Run, classes: KernelClasses, length: int) -> bool:
-    """Does a run hold what every layer of a model has?"""
+def _is_model(run: _Run, names: Array, classes: KernelClasses, length: int) -> bool:
+    """Does a run hold what every layer of a model has? Attention tells a layer; products alone do
+    not where fewer kernels repeat than a layer has."""
     one = slice(run.begin, run.begin + run.period)
-    works = classes.attention[one].any() or classes.product[one].any()
-    return bool(works) and run.end - run.begin >= _LEAST_SHARE * length
+    attends = bool(classes.attention[one].any())
+    part = names[run.begin : run.end]
+    repeats = (np.mean(part[:-lag] == part[lag:]) for lag in range(1, _FEWEST_KERNELS))
+    short = any(share >= 1 - 2 * _SUBSTITUTED for share in repeats)
+    works = attends or (bool(classes.product[one].any()) and not short)
+    return works and run.end - run.begin >= _LEAST_SHARE * length
 
 
 def _whole_layers(
