@@ -47,7 +47,7 @@ _OLD = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy",
         "memset": "gpu_memset"}  # fmt: skip
 _LATENCY_US = 6.0
 _PYTHON_US = 12.0
-"""What the host needs between two operators of a block."""
+"""The time that the host needs between two operators of a block."""
 _SLACK_US = 20.0
 """Work that begins so much later than its launch and its stream allow waits for something else."""
 
@@ -84,12 +84,12 @@ class Job:
         self.main = Counter((e["pid"], e["tid"]) for e in steps or ops).most_common(1)[0][0]
         self.step_starts = sorted({e["ts"] for e in steps})
         self.longer_by_itself_us = 0.0
-        """By how much moving events without a fault makes the trace longer."""
+        """The time by which moving events without a fault makes the trace longer."""
         self._waits_of_gpu()
         self._waits_of_host()
 
     def _waits_of_gpu(self) -> None:
-        """Of each GPU event, which ones it begins behind, and by how much."""
+        """The events that each GPU event begins behind, with the distance."""
         last: dict[Any, int] = {}
         by_end = sorted(range(len(self.gpu)), key=lambda i: _end(self.gpu[i]))
         ends = [_end(self.gpu[i]) for i in by_end]
@@ -109,7 +109,7 @@ class Job:
             last[key] = i
 
     def _waits_of_host(self) -> None:
-        """Of each call that waits, the last work that ended in it."""
+        """The last work that ended in each call that waits."""
         by_end = sorted(range(len(self.gpu)), key=lambda i: _end(self.gpu[i]))
         ends = [_end(self.gpu[i]) for i in by_end]
         self.wait: dict[int, int] = {}
@@ -155,7 +155,7 @@ def _id(event: Event) -> int:
 
 @dataclass
 class Block:
-    """What a fault adds at one place. `host` is the host's time; `idle_at` when all work ends."""
+    """The events of a fault at one place. `host` is the host's time; at `idle_at` all work ends."""
 
     job: Job
     host: float
@@ -465,11 +465,11 @@ class Planted:
     document: Event
     longer_us: float
     windows: list[tuple[float, float]]
-    """Of each block: from its begin to the first work launched behind it."""
+    """The time from the begin of each block to the first work launched behind it."""
     lost: list[tuple[float, float]]
-    """Where work of the main stream falls further behind."""
+    """The places where work of the main stream falls further behind."""
     moved: list[float]
-    """Where the GPU events begin now."""
+    """The times at which the GPU events begin now."""
 
 
 def plant(job: Job, form: Form | None, us: float = 0.0, peer: Planted | None = None) -> Planted:
@@ -563,7 +563,7 @@ def plant(job: Job, form: Form | None, us: float = 0.0, peer: Planted | None = N
 
 @dataclass(frozen=True)
 class Row:
-    """What was said of one form in one trace."""
+    """The answer of a diagnosis about one form in one trace."""
 
     trace: str
     form: str

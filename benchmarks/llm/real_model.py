@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 AT_CAP = "leaves no room for more"
-"""Where `judge` stops, which has no answer without the model."""
+"""The words with which `judge` stops, which has no answer without the model."""
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"
 DATASET = ROOT / "examples/mini_dataset"

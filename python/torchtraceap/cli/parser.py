@@ -49,8 +49,8 @@ class Command:
     actions: Mapping[str, Command] | None = None
     """Commands of its own, which the word behind it chooses."""
     runs: str = ""
-    """What of the user's it runs, which stands first in its help: who does not trust that should
-    not call it."""
+    """The user's code that it runs. The help says so first: who does not trust that code should not
+    call the command."""
     takes_program: bool = False
     """True if the words after ` -- ` are a program, a list in `options.program`."""
 

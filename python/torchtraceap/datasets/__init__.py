@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torchtraceap.datasets.writer import write_shard as write_shard
 
     build: Callable[..., Any]
-    """Of the lab."""
+    """The function of the lab that builds data sets."""
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,

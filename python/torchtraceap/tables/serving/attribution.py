@@ -23,7 +23,11 @@ from torchtraceap.tables.serving.capture import (
     Replays,
     find_captures,
 )
-from torchtraceap.tables.serving.iterations import ServedIterations, served_iterations
+from torchtraceap.tables.serving.iterations import (
+    ServedIterations,
+    batch_of,
+    served_iterations,
+)
 from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
 from torchtraceap.tables.serving.roles import kernel_kind, roles_in_layer, roles_outside
 from torchtraceap.trace.ranks import RankTrace
@@ -205,25 +209,16 @@ def _replays(
     part: RankTrace, captures: CaptureTraces, iterations: ServedIterations, of_graph: Array
 ) -> Replays:
     """Align the graphs of all iterations with captured ones."""
-    calls = np.unique(part.tree.launch[part.tree.gpu_rows[of_graph]]).astype(np.int64)
-    called_ns = part.table.ts_ns[calls]
-    number = np.searchsorted(iterations.start_ns, called_ns, side="right") - 1
-    inside = (number >= 0) & (called_ns <= iterations.end_ns[np.maximum(number, 0)])
-    number = np.where(inside, number, -1)
+    launches = part.tree.launch[part.tree.gpu_rows[of_graph]].astype(np.int64)
+    calls, first = np.unique(launches, return_index=True)
+    number = iterations.of_event[of_graph][first]
     groups = []
     for each in np.unique(number).tolist():
         mark = iterations.marks[each] if each >= 0 else None
-        groups.append((calls[number == each].tolist(), _tokens(mark) if mark else None))
+        padded = mark.graph_batch if mark else None
+        batch = batch_of(mark) if padded is None else padded
+        groups.append((calls[number == each].tolist(), batch))
     return ReplayAligner(part, captures).align(groups)
-
-
-def _tokens(mark: _core.IterationMark) -> int | None:
-    """Return the tokens that an iteration processes, padding included where it is recorded."""
-    if mark.graph_batch is not None:
-        return mark.graph_batch
-    counts = [mark.prefill.tokens, mark.decode.tokens]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else mark.requests
 
 
 def _add_captured(replays: Replays, operators: _Texts, modules: _Texts, evidence: Array) -> None:

@@ -104,8 +104,7 @@ class _HostThread:
 
     def __init__(self, part: RankTrace, iterations: ServedIterations) -> None:
         table, tree = part.table, part.tree
-        rows = tree.iteration_rows()
-        track = int(table.track[int(rows[0])]) if len(rows) else tree.main_track
+        track = iterations.track
         self._part = part
         self._shift_ns = tree.launch_delay_correction_ns
         begin, end = (0, 0) if track is None else tree.host_offsets[track : track + 2].tolist()

@@ -19,7 +19,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PHASES
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["ServedIterations", "busy_intervals", "idle_within", "served_iterations"]
+__all__ = ["ServedIterations", "batch_of", "busy_intervals", "idle_within", "served_iterations"]
 
 _OF_ROLE = {"prefill": "prefill", "decode": "decode", "mixed": "mixed", "diffusion": "diffusion"}
 _LEAST_REPEATS = 2
@@ -32,6 +32,8 @@ class ServedIterations:
 
     source: str
     """annotations, profiler steps, pattern, graphs or trace. See Note [Source]."""
+    track: int | None
+    """The thread that the annotations stand on, else the main one; None without host events."""
     start_ns: Array
     """int64, host clock."""
     end_ns: Array
@@ -90,6 +92,7 @@ def _build(part: RankTrace) -> ServedIterations:
     phases = [mark.phase if mark else role for mark in marks]
     return ServedIterations(
         source=source,
+        track=int(table.track[rows[0]]) if len(rows) else tree.main_track,
         start_ns=spans[:, 0],
         end_ns=spans[:, 1],
         marks=tuple(marks),
@@ -147,6 +150,15 @@ def _repeating(graphs: Sequence[int]) -> tuple[int, int]:
         if len(array) - first >= _LEAST_REPEATS * period and first < period:
             return period, first
     return 0, 0
+
+
+def batch_of(mark: _core.IterationMark | None) -> int | None:
+    """Return the rows of the batch: the tokens that run through the model at once."""
+    if mark is None:
+        return None
+    counts = (mark.prefill.tokens, mark.decode.tokens)
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else mark.requests
 
 
 def busy_intervals(part: RankTrace) -> Array:

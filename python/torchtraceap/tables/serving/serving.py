@@ -23,6 +23,7 @@ from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.tables.serving.bubbles import build_bubbles
 from torchtraceap.tables.serving.iterations import (
     ServedIterations,
+    batch_of,
     busy_intervals,
     served_iterations,
 )
@@ -216,15 +217,6 @@ def _tokens_out(mark: _core.IterationMark | None, phase: str | None) -> int | No
     return mark.decode.requests
 
 
-def _batch(mark: _core.IterationMark | None) -> int | None:
-    """Rows of the batch: the tokens that run through the model at once."""
-    if mark is None:
-        return None
-    counts = (mark.prefill.tokens, mark.decode.tokens)
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else mark.requests
-
-
 def _iterations_table(
     part: RankTrace, iterations: ServedIterations, lengths: _Lengths
 ) -> ColumnTable:
@@ -244,7 +236,7 @@ def _iterations_table(
             "requests": masked_integers([mark.requests if mark else None for mark in marks]),
             "tokens_in": masked_integers([_tokens_in(mark) for mark in marks]),
             "tokens_out": masked_integers([_tokens_out(*pair) for pair in pairs]),
-            "batch": masked_integers([_batch(mark) for mark in marks]),
+            "batch": masked_integers([batch_of(mark) for mark in marks]),
             "graph_batch": masked_integers([mark.graph_batch if mark else None for mark in marks]),
             "bubble_ns": lengths.bubble_ns,
             "busy_ns": lengths.busy_ns,
