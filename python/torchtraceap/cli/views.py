@@ -204,8 +204,8 @@ COMMANDS = {
                 "--capture",
                 type=trace_path,
                 metavar="PATH",
-                help="trace of the capture of CUDA graphs, or a folder with such: it tells the "
-                "operators behind replayed kernels [capture_traces/ beside the trace]",
+                help="trace or annotations of the capture of CUDA graphs, or a folder with such: "
+                "it tells the operators behind replayed kernels [capture_traces/ beside the trace]",
             ),
             add_rank,
             add_threads,

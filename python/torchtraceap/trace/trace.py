@@ -383,11 +383,12 @@ class Trace(Ranks):
         Args:
             rank: The rank; by default the first.
             phase: Only iterations of prefill, decode, mixed, speculative, diffusion or idle.
-            capture: A trace of the capture of the CUDA graphs, or a folder with such: it tells the
-                operators behind replayed kernels.
+            capture: A trace of the capture of the CUDA graphs, annotations or stacks that
+                torch.cuda noted then, or a folder with such: it tells the operators behind
+                replayed kernels.
 
         Raises:
-            OptionError: There is no such rank or phase, or no trace at `capture`.
+            OptionError: There is no such rank or phase, or nothing of these at `capture`.
         """
         from torchtraceap.tables.serving.serving import build_serving
 

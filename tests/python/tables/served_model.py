@@ -145,6 +145,22 @@ class Served:
         )
         return {"traceEvents": [mark, *events]}
 
+    def annotations(self, *, whole: bool = True) -> dict[int, list[Any]]:
+        """Return what `torch.cuda.graph_annotations` notes of each node, by its id, with that of
+        the graph if `whole`."""
+        found: dict[int, list[Any]] = {}
+        for node, ((operator, _, role), layer) in enumerate(self.kernels()):
+            module = role if layer is None else f"model.layers.{layer}.{role}"
+            fields = {"name": operator, "module_fqn": module, "Group size": 8, "stream": 60}
+            found[(3 << 32) * whole + 5000 + node] = [fields]
+        return found
+
+    def stacks(self) -> dict[str, str]:
+        """Return the Python stack of the launch of each node."""
+        frames = (f"model.py:{10 + node}:forward" for node in range(len(self.kernels())))
+        keys = (str((3 << 32) + 5000 + node) for node in range(len(self.kernels())))
+        return {key: f"{frame}\nrun.py:1:main" for key, frame in zip(keys, frames, strict=True)}
+
     def write(self, folder: Path, **capture: Any) -> Path:
         """Write the trace, and beside it that of the capture; return the path of the former."""
         captures = folder / "capture_traces"

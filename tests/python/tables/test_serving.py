@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import pickle
 import random
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +220,173 @@ def test_training_has_no_layers(tmp_path: Path) -> None:
 )
 def test_names_tell_kinds(name: str, kind: str) -> None:
     assert kernel_kind(name) == kind
+
+
+# ----------------------------------------------------------------------------- annotations
+
+
+def known_of(trace: ttap.Trace) -> list[tuple[str, str, int, str]]:
+    """Return operator, module, layer and role of each kernel in the order of the nodes."""
+    part = trace.ranks[0]
+    rows = part.tree.gpu_rows
+    nodes, _ = part.table.int_column("graph node id", rows=rows)
+    found = attribute(part)
+    order = np.lexsort((part.table.ts_ns[rows], nodes)).tolist()
+    columns = (found.operator.to_list(), found.module.to_list(), found.layer.tolist())
+    return [tuple(column[place] for column in (*columns, found.role.to_list())) for place in order]
+
+
+def annotated(served: Served) -> list[tuple[str, str, int, str]]:
+    found = []
+    for (operator, _, role), layer in served.kernels():
+        module = role if layer is None else f"model.layers.{layer}.{role}"
+        found += [(operator, module, -1 if layer is None else layer, role)] * served.iterations
+    return found
+
+
+SHUFFLED = Served(dense=2, experts=5, node_ids=True, streams=4, iterations=3)
+
+
+def test_annotations_that_torch_wrote_are_known(tmp_path: Path) -> None:
+    torch_writer = pytest.importorskip("torch.cuda._annotate_cuda_graph_trace")
+    document = SHUFFLED.trace()
+    # torch finds nodes by `graph node id` alone.
+    assert torch_writer.annotate_trace(document, SHUFFLED.annotations(whole=False)) > 0
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    trace = ttap.load(tmp_path / "trace.json")
+    assert trace.serving().attribution["annotation"] == 1.0
+    assert known_of(trace) == annotated(SHUFFLED)
+    assert trace.serving().layers.facts["count"] == 7
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("folder", [".", "..", "capture_traces"])
+def test_annotations_beside_the_trace_are_known(
+    protocol: int, whole: bool, folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / "traces").mkdir()
+    place = tmp_path / "traces" / folder
+    place.mkdir(parents=True, exist_ok=True)
+    noted = defaultdict(list, SHUFFLED.annotations(whole=whole))
+    data = pickle.dumps(noted, protocol)
+    (place / "kernel_annotations_rank0_step_8.pkl").write_bytes(data)
+    (place / "kernel_annotations_rank1_step_8.pkl").write_bytes(b"of another rank")
+    trace = load(SHUFFLED, tmp_path / "traces")
+    given = tmp_path / "traces" / folder if folder == "capture_traces" else None
+    assert trace.serving(capture=given).attribution["annotation"] == 1.0
+    if given is None:
+        assert known_of(trace) == annotated(SHUFFLED)
+
+
+def test_stacks_of_the_capture_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "kernel_py_stacks.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(SHUFFLED.stacks()).encode()))
+    trace = load(SHUFFLED, tmp_path)
+    for given in (None, path):
+        rows = records(trace.kernels(by="event", capture=given))
+        lines = {row["stack"] for row in rows}
+        assert lines == set(SHUFFLED.stacks().values())
+
+
+def test_a_backward_pass_in_a_graph_is_told(tmp_path: Path) -> None:
+    noted = SHUFFLED.annotations()
+    for marks in list(noted.values())[:10]:
+        marks[0]["autograd_phase"] = "backward"
+    (tmp_path / "annotations.pkl").write_bytes(pickle.dumps(noted))
+    rows = records(load(SHUFFLED, tmp_path).kernels(by="event"))
+    assert sum(row["phase"] == "backward" for row in rows) == 10 * SHUFFLED.iterations
+
+
+@pytest.mark.parametrize(
+    ("marks", "operator", "module", "layer"),
+    [
+        ([{"str": "model.layers.7.mlp"}], None, "model.layers.7.mlp", 7),
+        ([{"name": "attention"}], "attention", None, -1),
+        (["linear"], "linear", None, -1),
+        ([{"name": "h.2.attn", "Collective name": "allreduce"}], "allreduce", None, -1),
+        ([{"name": "a"}, {"name": "b", "module_fqn": "stage.1.blocks.12.ffn"}], "b",
+         "stage.1.blocks.12.ffn", 12),
+    ],
+)  # fmt: skip
+def test_what_fields_mean(
+    marks: list[Any], operator: str | None, module: str | None, layer: int, tmp_path: Path
+) -> None:
+    served = Served(dense=4, node_ids=True, iterations=1)
+    noted = dict.fromkeys(served.annotations(), marks)
+    (tmp_path / "annotations.pkl").write_bytes(pickle.dumps(noted))
+    for row in known_of(load(served, tmp_path)):
+        assert row[0] == operator
+        assert module is None or row[1] == module
+        assert layer < 0 or row[2] == layer
+
+
+class Caller:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.mkdir, (Path("called"),))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"no pickle", pickle.dumps(Caller()), pickle.dumps({1: [Caller()]}),
+        pickle.dumps({1: [b"bytes"]}), pickle.dumps([1]), pickle.dumps({"a": []}),
+        pickle.dumps({1: 2}), pickle.dumps({((1,),): []}), pickle.dumps({1: []})[:-3],
+        b"\x80\x04\x8d" + b"\xff" * 8 + b"a.",
+    ],
+)  # fmt: skip
+def test_pickles_of_other_things_are_refused(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "annotations.pkl").write_bytes(data)
+    result = load(SHUFFLED, tmp_path).serving()
+    assert result.attribution["annotation"] == 0.0
+    assert any("Annotations were left out" in note for note in result.notes)
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("text", ['{"1": 2}', '{"1": ["a", 3]}', '{"1": "a"', '{"1x": "a"}'])
+def test_damaged_stacks_are_left_out(text: str, tmp_path: Path) -> None:
+    (tmp_path / "kernel_py_stacks.json").write_text('{"1": "a", ' + text[1:])
+    notes = load(SHUFFLED, tmp_path).serving().notes
+    assert any("Stacks were left out" in note for note in notes)
+
+
+def test_a_replay_that_was_cut_off_is_known_by_its_nodes(tmp_path: Path) -> None:
+    served = Served(dense=12, node_ids=True, iterations=3)
+    path = served.write(tmp_path)
+    document = served.trace()
+    document["traceEvents"] = document["traceEvents"][: -len(served.kernels()) // 2]
+    path.write_text(json.dumps(document))
+    trace = ttap.load(path)
+    shares = trace.serving().attribution
+    assert shares["node"] > 0.1
+    assert shares["node"] + shares["capture"] == pytest.approx(1.0)
+    told = {(row["name"], row["operator"]) for row in records(trace.kernels(by="event"))}
+    assert told == {(kernel, operator) for (operator, kernel, _), _ in served.kernels()}
+    rows = records(trace.kernels(by="event"))
+    outside = {row["name"] for row in rows if row["attribution"] == "node" and row["layer"] is None}
+    assert outside == {served.kernels()[0][0][1]}
+
+
+def test_a_node_of_another_graph_or_name_tells_nothing(tmp_path: Path) -> None:
+    served = Served(dense=12, node_ids=True, iterations=2)
+    document = served.trace()
+    kernels = [event for event in document["traceEvents"] if event["cat"] == "kernel"]
+    for number, event in enumerate(kernels[len(kernels) // 2 :]):
+        if number % 2:
+            event["args"]["graph id"] = 4
+        else:
+            event["name"] = f"other_{number}"
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    noted = {3 << 32 | 5000 + node: ["a"] for node in range(len(served.kernels()))}
+    (tmp_path / "annotations.pkl").write_bytes(pickle.dumps(noted))
+    for event in kernels[len(kernels) // 2 :]:
+        event["args"]["graph node id"] += 1 << 20
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    shares = ttap.load(tmp_path / "trace.json").serving().attribution
+    assert shares["node"] == 0.0
 
 
 # ----------------------------------------------------------------------------- captures

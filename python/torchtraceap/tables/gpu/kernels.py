@@ -14,7 +14,7 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import triton_name
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
-from torchtraceap.tables.events import phases_of, steps_of
+from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -174,7 +174,7 @@ def _by_event(events: GpuEvents, capture: PathLike | None) -> View:
         "launch_row": row_numbers(events.launch),
         **device_and_stream(events.part, events.stream),
         "step": steps_of(events.part, events.rows),
-        "phase": phases_of(events.part, events.rows),
+        "phase": known.phase,
         "start_ns": events.start_ns,
         "since_first_ns": events.start_ns - events.first_ns,
         "duration_ns": events.duration_ns,
@@ -191,6 +191,7 @@ def _by_event(events: GpuEvents, capture: PathLike | None) -> View:
         "layer": np.ma.array(known.layer, mask=known.layer < 0),
         "role": known.role,
         "attribution": TextCodes(known.evidence.astype(np.int32), EVIDENCE),
+        "stack": known.stack,
     }
     shown = ("row", "name", "op", "stream", "since_first_ns", "duration_ns", "exclusive_ns")
     return columns, (*shown, "delay_ns", "grid", "block")
@@ -329,7 +330,7 @@ TABLE = TableSpec(
         Option(
             "capture",
             "--capture",
-            "with --by event: trace of the capture of CUDA graphs, or a folder with such",
+            "with --by event: trace or annotations of the capture of CUDA graphs, or a folder",
             metavar="PATH",
         ),
     ),

@@ -8,15 +8,20 @@ replayed kernel has no such operator: the best evidence there is stands for it, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.columns import TextCodes, encode_texts
+from torchtraceap.core.columns import TextCodes
 from torchtraceap.core.records import dataclass
+from torchtraceap.errors import OptionError
+from torchtraceap.tables.events import phases_of
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
+from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.modules import modules_of
+from torchtraceap.tables.serving.annotations import SideFiles, fill, read_annotations, scatter
 from torchtraceap.tables.serving.capture import (
     CaptureTraces,
     ReplayAligner,
@@ -29,16 +34,20 @@ from torchtraceap.tables.serving.iterations import (
     served_iterations,
 )
 from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
-from torchtraceap.tables.serving.roles import kernel_kind, roles_in_layer, roles_outside
+from torchtraceap.tables.serving.nodes import GraphNodes, graph_nodes, launch_order
+from torchtraceap.tables.serving.roles import (
+    ROLES,
+    kernel_kind,
+    roles_in_layer,
+    roles_outside,
+)
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["EVIDENCE", "Attribution", "attribute"]
 
 EVIDENCE = ("launch", "annotation", "node", "capture", "twin", "layer", "name", "none")
 """What an attribution rests on, the best first."""
-_LAUNCH, _ANNOTATION, _CAPTURE, _LAYER, _NAME, _NONE = (
-    EVIDENCE.index(name) for name in ("launch", "annotation", "capture", "layer", "name", "none")
-)
+_LAUNCH, _ANNOTATION, _NODE, _CAPTURE, _TWIN, _LAYER, _NAME, _NONE = range(len(EVIDENCE))
 _LEAST_GRAPH_SHARE = 0.5
 """Share of the GPU time of an iteration that graphs have to run for layers to be looked for."""
 _MOST_FOLDED = 256
@@ -57,8 +66,13 @@ class Attribution:
     """int64: -1 outside of layers."""
     role: TextCodes
     """One of `roles.ROLES`; absent where no layer was found."""
+    phase: TextCodes
+    """The part of a training step; annotations tell it of replayed kernels."""
+    stack: TextCodes
+    """Python frames as `file:line:function`, the innermost first, that launched a replayed kernel
+    when its graph was captured; absent unless they were written beside the trace."""
     refused: tuple[str, ...] = ()
-    """Captures that fit no replay, and why."""
+    """Captures that fit no replay and files that can't be used, and why."""
 
     def shares(self, duration_ns: Array) -> dict[str, float]:
         """Return the share of GPU time by evidence."""
@@ -72,28 +86,30 @@ def attribute(part: RankTrace, capture: PathLike | None = None) -> Attribution:
 
     Args:
         part: The rank.
-        capture: A trace of the capture of its CUDA graphs, or a folder with such; by default what
-            lies beside the trace in a folder that engines use for it.
+        capture: A trace of the capture of its CUDA graphs, the annotations or stacks that
+            torch.cuda noted then, or a folder with such; by default what lies beside the trace in
+            a folder that engines use for it. Annotations beside the trace are read in any case.
 
     Raises:
-        OptionError: `capture` holds no trace.
+        OptionError: `capture` holds none of these.
     """
-    folder = find_captures(part.path) if capture is None else capture
-    return part.cached(
-        ("attribution", str(folder)),
-        lambda: _build(part, CaptureTraces(folder) if folder else None),
-    )
+    folder = find_captures(part.path) if capture is None else Path(capture)
+    return part.cached(("attribution", str(folder)), lambda: _build(part, folder))
 
 
-def _build(part: RankTrace, captures: CaptureTraces | None) -> Attribution:
-    events, tree = GpuEvents.of(part), part.tree
+def _build(part: RankTrace, folder: Path | None) -> Attribution:
+    events, tree, nodes = GpuEvents.of(part), part.tree, graph_nodes(part)
+    files = SideFiles.of(part, folder)
+    captures = CaptureTraces(folder) if folder else None
+    if folder and not captures and not (files.annotations or files.stacks):
+        raise OptionError(
+            f"{folder}: holds no traces of captures (.json, .json.gz) and no annotations of graphs"
+        )
+    noted, problems = read_annotations(part, files)
     iterations = served_iterations(part)
-    launches = np.where(events.is_linked, events.launch, 0).astype(np.int64)
-    of_graph = events.is_linked & (
-        np.asarray(tree.api)[launches] == int(_core.ApiClass.GRAPH_LAUNCH)
-    )
+    of_graph = nodes.replayed
     kinds = _kinds(events)
-    layer, role = _layers(part, events, iterations, of_graph, kinds)
+    layer, role = _layers(part, events, iterations, noted.layer, kinds)
     evidence = np.full(len(events), _NONE, dtype=np.int8)
     named = np.array([kind != "other" for kind in kinds], dtype=bool)
     evidence[named] = _NAME
@@ -101,39 +117,28 @@ def _build(part: RankTrace, captures: CaptureTraces | None) -> Attribution:
     op_rows = tree.op[events.rows]
     has_op = events.is_linked & ~of_graph & (op_rows != _core.NO_ROW)
     evidence[events.is_linked & ~of_graph] = _LAUNCH
-    operators = _Texts(events.names_of(np.where(has_op, op_rows, _core.NO_ROW)))
-    modules = _Texts(modules_of(part, events.rows))
-    annotated = events.text_arg("module_fqn")
-    marked = np.flatnonzero(of_graph & (annotated.codes >= 0))
-    modules.put(marked, annotated.take(marked))
-    evidence[marked] = _ANNOTATION
+    operator = events.names_of(np.where(has_op, op_rows, _core.NO_ROW)).compact()
+    module = modules_of(part, events.rows)
     replays = _replays(part, captures, iterations, of_graph) if captures else None
     if replays:
-        _add_captured(replays, operators, modules, evidence)
+        operator, module = _add_captured(replays, operator, module)
+        evidence[replays.events] = _CAPTURE
+    operator, module = fill(operator, noted.operator), fill(noted.module, module)
+    evidence[noted.known] = _ANNOTATION
+    known = np.isin(evidence, (_ANNOTATION, _CAPTURE))
+    places, others = _in_other_replays(nodes, events.name, known)
+    operator, module = _copy(operator, places, others), _copy(module, places, others)
+    evidence[places] = _NODE
     return Attribution(
         evidence=evidence,
-        operator=operators.column,
-        module=modules.column,
+        operator=operator,
+        module=module,
         layer=layer,
-        role=encode_texts(role),
-        refused=replays.refused if replays else (),
+        role=role,
+        phase=fill(noted.phase, phases_of(part, events.rows)),
+        stack=noted.stack,
+        refused=(*problems, *(replays.refused if replays else ())),
     )
-
-
-class _Texts:
-    """A text column of which some values are written over."""
-
-    def __init__(self, column: TextCodes) -> None:
-        self.column = column.compact()
-
-    def put(self, places: Array, values: TextCodes) -> None:
-        """Write values, one for each place."""
-        if not len(places):
-            return
-        known = self.column.texts
-        codes = self.column.codes.copy()
-        codes[places] = np.where(values.codes >= 0, values.codes + np.int32(len(known)), -1)
-        self.column = TextCodes(codes, [*known, *values.texts]).compact()
 
 
 def _kinds(events: GpuEvents) -> list[str]:
@@ -146,63 +151,72 @@ def _layers(
     part: RankTrace,
     events: GpuEvents,
     iterations: ServedIterations,
-    of_graph: Array,
+    noted: Array,
     kinds: Sequence[str],
-) -> tuple[Array, list[str | None]]:
-    """Return the layer and the role of each event; layers are those of one iteration."""
-    layer = np.full(len(events), -1, dtype=np.int64)
-    role: list[str | None] = [None] * len(events)
-    if part.tree.workload.role == "training" or not of_graph.any():
-        return layer, role
+) -> tuple[Array, TextCodes]:
+    """Return the layer and the role of each event; layers are those of one iteration, where
+    annotations don't number them."""
+    nodes = graph_nodes(part)
+    layer = noted.copy()
+    role = np.full(len(events), -1, dtype=np.int32)
+    if part.tree.workload.role == "training" or not nodes.replayed.any():
+        return layer, TextCodes(role, ROLES)
     names = events.canonical.codes.astype(np.int64)
     kind = np.array(kinds, dtype=object)
-    order = _launch_order(part, events)
+    order = launch_order(part)
     order = order[np.argsort(iterations.of_event[order], kind="stable")]
     bounds = np.searchsorted(iterations.of_event[order], np.arange(len(iterations) + 1))
-    folded: dict[bytes, tuple[Array, list[str]]] = {}
+    folded: dict[bytes, tuple[Array, Array]] = {}
     for number in range(len(iterations)):
         places = order[bounds[number] : bounds[number + 1]]
         duration = events.duration_ns[places]
-        graphs_ns = duration[of_graph[places]].sum()
+        graphs_ns = duration[nodes.replayed[places]].sum()
         if not len(places) or graphs_ns < _LEAST_GRAPH_SHARE * duration.sum():
             continue
-        key = names[places].tobytes()
+        key = names[places].tobytes() + layer[places].tobytes()
         if key not in folded:
             if len(folded) == _MOST_FOLDED:
                 continue
-            folded[key] = _fold(names[places], kind[places])
-        found, roles = folded[key]
-        if (found >= 0).any():
-            layer[places] = found
-            for place, value in zip(places.tolist(), roles, strict=True):
-                role[place] = value
-    return layer, role
+            folded[key] = _fold(names[places], kind[places], layer[places])
+        layer[places], role[places] = folded[key]
+    for column in (layer, role):
+        places, others = _in_other_replays(nodes, events.name, column >= 0)
+        column[places] = column[others]
+    return layer, TextCodes(role, ROLES)
 
 
-def _launch_order(part: RankTrace, events: GpuEvents) -> Array:
-    """Return the events by launch call, and those of one call by the id of their node, else by
-    start: what runs on several streams at once has one order in which it was captured."""
-    ids, known = part.table.int_column("graph node id", rows=events.rows)
-    call_ns = np.where(events.is_linked, events.of_launch(part.table.ts_ns), events.start_ns)
-    order: Array = np.lexsort((events.start_ns, np.where(known, ids, 0), call_ns))
-    return order
-
-
-def _fold(names: Array, kinds: Array) -> tuple[Array, list[str]]:
+def _fold(names: Array, kinds: Array, noted: Array) -> tuple[Array, Array]:
+    """Return the layers of one iteration, found unless they were noted, and the roles as codes;
+    all -1 where there are none."""
     classes = KernelClasses(
         norm=kinds == "norm",
         attention=kinds == "attention",
         product=(kinds == "product") | (kinds == "experts"),
     )
-    layer = fold_layers(names, classes)
+    layer = noted if (noted >= 0).any() else fold_layers(names, classes)
+    if not (layer >= 0).any():
+        return layer, np.full(len(layer), -1, dtype=np.int32)
     roles = roles_outside(kinds.tolist(), layer)
-    for number in range(int(layer.max(initial=-1)) + 1):
+    for number in np.unique(layer[layer >= 0]).tolist():
         inside = np.flatnonzero(layer == number)
         for place, role in zip(
             inside.tolist(), roles_in_layer(kinds[inside].tolist()), strict=True
         ):
             roles[place] = role
-    return layer, roles
+    return layer, np.array([ROLES.index(role) for role in roles], dtype=np.int32)
+
+
+def _in_other_replays(nodes: GraphNodes, names: Array, known: Array) -> tuple[Array, Array]:
+    """Return the replayed events that are not known, and for each one that is: of the same node of
+    the same graph, with the same name."""
+    places = np.flatnonzero(nodes.replayed & nodes.of_graph)
+    same = Groups(nodes.whole[places], names[places])
+    source = np.full(len(same), -1, dtype=np.int64)
+    sure = known[places]
+    source[same.index[sure]] = places[sure]
+    others = source[same.index]
+    wanted = ~sure & (others >= 0)
+    return places[wanted], others[wanted]
 
 
 def _replays(
@@ -221,14 +235,32 @@ def _replays(
     return ReplayAligner(part, captures).align(groups)
 
 
-def _add_captured(replays: Replays, operators: _Texts, modules: _Texts, evidence: Array) -> None:
-    """Write what the captured calls say over what is known without them."""
+def _add_captured(
+    replays: Replays, operator: TextCodes, module: TextCodes
+) -> tuple[TextCodes, TextCodes]:
+    """Return the columns with what the captured calls say in place of what stood there."""
+    operator, module = _clear(operator, replays.events), _clear(module, replays.events)
     for number, part in enumerate(replays.parts):
         own = replays.part == number
         places, rows = replays.events[own], replays.rows[own]
         op = part.tree.op[rows]
         known = op != _core.NO_ROW
         codes = np.where(known, part.table.name[np.where(known, op, 0)].astype(np.int64), -1)
-        operators.put(places, TextCodes(codes.astype(np.int32), part.table.strings).compact())
-        modules.put(places, modules_of(part, rows))
-        evidence[places] = _CAPTURE
+        names = TextCodes(codes.astype(np.int32), part.table.strings).compact()
+        operator = fill(operator, scatter(len(operator), places, names))
+        module = fill(module, scatter(len(module), places, modules_of(part, rows)))
+    return operator, module
+
+
+def _clear(column: TextCodes, places: Array) -> TextCodes:
+    """Return a column without the values of some places."""
+    codes = column.codes.copy()
+    codes[places] = -1
+    return TextCodes(codes, column.texts)
+
+
+def _copy(column: TextCodes, places: Array, others: Array) -> TextCodes:
+    """Return a column with the values of other rows at some places."""
+    codes = column.codes.copy()
+    codes[places] = codes[others]
+    return TextCodes(codes, column.texts)

@@ -21,13 +21,15 @@ from typing import Any
 import numpy as np
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import pluralize
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.stored import parse_value, read_stored
-from torchtraceap.errors import MissingFileError, OptionError, ParseError, SchemaError
+from torchtraceap.errors import MissingFileError, ParseError, SchemaError
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.ops.models.families import family_of
+from torchtraceap.tables.serving.annotations import is_side_file
+from torchtraceap.tables.serving.nodes import nodes_in_order
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["CaptureTraces", "CapturedGraph", "Replays", "find_captures"]
@@ -91,22 +93,18 @@ class CaptureTraces:
 
     Args:
         path: A folder, or one trace.
-
-    Raises:
-        OptionError: There is no trace.
     """
 
-    def __init__(self, path: PathLike) -> None:
-        self._path = Path(path)
-        if self._path.is_dir():
-            files = [each for each in sorted(self._path.iterdir()) if _is_trace(each)]
+    def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            self._files = [each for each in sorted(path.iterdir()) if _is_trace(each)]
         else:
-            files = [self._path] if self._path.is_file() else []
-        if not files:
-            raise OptionError(f"{self._path}: holds no traces of captures (.json, .json.gz)")
-        self._files = files
-        self._batches = _read_details(self._path)
+            self._files = [path] if path.is_file() and not is_side_file(path) else []
+        self._batches = _read_details(path)
         self._graphs: dict[Path, list[CapturedGraph]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._files)
 
     def files_for(self, batch: int | None) -> list[Path]:
         """Return the files; where the engine noted their batches, those for the smallest that holds
@@ -132,7 +130,8 @@ class CaptureTraces:
 
 def _is_trace(path: Path) -> bool:
     name = path.name.lower()
-    return name.endswith((".json", ".json.gz", ".json.zst")) and name != _DETAILS and path.is_file()
+    ends = name.endswith((".json", ".json.gz", ".json.zst"))
+    return ends and name != _DETAILS and path.is_file() and not is_side_file(path)
 
 
 def _read_details(path: Path) -> dict[str, int]:
@@ -313,26 +312,6 @@ def _agree(names: Sequence[str], graph: CapturedGraph) -> bool:
         elif work == "kernel":
             wrong += canonical_name(name) != canonical_name(other)
     return wrong <= (1 - LEAST_ALIGNED) * len(names)
-
-
-def nodes_in_order(part: RankTrace, launch_row: int) -> Array:
-    """Return the events of a replay, int64 index in `tree.gpu_rows`, in the order of the graph's
-    nodes: by their recorded ids, else by start."""
-    tree, table = part.tree, part.table
-    offsets = tree.launched_offsets
-    rows = tree.launched_rows[int(offsets[launch_row]) : int(offsets[launch_row + 1])]
-    rows = rows.astype(np.int64)
-    place = part.cached("place of GPU rows", lambda: _places(part))
-    ids, known = table.int_column("graph node id", rows=rows)
-    order = np.lexsort((table.ts_ns[rows], ids if known.all() else np.zeros(len(rows))))
-    events: Array = place[rows[order]]
-    return events
-
-
-def _places(part: RankTrace) -> Array:
-    places = np.full(len(part.table), -1, dtype=np.int64)
-    places[part.tree.gpu_rows] = np.arange(len(part.tree.gpu_rows))
-    return places
 
 
 class ReplayAligner:

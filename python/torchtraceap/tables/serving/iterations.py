@@ -17,6 +17,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PHASES
+from torchtraceap.tables.serving.nodes import nodes_in_order
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["ServedIterations", "batch_of", "busy_intervals", "idle_within", "served_iterations"]
@@ -127,8 +128,7 @@ def _spans_of_graphs(part: RankTrace) -> Array:
     codes: dict[bytes, int] = {}
     graphs = []
     for call in calls.tolist():
-        work = tree.launched_rows[offsets[call] : offsets[call + 1]].astype(np.int64)
-        names = table.name[work[np.argsort(table.ts_ns[work], kind="stable")]]
+        names = table.name[tree.gpu_rows[nodes_in_order(part, call)]]
         graphs.append(codes.setdefault(names.tobytes(), len(codes)))
     period, first = _repeating(graphs)
     if not period:

@@ -312,8 +312,7 @@ def _layers_table(
     numbers = np.array([i for i in candidates if iterations.phase[i] == phase], dtype=np.int64)
     used = np.isin(of_event, numbers) if len(numbers) else np.zeros(len(of_event), dtype=bool)
     layer, role = attribution.layer[used], attribution.role.codes[used].astype(np.int64)
-    position = np.array([ROLES.index(text) for text in attribution.role.texts], dtype=np.int64)
-    role = position[role] if len(position) else role
+    role = np.where(role >= 0, role, ROLES.index("other"))
     # One row per layer and role; what lies outside of layers comes last.
     code = np.where(layer >= 0, layer, int(layer.max(initial=-1)) + 1) * len(ROLES) + role
     codes, cell = np.unique(code, return_inverse=True)
@@ -326,7 +325,7 @@ def _layers_table(
     outside = layers > int(layer.max(initial=-1))
     total = int(duration[used].sum())
     inside = layer[layer >= 0]
-    sizes = np.bincount(inside) // max(1, len(numbers))
+    sizes = np.unique(inside, return_counts=True)[1] // max(1, len(numbers))
     return ColumnTable(
         {
             "layer": np.ma.array(layers, mask=outside),
