@@ -58,7 +58,7 @@ def _serving(options: Options) -> int:
         return FINE
     from torchtraceap.report.result_tables import serving_tables
 
-    print_text(result.headline)
+    print_text(str(result.time or "No iteration was found."))
     print_tables(serving_tables(result), options.no_color)
     return FINE
 

@@ -334,7 +334,12 @@ class StepTime(Result):
     """Steps that are not counted: those of the warm-up, and the last of inferred ones."""
     kinds: Mapping[str, int] = field(default_factory=dict)
     """Median in ns of each kind of iteration that a serving engine marks, such as "decode"; empty
-    where all steps are of one kind."""
+    where none marks the steps."""
+
+    @property
+    def unit(self) -> str:
+        """ "iteration" where a serving engine marks the steps, else "step"."""
+        return "iteration" if self.kinds else "step"
 
     @property
     def host_apart(self) -> bool:

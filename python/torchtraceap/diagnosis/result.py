@@ -28,6 +28,7 @@ from torchtraceap.trace.ranks import Ranks
 if TYPE_CHECKING:
     from torchtraceap.explanation.explanation import Explanation, Response
     from torchtraceap.explanation.settings import ModelSettings
+    from torchtraceap.tables.serving.serving import ServedTime
 
 __all__ = ["Diagnosis"]
 
@@ -95,6 +96,14 @@ class Diagnosis(Result):
         return self._shared([rank.tree.workload.role for rank in self.trace.ranks])
 
     @property
+    def serving(self) -> ServedTime | None:
+        """Where the time of a token goes, of the first rank; None unless an engine is traced that
+        serves a model."""
+        from torchtraceap.tables.serving.serving import served_time
+
+        return served_time(self.trace)
+
+    @property
     def framework(self) -> str:
         """Return "pytorch", "xla", or "unknown" where the trace does not tell or ranks differ."""
         return self._shared([rank.tree.workload.framework for rank in self.trace.ranks])
@@ -133,6 +142,7 @@ class Diagnosis(Result):
 
     def to_dict(self) -> Json:
         """Return the document of `torchtraceap diagnose --json`."""
+        served = self.serving
         return {
             "schema": "torchtraceap.diagnosis/1",
             "profiled_ns": self.profiled_ns,
@@ -163,6 +173,7 @@ class Diagnosis(Result):
             "step": self.step.to_dict() if self.step else None,
             "waiting_ns": self.waiting_ns,
             "files": [file.to_dict() for file in self.summary.files],
+            **({"serving": served.to_dict()} if served else {}),
         }
 
     def explain(

@@ -59,15 +59,15 @@ def step_note(summary: Summary) -> str:
     step = summary.step
     if step is None:
         return ""
-    inferred = "inferred " if summary.steps_inferred else ""
+    what = step.unit if step.kinds or not summary.steps_inferred else "inferred step"
     ranks = len(summary.files)
     where = f" on {ranks} ranks" if ranks > 1 else ""
-    parts = [f"mean of {step.steps} {inferred}steps{where}"]
+    parts = [f"mean of {step.steps} {what}s{where}"]
     if step.steps == 1:
-        parts = [f"the only {inferred}step"]
+        parts = [f"the only {what}"]
     elif format_ns(step.median_ns) != format_ns(step.measured_ns):
         parts.append(f"median {format_ns(step.median_ns)}")
-    if step.kinds:
+    if len(step.kinds) > 1:
         kinds = (f"{kind} {format_ns(ns)}" for kind, ns in step.kinds.items())
         parts.append(f"medians: {', '.join(kinds)}")
     if step.left_out:
@@ -77,20 +77,21 @@ def step_note(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def trust_text(trust: Mapping[str, Any], *, on_host: bool = False) -> str:
+def trust_text(trust: Mapping[str, Any], *, on_host: bool = False, unit: str = "step") -> str:
     """Describe how well a run can be replayed, in a sentence without a full stop.
 
     Args:
         trust: A `Trust` as its JSON.
         on_host: The run computes on the host: GPU time plays no part in it.
+        unit: Word for a step (`StepTime.unit`).
     """
     error, held = trust["iteration_error"], trust["held_out"]
     off = "off by < 0.1 %" if abs(error) < 0.001 else f"off by {error * 100:+.1f} %"
     if held is None:
-        others = f"with other steps' costs unknown ({trust['held_out_note']})"
+        others = f"with other {unit}s' costs unknown ({trust['held_out_note']})"
     else:
         by, mean, noise = (format_percent(held[k]) for k in ("error", "baseline_error", "noise"))
-        others = f"with other steps' costs by {by} (their mean: {mean}; steps vary by {noise})"
+        others = f"with other {unit}s' costs by {by} (their mean: {mean}; {unit}s vary by {noise})"
     sensitivity = trust["sensitivity"]
     gpu, host = (format_percent(min(1.0, sensitivity[k])) for k in ("gpu_share", "host_share"))
     gpu_text = "" if on_host else f"GPU time by {gpu}, "

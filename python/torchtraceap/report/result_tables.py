@@ -144,7 +144,8 @@ def _files_table(summary: Summary) -> TextTable:
         "without a launch"
     )
     if summary.step:
-        note += f"\nStep {format_ns(summary.step.measured_ns)} ({step_note(summary)})"
+        unit = summary.step.unit.capitalize()
+        note += f"\n{unit} {format_ns(summary.step.measured_ns)} ({step_note(summary)})"
     for fault in summary.quality.notes:
         several = len(summary.files) > 1 and fault.rank is not None
         of_rank = f" (rank {fault.rank})" if several else ""

@@ -165,6 +165,8 @@ def _header(view: ReportView, width: int) -> Iterator[Line]:
     yield from _sides(view.headline, view.sureness, width, style, "")
     for text in _wrap(view.explanation, width, 2):
         yield [Piece(text)]
+    for text in _wrap(view.serving, width, 2):
+        yield [Piece(text, "bold")]
     if view.recording:
         for text in _wrap(f"recording: {view.recording}", width, 3):
             yield [Piece(text, "bold")]

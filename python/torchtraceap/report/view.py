@@ -124,6 +124,8 @@ class ReportView:
     facts: tuple[str, ...]
     headline: str
     explanation: str
+    serving: str
+    """Where the time of a token goes, of a serving engine; else empty."""
     recording: str
     """Shortcomings of the recording (`recording_line`); empty where it is fine."""
     sureness: str
@@ -186,6 +188,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
         facts=facts_of(summary),
         headline=headline_of(diagnosis),
         explanation=_explanation(diagnosis, profiled_ns),
+        serving=str(served) if (served := diagnosis.serving) else "",
         recording=recording_line(diagnosis.trace),
         sureness=_sureness(diagnosis),
         step_ns=diagnosis.step.measured_ns if diagnosis.step else None,
@@ -349,7 +352,8 @@ def _findings(diagnosis: Diagnosis, profiled_ns: int) -> tuple[FindingView, ...]
             saves = f"saved by the same fix as {first_with[saving.edit]}"
         if saving and saving.high_ns > 0 and (saving.best_ns or not saving.simulated):
             time_ns = saving.best_ns if saving.simulated else saving.high_ns
-            short = f"{format_ns(time_ns)}{' / step' if saving.per_step else ''}"
+            per = f" / {_unit(diagnosis)}" if saving.per_step else ""
+            short = f"{format_ns(time_ns)}{per}"
         if saving and replay and saving.simulated and saving.best_ns:
             now_ns = replay.measured_ns
             after = (now_ns - ns for ns in (saving.best_ns, saving.high_ns, saving.low_ns))
@@ -377,20 +381,20 @@ def _saving_text(diagnosis: Diagnosis, finding: Finding, profiled_ns: int) -> st
         return "saving not estimated"
     if saving.simulated and replay:
         if not saving.best_ns:
-            than = "steps vary" if replay.noise_ns else "0.1 %"
+            than = f"{_unit(diagnosis)}s vary" if replay.noise_ns else "0.1 %"
             return f"saves less than {than} (simulated)"
         before_ns, after_ns = replay.measured_ns, replay.measured_ns - saving.best_ns
         if format_ns(before_ns) == format_ns(after_ns):
             between = format_range(saving.low_ns, saving.high_ns)
             saved = format_ns(saving.best_ns)
-            return f"saves {saved}{_per_step_text(saving.per_step)} (simulated, {between})"
+            return f"saves {saved}{_per_unit(diagnosis, saving.per_step)} (simulated, {between})"
         change = format_change(before_ns, after_ns)
         between = format_range(before_ns - saving.high_ns, before_ns - saving.low_ns)
-        return f"{change}{_per_step_text(saving.per_step)} (simulated, {between})"
+        return f"{change}{_per_unit(diagnosis, saving.per_step)} (simulated, {between})"
     if saving.high_ns <= 0:
         rest = step is not None and step.left_out > 0
         return "saves nothing in these steps" if rest else "saves no GPU time by itself"
-    per = " per step" if saving.per_step else ""
+    per = f" per {_unit(diagnosis)}" if saving.per_step else ""
     percent = format_percent(min(saving.high_ns / _whole_ns(diagnosis, profiled_ns), 1.0))
     return f"saves at most {format_ns(saving.high_ns)}{per} ({percent})"
 
@@ -400,8 +404,12 @@ def _whole_ns(diagnosis: Diagnosis, profiled_ns: int) -> int:
     return max(1, diagnosis.step.measured_ns if diagnosis.step else profiled_ns)
 
 
-def _per_step_text(per_step: bool) -> str:
-    return " per step" if per_step else " in all"
+def _unit(diagnosis: Diagnosis) -> str:
+    return diagnosis.step.unit if diagnosis.step else "step"
+
+
+def _per_unit(diagnosis: Diagnosis, per_step: bool) -> str:
+    return f" per {_unit(diagnosis)}" if per_step else " in all"
 
 
 def before_after(
@@ -432,8 +440,8 @@ def _total_saving(diagnosis: Diagnosis, profiled_ns: int) -> str:
         numbers = {finding.type: n for n, finding in enumerate(diagnosis.findings, start=1)}
         order = ", then ".join(f"{numbers.get(fix.type, '?')} ({fix.edit})" for fix in plan)
         last = plan[-1]
-        change = format_change(replay.measured_ns, last.total_ns_after) + _per_step_text(
-            replay.per_step
+        change = format_change(replay.measured_ns, last.total_ns_after) + _per_unit(
+            diagnosis, replay.per_step
         )
         share = format_percent(1 - last.total_ns_after / replay.measured_ns)
         between = format_range(last.low_ns, last.high_ns)
@@ -447,7 +455,7 @@ def _total_saving(diagnosis: Diagnosis, profiled_ns: int) -> str:
     covered_ns = whole_ns * min(1.0, covered / diagnosis.profiled_ns)
     each_ns = [saving.high_ns for saving in savings]
     most_ns = min(max(min(sum(each_ns), covered_ns), max(each_ns)), whole_ns)
-    per = " per step" if savings[0].per_step else ""
+    per = f" per {_unit(diagnosis)}" if savings[0].per_step else ""
     most = f"{format_ns(round(most_ns))}{per} ({format_percent(most_ns / whole_ns)})"
     return f"All fixes together save at most {most}, overlaps counted once."
 
@@ -459,9 +467,10 @@ def replay_text(diagnosis: Diagnosis) -> str:
         return ""
     if not replay.trust.supports_prediction:
         return f"savings are bounds: {replay.trust.reason}"
-    measured = f"{format_ns(replay.measured_ns)}{_per_step_text(replay.per_step)}"
+    measured = f"{format_ns(replay.measured_ns)}{_per_unit(diagnosis, replay.per_step)}"
     on_host = diagnosis.computes_on == "host"
-    return f"{measured}; replayed {trust_text(replay.trust.to_dict(), on_host=on_host)}"
+    trust = trust_text(replay.trust.to_dict(), on_host=on_host, unit=_unit(diagnosis))
+    return f"{measured}; replayed {trust}"
 
 
 # ------------------------------------------------------------------------- the verdict in words
@@ -553,7 +562,7 @@ def _leading_title(diagnosis: Diagnosis, lead: Finding) -> str:
 def _explanation(diagnosis: Diagnosis, profiled_ns: int) -> str:
     if diagnosis.step is not None:
         step = format_ns(diagnosis.step.measured_ns)
-        parts = [f"Step {step} ({step_note(diagnosis.summary)})"]
+        parts = [f"{_unit(diagnosis).capitalize()} {step} ({step_note(diagnosis.summary)})"]
     else:
         parts = [f"{format_ns(profiled_ns)} profiled, no steps marked"]
     if diagnosis.computes_on == "gpu" and not is_unrecorded(diagnosis.trace):

@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import random
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from served_model import Served
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
+from torchtraceap.report.terminal import render_text
 from torchtraceap.tables.serving.attribution import attribute
 from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
 from torchtraceap.tables.serving.roles import kernel_kind
@@ -30,6 +32,47 @@ def load(served: Served, folder: Path, name: str = "trace.json") -> ttap.Trace:
 def records(table: Any) -> list[dict[str, Any]]:
     document = table.to_dict()
     return [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
+
+
+# ----------------------------------------------------------------------------- the first screen
+
+
+def test_the_first_screen_says_what_a_token_costs(tmp_path: Path) -> None:
+    served = Served(dense=1, experts=7, iterations=9)
+    trace = load(served, tmp_path)
+    diagnosis = trace.diagnose()
+    time = diagnosis.serving
+    assert time is not None and time == trace.serving().time
+    row = records(trace.serving().phases)[0]
+    assert time.iteration_ns == row["median_ns"] and time.layers == 8
+    assert time.time_per_output_token_ns == pytest.approx(row["time_per_output_token_ns"])
+    layers = [each for each in records(trace.serving().layers) if each["layer"] is not None]
+    assert time.layer_ns == round(sum(each["gpu_ns"] for each in layers) / 8)
+    line = re.sub(r"\s+", " ", render_text(diagnosis))
+    assert re.search(
+        r"decode: [\d.]+ ms/iteration, 64 requests, [\d.]+ µs a token; 8 layers x [\d.]+ µs; "
+        r"exchange [\d.]+ %; bubble [\d.]+ %",
+        line,
+    )
+    assert "Iteration " in line and "mean of 7 iterations" in line and " per step" not in line
+    assert diagnosis.to_dict()["serving"] == time.to_dict()
+    note = next(note for note in trace.steps().notes if "serving engine" in note)
+    assert note == "Each step is an iteration that the serving engine marked."
+
+
+def test_the_first_screen_leaves_out_what_is_not_known(tmp_path: Path) -> None:
+    served = Served(iterations=1, annotation="execute_diffusion_1_1024x1024")
+    time = load(served, tmp_path).diagnose().serving
+    assert time is not None and time.time_per_output_token_ns is None
+    assert time.bubble_share is None and "bubble" not in str(time) and "token" not in str(time)
+
+
+def test_training_has_no_line_of_serving(tmp_path: Path) -> None:
+    served = Served(annotation="ProfilerStep#{batch}")
+    diagnosis = load(served, tmp_path).diagnose()
+    assert diagnosis.serving is None and "serving" not in diagnosis.to_dict()
+    assert diagnosis.step is not None and diagnosis.step.unit == "step"
+    assert "Step " in render_text(diagnosis)
 
 
 # ----------------------------------------------------------------------------- iterations

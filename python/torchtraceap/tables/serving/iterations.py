@@ -20,9 +20,22 @@ from torchtraceap.core.results import PHASES
 from torchtraceap.tables.serving.nodes import nodes_in_order
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["ServedIterations", "batch_of", "busy_intervals", "idle_within", "served_iterations"]
+__all__ = [
+    "PHASE_OF_ROLE",
+    "ServedIterations",
+    "batch_of",
+    "busy_intervals",
+    "idle_within",
+    "served_iterations",
+]
 
-_OF_ROLE = {"prefill": "prefill", "decode": "decode", "mixed": "mixed", "diffusion": "diffusion"}
+PHASE_OF_ROLE = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "mixed": "mixed",
+    "diffusion": "diffusion",
+}
+"""Phases by what the frames of the program say that it does."""
 _LEAST_REPEATS = 2
 """Times that a sequence of graphs has to follow itself to be an iteration."""
 
@@ -89,7 +102,7 @@ def _build(part: RankTrace) -> ServedIterations:
     np.minimum.at(first, of_event[inside], start_ns[inside])
     np.maximum.at(last, of_event[inside], (start_ns + table.dur_ns[tree.gpu_rows])[inside])
     first[last < 0] = -1
-    role = _OF_ROLE.get(tree.workload.role)
+    role = PHASE_OF_ROLE.get(tree.workload.role)
     phases = [mark.phase if mark else role for mark in marks]
     return ServedIterations(
         source=source,

@@ -11,26 +11,65 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.columns import encode_texts
-from torchtraceap.core.formatting import format_ns, format_share, pluralize
+from torchtraceap.core.formatting import format_ns, format_percent, pluralize
 from torchtraceap.core.intervals import covered_before
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
-from torchtraceap.core.results import PHASES
+from torchtraceap.core.results import PHASES, Result
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, masked_integers
 from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.tables.serving.bubbles import build_bubbles
 from torchtraceap.tables.serving.iterations import (
+    PHASE_OF_ROLE,
     ServedIterations,
     batch_of,
     busy_intervals,
     served_iterations,
 )
 from torchtraceap.tables.serving.roles import ROLES
+from torchtraceap.tables.steps.iterations import UNMARKED
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["Serving", "build_serving"]
+__all__ = ["ServedTime", "Serving", "build_serving", "served_time"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTime(Result):
+    """What an iteration of one phase takes, and what that consists of; figures are medians."""
+
+    phase: str | None
+    iteration_ns: int
+    requests: int | None
+    time_per_output_token_ns: int | None
+    layers: int | None
+    """Layers of the model; None where none were found."""
+    layer_ns: int | None
+    """GPU time of one of them, their mean."""
+    communication_share: float | None
+    """Share of the iteration; None where no communication is recorded."""
+    is_exchange: bool
+    """Most of the communication takes tokens to their experts and back."""
+    bubble_share: float | None
+    """Share of the iteration in which the GPU waits for it to begin; None of a single one."""
+
+    def __str__(self) -> str:
+        """Return it as one line, without what is not known."""
+        first = [f"{self.phase or 'serving'}: {format_ns(self.iteration_ns)}/iteration"]
+        if self.requests is not None:
+            first.append(pluralize(self.requests, "request"))
+        if self.time_per_output_token_ns is not None:
+            first.append(f"{format_ns(self.time_per_output_token_ns)} a token")
+        parts = [", ".join(first)]
+        if self.layers and self.layer_ns is not None:
+            parts.append(f"{pluralize(self.layers, 'layer')} x {format_ns(self.layer_ns)}")
+        if self.communication_share is not None:
+            kind = "exchange" if self.is_exchange else "communication"
+            parts.append(f"{kind} {format_percent(self.communication_share)}")
+        if self.bubble_share is not None:
+            parts.append(f"bubble {format_percent(self.bubble_share)}")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +120,32 @@ class Serving(Renderable):
         return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     @property
-    def headline(self) -> str:
-        """The first line of the report, such as "decode: 14.2 ms an iteration, ..."."""
+    def time(self) -> ServedTime | None:
+        """What an iteration of decode takes, else one of the phase with most; None without any."""
         rows = _records(self.phases)
         if not rows:
-            return "No iteration was found."
+            return None
         row = max(rows, key=lambda each: (each["phase"] == "decode", each["iterations"]))
-        parts = [f"{row['phase'] or 'iterations'}: {format_ns(row['median_ns'])} an iteration"]
-        if row["requests"] is not None:
-            parts[0] += f", {pluralize(row['requests'], 'request')}"
-        if row["time_per_output_token_ns"] is not None:
-            parts[0] += f", {format_ns(row['time_per_output_token_ns'])} a token"
-        facts = self.layers.facts
-        if facts["count"]:
-            in_layers = sum(
-                each["gpu_ns"] for each in _records(self.layers) if each["layer"] is not None
-            )
-            each_ns = format_ns(round(in_layers / facts["count"]))
-            parts.append(f"{pluralize(facts['count'], 'layer')} of {each_ns}")
-        length = row["median_ns"] or 1
-        parts.append(f"communication {format_share(row['communication_ns'] / length)}")
-        parts.append(f"GPU busy {format_share(row['gpu_busy'])}")
-        return "; ".join(parts)
+        ns_of_role: dict[str, int] = {}
+        facts, in_layers = self.layers.facts, 0
+        for each in _records(self.layers) if facts["phase"] == row["phase"] else ():
+            ns_of_role[each["role"]] = ns_of_role.get(each["role"], 0) + each["gpu_ns"]
+            in_layers += each["gpu_ns"] if each["layer"] is not None else 0
+        layers = facts["count"] if facts["phase"] == row["phase"] else None
+        length_ns = row["median_ns"] or 1
+        communication_ns = row["communication_ns"]
+        exchange = sum(ns_of_role.get(role, 0) for role in ("dispatch", "combine"))
+        return ServedTime(
+            phase=row["phase"],
+            iteration_ns=row["median_ns"],
+            requests=row["requests"],
+            time_per_output_token_ns=row["time_per_output_token_ns"],
+            layers=layers,
+            layer_ns=round(in_layers / layers) if layers else None,
+            communication_share=communication_ns / length_ns if communication_ns else None,
+            is_exchange=2 * exchange > communication_ns > 0,
+            bubble_share=row["bubble_ns"] / length_ns if row["iterations"] > 1 else None,
+        )
 
 
 def _records(table: ColumnTable) -> list[dict[str, Any]]:
@@ -156,6 +199,17 @@ def build_serving(
         attribution=attribution.shares(GpuEvents.of(part).duration_ns),
         notes=(*notes, *_notes(iterations)),
     )
+
+
+def served_time(trace: Ranks) -> ServedTime | None:
+    """Return what an iteration of the first rank takes; None unless it is one of an engine that
+    serves a model, by its annotations or its frames."""
+    first = trace.ranks[0]
+    tree = first.tree
+    marked = any(step.kind != UNMARKED for step in tree.steps)
+    if not marked and tree.workload.role not in PHASE_OF_ROLE:
+        return None
+    return first.cached("served time", lambda: build_serving(trace, rank=first.rank).time)
 
 
 def _notes(iterations: ServedIterations) -> list[str]:

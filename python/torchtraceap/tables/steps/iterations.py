@@ -31,6 +31,7 @@ from torchtraceap.core.results import StepTime
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
+    "UNMARKED",
     "Iterations",
     "apart_notes",
     "counted_spans",
@@ -46,6 +47,8 @@ __all__ = [
     "step_time",
 ]
 
+UNMARKED = "unmarked"
+"""Kind of a step that no serving engine marks."""
 _LEAST_COUNTED = 2
 LONGEST_LAUNCH_NS = 100_000
 """The longest time from the return of a launch call to the begin of its work on an idle GPU (the
@@ -105,7 +108,7 @@ def apart_notes(parts: Sequence[RankTrace], what: str) -> list[str]:
 
 
 def _median_by_kind(parts: Sequence[RankTrace]) -> dict[str, int]:
-    """The median of the counted steps of each kind, in ns; empty where all are of one kind."""
+    """The median of the counted steps of each kind, in ns; empty where no engine marks them."""
     lengths: dict[str, list[int]] = {}
     for part in parts:
         found = iterations_of(part)
@@ -114,8 +117,9 @@ def _median_by_kind(parts: Sequence[RankTrace]) -> dict[str, int]:
         ):
             if counted:
                 lengths.setdefault(step.kind, []).append(length)
-    medians = {kind: round(float(np.median(values))) for kind, values in sorted(lengths.items())}
-    return medians if len(medians) > 1 else {}
+    if not lengths.keys() - {UNMARKED}:
+        return {}
+    return {kind: round(float(np.median(values))) for kind, values in sorted(lengths.items())}
 
 
 def lengths_ns(ends: Array) -> Array:

@@ -25,7 +25,12 @@ from torchtraceap.core.sums import sum_by_index
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.tables.grouping import Groups, repeat_keys
-from torchtraceap.tables.steps.iterations import apart_notes, iterations_of, recorded_steps
+from torchtraceap.tables.steps.iterations import (
+    UNMARKED,
+    apart_notes,
+    iterations_of,
+    recorded_steps,
+)
 from torchtraceap.tables.steps.pieces import (
     NORMAL_MAD,
     Cells,
@@ -267,7 +272,9 @@ def _notes(part: RankTrace, durations: Array, whole: Array, outlier: Array) -> l
     lost = len(part.tree.steps) - len(durations)
     if lost:
         notes.append(f"{lost} of {len(part.tree.steps)} steps lack GPU records and have no row.")
-    if part.tree.steps_inferred:
+    if any(step.kind != UNMARKED for step in part.tree.steps):
+        notes.append("Each step is an iteration that the serving engine marked.")
+    elif part.tree.steps_inferred:
         notes.append("No step is marked; these were inferred from a pattern that repeats.")
     if not whole.all():
         notes.append(
