@@ -85,7 +85,7 @@ def assert_one_step_time(diagnosis: ttap.Diagnosis, view: ReportView) -> None:
     and the bar is as busy as the line above it says."""
     step, trace = diagnosis.summary.step, diagnosis.trace
     assert diagnosis.step == step and trace.summary().step == step
-    told = f"Step {format_ns(step.measured_ns)} " if step else "no steps"
+    told = f"{step.unit.capitalize()} {format_ns(step.measured_ns)} " if step else "no steps"
     assert told in view.explanation
     if step and diagnosis.replay:
         assert diagnosis.replay.per_step
