@@ -14,6 +14,7 @@ __all__ = [
     "OutputError",
     "ParseError",
     "SchemaError",
+    "SeveralRunsError",
     "TraceError",
 ]
 
@@ -31,6 +32,17 @@ class MissingFileError(ParseError, FileNotFoundError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else "no such file"
+
+
+class SeveralRunsError(ParseError):
+    """Files that were given for one job are of several runs: `runs` has the paths of each."""
+
+    def __init__(self, message: str, runs: list[list[str]]) -> None:
+        super().__init__(message, runs)
+        self.runs = runs
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class SchemaError(TraceError, ValueError):

@@ -11,19 +11,16 @@ from itertools import count
 from pathlib import Path
 
 from torchtraceap.core.aliases import PathLike
-from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.errors import MissingFileError, ParseError
 
 __all__ = [
-    "RecordedJob",
     "assign_ranks",
-    "check_one_job",
-    "check_one_run",
     "expand_paths",
     "list_trace_files",
     "looks_like_trace_name",
     "natural_key",
+    "rank_in_name",
 ]
 
 _TRACE_SUFFIXES = (".json", ".json.gz", ".json.zst")
@@ -168,126 +165,6 @@ def assign_ranks(claims: Sequence[TraceFile]) -> tuple[list[int | None], list[Di
     else:
         ranks, diagnostics = _claim_in_order(claims, said, named)
     return ranks, [*diagnostics, *_world_notes(claims, ranks)]
-
-
-_NUMBERED = ("duplicate_rank", "rank_from_order")  # files whose rank is no more than their place
-
-
-def check_one_run(
-    given: PathLike | Iterable[PathLike],
-    claims: Sequence[TraceFile],
-    diagnostics: Iterable[Diagnostic],
-) -> None:
-    """Folders in a given folder may hold a rank or some ranks of a job each, but not each a job.
-
-    Raises:
-        ParseError: Several of them hold the same rank, or it isn't said which ranks they hold.
-    """
-    folders = list(dict.fromkeys(Path(claim.path).parent for claim in claims))
-    if not isinstance(given, (str, os.PathLike)) or len(folders) < 2:
-        return
-    numbered = [entry.code for entry in diagnostics if entry.code in _NUMBERED]
-    if numbered:
-        what = {"duplicate_rank": "hold the same ranks, so they are several runs"}
-        why = what.get(numbered[0], "do not say their ranks, so they may be several runs")
-        names = ", ".join(str(folder) for folder in folders[:MOST_NAMED])
-        more = f" and {len(folders) - MOST_NAMED} more" if len(folders) > MOST_NAMED else ""
-        raise ParseError(f"{os.fspath(given)}: its folders {why}; give one of them: {names}{more}")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedJob:
-    """Signs by which a file can be of the same job as another one."""
-
-    path: Path
-    devices: tuple[str, ...]
-    """Names of its GPUs, sorted, each once; empty where it does not say."""
-    world_size: int | None
-    start_ns: int
-    end_ns: int
-    content: int | None
-    """Equal for files of equal events and rank; None where these are too few to tell."""
-
-
-def check_one_job(recorded: Sequence[RecordedJob]) -> list[Diagnostic]:
-    """Files that cannot be of one job are refused; of doubtful ones a diagnostic says so.
-
-    No job mixes GPUs of several makers or sizes of the world, and no two ranks have equal events.
-    Other GPUs, or another time, are doubtful, as clocks of hosts may disagree; both together can't
-    be one job.
-
-    Raises:
-        ParseError: With the list of jobs found.
-    """
-    jobs: list[list[RecordedJob]] = []
-    for one in recorded:
-        job = next((job for job in jobs if not any(_apart(one, other) for other in job)), None)
-        if job is None:
-            jobs.append([one])
-        else:
-            job.append(one)
-    if len(jobs) > 1:
-        listed = "; ".join(f"{n}. {_job_text(job)}" for n, job in enumerate(jobs[:MOST_NAMED], 1))
-        more = f"; and {len(jobs) - MOST_NAMED} more" if len(jobs) > MOST_NAMED else ""
-        raise ParseError(
-            f"these files are of {len(jobs)} jobs (several_jobs), give one of them: {listed}{more}"
-        )
-    doubts = [doubt for one in recorded[1:] if (doubt := _doubt(recorded[0], one))]
-    if not doubts:
-        return []
-    text = f"files may be of several jobs: {doubts[0]}"
-    return [Diagnostic("several_jobs", len(doubts) + 1, None, text)]
-
-
-_MAKERS = {
-    "NVIDIA": ("nvidia", "tesla", "geforce", "quadro", "titan"),
-    "AMD": ("amd", "instinct", "radeon"),
-    "Intel": ("intel",),
-}
-
-
-def _makers(devices: Sequence[str]) -> set[str]:
-    return {
-        maker
-        for maker, words in _MAKERS.items()
-        for name in devices
-        if any(word in name.lower() for word in words)
-    }
-
-
-def _apart(a: RecordedJob, b: RecordedJob) -> bool:
-    """Can the two not be ranks of one job?"""
-    if a.content is not None and a.content == b.content:
-        return True
-    if None not in (a.world_size, b.world_size) and a.world_size != b.world_size:
-        return True
-    makers = _makers(a.devices), _makers(b.devices)
-    if all(makers) and not makers[0] & makers[1]:
-        return True
-    return _other_devices(a, b) and not _overlap(a, b)
-
-
-def _other_devices(a: RecordedJob, b: RecordedJob) -> bool:
-    return bool(a.devices and b.devices) and a.devices != b.devices
-
-
-def _overlap(a: RecordedJob, b: RecordedJob) -> bool:
-    return a.start_ns <= b.end_ns and b.start_ns <= a.end_ns
-
-
-def _doubt(a: RecordedJob, b: RecordedJob) -> str:
-    """Return why the two are hardly ranks of one job; empty where nothing says so."""
-    names = f"{a.path.name} and {b.path.name}"
-    if _other_devices(a, b):
-        return f"{names} are of {', '.join(a.devices)} and {', '.join(b.devices)}"
-    return "" if _overlap(a, b) else f"{names} were not recorded at the same time"
-
-
-def _job_text(job: Sequence[RecordedJob]) -> str:
-    one = job[0]
-    world = f", {one.world_size} ranks" if one.world_size else ""
-    more = f" and {len(job) - 1} more" if len(job) > 1 else ""
-    return f"{one.path}{more} ({', '.join(one.devices) or 'GPU not named'}{world})"
 
 
 def _claim_in_order(

@@ -8,20 +8,13 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-import numpy as np
-
 from torchtraceap import _core
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
-from torchtraceap.trace.files import (
-    RecordedJob,
-    assign_ranks,
-    check_one_job,
-    check_one_run,
-    expand_paths,
-)
+from torchtraceap.trace.files import assign_ranks, expand_paths
+from torchtraceap.trace.jobs import check_one_job, check_one_run, signs_of
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace
 
@@ -55,8 +48,8 @@ def load(
 
     Raises:
         MissingFileError: A path does not exist.
-        ParseError: A file without a single event, a folder without any trace, or one with folders
-            that hold the same ranks and so several runs.
+        ParseError: A file without a single event, or a folder without any trace.
+        SeveralRunsError: Files that are not of one run.
         OptionError: A negative number of threads, or something that is no path.
     """
     if threads is not None and threads < 0:
@@ -74,36 +67,19 @@ def load(
         tables, skipped = _read_all(every, threads or 0, progress, skip=True)
     claims = [TraceFile(str(p), rank, table.world_size) for p, rank, table in tables]
     numbers, diagnostics = assign_ranks(claims)
-    check_one_run(path, claims, diagnostics)
-    # Parts of one file are of one job.
-    of_files = {p: table for p, _, table in reversed(tables)}
+    of_files: dict[Path, list[_core.EventTable]] = {}  # parts of one file are of one job
+    for p, _, table in tables:
+        of_files.setdefault(p, []).append(table)
     if len(of_files) > 1:
-        diagnostics += check_one_job([_recorded_job(p, table) for p, table in of_files.items()])
+        recorded = [signs_of(p, parts) for p, parts in of_files.items()]
+        if isinstance(path, (str, os.PathLike)):
+            check_one_run(os.fspath(path), recorded)
+        diagnostics += check_one_job(recorded)
     ranks = [
         RankTrace(table, number) for (_, _, table), number in zip(tables, numbers, strict=True)
     ]
     ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
     return Trace(ranks, [*skipped, *diagnostics])
-
-
-_LEAST_TELLING = 32
-"""The number of events from which two recordings never have equal times, as short ones may."""
-
-
-def _recorded_job(path: Path, table: _core.EventTable) -> RecordedJob:
-    rows = np.flatnonzero(table.complete)
-    start_ns, dur_ns = table.ts_ns[rows], table.dur_ns[rows]
-    content = None
-    if len(rows) >= _LEAST_TELLING:
-        content = hash((table.rank, start_ns.tobytes(), dur_ns.tobytes()))
-    return RecordedJob(
-        path=path,
-        devices=tuple(sorted({device.name for device in table.devices if device.name})),
-        world_size=table.world_size,
-        start_ns=int(start_ns[0]) if len(rows) else 0,
-        end_ns=int((start_ns + dur_ns).max()) if len(rows) else 0,
-        content=content,
-    )
 
 
 _Read = tuple[Path, int | None, _core.EventTable]
