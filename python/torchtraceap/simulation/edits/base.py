@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from functools import cache
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,8 +27,10 @@ from torchtraceap.errors import OptionError
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
+    "EDITS",
     "Change",
     "Edit",
+    "EditEntry",
     "EditedGraph",
     "NewEvent",
     "NotApplicableError",
@@ -296,17 +296,110 @@ class Edit(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    make: Callable[..., Edit]
-    value: str
-    required: bool
-    default: bool | str
-    fixes: tuple[str, ...]
-    instead: tuple[str, ...]
-    parts: tuple[str, ...]
+class EditEntry:
+    """An edit as it is named on the command line."""
+
+    make: Callable[..., Edit] | str
+    """What makes it; or its module in this package and its name there, for what is loaded late."""
+    value: str = ""
+    """The text behind the `=`, such as "N"; empty: it takes none."""
+    required: bool = False
+    """Without a value the name makes no sense."""
+    default: bool | str = False
+    """It is tried if no edit is named, with this value if that is a text."""
+    fixes: tuple[str, ...] = ()
+    """Types of findings whose fix it stands for, with a value as in "worker_starvation=8"."""
+    instead: tuple[str, ...] = ()
+    """The same where another edit is the one proposed and this one is tried if that does not
+    apply."""
+    parts: tuple[str, ...] = ()
+    """The work that it changes, where other edits change the same work for the same reason: a word
+    that those have too, or the values of which each alone does a part ("HtoD", "DtoH")."""
 
 
-_EDITS: dict[str, _Entry] = {}
+EDITS: dict[str, EditEntry] = {
+    "loader_workers": EditEntry(
+        "loader_workers.LoaderWorkers",
+        value="N",
+        default="4",
+        fixes=("single_process_data_loading=4", "worker_starvation=8"),
+    ),
+    "pin_memory": EditEntry(
+        "copies.PinMemory",
+        value="HtoD|DtoH",
+        default=True,
+        fixes=("no_memory_pin=HtoD", "blocking_copy=HtoD", "pageable_readback=DtoH", "high_memcpy"),
+        parts=("HtoD", "DtoH"),
+    ),
+    "cuda_graph": EditEntry("graphs.CudaGraph", default=True, fixes=("cpu_bound", "tiny_kernels")),
+    "fuse_pointwise": EditEntry(
+        "fusion.FusePointwise",
+        default=True,
+        fixes=("unfused_pointwise",),
+        instead=("tiny_kernels",),
+    ),
+    "remove_host_sync": EditEntry(
+        "waits.RemoveHostSync", default=True, fixes=("host_sync_in_loop", "explicit_synchronize")
+    ),
+    "merge_compiled_regions": EditEntry(
+        "graphs.MergeCompiledRegions", default=True, fixes=("graph_break",)
+    ),
+    "merge_collectives": EditEntry(
+        "collectives.MergeCollectives",
+        default=True,
+        fixes=("small_nccl_kernels",),
+        instead=("per_parameter_all_reduce",),
+        parts=("sizes of collectives",),
+    ),
+    "overlap_collectives": EditEntry(
+        "collectives.OverlapCollectives",
+        default=True,
+        fixes=("nccl_blocks_main_stream", "nccl_compute_not_overlapped"),
+    ),
+    "bucket_size_mb": EditEntry(
+        "collectives.BucketSize",
+        value="MIB",
+        default="25",
+        fixes=("one_bucket_ddp=25", "per_parameter_all_reduce=25"),
+        parts=("sizes of collectives",),
+    ),
+    "straggler_to_median": EditEntry("waits.StragglerToMedian", default=True, fixes=("straggler",)),
+    "fused_optimizer": EditEntry(
+        "fusion.FuseOptimizer", default=True, fixes=("unfused_optimizer",)
+    ),
+    "mixed_precision": EditEntry(
+        "precision.MixedPrecision",
+        value="bf16|fp16|tf32",
+        default=True,
+        fixes=("fp32_matmul",),
+        instead=("fp32_matmul=tf32",),
+    ),
+    "channels_last": EditEntry(
+        "precision.ChannelsLast", default=True, fixes=("layout_conversion",)
+    ),
+    "no_casts": EditEntry("removal.no_casts", fixes=("cast_storm",)),
+    "no_host_copies": EditEntry("removal.no_host_copies", fixes=("device_to_device_copies",)),
+    "no_logging": EditEntry("removal.no_logging", fixes=("synchronous_logging",)),
+    "no_small_copies": EditEntry("removal.NoSmallCopies", fixes=("small_copies",)),
+    "no_allocator_calls": EditEntry(
+        "removal.NoAllocatorCalls", default=True, fixes=("allocator_thrash", "uncached_allocator")
+    ),
+    "zero_grad_to_none": EditEntry(
+        "removal.ZeroGradToNone", default=True, fixes=("zero_grad_not_none",)
+    ),
+    "no_unused_parameter_search": EditEntry(
+        "removal.no_unused_parameter_search", default=True, fixes=("find_unused_parameters",)
+    ),
+    "no_recompilation": EditEntry(
+        "removal.no_recompilation", default=True, fixes=("recompilation",)
+    ),
+    "no_broadcast_buffers": EditEntry(
+        "removal.NoBroadcastBuffers", default=True, fixes=("broadcast_buffers",)
+    ),
+    "device": EditEntry("precision.OtherDevice", value="NAME", required=True),
+}
+"""Edits in the order in which they are listed, and tried where none is named; `register` adds to
+them."""
 
 
 def register(
@@ -323,40 +416,21 @@ def register(
 
     Args:
         name: The name on the command line.
-        value: The text behind the `=`, such as "N", for the help; the class takes that text, or
-            None. Empty: the edit takes none.
-        required: Without a value the name makes no sense.
-        default: Tried if no edit is named, with this value if it is a text.
-        fixes: Types of findings whose fix it stands for, with a value as in "worker_starvation=8".
-        instead: The same where another edit is the one proposed and this one is tried if that
-            does not apply.
-        parts: The work that it changes, where other edits change the same work for the same
-            reason: a word that those have too, or the values of which each alone does a part
-            ("HtoD", "DtoH").
+        value, required, default, fixes, instead, parts: See `EditEntry`; the class takes the text
+            behind the `=`, or None.
     """
 
     def add(make: _Make) -> _Make:
-        _EDITS[name] = _Entry(make, value, required, default, fixes, instead, parts)
+        EDITS[name] = EditEntry(make, value, required, default, fixes, instead, parts)
         return make
 
     return add
 
 
-@cache
-def _registered() -> dict[str, _Entry]:
-    """Import the modules of this package, which register edits; a user's of the same name stays."""
-    own = dict(_EDITS)
-    package = import_module(__name__.rpartition(".")[0])
-    for module in iter_modules(package.__path__):
-        import_module(f"{package.__name__}.{module.name}")
-    _EDITS.update(own)
-    return _EDITS
-
-
 def edit_names() -> list[str]:
     """Return names with their values, such as "loader_workers[=N]"."""
     names = []
-    for name, entry in _registered().items():
+    for name, entry in EDITS.items():
         value = f"={entry.value}" if entry.value else ""
         names.append(f"{name}[{value}]" if value and not entry.required else name + value)
     return names
@@ -366,14 +440,14 @@ def default_edits() -> tuple[str, ...]:
     """Return the edits to try if none is named: every fix that needs no decision of the user."""
     return tuple(
         f"{name}={entry.default}" if isinstance(entry.default, str) else name
-        for name, entry in _registered().items()
+        for name, entry in EDITS.items()
         if entry.default is not False
     )
 
 
 def edits_by_finding() -> dict[str, tuple[str, ...]]:
     """Return edits that stand for the fix of a finding, by its type; the proposed one first."""
-    entries = _registered().items()
+    entries = EDITS.items()
     fixes = [(name, fix) for name, entry in entries for fix in entry.fixes]
     fixes += [(name, fix) for name, entry in entries for fix in entry.instead]
     edits: dict[str, tuple[str, ...]] = {}
@@ -393,7 +467,7 @@ def share_work(one: str, other: str) -> bool:
 
 def _parts(text: str) -> frozenset[str]:
     name, _, value = text.strip().partition("=")
-    entry = _registered().get(name)
+    entry = EDITS.get(name)
     if entry is None or not entry.parts:
         return frozenset([name])
     chosen = [part for part in entry.parts if part.lower() == value.lower()]
@@ -411,11 +485,16 @@ def make_edit(text: str) -> Edit:
         OptionError: No edit has that name, or the value makes no sense.
     """
     name, has_value, value = text.strip().partition("=")
-    entry = _registered().get(name)
+    entry = EDITS.get(name)
     if entry is None:
         raise OptionError(f"no edit is called {name!r}; there are: {', '.join(edit_names())}")
     if has_value and not entry.value:
         raise OptionError(f"{name} takes no value, but {value!r} was given")
     if entry.required and not value:
         raise OptionError(f"{name} needs a value: {name}={entry.value}")
-    return entry.make(value or None) if entry.value else entry.make()
+    make = entry.make
+    if isinstance(make, str):
+        module, _, attribute = make.partition(".")
+        make = getattr(import_module(f"torchtraceap.simulation.edits.{module}"), attribute)
+    edit: Edit = make(value or None) if entry.value else make()
+    return edit

@@ -16,7 +16,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.collective_parts import (
     RankParts,
@@ -43,11 +42,6 @@ _ELEMENTS = ("In msg nelems", "Out msg nelems")
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
-@register(
-    "overlap_collectives",
-    default=True,
-    fixes=("nccl_blocks_main_stream", "nccl_compute_not_overlapped"),
-)
 class OverlapCollectives:
     """Computation goes on while collectives run on a stream of their own.
 
@@ -163,13 +157,6 @@ def _send_early(parts: RankParts, gradients: Array, change: Change) -> None:
 # ------------------------------------------------------------------------- merging
 
 
-@register(
-    "merge_collectives",
-    default=True,
-    fixes=("small_nccl_kernels",),
-    instead=("per_parameter_all_reduce",),
-    parts=("sizes of collectives",),
-)
 class MergeCollectives:
     """Small collectives that follow each other become one, as soon as the last is ready.
 
@@ -191,13 +178,6 @@ class MergeCollectives:
         return merged.result(f"small ones (under {SMALL_BYTES >> 10} KiB)")
 
 
-@register(
-    "bucket_size_mb",
-    value="MIB",
-    default="25",
-    fixes=("one_bucket_ddp=25", "per_parameter_all_reduce=25"),
-    parts=("sizes of collectives",),
-)
 class BucketSize:
     """Gradients are exchanged in buckets of this size: smaller collectives are merged, larger
     ones split and sent as their part of the backward pass is done. Cautious: one parameter holds

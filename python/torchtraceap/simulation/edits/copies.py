@@ -24,7 +24,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.gpu_work import host_rates
 from torchtraceap.simulation.edits.view import RankView, views
@@ -51,18 +50,6 @@ _INNER = (0.1, 0.9)
 _KNOWN_MEMORY = (HostMemory.PAGEABLE, HostMemory.PINNED)
 
 
-@register(
-    "pin_memory",
-    value="HtoD|DtoH",
-    default=True,
-    fixes=(
-        "no_memory_pin=HtoD",
-        "blocking_copy=HtoD",
-        "pageable_readback=DtoH",
-        "high_memcpy",
-    ),
-    parts=DIRECTIONS,
-)
 class PinMemory:
     """`pin_memory=True` in the loader, `non_blocking=True` in the copy.
 

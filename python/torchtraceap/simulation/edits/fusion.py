@@ -15,7 +15,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.gpu_work import families_of
 from torchtraceap.simulation.edits.view import CALLING_NS, RankView, beyond_usual, views
@@ -34,7 +33,6 @@ _OF_OPTIMIZER = (*_POINTWISE, "optimizer", "memory_set")
 _RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
 
 
-@register("fused_optimizer", default=True, fixes=("unfused_optimizer",))
 class FuseOptimizer:
     """Each operator of an optimizer step runs once for all parameters, or all of them at once.
 
@@ -128,7 +126,6 @@ def _fuse_on_host(view: RankView, row: int, best: Change, cautious: Change) -> i
     return len(single)
 
 
-@register("fuse_pointwise", default=True, fixes=("unfused_pointwise",), instead=("tiny_kernels",))
 class FusePointwise:
     """Pointwise kernels that follow each other on a stream become one.
 

@@ -27,7 +27,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.view import (
     CALLING_NS,
@@ -54,7 +53,6 @@ _OPERATORS = (EventKind.CPU_OP, *API_KINDS)
 _HOST_EDGES = ("program_order", "thread_start", "thread_join", "queue_limit")
 
 
-@register("cuda_graph", default=True, fixes=("cpu_bound", "tiny_kernels"))
 class CudaGraph:
     """Replace all launches of a step by one call.
 
@@ -334,7 +332,6 @@ def _operators_by_begin(view: RankView) -> tuple[Array, Array, Array]:
     return operators, view.begin_of[operators], reach
 
 
-@register("merge_compiled_regions", default=True, fixes=("graph_break",))
 class MergeCompiledRegions:
     """Compiled functions don't fall apart: between two regions of one call the host does nothing.
 

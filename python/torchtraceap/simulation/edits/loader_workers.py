@@ -32,7 +32,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
@@ -68,12 +67,6 @@ _LOADER_SETUP = r"data/dataloader\.py\(\d+\): __init__"
 _PROCESS_START = r"multiprocessing/process\.py\(\d+\): start"
 
 
-@register(
-    "loader_workers",
-    value="N",
-    default="4",
-    fixes=("single_process_data_loading=4", "worker_starvation=8"),
-)
 class LoaderWorkers:
     """`num_workers=N`: a fetch takes a finished batch; a batch is ready every time / N.
 

@@ -21,7 +21,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.collective_parts import parts_of
 from torchtraceap.simulation.edits.gpu_work import (
@@ -62,13 +61,6 @@ _OTHER_TYPE = r"half|bfloat16|double|bf16|fp16"
 _ON_MATRIX_UNITS = r"tf32|h884|s884|h1688|s1688|16816|hmma|fp16|bf16|half|hgemm"
 
 
-@register(
-    "mixed_precision",
-    value="bf16|fp16|tf32",
-    default=True,
-    fixes=("fp32_matmul",),
-    instead=("fp32_matmul=tf32",),
-)
 class MixedPrecision:
     """Products and convolutions in fp32 run on matrix units, in bf16, fp16 or tf32.
 
@@ -341,7 +333,6 @@ def _changed_ratios(view: RankView, works: EventWorks, ratios: Array) -> tuple[A
     return rows[ratio != 1], ratio[ratio != 1]
 
 
-@register("channels_last", default=True, fixes=("layout_conversion",))
 class ChannelsLast:
     """Remove kernels that only turn tensors between NCHW and NHWC; where the run computes on the
     host, such copies.
@@ -401,7 +392,6 @@ FLOOR_NS = 2_000
 _COPIES = {"HtoD": CopyDirection.HOST_TO_DEVICE, "DtoH": CopyDirection.DEVICE_TO_HOST}
 
 
-@register("device", value="NAME", required=True)
 class OtherDevice:
     """The same program on another GPU; the host stays.
 

@@ -1,8 +1,7 @@
-"""Edits that remove ranges of the host with the GPU work that they launched."""
+"""Edits that remove work of the host, with the GPU work that it launched."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.codes import ALLOCATOR_CALLS
 from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
@@ -18,18 +18,24 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.collective_parts import ACCUMULATION, parts_of
 from torchtraceap.simulation.edits.view import RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
+    "NoAllocatorCalls",
     "NoBroadcastBuffers",
+    "NoRecompilation",
     "NoSmallCopies",
     "RemoveEvidence",
     "RemoveRanges",
     "ZeroGradToNone",
+    "no_casts",
+    "no_host_copies",
+    "no_logging",
+    "no_recompilation",
+    "no_unused_parameter_search",
 ]
 
 _RANGES = (EventKind.CPU_OP, EventKind.USER_ANNOTATION)
@@ -86,27 +92,19 @@ def _remove(view: RankView, change: Change, rows: Array) -> None:
     view.set_host_work(change, rows, 0)
 
 
-_REMOVALS = (
-    (
-        RemoveRanges(
-            "no_unused_parameter_search",
-            "search_unused_parameters",
-            "search for unused parameters",
-        ),
-        "find_unused_parameters",
-    ),
-    (
-        NoRecompilation(
-            "no_recompilation",
-            r"\(dynamo_timed\)",
-            "compilation",
-            " of what was compiled before",
-        ),
-        "recompilation",
-    ),
+no_unused_parameter_search = partial(
+    RemoveRanges,
+    "no_unused_parameter_search",
+    "search_unused_parameters",
+    "search for unused parameters",
 )
-for _edit, _finding in _REMOVALS:
-    register(_edit.name, default=True, fixes=(_finding,))(partial(replace, _edit))
+no_recompilation = partial(
+    NoRecompilation,
+    "no_recompilation",
+    r"\(dynamo_timed\)",
+    "compilation",
+    " of what was compiled before",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +142,13 @@ class RemoveEvidence:
         return EditedGraph(best, cautious, note=note)
 
 
-_EVIDENCE = (
-    RemoveEvidence("no_casts", "cast_storm", "cast"),
-    RemoveEvidence("no_host_copies", "device_to_device_copies", "memory transfer"),
-    RemoveEvidence("no_logging", "synchronous_logging", "log write", on_gpu=True),
+no_casts = partial(RemoveEvidence, "no_casts", "cast_storm", "cast")
+no_host_copies = partial(
+    RemoveEvidence, "no_host_copies", "device_to_device_copies", "memory transfer"
 )
-for _removal in _EVIDENCE:  # which of them can go is for the user to decide
-    register(_removal.name, fixes=(_removal.finding,))(partial(replace, _removal))
+no_logging = partial(RemoveEvidence, "no_logging", "synchronous_logging", "log write", on_gpu=True)
 
 
-@register("no_small_copies", fixes=("small_copies",))
 class NoSmallCopies:
     """Constants stay on the device; the rule `small_copies` finds their uploads.
 
@@ -186,7 +181,6 @@ class NoSmallCopies:
         return EditedGraph(best, cautious, note=note)
 
 
-@register("zero_grad_to_none", default=True, fixes=("zero_grad_not_none",))
 class ZeroGradToNone:
     """`zero_grad(set_to_none=True)`: no gradient is filled with zeros, and none is added to them.
 
@@ -242,7 +236,6 @@ def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
     return view.outermost(operators[held])
 
 
-@register("no_broadcast_buffers", default=True, fixes=("broadcast_buffers",))
 class NoBroadcastBuffers:
     """`broadcast_buffers=False`: no buffers are sent before a forward pass."""
 
@@ -261,3 +254,33 @@ class NoBroadcastBuffers:
         if not count:
             raise NotApplicableError("no forward pass of DistributedDataParallel broadcasts")
         return EditedGraph(change, note=f"gone: {pluralize(count, 'broadcast')}")
+
+
+class NoAllocatorCalls:
+    """cudaMalloc, cudaFree and their kin cost nothing and wait for nothing.
+
+    Calls of the warm-up stay: a pool has to be filled once. Where a trace shows no steady state
+    they all go at best, none at least.
+    """
+
+    name = "no_allocator_calls"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        best, cautious = Change(), Change()
+        calls, work_ns, sure = 0, 0, True
+        for view in views(run):
+            rows = view.outermost(view.calls_that(ALLOCATOR_CALLS))
+            warm_up = view.tree.warm_up
+            if warm_up.known:
+                rows = rows[view.table.ts_ns[rows] >= warm_up.end_ns]
+                view.remove_calls(cautious, rows)
+            sure = sure and warm_up.known
+            view.remove_calls(best, rows)
+            calls += len(rows)
+            work_ns += total(view.work_ns(rows))
+        if not calls:
+            raise NotApplicableError("no call in steady state takes or gives back memory")
+        note = f"gone: {pluralize(calls, 'call')} that took {format_ns(work_ns)} without waiting"
+        if not sure:
+            note += ", at best: the trace shows no steady state, so they may be warm-up"
+        return EditedGraph(best, cautious, note=note)

@@ -21,7 +21,6 @@ from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
-    register,
 )
 from torchtraceap.simulation.edits.collective_parts import contend
 from torchtraceap.simulation.edits.view import RankView, views
@@ -43,7 +42,6 @@ _VALUES = r"^aten::(?:item|_local_scalar_dense|is_nonzero)$"
 _COPIES = r"^aten::(?:to|_to_copy|copy_|cpu)$"
 
 
-@register("straggler_to_median", default=True, fixes=("straggler",))
 class StragglerToMedian:
     """Between two collectives that all of its members join, a rank that took longer than the
     median of them takes that median: all its work in between shrinks alike.
@@ -201,7 +199,6 @@ def _expected_slowest(groups: Groups, spans: Array) -> Array:
 # ------------------------------------------------------------------------- host and GPU
 
 
-@register("remove_host_sync", default=True, fixes=("host_sync_in_loop", "explicit_synchronize"))
 class RemoveHostSync:
     """Values stay on the device; the program doesn't synchronize.
 
