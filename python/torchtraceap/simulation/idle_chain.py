@@ -22,7 +22,7 @@ from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.events import thread_names
+from torchtraceap.tables.grouping import thread_names
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["build_idle_chain"]

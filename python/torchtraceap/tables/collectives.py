@@ -17,9 +17,8 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.ops.durations.collectives import bus_factor
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.catalog import PageView, TableSpec
-from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import masked_integers
-from torchtraceap.tables.grouping import rows_by_key
+from torchtraceap.tables.grouping import rows_by_key, steps_of
 from torchtraceap.tables.matching import MatchedCollectives, match_collectives
 
 if TYPE_CHECKING:

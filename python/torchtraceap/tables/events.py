@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.columns import Column, JsonCodes, TextCodes, encode_texts, recode
+from torchtraceap.core.columns import Column, JsonCodes, TextCodes, recode
 from torchtraceap.core.table import ColumnTable, MadeColumn, stack_ranks, take_rows
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.catalog import Option, TableSpec
-from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
     "TABLE",
     "EventRows",
     "build_events",
-    "names_without_addresses",
-    "phases_of",
-    "steps_of",
-    "thread_names",
-    "threads_of",
 ]
 
 
@@ -215,48 +207,3 @@ TABLE = TableSpec(
     sql={"events": {}},
     first=("name", "dur_ns", "kind", "since_first_ns", "row"),
 )
-
-
-# ---------------------------------------------------------------------------------- words
-
-Rows = npt.NDArray[Any]
-
-
-def thread_names(part: RankTrace) -> list[str]:
-    """Return a name for each track: what the trace calls the thread, with its number; distinct."""
-    labels: list[str] = []
-    used: dict[str, int] = {}
-    for track in part.table.tracks:
-        number = f"thread {track.tid}"
-        said = track.thread_name.strip()
-        label = number if not said else said if track.tid in said else f"{said} ({track.tid})"
-        seen = used.get(label, 0)
-        used[label] = seen + 1
-        labels.append(label if not seen else f"{label} of process {track.pid}")
-    return labels
-
-
-def threads_of(part: RankTrace, rows: Rows) -> TextCodes:
-    """Return the thread of each row."""
-    return TextCodes(part.table.track[rows].astype(np.int32), thread_names(part))
-
-
-def steps_of(part: RankTrace, rows: Rows) -> TextCodes:
-    """Return the step that each row belongs to, GPU events by their launch; absent outside."""
-    index = part.tree.step[rows].astype(np.int32)  # NO_ROW becomes -1
-    return TextCodes(index, [step.name for step in part.tree.steps])
-
-
-def phases_of(part: RankTrace, rows: Rows) -> TextCodes:
-    """Return the part of a training step that each row belongs to."""
-    return TextCodes(part.tree.phase[rows].astype(np.int32), _core.phase_names())
-
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def names_without_addresses(part: RankTrace, rows: Rows) -> TextCodes:
-    """Return names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all."""
-    groups, texts = Groups(part.table.name[rows]), part.table.strings
-    used = part.table.name[rows[groups.first]]
-    return encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist()).take(groups.index)

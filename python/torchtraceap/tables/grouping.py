@@ -1,7 +1,8 @@
-"""Rows grouped by equal keys, and statistics of each group."""
+"""Rows grouped by equal keys with statistics of each group, and what rows are called."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,12 +11,26 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import TextCodes, encode_texts
 from torchtraceap.core.sums import MOST, sum_groups
 
 if TYPE_CHECKING:
     from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["Groups", "order_by", "repeat_keys", "rows_by_key"]
+__all__ = [
+    "Groups",
+    "names_without_addresses",
+    "order_by",
+    "phases_of",
+    "repeat_keys",
+    "rows_by_key",
+    "steps_of",
+    "thread_names",
+    "threads_of",
+]
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Groups:
@@ -134,3 +149,40 @@ def order_by(*keys: Array, descending: Sequence[bool] = ()) -> Array:
     flips = [*descending, *[False] * (len(keys) - len(descending))]
     signed = [-key if flip else key for key, flip in zip(keys, flips, strict=True)]
     return np.lexsort(signed[::-1])
+
+
+def thread_names(part: RankTrace) -> list[str]:
+    """Return a name for each track: what the trace calls the thread, with its number; distinct."""
+    labels: list[str] = []
+    used: dict[str, int] = {}
+    for track in part.table.tracks:
+        number = f"thread {track.tid}"
+        said = track.thread_name.strip()
+        label = number if not said else said if track.tid in said else f"{said} ({track.tid})"
+        seen = used.get(label, 0)
+        used[label] = seen + 1
+        labels.append(label if not seen else f"{label} of process {track.pid}")
+    return labels
+
+
+def threads_of(part: RankTrace, rows: Array) -> TextCodes:
+    """Return the thread of each row."""
+    return TextCodes(part.table.track[rows].astype(np.int32), thread_names(part))
+
+
+def steps_of(part: RankTrace, rows: Array) -> TextCodes:
+    """Return the step that each row belongs to, GPU events by their launch; absent outside."""
+    index = part.tree.step[rows].astype(np.int32)  # NO_ROW becomes -1
+    return TextCodes(index, [step.name for step in part.tree.steps])
+
+
+def phases_of(part: RankTrace, rows: Array) -> TextCodes:
+    """Return the part of a training step that each row belongs to."""
+    return TextCodes(part.tree.phase[rows].astype(np.int32), _core.phase_names())
+
+
+def names_without_addresses(part: RankTrace, rows: Array) -> TextCodes:
+    """Return names of rows; `<built-in method to of Tensor object at 0x7f...>` is one for all."""
+    groups, texts = Groups(part.table.name[rows]), part.table.strings
+    used = part.table.name[rows[groups.first]]
+    return encode_texts(_ADDRESS.sub("", texts[code]) for code in used.tolist()).take(groups.index)

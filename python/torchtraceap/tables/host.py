@@ -10,9 +10,14 @@ from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.sums import total, totals
 from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
-from torchtraceap.tables.events import names_without_addresses, thread_names
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream
-from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
+from torchtraceap.tables.grouping import (
+    Groups,
+    names_without_addresses,
+    order_by,
+    rows_by_key,
+    thread_names,
+)
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "IdleTable", "build_host", "build_idle", "idle_by_stream"]

@@ -15,7 +15,6 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
-from torchtraceap.tables.events import steps_of, threads_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -23,7 +22,7 @@ from torchtraceap.tables.gpu.gpu_events import (
     masked_integers,
     most_frequent,
 )
-from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.grouping import Groups, order_by, steps_of, threads_of
 from torchtraceap.tables.host import idle_by_stream
 from torchtraceap.trace.ranks import RankTrace
 

@@ -13,8 +13,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import add, sum_by_index, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
-from torchtraceap.tables.events import names_without_addresses, thread_names
-from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.grouping import Groups, names_without_addresses, order_by, thread_names
 from torchtraceap.tables.ops.ops import ORPHAN_NAME
 from torchtraceap.trace.ranks import RankTrace
 

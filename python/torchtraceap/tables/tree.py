@@ -17,8 +17,8 @@ from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.catalog import Option, TableSpec
-from torchtraceap.tables.events import phases_of
 from torchtraceap.tables.gpu.gpu_events import row_numbers
+from torchtraceap.tables.grouping import phases_of
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "TreeView", "build_tree_rows"]

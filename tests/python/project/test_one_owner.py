@@ -26,7 +26,7 @@ from torchtraceap.simulation.edits.base import (
 )
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
-from torchtraceap.tables.events import steps_of
+from torchtraceap.tables.grouping import steps_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CORPUS = Path(os.environ.get("TORCHTRACEAP_CORPUS", "../shared/traces"))

@@ -19,8 +19,8 @@ from torchtraceap.ops.devices import device_named
 from torchtraceap.simulation.edits import gpu_work as lookups
 from torchtraceap.tables.compare.alignment import compare
 from torchtraceap.tables.detection import judge
-from torchtraceap.tables.events import thread_names
 from torchtraceap.tables.gpu.memory_timeline import read_memory_timeline
+from torchtraceap.tables.grouping import thread_names
 from torchtraceap.tables.steps.hta_path import build_hta_path
 
 WriteTrace = Callable[..., Path]

@@ -11,7 +11,6 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.formatting import format_share
 from torchtraceap.core.sums import round_to_int, total
-from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     Masked,
@@ -20,7 +19,7 @@ from torchtraceap.tables.gpu.gpu_events import (
     row_numbers,
     whole_numbers,
 )
-from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.grouping import Groups, order_by, steps_of
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [

@@ -19,7 +19,6 @@ from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
-from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -35,7 +34,7 @@ from torchtraceap.tables.gpu.recorded_device import (
     multiprocessors_of,
     resident_blocks,
 )
-from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
+from torchtraceap.tables.grouping import Groups, order_by, rows_by_key, steps_of
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_grids"]

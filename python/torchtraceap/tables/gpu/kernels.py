@@ -14,7 +14,6 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.kernel_names import triton_name
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
-from torchtraceap.tables.events import steps_of
 from torchtraceap.tables.gpu.gpu_events import (
     GpuEvents,
     device_and_stream,
@@ -24,7 +23,7 @@ from torchtraceap.tables.gpu.gpu_events import (
     time_statistics,
     weighted_mean,
 )
-from torchtraceap.tables.grouping import Groups, order_by, rows_by_key
+from torchtraceap.tables.grouping import Groups, order_by, rows_by_key, steps_of
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_kernels"]

@@ -14,7 +14,6 @@ from torchtraceap.core.formatting import format_bytes, format_ns
 from torchtraceap.core.sums import clamp, cumulative, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
-from torchtraceap.tables.events import steps_of, threads_of
 from torchtraceap.tables.gpu.copies import (
     MemoryView,
     bandwidth_over_time,
@@ -25,7 +24,7 @@ from torchtraceap.tables.gpu.copies import (
     sums_of_bytes,
 )
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, Masked, most_frequent, row_numbers
-from torchtraceap.tables.grouping import Groups, rows_by_key
+from torchtraceap.tables.grouping import Groups, rows_by_key, steps_of, threads_of
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [

@@ -13,9 +13,8 @@ from torchtraceap.core.columns import Column, TextCodes, encode_texts
 from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.ops.models.families import family_of
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
-from torchtraceap.tables.events import phases_of, steps_of, threads_of
 from torchtraceap.tables.gpu.gpu_events import row_numbers
-from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.grouping import Groups, order_by, phases_of, steps_of, threads_of
 from torchtraceap.tables.ops.modules import modules_of
 from torchtraceap.trace.ranks import RankTrace
 

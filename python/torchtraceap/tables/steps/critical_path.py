@@ -15,8 +15,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
-from torchtraceap.tables.events import thread_names
-from torchtraceap.tables.grouping import Groups, order_by
+from torchtraceap.tables.grouping import Groups, order_by, thread_names
 from torchtraceap.tables.matching import JoinedRanks, join_ranks
 from torchtraceap.trace.ranks import Ranks
 
