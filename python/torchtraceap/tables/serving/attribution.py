@@ -17,9 +17,8 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.columns import TextCodes
 from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
-from torchtraceap.tables.events import phases_of
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
-from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.grouping import Groups, phases_of
 from torchtraceap.tables.ops.modules import modules_of
 from torchtraceap.tables.serving.annotations import SideFiles, fill, read_annotations, scatter
 from torchtraceap.tables.serving.capture import (
