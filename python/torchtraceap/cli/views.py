@@ -52,7 +52,9 @@ def _summary(options: Options) -> int:
 def _serving(options: Options) -> int:
     trace = load(options.paths, options.threads)
     with progress_stage("reading the iterations"):
-        result = trace.serving(rank=options.rank, phase=options.phase, capture=options.capture)
+        result = trace.serving(
+            rank=options.rank, phase=options.phase, capture=options.capture, eager=options.eager
+        )
     if options.json:
         print_text(result.to_json())
         return FINE
@@ -206,6 +208,12 @@ COMMANDS = {
                 metavar="PATH",
                 help="trace or annotations of the capture of CUDA graphs, or a folder with such: "
                 "it tells the operators behind replayed kernels [capture_traces/ beside the trace]",
+            ),
+            option(
+                "--eager",
+                type=trace_path,
+                metavar="TRACE",
+                help="trace of the same model without graphs: it tells them as well",
             ),
             add_rank,
             add_threads,

@@ -249,18 +249,22 @@ class Trace(Ranks):
         return self._table("stacks", rank, by=by)
 
     def kernels(
-        self, *, by: str = "name", rank: int | None = None, capture: PathLike | None = None
+        self,
+        *,
+        by: str = "name",
+        rank: int | None = None,
+        capture: PathLike | None = None,
+        eager: PathLike | None = None,
     ) -> ColumnTable:
         """GPU events by name, op and stream: counts, times, grid, block.
 
         Args:
-            by: "name" (as the trace writes it), "canonical" (without template arguments and
-                numbers), "overlap" (operators, with what runs at the same time) or "event"
-                (every event).
+            by: "name" (as in the trace), "canonical" (without template arguments and numbers),
+                "overlap" (operators, with what runs at the same time) or "event" (every event).
             rank: Only this rank.
-            capture: With "event", as in `serving`.
+            capture, eager: With "event", as in `serving`.
         """
-        return self._table("kernels", rank, by=by, capture=capture)
+        return self._table("kernels", rank, by=by, capture=capture, eager=eager)
 
     def short_kernels(self, *, below_ns: int = 10_000, rank: int | None = None) -> ColumnTable:
         """Kernels shorter than `below_ns` by owner, with what launching them costs."""
@@ -376,6 +380,7 @@ class Trace(Ranks):
         rank: int | None = None,
         phase: str | None = None,
         capture: PathLike | None = None,
+        eager: PathLike | None = None,
     ) -> Serving:
         """Return the iterations of a serving engine: phases, tokens, layers, and the bubbles
         between them.
@@ -386,13 +391,14 @@ class Trace(Ranks):
             capture: A trace of the capture of the CUDA graphs, annotations or stacks that
                 torch.cuda noted then, or a folder with such: it tells the operators behind
                 replayed kernels.
+            eager: A trace of the same model without graphs, which tells the same.
 
         Raises:
             OptionError: There is no such rank or phase, or nothing of these at `capture`.
         """
         from torchtraceap.tables.serving.serving import build_serving
 
-        return build_serving(self, rank=rank, phase=phase, capture=capture)
+        return build_serving(self, rank=rank, phase=phase, capture=capture, eager=eager)
 
     def collectives(self) -> ColumnTable:
         """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""

@@ -145,6 +145,37 @@ class Served:
         )
         return {"traceEvents": [mark, *events]}
 
+    def eager(self, *, prefill: bool = False) -> dict[str, Any]:
+        """Return the trace of a run without graphs, two iterations; a prefill uses other tiles and
+        attention that is not split."""
+        now = gpu = 1000.0
+        events: list[dict[str, Any]] = []
+        correlation = 1
+        for _ in range(2):
+            begin = now
+            for (operator, kernel, _role), layer in self.kernels():
+                if prefill and "combine_kernel" in kernel:
+                    continue
+                name = kernel.replace("x8_64x16", "x256_64x64").replace("_splitkv", "")
+                if layer is not None:
+                    module = f"nn.Module: DecoderLayer_{layer}"
+                    events.append(_event("python_function", module, now, 9.5))
+                events.append(_event("cpu_op", operator, now + 1.0, 8.0))
+                events.append(
+                    _event("cuda_runtime", "cudaLaunchKernel", now + 3.0, 2.0,
+                           correlation=correlation)
+                )  # fmt: skip
+                gpu = max(gpu, now + 6.0)
+                args = {"correlation": correlation, "device": 0, "stream": 7}
+                event = _event("kernel", name if prefill else kernel, gpu, 5.0, pid=0, tid=7)
+                events.append({**event, "args": args})
+                gpu, now, correlation = gpu + 5.0, now + 10.0, correlation + 1
+            batch = "execute_context_2(512)_generation_0(0)" if prefill else self.annotation
+            mark = _event("user_annotation", batch.format(batch=self.batch), begin, now - begin)
+            events.append(mark)
+            now = gpu = max(now, gpu) + 50.0
+        return {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]}
+
     def annotations(self, *, whole: bool = True) -> dict[int, list[Any]]:
         """Return what `torch.cuda.graph_annotations` notes of each node, by its id, with that of
         the graph if `whole`."""

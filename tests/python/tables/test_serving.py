@@ -17,6 +17,7 @@ from served_model import Served
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
+from torchtraceap.errors import ParseError
 from torchtraceap.report.terminal import render_text
 from torchtraceap.tables.serving.attribution import attribute
 from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
@@ -268,12 +269,12 @@ def test_names_tell_kinds(name: str, kind: str) -> None:
 # ----------------------------------------------------------------------------- annotations
 
 
-def known_of(trace: ttap.Trace) -> list[tuple[str, str, int, str]]:
+def known_of(trace: ttap.Trace, eager: Path | None = None) -> list[tuple[str, str, int, str]]:
     """Return operator, module, layer and role of each kernel in the order of the nodes."""
     part = trace.ranks[0]
     rows = part.tree.gpu_rows
     nodes, _ = part.table.int_column("graph node id", rows=rows)
-    found = attribute(part)
+    found = attribute(part, eager=eager)
     order = np.lexsort((part.table.ts_ns[rows], nodes)).tolist()
     columns = (found.operator.to_list(), found.module.to_list(), found.layer.tolist())
     return [tuple(column[place] for column in (*columns, found.role.to_list())) for place in order]
@@ -500,6 +501,57 @@ def test_what_is_no_trace_among_captures_is_said(tmp_path: Path) -> None:
     assert any("graph.json is no trace of a capture" in note for note in notes)
 
 
+# ----------------------------------------------------------------------------- twins
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+@pytest.mark.parametrize("streams", [1, 4])
+def test_an_eager_twin_tells_operators(prefill: bool, streams: int, tmp_path: Path) -> None:
+    served = Served(dense=2, experts=6, node_ids=True, streams=streams, iterations=2)
+    twin = tmp_path / "eager.json"
+    twin.write_text(json.dumps(served.eager(prefill=prefill)))
+    trace = load(served, tmp_path)
+    assert trace.serving().attribution["twin"] == 0.0
+    found = known_of(trace, twin)
+    kernels = [each for each in served.kernels() for _ in range(served.iterations)]
+    lost = 0
+    for (operator, module, layer, _), ((expected, kernel, _), number) in zip(
+        found, kernels, strict=True
+    ):
+        if prefill and "combine_kernel" in kernel and operator is None:
+            lost += 1  # a prefill has no counterpart of the kernel that joins split attention
+            continue
+        assert operator == expected, kernel
+        assert number is None or (module, layer) == (f"DecoderLayer_{number}", number)
+    assert lost == (16 if prefill else 0)
+    share = trace.serving(eager=twin).attribution["twin"]
+    assert share > 0.9 if prefill else share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (Served(dense=8), "it has 8 layers, the model in the graphs has 12 layers"),
+        (Served(dense=0, experts=12), "kernels align"),
+        (Served(dense=0), "no iteration launches"),
+    ],
+)
+def test_a_twin_of_another_model_is_refused(other: Served, reason: str, tmp_path: Path) -> None:
+    twin = tmp_path / "eager.json"
+    twin.write_text(json.dumps(other.eager()))
+    result = load(Served(dense=12), tmp_path).serving(eager=twin)
+    assert result.attribution["twin"] == 0.0
+    assert any("eager.json is no twin" in note and reason in note for note in result.notes)
+
+
+def test_what_is_no_twin_is_said(tmp_path: Path) -> None:
+    trace = load(Served(), tmp_path)
+    notes = trace.serving(eager=tmp_path / "trace.json").notes
+    assert any("no iteration launches its kernels itself" in note for note in notes)
+    with pytest.raises(ParseError):
+        trace.serving(eager=tmp_path / "none.json")
+
+
 def test_the_command_prints_what_the_function_returns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -512,3 +564,4 @@ def test_the_command_prints_what_the_function_returns(
     text = capsys.readouterr().out
     assert "decode" in text and "4 layers" in text
     assert main(["serving", str(path), "--capture", str(tmp_path / "none")]) == 2
+    assert main(["serving", str(path), "--eager", str(tmp_path / "none")]) == 2

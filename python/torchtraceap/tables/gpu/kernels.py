@@ -52,6 +52,7 @@ def build_kernels(
     short: bool = False,
     below_ns: int = SHORT_NS,
     capture: PathLike | None = None,
+    eager: PathLike | None = None,
 ) -> ColumnTable:
     """Build the table of `Trace.kernels` for one rank, or if `short` that of `Trace.short_kernels`.
 
@@ -68,7 +69,7 @@ def build_kernels(
     check_choice("by", by, TABLE.views)
     events = GpuEvents.of(part)
     if by == "event":
-        columns, shown = _by_event(events, capture)
+        columns, shown = _by_event(events, capture, eager)
     else:
         columns, shown = _by_overlap(events) if by == "overlap" else _grouped(events, by)
     notes = gpu_notes(events)
@@ -159,10 +160,10 @@ def _triton(events: GpuEvents, first: Array) -> dict[str, Column]:
     }
 
 
-def _by_event(events: GpuEvents, capture: PathLike | None) -> View:
+def _by_event(events: GpuEvents, capture: PathLike | None, eager: PathLike | None) -> View:
     from torchtraceap.tables.serving.attribution import EVIDENCE, attribute
 
-    known = attribute(events.part, capture)
+    known = attribute(events.part, capture, eager)
     columns: dict[str, Column] = {
         "row": events.rows,
         "name": events.names,
@@ -331,6 +332,12 @@ TABLE = TableSpec(
             "--capture",
             "with --by event: trace or annotations of the capture of CUDA graphs, or a folder",
             metavar="PATH",
+        ),
+        Option(
+            "eager",
+            "--eager",
+            "with --by event: trace of the same model without CUDA graphs",
+            metavar="TRACE",
         ),
     ),
     sql={

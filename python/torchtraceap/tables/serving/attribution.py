@@ -7,7 +7,6 @@ replayed kernel has no such operator: the best evidence there is stands for it, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +31,9 @@ from torchtraceap.tables.serving.iterations import (
     batch_of,
     served_iterations,
 )
-from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
-from torchtraceap.tables.serving.nodes import GraphNodes, graph_nodes, launch_order
-from torchtraceap.tables.serving.roles import (
-    ROLES,
-    kernel_kind,
-    roles_in_layer,
-    roles_outside,
-)
+from torchtraceap.tables.serving.nodes import GraphNodes, graph_nodes
+from torchtraceap.tables.serving.roles import ROLES, kinds_of, layers_and_roles
+from torchtraceap.tables.serving.twin import Twin
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["EVIDENCE", "Attribution", "attribute"]
@@ -71,7 +65,7 @@ class Attribution:
     """Python frames as `file:line:function`, the innermost first, that launched a replayed kernel
     when its graph was captured; absent unless they were written beside the trace."""
     refused: tuple[str, ...] = ()
-    """Captures that fit no replay and files that can't be used, and why."""
+    """Captures and twins that fit no replay and files that can't be used, and why."""
 
     def shares(self, duration_ns: Array) -> dict[str, float]:
         """Return the share of GPU time by evidence."""
@@ -80,7 +74,9 @@ class Attribution:
         return {name: float(ns) / total for name, ns in zip(EVIDENCE, sums, strict=True)}
 
 
-def attribute(part: RankTrace, capture: PathLike | None = None) -> Attribution:
+def attribute(
+    part: RankTrace, capture: PathLike | None = None, eager: PathLike | None = None
+) -> Attribution:
     """Attribute the GPU events of a rank; kept. See Note [Evidence].
 
     Args:
@@ -88,15 +84,18 @@ def attribute(part: RankTrace, capture: PathLike | None = None) -> Attribution:
         capture: A trace of the capture of its CUDA graphs, the annotations or stacks that
             torch.cuda noted then, or a folder with such; by default what lies beside the trace in
             a folder that engines use for it. Annotations beside the trace are read in any case.
+        eager: A trace of the same model without graphs.
 
     Raises:
         OptionError: `capture` holds none of these.
+        ParseError: `eager` is no trace.
     """
     folder = find_captures(part.path) if capture is None else Path(capture)
-    return part.cached(("attribution", str(folder)), lambda: _build(part, folder))
+    twin = None if eager is None else Path(eager)
+    return part.cached(("attribution", str(folder), str(twin)), lambda: _build(part, folder, twin))
 
 
-def _build(part: RankTrace, folder: Path | None) -> Attribution:
+def _build(part: RankTrace, folder: Path | None, eager: Path | None) -> Attribution:
     events, tree, nodes = GpuEvents.of(part), part.tree, graph_nodes(part)
     files = SideFiles.of(part, folder)
     captures = CaptureTraces(folder) if folder else None
@@ -107,24 +106,27 @@ def _build(part: RankTrace, folder: Path | None) -> Attribution:
     noted, problems = read_annotations(part, files)
     iterations = served_iterations(part)
     of_graph = nodes.replayed
-    kinds = _kinds(events)
+    kinds = kinds_of(events)
     layer, role = _layers(part, events, iterations, noted.layer, kinds)
     evidence = np.full(len(events), _NONE, dtype=np.int8)
-    named = np.array([kind != "other" for kind in kinds], dtype=bool)
-    evidence[named] = _NAME
+    evidence[kinds != "other"] = _NAME
     evidence[(layer >= 0) & of_graph] = _LAYER
     op_rows = tree.op[events.rows]
     has_op = events.is_linked & ~of_graph & (op_rows != _core.NO_ROW)
     evidence[events.is_linked & ~of_graph] = _LAUNCH
     operator = events.names_of(np.where(has_op, op_rows, _core.NO_ROW)).compact()
     module = modules_of(part, events.rows)
+    refused: list[str] = []
+    twin = Twin(eager).align(part, layer) if eager else None
     replays = _replays(part, captures, iterations, of_graph) if captures else None
-    if replays:
-        operator, module = _add_captured(replays, operator, module)
-        evidence[replays.events] = _CAPTURE
+    for found, kind in ((twin, _TWIN), (replays, _CAPTURE)):
+        if found:
+            operator, module = _add_elsewhere(found, operator, module)
+            evidence[found.events] = kind
+            refused += found.refused
     operator, module = fill(operator, noted.operator), fill(noted.module, module)
     evidence[noted.known] = _ANNOTATION
-    known = np.isin(evidence, (_ANNOTATION, _CAPTURE))
+    known = np.isin(evidence, (_ANNOTATION, _CAPTURE, _TWIN))
     places, others = _in_other_replays(nodes, events.name, known)
     operator, module = _copy(operator, places, others), _copy(module, places, others)
     evidence[places] = _NODE
@@ -136,14 +138,8 @@ def _build(part: RankTrace, folder: Path | None) -> Attribution:
         role=role,
         phase=fill(noted.phase, phases_of(part, events.rows)),
         stack=noted.stack,
-        refused=(*problems, *(replays.refused if replays else ())),
+        refused=(*problems, *refused),
     )
-
-
-def _kinds(events: GpuEvents) -> list[str]:
-    """Return what the name of each event says."""
-    of_name = {code: kernel_kind(events.texts[code]) for code in np.unique(events.name).tolist()}
-    return [of_name[code] for code in events.name.tolist()]
 
 
 def _layers(
@@ -151,7 +147,7 @@ def _layers(
     events: GpuEvents,
     iterations: ServedIterations,
     noted: Array,
-    kinds: Sequence[str],
+    kinds: Array,
 ) -> tuple[Array, TextCodes]:
     """Return the layer and the role of each event; layers are those of one iteration, where
     annotations don't number them."""
@@ -161,13 +157,8 @@ def _layers(
     if part.tree.workload.role == "training" or not nodes.replayed.any():
         return layer, TextCodes(role, ROLES)
     names = events.canonical.codes.astype(np.int64)
-    kind = np.array(kinds, dtype=object)
-    order = launch_order(part)
-    order = order[np.argsort(iterations.of_event[order], kind="stable")]
-    bounds = np.searchsorted(iterations.of_event[order], np.arange(len(iterations) + 1))
     folded: dict[bytes, tuple[Array, Array]] = {}
-    for number in range(len(iterations)):
-        places = order[bounds[number] : bounds[number + 1]]
+    for places in iterations.launched(part):
         duration = events.duration_ns[places]
         graphs_ns = duration[nodes.replayed[places]].sum()
         if not len(places) or graphs_ns < _LEAST_GRAPH_SHARE * duration.sum():
@@ -176,33 +167,12 @@ def _layers(
         if key not in folded:
             if len(folded) == _MOST_FOLDED:
                 continue
-            folded[key] = _fold(names[places], kind[places], layer[places])
+            folded[key] = layers_and_roles(names[places], kinds[places], layer[places])
         layer[places], role[places] = folded[key]
     for column in (layer, role):
         places, others = _in_other_replays(nodes, events.name, column >= 0)
         column[places] = column[others]
     return layer, TextCodes(role, ROLES)
-
-
-def _fold(names: Array, kinds: Array, noted: Array) -> tuple[Array, Array]:
-    """Return the layers of one iteration, found unless they were noted, and the roles as codes;
-    all -1 where there are none."""
-    classes = KernelClasses(
-        norm=kinds == "norm",
-        attention=kinds == "attention",
-        product=(kinds == "product") | (kinds == "experts"),
-    )
-    layer = noted if (noted >= 0).any() else fold_layers(names, classes)
-    if not (layer >= 0).any():
-        return layer, np.full(len(layer), -1, dtype=np.int32)
-    roles = roles_outside(kinds.tolist(), layer)
-    for number in np.unique(layer[layer >= 0]).tolist():
-        inside = np.flatnonzero(layer == number)
-        for place, role in zip(
-            inside.tolist(), roles_in_layer(kinds[inside].tolist()), strict=True
-        ):
-            roles[place] = role
-    return layer, np.array([ROLES.index(role) for role in roles], dtype=np.int32)
 
 
 def _in_other_replays(nodes: GraphNodes, names: Array, known: Array) -> tuple[Array, Array]:
@@ -234,10 +204,10 @@ def _replays(
     return ReplayAligner(part, captures).align(groups)
 
 
-def _add_captured(
+def _add_elsewhere(
     replays: Replays, operator: TextCodes, module: TextCodes
 ) -> tuple[TextCodes, TextCodes]:
-    """Return the columns with what the captured calls say in place of what stood there."""
+    """Return the columns with what other traces say in place of what stood there."""
     operator, module = _clear(operator, replays.events), _clear(module, replays.events)
     for number, part in enumerate(replays.parts):
         own = replays.part == number

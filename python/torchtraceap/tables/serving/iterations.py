@@ -17,7 +17,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PHASES
-from torchtraceap.tables.serving.nodes import nodes_in_order
+from torchtraceap.tables.serving.nodes import launch_order, nodes_in_order
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
@@ -70,6 +70,13 @@ class ServedIterations:
     def engine(self) -> str | None:
         """vllm, sglang, atom, xdit or tensorrt-llm; None where no annotation names one."""
         return next((mark.engine for mark in self.marks if mark), None)
+
+    def launched(self, part: RankTrace) -> list[Array]:
+        """Return what each iteration launches, int64 index in `tree.gpu_rows`, by launch."""
+        order = launch_order(part)
+        order = order[np.argsort(self.of_event[order], kind="stable")]
+        bounds = np.searchsorted(self.of_event[order], np.arange(len(self) + 1))
+        return np.split(order, bounds)[1:-1]
 
 
 def served_iterations(part: RankTrace) -> ServedIterations:

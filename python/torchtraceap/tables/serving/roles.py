@@ -1,4 +1,4 @@
-"""`kernel_kinds` and `roles_in_layer`: what a kernel of a served model is for.
+"""`kernel_kind` and `layers_and_roles`: what a kernel of a served model is for.
 
 Names tell most kernels apart: norms, attention, rotary embedding, collectives, experts. What a
 matrix product is for, its place tells: products before attention make queries, keys and values, the
@@ -16,8 +16,10 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.ops.models.families import family_of
+from torchtraceap.tables.gpu.gpu_events import GpuEvents
+from torchtraceap.tables.serving.layers import KernelClasses, fold_layers
 
-__all__ = ["ROLES", "kernel_kind", "roles_in_layer", "roles_outside"]
+__all__ = ["ROLES", "kernel_kind", "kinds_of", "layers_and_roles"]
 
 ROLES = (
     "norm",
@@ -42,7 +44,7 @@ ROLES = (
     "metadata",
     "other",
 )
-"""Every value that `roles_in_layer` and `roles_outside` return."""
+"""Every role."""
 
 _WORDS: tuple[tuple[str, str], ...] = (
     ("dispatch", r"dispatch(?!er)"),
@@ -93,7 +95,45 @@ def kernel_kind(name: str) -> str:
     return kind or _OF_FAMILY.get(family, "other")
 
 
-def roles_in_layer(kinds: Sequence[str]) -> list[str]:
+def kinds_of(events: GpuEvents) -> Array:
+    """Return what the name of each event says, object `[n]` of str."""
+    codes, index = np.unique(events.name, return_inverse=True)
+    kinds = np.array([kernel_kind(events.texts[code]) for code in codes.tolist()], dtype=object)
+    found: Array = kinds[index]
+    return found
+
+
+def layers_and_roles(names: Array, kinds: Array, noted: Array | None = None) -> tuple[Array, Array]:
+    """Find the layers of one pass through a model, and what each kernel is for.
+
+    Args:
+        names: int64 `[n]`: a code for the name of each kernel, in order.
+        kinds: Object `[n]`: what the names say.
+        noted: int64 `[n]`: layers that are known; where there is one, none are looked for.
+
+    Returns:
+        int64 `[n]`: the layers, -1 outside; int32 `[n]`: the roles, index in `ROLES`. All -1 where
+        there are no layers.
+    """
+    classes = KernelClasses(
+        norm=kinds == "norm",
+        attention=kinds == "attention",
+        product=(kinds == "product") | (kinds == "experts"),
+    )
+    is_noted = noted is not None and bool((noted >= 0).any())
+    layer = noted if noted is not None and is_noted else fold_layers(names, classes)
+    if not (layer >= 0).any():
+        return layer, np.full(len(layer), -1, dtype=np.int32)
+    roles = _roles_outside(kinds.tolist(), layer)
+    for number in np.unique(layer[layer >= 0]).tolist():
+        inside = np.flatnonzero(layer == number)
+        own = _roles_in_layer(kinds[inside].tolist())
+        for place, role in zip(inside.tolist(), own, strict=True):
+            roles[place] = role
+    return layer, np.array([ROLES.index(role) for role in roles], dtype=np.int32)
+
+
+def _roles_in_layer(kinds: Sequence[str]) -> list[str]:
     """Return the role of each kernel of one layer, in order, given what their names say.
 
     Products before attention make queries, keys and values, the first behind it projects its
@@ -137,7 +177,7 @@ def _half(
     return up if cut is None or place <= cut else down
 
 
-def roles_outside(kinds: Sequence[str], layer: Array) -> list[str]:
+def _roles_outside(kinds: Sequence[str], layer: Array) -> list[str]:
     """Return the roles of kernels outside of layers; those inside stay as they are.
 
     Args:

@@ -159,6 +159,7 @@ def build_serving(
     rank: int | None = None,
     phase: str | None = None,
     capture: PathLike | None = None,
+    eager: PathLike | None = None,
 ) -> Serving:
     """Describe the iterations of one rank.
 
@@ -166,11 +167,11 @@ def build_serving(
         trace: One or several ranks.
         rank: The rank; by default the first.
         phase: One of `PHASES`: leave out the other iterations.
-        capture: A trace of the capture of the CUDA graphs, or a folder with such; by default what
-            lies in `capture_traces` or `graph_capture_profile` beside the trace.
+        capture, eager: As of `attribute`.
 
     Raises:
-        OptionError: There is no such phase or rank, or `capture` holds no trace.
+        OptionError: There is no such phase or rank, or what `attribute` raises.
+        ParseError: `eager` is no trace.
     """
     if phase is not None and phase not in PHASES:
         raise OptionError(f"no phase {phase!r} (phases: {', '.join(PHASES)})")
@@ -180,7 +181,7 @@ def build_serving(
         notes.append(f"Of {len(trace.ranks)} ranks this is rank {part.rank}; `rank` takes others.")
     else:
         part = trace.rank(rank)
-    attribution = attribute(part, capture)
+    attribution = attribute(part, capture, eager)
     notes += attribution.refused
     iterations = served_iterations(part)
     chosen = np.array(
