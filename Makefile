@@ -127,6 +127,7 @@ test-python: install-test ## the fast Python tests
 .PHONY: test-slow
 test-slow: install-test ## the Python tests that take long, drive a browser or run a notebook
 	@tools/install_packages.sh check
+	@$(PIP) install 'torchtraceap[local-model]' || echo "==> no local model: its tests are skipped"
 	@echo "==> slow Python tests"
 	@mkdir -p out
 	@$(PYTEST) -m '(slow or browser or notebook) and not proof' 2>&1 | tee out/pytest-slow.log

@@ -52,21 +52,20 @@ def serving() -> Iterator[str]:
     """Serve the model while the block runs; yields the base URL."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", SERVER, str(Path(folder, "model.gguf"))]
-        server = subprocess.Popen(
+        with subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-        )
-        try:
-            address = server.stdout.readline().strip() if server.stdout else ""
-            if not address.startswith("http"):
-                raise RuntimeError("the server of the model did not start")
-            yield f"{address}/v1"
-        finally:
-            server.kill()
-            server.wait()
+        ) as server:
+            try:
+                address = server.stdout.readline().strip() if server.stdout else ""
+                if not address.startswith("http"):
+                    raise RuntimeError("the server of the model did not start")
+                yield f"{address}/v1"
+            finally:
+                server.kill()
 
 
 def run(base_url: str, calls: int, answer: int, timeout_s: int, *command: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import EMPTY, Int64Array, covered_ns, union
 from torchtraceap.core.results import GPU_PARTS, Finding
 from torchtraceap.core.sums import total
-from torchtraceap.tables.steps.critical_path import BOUNDS, build_critical_path
+from torchtraceap.tables.steps.critical_path import BOUNDS, own_path
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
@@ -99,8 +99,8 @@ def time_parts(trace: Ranks) -> dict[str, int]:
     if where == "host":
         causes: dict[str, int] = {}
         for rank in trace.ranks:
-            for cause, start_ns, end_ns in _path(rank):
-                causes[cause] = causes.get(cause, 0) + end_ns - start_ns
+            for cause, bounds_ns in own_path(rank).by_cause().items():
+                causes[cause] = causes.get(cause, 0) + total(np.diff(bounds_ns))
         return causes
     parts = dict.fromkeys(GPU_PARTS, 0)
     for rank in trace.ranks:
@@ -111,17 +111,6 @@ def time_parts(trace: Ranks) -> dict[str, int]:
         parts["memcpy"] += between
         parts["device_memcpy"] += timeline.exposed_memcpy_ns - between
     return parts | idle_by_cause(trace)
-
-
-def _path(rank: RankTrace) -> list[tuple[str, int, int]]:
-    """Return the segments of a rank's own critical path: cause, start and end; cached."""
-
-    def find() -> list[tuple[str, int, int]]:
-        table = build_critical_path(Ranks([rank]), by="event")
-        bounds = (table[name].tolist() for name in ("cause", "start_ns", "end_ns"))
-        return list(zip(*bounds, strict=True))
-
-    return rank.cached("path of the rank alone", find)
 
 
 def parts_over_time(
@@ -140,11 +129,8 @@ def parts_over_time(
     """
     where = where or computes_on(Ranks([rank]))
     if where == "host":
-        spans: dict[str, list[tuple[int, int]]] = {}
-        for cause, start_ns, end_ns in _path(rank):
-            spans.setdefault(cause, []).append((start_ns, end_ns))
-        sets = {cause: union([np.array(span, dtype=np.int64)]) for cause, span in spans.items()}
-        return {cause: covered_ns(intervals, bounds_ns) for cause, intervals in sets.items()}
+        spans = own_path(rank).by_cause()
+        return {cause: covered_ns(union([span]), bounds_ns) for cause, span in spans.items()}
     if where is None:
         return {}
     sets = _core.gpu_intervals(rank.table, rank.tree)
@@ -219,20 +205,12 @@ def bound_by(trace: Ranks, parts: dict[str, int]) -> str:
         kind = _BOUNDS.get(bound, "host")
         totals[kind] = totals.get(kind, 0.0) + ns
 
+    bound_of = {cause: bound for bound, causes in BOUNDS.items() for cause in causes}
     for place in np.linspace(0, len(trace.ranks) - 1, min(len(trace.ranks), _MOST_PATHS)):
         rank = trace.ranks[int(place)]
-        missing = rank.tree.not_judged
-        path = build_critical_path(Ranks([rank]), by="event" if len(missing) else "cause")
-        if not len(missing):
-            for bound, share in path.facts["bound_shares"].items():
-                add(bound, share * path.facts["total_ns"])
-            continue
-        bounds_ns = np.stack((path["start_ns"], path["end_ns"]), axis=1)
-        lost_ns = covered_ns(missing, bounds_ns.ravel())[::2]
-        judged_ns = bounds_ns[:, 1] - bounds_ns[:, 0] - lost_ns
-        bound_of = {cause: bound for bound, causes in BOUNDS.items() for cause in causes}
-        for cause, ns in zip(path["cause"].tolist(), judged_ns.tolist(), strict=True):
-            add(bound_of[cause], ns)
+        for cause, bounds_ns in own_path(rank).by_cause().items():
+            lost_ns = covered_ns(rank.tree.not_judged, bounds_ns.ravel())[::2]
+            add(bound_of[cause], total(np.diff(bounds_ns)) - total(lost_ns))
     half_ns = _HALF * sum(totals.values())
     if sum(parts.get(part, 0) for part in GPU_PARTS) >= _BUSY * max(sum(parts.values()), 1):
         totals = {kind: ns for kind, ns in totals.items() if kind not in ("host", "data")}
@@ -302,8 +280,7 @@ def is_beside(trace: Ranks, finding: Finding, parts: dict[str, int]) -> bool:
 def _inside_ns(rank: RankTrace, part: str, intervals: Int64Array) -> int:
     """Return the length of the intervals inside one part of the time of a rank, ns."""
     if not len(rank.tree.gpu_rows):
-        spans = [(start, end) for cause, start, end in _path(rank) if cause == part]
-        return _common_ns(intervals, np.array(spans, dtype=np.int64).reshape(-1, 2))
+        return _common_ns(intervals, own_path(rank).by_cause().get(part, EMPTY))
     causes = _core.idle_cause_names()
     if part in causes:
         idle = rank.idle(rank.tree.profiled)

@@ -288,6 +288,17 @@ def test_a_folder_outside_of_git_is_refused(tmp_path: Path) -> None:
         Repository(tmp_path)
 
 
+@pytest.mark.parametrize("mark", ["\u2028", "\v", "\f", "\x85", "\r", "\x1c", "::error::", "--"])
+def test_a_subject_with_a_line_separator_is_one_subject(repository: Path, mark: str) -> None:
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", f"Say{mark} more")
+    place = Repository(repository)
+    commits = place.range("HEAD~2..HEAD")
+    assert [each.id for each in commits] == git(
+        repository, "rev-list", "--reverse", "HEAD~3..HEAD"
+    ).split("\n")
+    assert commits[-1].title.startswith("Say") and commits[-1].title.endswith("more")
+
+
 def test_the_command_finds_a_commit_and_keeps_nothing(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -246,11 +246,8 @@ class Repository:
         try:
             done = subprocess.run(
                 command,
-                input=given,
+                input=given.encode(),
                 capture_output=True,
-                text=True,
-                encoding="utf-8",
-                errors="replace",
                 env={**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
                 timeout=GIT_TIMEOUT_S,
                 check=False,
@@ -260,9 +257,10 @@ class Repository:
         except subprocess.TimeoutExpired as late:
             raise error(f"{what}: git took more than {GIT_TIMEOUT_S} s") from late
         if check and done.returncode:
-            reason = text_lines(done.stderr.strip())
+            reason = text_lines(done.stderr.decode("utf-8", "replace").strip())
             raise error(f"{what}: {reason[-1]}" if reason else what)
-        return done.stdout
+        # Not in text mode, in which a carriage return of a subject ends its line.
+        return done.stdout.decode("utf-8", "replace")
 
 
 class Checkouts:

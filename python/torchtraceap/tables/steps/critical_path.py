@@ -17,9 +17,9 @@ from torchtraceap.errors import OptionError
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
 from torchtraceap.tables.grouping import Groups, order_by, thread_names
 from torchtraceap.tables.matching import JoinedRanks, join_ranks
-from torchtraceap.trace.ranks import Ranks
+from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["TABLE", "build_critical_path", "path_segments"]
+__all__ = ["TABLE", "OwnPath", "build_critical_path", "own_path", "path_segments"]
 
 BOUNDS: dict[str, tuple[str, ...]] = {
     "data_loading": ("data_loading",),
@@ -101,6 +101,35 @@ def build_critical_path(
         shown = ("name", "cause", "lane", "duration_ns", "dependency", "evidence", "margin_ns")
         shown = ("rank", *shown) if len(path.scope.parts) > 1 else shown
     return ColumnTable(tables[by](path), shown=shown, facts=_facts(path), notes=_notes(path))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPath:
+    """The critical path of one rank by itself: what a diagnosis of a long run keeps of it."""
+
+    cause: Array
+    """Place in `_core.path_cause_names()` of each segment, int64 `[n]`."""
+    bounds_ns: Array
+    """Start and end of each segment, in order of time, int64 `[n, 2]`."""
+
+    def by_cause(self) -> dict[str, Array]:
+        """Return the bounds of the segments of each cause, int64 `[m, 2]`, by first occurrence."""
+        codes, first = np.unique(self.cause, return_index=True)
+        names = _core.path_cause_names()
+        return {
+            names[code]: self.bounds_ns[self.cause == code]
+            for code in codes[np.argsort(first)].tolist()
+        }
+
+
+def own_path(rank: RankTrace) -> OwnPath:
+    """Return the path of a rank over its profiled time, without other ranks; cached."""
+
+    def find() -> OwnPath:
+        core = _find_path(Ranks([rank]), None).core
+        return OwnPath(core.cause.copy(), np.stack((core.start_ns, core.end_ns), axis=1))
+
+    return rank.cached("path of the rank alone", find)
 
 
 def path_segments(trace: Ranks, step: str | int | None = None) -> list[dict[str, Any]]:
