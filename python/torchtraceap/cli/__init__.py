@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchtraceap.core.lazy import lazy_exports
+from torchtraceap.core import lazy_exports
 
 if TYPE_CHECKING:
     from torchtraceap.cli.catalog import COMMANDS as COMMANDS

@@ -41,10 +41,10 @@ from torchtraceap.contracts.wording import (
     describe_limit,
     describe_scope,
 )
-from torchtraceap.core.order import distinct
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import EventStart
+from torchtraceap.core.sums import distinct
 from torchtraceap.errors import TraceError
 from torchtraceap.ops.devices import find_device
 from torchtraceap.tables.detection import detect, judge, present_findings

@@ -1,10 +1,36 @@
-"""Values that every room speaks of: results, tables, arrays, units, files that appear whole."""
+"""Values that every room speaks of: results, tables, arrays, units, files that appear whole; and
+`lazy_exports`, by which a room imports its public names on first use (PEP 562)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.lazy import lazy_exports as lazy_exports
+
+def lazy_exports(
+    package: str, names: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package.
+
+    A package assigns them in the `else` of an `if TYPE_CHECKING` whose imports say the same to type
+    checkers. A name must not be that of a module of the package: importing the module would put it
+    in the place of the name.
+
+    Args:
+        package: Its `__name__`.
+        names: The names by module; a module that begins with a dot is of the package.
+    """
+    modules = {name: module for module, group in names.items() for name in group}
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name], package), name)
+
+    exported = sorted(modules)
+    return find, lambda: exported, exported
+
 
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array as Array
@@ -41,7 +67,6 @@ if TYPE_CHECKING:
     from torchtraceap.core.intervals import overlaps as overlaps
     from torchtraceap.core.intervals import union as union
     from torchtraceap.core.knowledge import load_knowledge as load_knowledge
-    from torchtraceap.core.order import median as median
     from torchtraceap.core.progress import progress_stage as progress_stage
     from torchtraceap.core.records import dataclass as dataclass
     from torchtraceap.core.rendering import Renderable as Renderable
@@ -60,6 +85,7 @@ if TYPE_CHECKING:
     from torchtraceap.core.stored import read_stored as read_stored
     from torchtraceap.core.stored import read_toml as read_toml
     from torchtraceap.core.stored import text_lines as text_lines
+    from torchtraceap.core.sums import median as median
     from torchtraceap.core.table import ColumnTable as ColumnTable
     from torchtraceap.core.writing import check_target as check_target
     from torchtraceap.core.writing import claim_folder as claim_folder
@@ -110,7 +136,6 @@ else:
             ),
             ".intervals": ("covered_ns", "overlaps", "union"),
             ".knowledge": ("load_knowledge",),
-            ".order": ("median",),
             ".progress": ("progress_stage",),
             ".records": ("dataclass",),
             ".rendering": ("Renderable", "add_renderer", "lazy_renderer"),
@@ -124,6 +149,7 @@ else:
                 "read_toml",
                 "text_lines",
             ),
+            ".sums": ("median",),
             ".table": ("ColumnTable",),
             ".writing": (
                 "check_target",

@@ -7,13 +7,11 @@ names the file, and the row where there is one.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import re
 import stat
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -89,6 +87,8 @@ def hash_file(path: PathLike) -> str:
     Raises:
         MissingFileError, SchemaError: As `check_file`.
     """
+    import hashlib
+
     check_file(path)
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -114,6 +114,8 @@ def read_toml(path: PathLike) -> dict[str, Any]:
         MissingFileError: There is no such file.
         OptionError: It can't be read, or is no TOML: such files hold options.
     """
+    import tomllib
+
     try:
         data = read_stored(path)
     except SchemaError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torchtraceap.core.lazy import lazy_exports
+from torchtraceap.core import lazy_exports
 
 if TYPE_CHECKING:
     from torchtraceap.datasets.arrow import FORMAT as FORMAT

@@ -23,6 +23,7 @@ from torchtraceap.core.results import (
 )
 from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.steps.iterations import is_served
 from torchtraceap.trace.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -99,6 +100,8 @@ class Diagnosis(Result):
     def serving(self) -> ServedTime | None:
         """Where the time of a token goes, of the first rank; None unless an engine is traced that
         serves a model."""
+        if not is_served(self.trace.ranks[0]):
+            return None
         from torchtraceap.tables.serving.serving import served_time
 
         return served_time(self.trace)

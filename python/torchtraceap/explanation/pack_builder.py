@@ -15,8 +15,8 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.order import median, percentile_rank
 from torchtraceap.core.results import PAPER_TYPES, Evidence
+from torchtraceap.core.sums import median, percentile_rank
 from torchtraceap.diagnosis.result import Diagnosis
 from torchtraceap.diagnosis.verdict import parts_over_time
 from torchtraceap.explanation.numbers import Metric

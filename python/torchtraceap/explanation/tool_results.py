@@ -19,7 +19,7 @@ from torchtraceap import _core
 from torchtraceap.core.columns import TextCodes
 from torchtraceap.core.formatting import plain_line
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.core.order import percentile_rank
+from torchtraceap.core.sums import percentile_rank
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.diagnosis.diagnose import build_diagnosis
 from torchtraceap.diagnosis.result import Diagnosis

@@ -36,7 +36,7 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.formatting import format_ns, format_share
-from torchtraceap.core.order import distinct
+from torchtraceap.core.sums import distinct
 from torchtraceap.core.writing import check_target, replacing, write_paths
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph

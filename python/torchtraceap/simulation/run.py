@@ -28,8 +28,8 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.order import distinct, median
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import distinct, median
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.core.threads import MemoCache
 from torchtraceap.errors import SchemaError
@@ -43,7 +43,6 @@ from torchtraceap.tables.steps.iterations import (
     step_of_work,
     step_spans,
 )
-from torchtraceap.trace.event_columns import event_table
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["Replays", "RunStep", "SimulatedRun", "carried_edges"]
@@ -171,6 +170,8 @@ class SimulatedRun:
         Raises:
             SchemaError: A step of a rank, or from or to a point, that the graph does not have.
         """
+        from torchtraceap.trace.event_columns import event_table
+
         ranks = int(graph.lane_rank.max(initial=0)) + 1
         for rank, name, begin, end in steps:
             if not (0 <= rank < ranks and 0 <= begin <= end < len(graph)):

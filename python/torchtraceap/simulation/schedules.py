@@ -27,9 +27,8 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import add
+from torchtraceap.core.sums import add, distinct
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 

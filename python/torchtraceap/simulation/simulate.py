@@ -37,10 +37,10 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns, format_share
-from torchtraceap.core.order import median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import PredictedTime, Result, Trust
+from torchtraceap.core.sums import median
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
     Change,

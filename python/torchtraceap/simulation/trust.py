@@ -39,9 +39,9 @@ from torchtraceap import _core
 from torchtraceap._core import GpuClass
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_share
-from torchtraceap.core.order import distinct, median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import HeldOut, Sensitivity, Trust
+from torchtraceap.core.sums import distinct, median
 from torchtraceap.simulation.edits.base import Change
 from torchtraceap.simulation.run import SimulatedRun
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import distinct
 from torchtraceap.core.writing import check_target, replacing
 from torchtraceap.errors import OptionError
 from torchtraceap.trace.ranks import Ranks, RankTrace

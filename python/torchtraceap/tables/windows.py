@@ -14,7 +14,6 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.rendering import renderable
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
-from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.catalog import check_count
 from torchtraceap.trace.ranks import RankTrace
 
@@ -201,6 +200,8 @@ def build_tokens(
     Raises:
         OptionError: A number that makes no sense.
     """
+    from torchtraceap.ops.kernel_names import canonical_name
+
     if not 1 <= cap <= MOST_TOKENS:
         raise OptionError(f"cap must be a number from 1 to {MOST_TOKENS}, not {cap!r}")
     made = build_windows(part, count=windows) if isinstance(windows, int) else windows

@@ -14,7 +14,6 @@ from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
 from torchtraceap.trace.files import assign_ranks, expand_paths
-from torchtraceap.trace.jobs import check_one_job, check_one_run, signs_of
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.trace import Trace
 
@@ -71,6 +70,8 @@ def load(
     for p, _, table in tables:
         of_files.setdefault(p, []).append(table)
     if len(of_files) > 1:
+        from torchtraceap.trace.jobs import check_one_job, check_one_run, signs_of
+
         recorded = [signs_of(p, parts) for p, parts in of_files.items()]
         if isinstance(path, (str, os.PathLike)):
             check_one_run(os.fspath(path), recorded)

@@ -516,7 +516,7 @@ def pytest_unconfigure(config):
     ours = set(line.partition(" ours ")[2].strip("[]").replace("'", "").split(", "))
     assert ours == {f"torchtraceap{name}" for name in
                     ("", "._version", ".contracts", ".contracts.pytest_plugin", ".core",
-                     ".core.lazy", ".core.rendering", ".errors")}  # fmt: skip
+                     ".core.rendering", ".errors")}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -566,7 +566,7 @@ LITTLE: list[tuple[Any, Any]] = [
 
 
 def test_no_model_fails_however_little_is_recorded() -> None:
-    registry_module.load_libraries()
+    registry_module.load_models()
     for name in registry_module._MODELS:
         for dims, types in LITTLE:
             for value in ("", "0", "1", "[1]", "True"):

@@ -358,7 +358,7 @@ values = st.sampled_from(
      "0.5", "inf", "nan", "[-3, 2]", "__import__('os')", "9" * 40, "[[1]]"]
 )  # fmt: skip
 lists = st.lists(shapes | st.lists(shapes, max_size=3), max_size=16)
-registry_module.load_libraries()
+registry_module.load_models()
 NAMES = sorted(registry_module._MODELS)
 
 

@@ -35,9 +35,9 @@ from torchtraceap.contracts.measures.vocabulary import (
     is_per_step,
 )
 from torchtraceap.contracts.measures.waits import syncs
-from torchtraceap.core.order import median
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import Json
+from torchtraceap.core.sums import median
 from torchtraceap.tables.steps.iterations import counted_spans, iterations_of
 from torchtraceap.trace.ranks import Ranks, RankTrace
 

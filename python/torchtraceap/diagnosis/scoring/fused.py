@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core.order import median
+from torchtraceap.core.sums import median
 from torchtraceap.diagnosis.scoring import WindowScores, common_bounds, structural
 from torchtraceap.diagnosis.scoring.evidence import rank_shares
 from torchtraceap.diagnosis.scoring.structural import (

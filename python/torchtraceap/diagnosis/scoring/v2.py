@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap.core.aliases import Array, PathLike
-from torchtraceap.core.order import distinct, median
 from torchtraceap.core.results import Int64Array
+from torchtraceap.core.sums import distinct, median
 from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.structural import (
     judged_windows,

@@ -18,7 +18,7 @@ from torchtraceap.ops.models.arguments import OpCall, UnknownWorkError
 __all__ = [
     "Model",
     "Work",
-    "load_libraries",
+    "load_models",
     "model_of",
     "register",
     "register_unknown_work",
@@ -78,6 +78,16 @@ class RegisteredModel(Renderable):
 
 
 _MODELS: dict[str, RegisteredModel] = {}
+_OWN = (
+    "attention",
+    "convolution",
+    "elementwise",
+    "gemm",
+    "indexing",
+    "normalization",
+    "reduction",
+)
+"""Modules with models of PyTorch's operators."""
 _LIBRARIES = (
     "fused_norm",
     "hyper_connections",
@@ -130,9 +140,10 @@ def register_unknown_work(reason: str, *names: str) -> None:
 
 def model_of(name: str) -> RegisteredModel | None:
     """Find the model of an operator by its name, or by the name without `_` or overload."""
+    _load(_OWN)
     found = _registered(name)
     if found is None and _may_be_of_library(name):
-        load_libraries()
+        _load(_LIBRARIES)
         found = _registered(name)
     return found
 
@@ -142,13 +153,19 @@ def _may_be_of_library(name: str) -> bool:
     return name in _LIBRARY_FUNCTIONS or (bool(colons) and namespace not in ("aten", "torch"))
 
 
+def load_models() -> None:
+    """Import the models of all operators, those of libraries too."""
+    _load(_OWN)
+    _load(_LIBRARIES)
+
+
 @cache
-def load_libraries() -> None:
-    """Import the models of libraries' operators; what was registered before stays."""
-    own = dict(_MODELS)
-    for name in _LIBRARIES:
-        import_module(f"{__package__}.{name}")
-    _MODELS.update(own)
+def _load(modules: tuple[str, ...]) -> None:
+    """Import modules with models; what was registered before stays."""
+    before = dict(_MODELS)
+    for name in modules:
+        import_module(f"torchtraceap.ops.models.{name}")
+    _MODELS.update(before)
 
 
 def _registered(name: str) -> RegisteredModel | None:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import distinct
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.run import SimulatedRun
 
@@ -394,9 +394,9 @@ EDITS: dict[str, EditEntry] = {
         "removal.no_recompilation", default=True, fixes=("recompilation",)
     ),
     "no_broadcast_buffers": EditEntry(
-        "removal.NoBroadcastBuffers", default=True, fixes=("broadcast_buffers",)
+        "collectives.NoBroadcastBuffers", default=True, fixes=("broadcast_buffers",)
     ),
-    "device": EditEntry("precision.OtherDevice", value="NAME", required=True),
+    "device": EditEntry("device.OtherDevice", value="NAME", required=True),
 }
 """Edits in the order in which they are listed, and tried where none is named; `register` adds to
 them."""

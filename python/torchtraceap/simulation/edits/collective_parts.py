@@ -19,15 +19,14 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import covered_before, union
-from torchtraceap.core.order import distinct, median
+from torchtraceap.core.sums import distinct, median
 from torchtraceap.simulation.edits.base import Change
-from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.view import ACCUMULATION, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.grouping import Groups, repeat_keys, rows_by_key
 from torchtraceap.tables.matching import rank_collectives
 
 __all__ = [
-    "ACCUMULATION",
     "RankParts",
     "contend",
     "measured_slowdown",
@@ -35,7 +34,6 @@ __all__ = [
     "share_beside_computation",
 ]
 
-ACCUMULATION = r"(?:^|: )torch::autograd::AccumulateGrad$"
 GRADIENT_KINDS = ("all_reduce", "reduce_scatter", "reduce")
 UNMEASURED = 1.3
 """The most that is assumed where the trace doesn't show it."""

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from torchtraceap._core import GpuClass, Phase
+from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import pluralize
-from torchtraceap.core.order import distinct
-from torchtraceap.core.sums import total
+from torchtraceap.core.sums import distinct, total
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
     Change,
@@ -28,7 +27,7 @@ from torchtraceap.simulation.edits.gpu_work import collective_ns
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.grouping import rows_by_key
 
-__all__ = ["BucketSize", "MergeCollectives", "OverlapCollectives"]
+__all__ = ["BucketSize", "MergeCollectives", "NoBroadcastBuffers", "OverlapCollectives"]
 
 SMALL_BYTES = 64 << 10
 SMALL_NS = 20_000
@@ -249,6 +248,28 @@ def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]
         first_needed_ns = min(first_needed_ns, own_needed_ns)
     if len(current) >= SHORTEST_RUN:
         yield np.array(current)
+
+
+class NoBroadcastBuffers:
+    """`broadcast_buffers=False`: no buffers are sent before a forward pass."""
+
+    name = "no_broadcast_buffers"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        change = Change()
+        count = 0
+        for parts in parts_of(run):
+            view = parts.view
+            forward = view.rows_named(
+                r"^DistributedDataParallel\.forward", EventKind.CPU_OP, EventKind.USER_ANNOTATION
+            )
+            inside, _ = view.launched_inside(view.outermost(forward))
+            chosen = np.isin(parts.rows, inside) & (parts.kind == "broadcast")
+            parts.remove(change, np.flatnonzero(chosen), operators=True)
+            count += int(chosen.sum())
+        if not count:
+            raise NotApplicableError("no forward pass of DistributedDataParallel broadcasts")
+        return EditedGraph(change, note=f"gone: {pluralize(count, 'broadcast')}")
 
 
 class _Merge:

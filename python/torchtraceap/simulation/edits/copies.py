@@ -17,8 +17,7 @@ import numpy as np
 from torchtraceap._core import CopyDirection, EventKind, HostMemory
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.order import distinct, median
-from torchtraceap.core.sums import total
+from torchtraceap.core.sums import distinct, median, total
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
     Change,

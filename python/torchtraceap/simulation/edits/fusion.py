@@ -8,8 +8,7 @@ from torchtraceap import _core
 from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
-from torchtraceap.core.order import distinct, median
-from torchtraceap.core.sums import sum_groups, total
+from torchtraceap.core.sums import distinct, median, sum_groups, total
 from torchtraceap.ops.models import family_of
 from torchtraceap.simulation.edits.base import (
     Change,

@@ -21,8 +21,7 @@ from torchtraceap._core import ApiClass, CopyDirection, EventKind, HostMemory, P
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import ALLOCATOR_CALLS, API_KINDS
 from torchtraceap.core.formatting import format_ns, pluralize
-from torchtraceap.core.order import distinct, median
-from torchtraceap.core.sums import total
+from torchtraceap.core.sums import distinct, median, total
 from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,

@@ -11,21 +11,18 @@ from torchtraceap._core import EventKind
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import ALLOCATOR_CALLS
 from torchtraceap.core.formatting import format_ns, pluralize
-from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import total
+from torchtraceap.core.sums import distinct, total
 from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,
     NotApplicableError,
 )
-from torchtraceap.simulation.edits.collective_parts import ACCUMULATION, parts_of
-from torchtraceap.simulation.edits.view import RankView, views
+from torchtraceap.simulation.edits.view import ACCUMULATION, RankView, views
 from torchtraceap.simulation.run import SimulatedRun
 
 __all__ = [
     "NoAllocatorCalls",
-    "NoBroadcastBuffers",
     "NoRecompilation",
     "NoSmallCopies",
     "RemoveEvidence",
@@ -234,26 +231,6 @@ def _operators_inside(view: RankView, pattern: str, holders: Array) -> Array:
         inside = end_ns[operators[here]] <= end_ns[mine[np.maximum(place, 0)]]
         held[here] = (place >= 0) & inside
     return view.outermost(operators[held])
-
-
-class NoBroadcastBuffers:
-    """`broadcast_buffers=False`: no buffers are sent before a forward pass."""
-
-    name = "no_broadcast_buffers"
-
-    def apply(self, run: SimulatedRun) -> EditedGraph:
-        change = Change()
-        count = 0
-        for parts in parts_of(run):
-            view = parts.view
-            forward = view.rows_named(r"^DistributedDataParallel\.forward", *_RANGES)
-            inside, _ = view.launched_inside(view.outermost(forward))
-            chosen = np.isin(parts.rows, inside) & (parts.kind == "broadcast")
-            parts.remove(change, np.flatnonzero(chosen), operators=True)
-            count += int(chosen.sum())
-        if not count:
-            raise NotApplicableError("no forward pass of DistributedDataParallel broadcasts")
-        return EditedGraph(change, note=f"gone: {pluralize(count, 'broadcast')}")
 
 
 class NoAllocatorCalls:

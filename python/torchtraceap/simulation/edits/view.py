@@ -14,7 +14,7 @@ from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import SYNCHRONISATIONS
-from torchtraceap.core.order import distinct, median
+from torchtraceap.core.sums import distinct, median
 from torchtraceap.core.threads import MemoCache
 from torchtraceap.ops.devices import Device
 from torchtraceap.simulation.edits.base import Change, NewEvent
@@ -22,8 +22,18 @@ from torchtraceap.simulation.run import KINDS, SimulatedRun
 from torchtraceap.tables.gpu.recorded_device import recorded_device
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["CALLING_NS", "DEEPEST_CALLS", "RankView", "beyond_usual", "ranges_of", "views"]
+__all__ = [
+    "ACCUMULATION",
+    "CALLING_NS",
+    "DEEPEST_CALLS",
+    "RankView",
+    "beyond_usual",
+    "ranges_of",
+    "views",
+]
 
+ACCUMULATION = r"(?:^|: )torch::autograd::AccumulateGrad$"
+"""The name of an operator that adds a gradient to those of a parameter."""
 FALLBACK_LAUNCH_NS = 10_000
 """Cost of a call that starts GPU work, where a trace has none to measure."""
 FALLBACK_LATENCY_NS = 5_000

@@ -16,7 +16,7 @@ from torchtraceap._core import CopyDirection, EventKind
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.codes import COPY_CALLS, SYNCHRONISATIONS
 from torchtraceap.core.formatting import format_ns, pluralize
-from torchtraceap.core.order import distinct
+from torchtraceap.core.sums import distinct
 from torchtraceap.simulation.edits.base import (
     Change,
     EditedGraph,

@@ -16,8 +16,8 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.sums import distinct
 from torchtraceap.errors import OptionError
 from torchtraceap.ops.devices import Device, device_named, find_device, load_devices
 from torchtraceap.ops.models import Work

@@ -12,9 +12,8 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.order import distinct
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import sum_by_index
+from torchtraceap.core.sums import distinct, sum_by_index
 from torchtraceap.ops.models import Work, family_of, lengths_of, model_of
 from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups

@@ -22,14 +22,13 @@ from torchtraceap.tables.gpu.gpu_events import GpuEvents, masked_integers
 from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.tables.serving.bubbles import build_bubbles
 from torchtraceap.tables.serving.iterations import (
-    PHASE_OF_ROLE,
     ServedIterations,
     batch_of,
     busy_intervals,
     served_iterations,
 )
 from torchtraceap.tables.serving.roles import ROLES
-from torchtraceap.tables.steps.iterations import UNMARKED
+from torchtraceap.tables.steps.iterations import is_served
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = ["ServedTime", "Serving", "build_serving", "served_time"]
@@ -206,9 +205,7 @@ def served_time(trace: Ranks) -> ServedTime | None:
     """Return what an iteration of the first rank takes; None unless it is one of an engine that
     serves a model, by its annotations or its frames."""
     first = trace.ranks[0]
-    tree = first.tree
-    marked = any(step.kind != UNMARKED for step in tree.steps)
-    if not marked and tree.workload.role not in PHASE_OF_ROLE:
+    if not is_served(first):
         return None
     return first.cached("served time", lambda: build_serving(trace, rank=first.rank).time)
 

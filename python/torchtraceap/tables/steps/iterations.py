@@ -27,7 +27,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.results import StepTime
+from torchtraceap.core.results import PHASES, StepTime
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "first_launched_row",
     "held_up_row",
     "is_held_up",
+    "is_served",
     "iterations_of",
     "lengths_ns",
     "recorded_steps",
@@ -73,6 +74,12 @@ class Iterations:
 def iterations_of(part: RankTrace) -> Iterations:
     """Return the measured iterations. See Note [Iteration]."""
     return part.cached("iterations", lambda: _build(part))
+
+
+def is_served(part: RankTrace) -> bool:
+    """Return whether an engine that serves a model was recorded, by its annotations or frames."""
+    tree = part.tree
+    return tree.workload.role in PHASES or any(step.kind != UNMARKED for step in tree.steps)
 
 
 def step_time(parts: Sequence[RankTrace]) -> StepTime | None:

@@ -1,4 +1,4 @@
-"""`order.py`: the same as NumPy's own, without what NumPy loads for it."""
+"""`distinct` and `median` give the same as NumPy's own, without what NumPy loads for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchtraceap.core.order import distinct, median
+from torchtraceap.core.sums import distinct, median
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint8])
