@@ -202,5 +202,6 @@ def _kept_names() -> dict[str, Vectors]:
         return {}
     with safe_open(_KEPT_NAMES, framework="np") as file:
         names = (file.metadata() or {})["names"].split("\n")
-        vectors = file.get_tensor("vectors").astype(np.float32)
+        # Whole numbers up to 127, in parts of the largest of each vector.
+        vectors = file.get_tensor("vectors") * file.get_tensor("scale")[:, None]
     return dict(zip(names, vectors, strict=True))

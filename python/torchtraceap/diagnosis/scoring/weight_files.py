@@ -91,12 +91,17 @@ def read_weights(path: PathLike) -> Weights:
     try:
         with safe_open(str(path), framework="np") as file:
             text = (file.metadata() or {}).get(_ABOUT, "null")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: _widened(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         raise SchemaError(f"{path}: these weights can't be read ({error})") from None
     if text == "null":
         raise SchemaError(f"{path}: these weights do not say what they are")
     return Weights(str(path), arrays, parse_json(text, f"{path}: {_ABOUT}"))
+
+
+def _widened(array: Array) -> Array:
+    """Return float16 as float32: networks are stored in half of their size and compute in whole."""
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def write_weights(path: PathLike, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
