@@ -19,6 +19,7 @@ __all__ = [
     "csv_quoting",
     "encode_json",
     "encode_texts",
+    "in_order_of_use",
     "recode",
     "spreadsheet_cell",
     "unique_texts",
@@ -100,6 +101,17 @@ def encode_json(values: Iterable[Any]) -> JsonCodes:
     texts = (None if v is None else json.dumps(v, separators=(",", ":")) for v in values)
     column = encode_texts(texts)
     return JsonCodes(column.codes, column.texts)
+
+
+def in_order_of_use(codes: Array) -> tuple[Array, Array]:
+    """Return the distinct codes `[m]` of an integer array `[n]` by their first place, and the place
+    of each code among them, `[n]`. The codes of a trace's texts themselves differ from one reading
+    to the next where several threads read."""
+    found, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return found[order], place[inverse.reshape(-1)]
 
 
 def recode(codes: Array, texts: Sequence[str]) -> TextCodes:

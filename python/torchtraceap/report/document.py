@@ -21,6 +21,7 @@ import numpy as np
 
 from torchtraceap._version import __version__
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.columns import in_order_of_use
 from torchtraceap.core.formatting import (
     column_headings,
     format_count,
@@ -33,7 +34,7 @@ from torchtraceap.core.formatting import (
 if TYPE_CHECKING:
     import jinja2
 
-    from torchtraceap.core.columns import Column
+    from torchtraceap.core.columns import Column, in_order_of_use
     from torchtraceap.core.table import ColumnTable
 
 __all__ = ["compressed_json", "render_document", "script_json", "table_data"]
@@ -183,16 +184,18 @@ def _column(name: str, column: Column, origin_ns: int) -> dict[str, Any]:
 
 
 def _texts(codes: Array, texts: Any) -> dict[str, Any]:
-    used, inverse = np.unique(codes, return_inverse=True)
-    first = int(used[0] < 0) if len(used) else 0
+    there = codes >= 0
+    used, place = in_order_of_use(codes[there])
+    values = np.full(len(codes), -1)
+    values[there] = place
     harmless = []
-    for text in (texts[code] for code in used[first:].tolist()):
+    for text in (texts[code] for code in used.tolist()):
         indent = min(len(text) - len(text.lstrip(" ")), MAX_INDENT)  # of an outline
         harmless.append(" " * indent + one_line(text, MAX_TEXT))
     return {
         "unit": "text",
         "texts": harmless,
-        "values": (inverse.reshape(-1) - first).tolist(),
+        "values": values.tolist(),
     }
 
 

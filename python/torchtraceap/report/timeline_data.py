@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchtraceap._core import NO_ROW
+from torchtraceap.core.columns import in_order_of_use
 from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 
@@ -88,9 +89,9 @@ class _Names:
 
     def ids_of(self, string_ids: npt.NDArray[Any], strings: Sequence[str]) -> IntArray:
         """Map string ids of a table to ids of the blob."""
-        distinct, inverse = np.unique(string_ids, return_inverse=True)
-        mapped = np.array([self.id_of(strings[int(i)]) for i in distinct], dtype=np.int64)
-        return mapped[inverse] if len(distinct) else np.zeros(0, np.int64)
+        used, place = in_order_of_use(string_ids)
+        mapped = np.array([self.id_of(strings[int(i)]) for i in used], dtype=np.int64)
+        return mapped[place] if len(used) else np.zeros(0, np.int64)
 
 
 def split_planes(values: npt.NDArray[Any]) -> tuple[bytes, int]:

@@ -82,6 +82,11 @@ def demo() -> ttap.Diagnosis:
     return ttap.diagnose(DEMO)
 
 
+def test_the_page_does_not_depend_on_the_threads_that_read_the_trace() -> None:
+    one, two = (render_html(ttap.load(DEMO, threads=threads).diagnose()) for threads in (1, 2))
+    assert one == two
+
+
 def test_the_demo_page_is_small_and_needs_no_network(demo: ttap.Diagnosis) -> None:
     text = render_html(demo)
     assert len(text.encode()) < 1_500_000
