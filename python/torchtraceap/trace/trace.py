@@ -306,6 +306,7 @@ class Trace(Ranks):
         by: str = "args",
         compat: str | None = None,
         rank: int | None = None,
+        capture: PathLike | None = None,
     ) -> ColumnTable:
         """FLOPs, bytes, achieved and possible rates of every modeled operator.
 
@@ -314,8 +315,9 @@ class Trace(Ranks):
             by: "args" (unique arguments), "family" or "call".
             compat: "tracelens" for the numbers of its models.
             rank: Only this rank.
+            capture: As in `serving`: kernels of CUDA graphs count for their operators.
         """
-        return self._table("roofline", rank, by=by, device=device, compat=compat)
+        return self._table("roofline", rank, by=by, device=device, compat=compat, capture=capture)
 
     def expected(
         self,

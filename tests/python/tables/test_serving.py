@@ -456,6 +456,50 @@ def test_a_capture_tells_operators(named: bool, streams: int, tmp_path: Path) ->
     assert {row["module"] for row in rows} >= {"DecoderLayer_0", "DecoderLayer_7"}
 
 
+def test_the_roofline_counts_replayed_kernels_for_their_operators(tmp_path: Path) -> None:
+    served = Served(dense=4, node_ids=True, iterations=3)
+    path = served.write(tmp_path)
+    capture = json.loads((tmp_path / "capture_traces" / "graph.json").read_text())
+    for event in capture["traceEvents"]:
+        if event["name"] == "aten::mm":
+            event["args"] |= {
+                "Input Dims": [[64, 4096], [4096, 1024]],
+                "Input type": ["c10::BFloat16", "c10::BFloat16"],
+            }
+    (tmp_path / "capture_traces" / "graph.json").write_text(json.dumps(capture))
+    trace = ttap.load(path)
+    table = trace.roofline()
+    rows = {row["name"]: row for row in records(table)}
+    products = [kernel for kernel, _ in served.kernels() if kernel[0] == "aten::mm"]
+    product = rows["aten::mm"]
+    assert product["count"] == 3 * len(products)
+    assert product["flops"] == 2 * 64 * 4096 * 1024
+    assert product["dims"] == [[64, 4096], [4096, 1024]]
+    assert product["attribution"] == "capture"
+    durations = trace.ranks[0].table.dur_ns[trace.ranks[0].tree.gpu_rows]
+    assert sum(row["gpu_ns"] for row in rows.values()) == durations.sum()
+    assert rows["vllm::unified_attention"]["count"] == 3 * 8
+    assert "cudaGraphLaunch" not in rows
+    (tmp_path / "capture_traces" / "graph.json").write_text("{}")
+    alone = {row["name"]: row for row in records(ttap.load(path).roofline())}
+    assert alone["cudaGraphLaunch"]["attribution"] == "layer"
+
+
+def test_tables_say_on_what_evidence(tmp_path: Path) -> None:
+    served = Served(dense=2, node_ids=True, iterations=2)
+    trace = ttap.load(served.write(tmp_path))
+    for table in (trace.kernels(), trace.kernels(by="canonical"), trace.modules()):
+        told = [row["attribution"] for row in records(table)]
+        assert "capture" in told and set(told) <= {"capture", None}
+    for by in ("name", "args", "category", "call"):
+        told = [row["attribution"] for row in records(trace.ops(by=by))]
+        assert "capture" in told and set(told) <= {"capture", None}
+    eager = tmp_path / "eager.json"
+    eager.write_text(json.dumps(served.eager()))
+    told = [row["attribution"] for row in records(ttap.load(eager).ops())]
+    assert set(told) == {"launch"}
+
+
 def test_one_dispatch_more_loses_no_other(tmp_path: Path) -> None:
     served = Served(dense=12, iterations=1)
     path = served.write(tmp_path)

@@ -134,6 +134,10 @@ def _grouped(events: GpuEvents, by: str) -> View:
         values = events.number_arg(key) * scale
         columns[name] = weighted_mean(groups, values, events.duration_ns)[order]
     columns |= _triton(events, first)
+    from torchtraceap.tables.serving.attribution import attribute
+
+    evidence = attribute(events.part).of_groups(groups.index, events.duration_ns, len(groups))
+    columns["attribution"] = evidence.take(order)
     shown = (*shown_head, "count", "sum_ns", "mean_ns", "min_ns", "max_ns", "busy_share")
     return columns, (*shown, "cumulative_share", "grid", "block", "occupancy_share")
 

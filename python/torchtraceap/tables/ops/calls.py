@@ -19,7 +19,7 @@ from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "reason_of"]
+__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "kind_of_call", "reason_of"]
 
 Texts = tuple[str | None, str | None, str | None, str | None]
 """Texts of `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`."""
@@ -52,23 +52,49 @@ def reason_of(kind: KindOfCall) -> str:
     return kind.why_not
 
 
+def kind_of_call(
+    name: str,
+    texts: Texts,
+    kernels: tuple[str, ...],
+    batch: str | None,
+    compat: str | None = None,
+) -> KindOfCall:
+    """Return a kind of call with the work that its model gives."""
+    if compat is None:
+        return KindOfCall(
+            name, texts, kernels, *cached_work_of(name, *texts, kernels, batch), batch
+        )
+    from torchtraceap.ops.models.tracelens.registry import compat_work
+
+    found = compat_work(name, *texts)
+    if found is None:
+        why_not = "TraceLens has no model for this call"
+        return KindOfCall(name, texts, kernels, None, why_not, batch)
+    flops, moved = found
+    work = Work(flops, float("nan") if moved is None else moved, 0, dtype="")
+    return KindOfCall(name, texts, kernels, work, "", batch)
+
+
 class Calls:
     """Operator rows grouped by name and arguments, with one evaluation of the model per group.
 
     Attributes:
-        rows: Rows of operators that launched GPU work; all operators where none did.
+        rows: Rows of operators that launched GPU work; all operators where none did, or if not
+            `launched_only`.
         group: int64 `[rows]`: index in `kinds`.
         has_work: bool `[n events]`: rows whose model gave numbers, as far as they count.
     """
 
-    def __init__(self, part: RankTrace, compat: str | None = None) -> None:
+    def __init__(
+        self, part: RankTrace, compat: str | None = None, *, launched_only: bool = True
+    ) -> None:
         self.part = part
         table = part.table
         is_op = table.kind == _core.EventKind.CPU_OP
         launched = part.costs.subtree_gpu_events > 0
         self.gpu = bool(np.any(is_op & launched)) or len(part.tree.gpu_rows) > 0
         self.strings, self._names = table.strings, table.name
-        self.rows: Array = np.flatnonzero(is_op & launched if self.gpu else is_op)
+        self.rows: Array = np.flatnonzero(is_op & launched if self.gpu and launched_only else is_op)
         self._columns = [table.text_codes(key, rows=self.rows) for key in _KEYS]
         codes = [column[0].astype(np.int64) for column in self._columns]
         self._batch = _names_of_batches(part, self.rows)
@@ -89,23 +115,10 @@ class Calls:
         columns = (_texts_at(codes[first], texts) for codes, texts in self._columns)
         texts: list[Texts] = list(zip(*columns, strict=True))
         batches = _texts_at(self._batch[first], self.strings)
-        kinds = []
-        if compat is not None:
-            from torchtraceap.ops.models.tracelens.registry import compat_work
-        for row, name, given, batch in zip(rows, names, texts, batches, strict=True):
-            kernels = self._owned.get(row, ())
-            work: Work | None
-            if compat is None:
-                work, why_not = cached_work_of(name, *given, kernels, batch)
-            else:
-                found = compat_work(name, *given)
-                work, why_not = None, "TraceLens has no model for this call"
-                if found is not None:
-                    flops, moved = found
-                    moved = float("nan") if moved is None else moved
-                    work, why_not = Work(flops, moved, 0, dtype=""), ""
-            kinds.append(KindOfCall(name, given, kernels, work, why_not, batch))
-        return kinds
+        return [
+            kind_of_call(name, given, self._owned.get(row, ()), batch, compat)
+            for row, name, given, batch in zip(rows, names, texts, batches, strict=True)
+        ]
 
     def kind_of(self, row: int) -> KindOfCall:
         """Return the kind of an operator's row, one of `rows`."""
@@ -186,13 +199,24 @@ class GpuCalls:
     Attributes:
         first_event: Row of the first event of each call.
         rows: int64 `[calls]`: rows of the calls; launches where no operator is above them.
-            Events without a launch are calls of their own, numbered behind the last row.
+            Events without a launch are calls of their own, numbered behind the last row, and
+            behind these are calls that were recorded into a graph, from `first_replayed`.
         gpu_ns: int64 `[calls]`: union of the events of each call.
         exclusive_ns: int64 `[calls]`: their part of the busy time.
         events: Rows of the events, `event_call` the call of each.
     """
 
-    def __init__(self, part: RankTrace, calls: Calls) -> None:
+    def __init__(
+        self, part: RankTrace, calls: Calls, replayed: tuple[Array, Array] | None = None
+    ) -> None:
+        """Join events with calls.
+
+        Args:
+            part: The rank.
+            calls: Its operators.
+            replayed: int64: index in `tree.gpu_rows` of replayed events, and the number of the
+                captured call of each.
+        """
         self.events = part.tree.gpu_rows.astype(np.int64)
         # The innermost row with a model at or above the owner, else the owner.
         target = part.costs.owner[self.events].astype(np.int64)
@@ -202,6 +226,9 @@ class GpuCalls:
         target[owned] = np.where(modeled != _NO_ROW, modeled, target[owned])
         unlaunched = np.flatnonzero(target == _NO_ROW)
         target[unlaunched] = len(part.table) + unlaunched
+        self.first_replayed = len(part.table) + len(self.events)
+        if replayed is not None:
+            target[replayed[0]] = self.first_replayed + replayed[1]
         self.rows, first, self.event_call = np.unique(
             target, return_index=True, return_inverse=True
         )

@@ -11,9 +11,11 @@ from torchtraceap.core.sums import add, totals
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec
 from torchtraceap.tables.gpu.gpu_events import row_numbers
+from torchtraceap.tables.ops.module_paths import module_paths
+from torchtraceap.tables.serving.attribution import attribute
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["TABLE", "build_modules", "modules_of"]
+__all__ = ["TABLE", "build_modules"]
 
 _FORWARD, _BACKWARD, _RECOMPUTE, _NONE = range(4)
 
@@ -52,12 +54,12 @@ def build_modules(part: RankTrace) -> ColumnTable:
     outline = [
         "· " * depth + names[node] for depth, node in zip(depths, order.tolist(), strict=True)
     ]
-    place = np.zeros(len(tree.preorder), dtype=np.int64)
+    place = np.full(len(tree.preorder), -1, dtype=np.int64)
     place[order] = np.arange(len(order))
     parent = tree.parent[order]
     is_root = parent == _core.NO_ROW
     columns: dict[str, Column] = {
-        "module": TextCodes(np.arange(len(order), dtype=np.int32), _paths(tree, order)),
+        "module": TextCodes(np.arange(len(order), dtype=np.int32), module_paths(tree, order)),
         "name": _texts(tree.names, order),
         "outline": TextCodes(np.arange(len(outline), dtype=np.int32), outline),
         "type": _texts(tree.types, order),
@@ -77,6 +79,9 @@ def build_modules(part: RankTrace) -> ColumnTable:
         "backward_host_ns": host[:, _BACKWARD],
         "recompute_host_ns": host[:, _RECOMPUTE],
         "subtree_busy_share": gpu_ns / busy_ns if busy_ns else np.full(len(order), np.nan),
+        "attribution": attribute(part).of_groups(
+            _own_module(part, tree, place), part.table.dur_ns[part.tree.gpu_rows], len(order)
+        ),
         "first_row": row_numbers(tree.first_call[order]),
     }
     shown = ["outline", "calls"]
@@ -95,23 +100,12 @@ def build_modules(part: RankTrace) -> ColumnTable:
     )
 
 
-def modules_of(part: RankTrace, rows: Array) -> TextCodes:
-    """Return the path of the innermost module of each row; absent outside of modules."""
-    tree = _core.build_modules(part.table, part.tree, part.costs)
-    nodes = tree.node_of[rows].astype(np.int64)
-    nodes[tree.pass_of[rows] == _NONE] = -1
-    used, dense = np.unique(nodes, return_inverse=True)
-    inside = used[used >= 0]
-    codes = dense.astype(np.int32) - np.int32(len(used) - len(inside))
-    return TextCodes(codes, _paths(tree, inside))
-
-
-def _paths(tree: _core.ModuleTree, nodes: Array) -> list[str]:
-    """Return the names from the root to each node; parents come before their children."""
-    paths: list[str] = []
-    for name, parent in zip(tree.names, tree.parent.tolist(), strict=True):
-        paths.append(name if parent == _core.NO_ROW else f"{paths[parent]}/{name}")
-    return [paths[node] for node in nodes.tolist()]
+def _own_module(part: RankTrace, tree: _core.ModuleTree, place: Array) -> Array:
+    """Return the row of the innermost module of each GPU event, int64; -1 without one."""
+    node = tree.node_of[part.tree.gpu_rows].astype(np.int64)
+    inside = node < len(place)
+    found: Array = np.where(inside, np.append(place, -1)[np.where(inside, node, -1)], -1)
+    return found
 
 
 def _texts(texts: list[str], nodes: Array) -> TextCodes:

@@ -15,7 +15,8 @@ from torchtraceap.ops.models.families import family_of
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
 from torchtraceap.tables.gpu.gpu_events import row_numbers
 from torchtraceap.tables.grouping import Groups, order_by, phases_of, steps_of, threads_of
-from torchtraceap.tables.ops.modules import modules_of
+from torchtraceap.tables.ops.module_paths import modules_of
+from torchtraceap.tables.serving.attribution import attribute
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "Owners", "build_ops"]
@@ -167,6 +168,7 @@ def _by_name(calls: Owners) -> View:
         **groups.statistics(calls.own_ns, "mean", "max", prefix="own_gpu_"),
         **groups.statistics(calls.host_ns, "mean", "max", prefix="host_"),
         "backward_of": _forward_names(calls, groups),
+        "attribution": _attribution(calls, groups.index),
     }
     columns = _ranked(columns, ties=columns["name"])
     in_backward = calls.part.tree.phase[calls.rows] == _core.Phase.BACKWARD
@@ -193,6 +195,7 @@ def _by_args(calls: Owners) -> View:
         **groups.statistics(calls.own_ns, *_STATISTICS, prefix="own_gpu_"),
         **groups.statistics(calls.subtree_ns, *_STATISTICS, prefix="subtree_gpu_"),
         "example_row": calls.rows[first],
+        "attribution": _attribution(calls, groups.index),
     }
     notes = []
     if not any((codes.codes >= 0).any() for codes in arguments.values()):
@@ -230,9 +233,13 @@ def _by_category(calls: Owners) -> View:
         "gpu_events": total(event_family),
         "launches": total(event_family[linked[launches.first]]),
         "self_host_ns": total(op_family, calls.self_host_ns[is_op]),
+        "attribution": attribute(part).of_groups(
+            event_family.astype(np.int64), part.table.dur_ns[part.tree.gpu_rows], len(both.texts)
+        ),
     }
     columns = _ranked(columns, ties=columns["family"])
-    shown = [name for name in columns if name not in ("own_gpu_ns", "self_host_share")]
+    less = ("own_gpu_ns", "self_host_share", "attribution")
+    shown = [name for name in columns if name not in less]
     if not len(events):
         shown = ["family", "operators", "count", "self_host_ns", "self_host_share"]
     return columns, shown, ()
@@ -259,6 +266,7 @@ def _by_call(calls: Owners) -> View:
         "backward_gpu_ns": calls.backward_ns,
         "subtree_backward_gpu_ns": calls.subtree_backward_ns,
         "forward_row": row_numbers(part.tree.forward[rows]),
+        "attribution": _attribution(calls, np.arange(len(calls))),
     }
     shown = ("row", "name", "thread", "duration_ns", "self_host_ns", "exclusive_gpu_ns")
     return columns, (*shown, "subtree_gpu_ns", "module"), ()
@@ -313,6 +321,16 @@ def _sums(calls: Owners, groups: Groups) -> dict[str, Column]:
         "backward_gpu_ns": groups.sum(calls.backward_ns),
         "subtree_backward_gpu_ns": groups.sum(np.where(outermost, calls.subtree_backward_ns, 0)),
     }
+
+
+def _attribution(calls: Owners, group: Array) -> TextCodes:
+    """Return the evidence that most of the GPU time of each group of calls rests on; absent
+    without any."""
+    part = calls.part
+    events, owner = part.tree.gpu_rows, part.costs.owner[part.tree.gpu_rows]
+    place = np.searchsorted(calls.rows, np.where(owner == _core.NO_ROW, events, owner))
+    size = int(group.max(initial=-1)) + 1
+    return attribute(part).of_groups(group[place], part.table.dur_ns[events], size)
 
 
 def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:

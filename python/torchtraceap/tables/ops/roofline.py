@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from torchtraceap.core.aliases import Array
+from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.columns import JsonCodes, TextCodes, encode_texts
 from torchtraceap.core.sums import total
 from torchtraceap.core.table import ColumnTable
@@ -37,6 +37,8 @@ from torchtraceap.tables.ops.calls import (
     Texts,
     reason_of,
 )
+from torchtraceap.tables.ops.replayed_calls import ReplayedCalls
+from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_roofline"]
@@ -50,25 +52,32 @@ _BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
 
 
 def build_roofline(
-    part: RankTrace, device: Any = None, by: str = "args", compat: str | None = None
+    part: RankTrace,
+    device: Any = None,
+    by: str = "args",
+    compat: str | None = None,
+    capture: PathLike | None = None,
 ) -> ColumnTable:
     """Build the table of `Trace.roofline` for one rank.
 
     By call, a trace without GPU events has those of the CPU, with host time and without rates. The
-    models of TraceLens have no peaks.
+    models of TraceLens have no peaks. Kernels of a CUDA graph count for the operators of its
+    capture, where a trace of that is known; not with the models of TraceLens.
 
     Raises:
-        OptionError: An unknown choice, or a device that is not known.
+        OptionError: An unknown choice, a device that is not known, or nothing at `capture`.
     """
     check_choice("by", by, TABLE.views)
     if compat not in _COMPAT:
         raise OptionError(f"compat must be tracelens or left out, not {compat!r}")
     peaks, note = chosen_device(part, device)
     calls = Calls(part, compat)
-    on_gpu = GpuCalls(part, calls)
+    known = attribute(part, capture)
+    replayed = ReplayedCalls(part, known) if compat is None and known.captures else None
+    on_gpu = GpuCalls(part, calls, (replayed.events, replayed.call) if replayed else None)
     if not len(on_gpu.rows) and by == "call":
         return _host_table(calls)
-    rows = _RowTable(part, calls, on_gpu, peaks, note)
+    rows = _RowTable(part, calls, on_gpu, replayed, known, peaks, note)
     return rows.by_family() if by == "family" else rows.by_arguments(each_call=by == "call")
 
 
@@ -79,15 +88,28 @@ class _RowTable:
     """Calls with GPU time, joined with their kind of call."""
 
     def __init__(
-        self, part: RankTrace, calls: Calls, on_gpu: GpuCalls, device: Device | None, note: str
+        self,
+        part: RankTrace,
+        calls: Calls,
+        on_gpu: GpuCalls,
+        replayed: ReplayedCalls | None,
+        known: Attribution,
+        device: Device | None,
+        note: str,
     ) -> None:
-        self._part, self._calls, self._on_gpu = part, calls, on_gpu
-        self._device, self._note = device, note
+        self._part, self._strings, self._on_gpu = part, calls.strings, on_gpu
+        self._known, self._device, self._note = known, device, note
+        self._kinds = [*calls.kinds, *(replayed.kinds if replayed else ())]
         kind_of_row = np.full(len(part.table) + 1, -1, dtype=np.int64)
         kind_of_row[calls.rows] = calls.group
         places = np.minimum(on_gpu.rows, len(part.table))
         self._has_work = calls.has_work[places]
         self._kind = kind_of_row[places]
+        if replayed:
+            own = np.flatnonzero(on_gpu.rows >= on_gpu.first_replayed)
+            self._kind[own] = len(calls.kinds) + replayed.kind
+            has_work = np.array([kind.work is not None for kind in replayed.kinds], dtype=bool)
+            self._has_work[own] = has_work[replayed.kind]
         # Without an operator a kind has the names of launch and first event.
         names = part.table.name
         loose = np.flatnonzero(self._kind < 0)
@@ -98,7 +120,7 @@ class _RowTable:
         groups = Groups(launch, names[on_gpu.first_event[loose]].astype(np.int64))
         strings = calls.strings
         self._loose = ["" if code < 0 else strings[code] for code in launch[groups.first].tolist()]
-        self._kind[loose] = len(calls.kinds) + groups.index
+        self._kind[loose] = len(self._kinds) + groups.index
         order = np.argsort(on_gpu.event_call, kind="stable")
         self._names = part.table.name[on_gpu.events[order]]
         self._starts = np.concatenate([[0], np.cumsum(on_gpu.count)])
@@ -139,14 +161,14 @@ class _RowTable:
         first = int(groups.first[index])
         # Distinct names of the first call's GPU events, in order.
         ids = self._names[self._starts[first] : self._starts[first + 1]]
-        strings = self._calls.strings
+        strings = self._strings
         kernels = tuple(strings[i] for i in dict.fromkeys(ids.tolist()))[:MOST_KERNELS]
         kind = int(self._kind[first])
-        if kind >= len(self._calls.kinds):
-            name = self._loose[kind - len(self._calls.kinds)]
+        if kind >= len(self._kinds):
+            name = self._loose[kind - len(self._kinds)]
             why = "not below an operator" if name else "the trace does not hold its launch"
             return KindOfCall(name or "(no launch)", _NO_TEXTS, kernels, None, why), UNATTAINABLE
-        call = self._calls.kinds[kind]
+        call = self._kinds[kind]
         if not self._has_work[first]:
             why = reason_of(call) or "operators below it that have models are rows of their own"
             return KindOfCall(call.name, call.texts, kernels, None, why), UNATTAINABLE
@@ -185,6 +207,11 @@ class _RowTable:
             "roofline_share": share,
             "busy_share": groups.sum(self._on_gpu.exclusive_ns) / busy_ns,
             "upper_bound": np.array([w is not None and w.upper_bound for w in works], dtype=bool),
+            "attribution": self._known.of_groups(
+                groups.index[self._on_gpu.event_call],
+                self._part.table.dur_ns[self._on_gpu.events],
+                len(groups),
+            ),
             "has_model": np.array([w is not None for w in works], dtype=bool),
             "why_not": encode_texts(call.why_not or None for call, _ in rows),
             "warning": encode_texts(
@@ -340,6 +367,12 @@ TABLE = TableSpec(
         ),
         Option(
             "compat", "--compat", "the numbers that TraceLens would give", choices=("tracelens",)
+        ),
+        Option(
+            "capture",
+            "--capture",
+            "trace of the capture of CUDA graphs, or a folder with such",
+            metavar="PATH",
         ),
     ),
     sql={"roofline": {}},

@@ -19,7 +19,6 @@ import numpy as np
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import TextCodes, encode_texts
 from torchtraceap.core.formatting import short_repr
-from torchtraceap.core.pickled import parse_pickle
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.stored import parse_json, read_stored
 from torchtraceap.errors import SchemaError
@@ -199,6 +198,8 @@ def _of_nodes(nodes: GraphNodes, noted: Mapping[int, str]) -> TextCodes:
 def _read_fields(path: Path) -> dict[int, dict[str, str]]:
     """Return the fields of each node of a pickle: a dict of lists of dicts or texts, of which the
     last counts, as torch has it."""
+    from torchtraceap.core.pickled import parse_pickle  # only here: start-up counts
+
     source = str(path)
     value = parse_pickle(read_stored(path, most=_MOST_BYTES), source)
     if not isinstance(value, dict):

@@ -18,7 +18,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
 from torchtraceap.tables.grouping import Groups, phases_of
-from torchtraceap.tables.ops.modules import modules_of
+from torchtraceap.tables.ops.module_paths import modules_of
 from torchtraceap.tables.serving.annotations import SideFiles, fill, read_annotations, scatter
 from torchtraceap.tables.serving.capture import (
     CaptureTraces,
@@ -64,8 +64,30 @@ class Attribution:
     stack: TextCodes
     """Python frames as `file:line:function`, the innermost first, that launched a replayed kernel
     when its graph was captured; absent unless they were written beside the trace."""
+    captured_part: Array
+    """int64: index in `captures` of the trace that has the call behind a replayed event, else -1.
+    A run without graphs is none: its shapes may be others."""
+    captured_row: Array
+    """int64: row of the captured call in the table of that trace."""
+    captures: tuple[RankTrace, ...] = ()
     refused: tuple[str, ...] = ()
     """Captures and twins that fit no replay and files that can't be used, and why."""
+
+    def of_groups(self, group: Array, duration_ns: Array, size: int) -> TextCodes:
+        """Return the evidence that most of the GPU time of each group rests on.
+
+        Args:
+            group: int64 `[events]`: the group of each event, -1 for none.
+            duration_ns: int64 `[events]`.
+            size: The number of groups.
+        """
+        counted = group >= 0
+        cells = group[counted] * len(EVIDENCE) + self.evidence[counted]
+        # Events without a length count as well.
+        sums = np.bincount(cells, duration_ns[counted] + 1e-9, size * len(EVIDENCE))
+        sums = sums.reshape(size, len(EVIDENCE))
+        best = np.where(sums.any(axis=1), sums.argmax(axis=1), -1)
+        return TextCodes(best.astype(np.int32), EVIDENCE)
 
     def shares(self, duration_ns: Array) -> dict[str, float]:
         """Return the share of GPU time by evidence."""
@@ -106,7 +128,10 @@ def _build(part: RankTrace, folder: Path | None, eager: Path | None) -> Attribut
     noted, problems = read_annotations(part, files)
     iterations = served_iterations(part)
     of_graph = nodes.replayed
-    kinds = kinds_of(events)
+    # What a name says matters only where no call of its own launched a kernel.
+    untold = np.full(len(events), of_graph.any()) | ~events.is_linked
+    kinds = np.full(len(events), "other", dtype=object)
+    kinds[untold] = kinds_of(events.where(untold))
     layer, role = _layers(part, events, iterations, noted.layer, kinds)
     evidence = np.full(len(events), _NONE, dtype=np.int8)
     evidence[kinds != "other"] = _NAME
@@ -124,12 +149,16 @@ def _build(part: RankTrace, folder: Path | None, eager: Path | None) -> Attribut
             operator, module = _add_elsewhere(found, operator, module)
             evidence[found.events] = kind
             refused += found.refused
+    captured = np.full((2, len(events)), -1, dtype=np.int64)
+    if replays:
+        captured[:, replays.events] = replays.part, replays.rows
     operator, module = fill(operator, noted.operator), fill(noted.module, module)
     evidence[noted.known] = _ANNOTATION
     known = np.isin(evidence, (_ANNOTATION, _CAPTURE, _TWIN))
     places, others = _in_other_replays(nodes, events.name, known)
     operator, module = _copy(operator, places, others), _copy(module, places, others)
     evidence[places] = _NODE
+    captured[:, places] = captured[:, others]
     return Attribution(
         evidence=evidence,
         operator=operator,
@@ -138,6 +167,9 @@ def _build(part: RankTrace, folder: Path | None, eager: Path | None) -> Attribut
         role=role,
         phase=fill(noted.phase, phases_of(part, events.rows)),
         stack=noted.stack,
+        captured_part=captured[0],
+        captured_row=captured[1],
+        captures=replays.parts if replays else (),
         refused=(*problems, *refused),
     )
 
