@@ -257,14 +257,27 @@ std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tol
 }
 
 using ExcerptOut = py::typing::Tuple<TablePtr, std::shared_ptr<BoundTree>>;
-ExcerptOut excerpt(const TablePtr& table, const BoundTree& tree, std::int64_t start_ns,
-                   std::int64_t end_ns) {
+using IntervalsIn = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
+IntervalSet read_intervals(const IntervalsIn& array) {
+  const auto values = array.unchecked<2>();
+  if (values.shape(1) != 2) throw py::value_error("intervals are int64 [n, 2]");
+  std::vector<Interval> intervals;
+  for (py::ssize_t i = 0; i < values.shape(0); ++i) {
+    intervals.push_back({values(i, 0), values(i, 1)});
+  }
+  return intervals;
+}
+
+ExcerptOut excerpt(const TablePtr& table, const BoundTree& tree, const IntervalsIn& windows,
+                   const std::optional<IntervalsIn>& left_out) {
   const EventTree& whole = tree_of(table, tree);
+  const IntervalSet inside = make_union(read_intervals(windows));
+  const IntervalSet outside = left_out ? make_union(read_intervals(*left_out)) : IntervalSet{};
   TablePtr part;
   std::shared_ptr<BoundTree> links;
   {
     const Unlocked unlocked;
-    Excerpt taken = take_excerpt(*table, whole, {start_ns, end_ns});
+    Excerpt taken = take_excerpt(*table, whole, inside, outside);
     part = std::make_shared<EventTable>(std::move(taken.table));
     links = std::make_shared<BoundTree>(BoundTree{part, std::move(taken.tree)});
   }
@@ -289,9 +302,10 @@ void bind_tree(py::module_& module) {
              "Links the rows of a table. `last_rank_began_ns`: first event of the rank of the job "
              "that began to record last; None where the rank is read alone.");
   module.def(
-      "excerpt", excerpt, py::arg("table"), py::arg("tree"), py::arg("start_ns"), py::arg("end_ns"),
-      "The rows that lie inside a stretch of time (host clock), with the GPU events launched "
-      "there, as a table and tree of their own.");
+      "excerpt", excerpt, py::arg("table"), py::arg("tree"), py::arg("windows"),
+      py::arg("left_out") = py::none(),
+      "The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU events "
+      "launched there, as a table and tree of their own; `left_out` is neither busy nor idle.");
 }
 
 }  // namespace traceap::bindings

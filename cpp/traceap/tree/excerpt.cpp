@@ -1,6 +1,7 @@
 #include "traceap/tree/excerpt.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <vector>
@@ -10,18 +11,27 @@
 namespace traceap {
 namespace {
 
+/// Whether [start_ns, end_ns] lies in one of the windows, ends included.
+bool lies_in(const IntervalSet& windows, std::int64_t start_ns, std::int64_t end_ns) {
+  const auto behind = std::upper_bound(
+      windows.begin(), windows.end(), start_ns,
+      [](std::int64_t time_ns, const Interval& window) { return time_ns < window.start_ns; });
+  return behind != windows.begin() && end_ns <= std::prev(behind)->end_ns;
+}
+
 /// Which rows are kept, and under which number.
 class RowMap {
  public:
-  RowMap(const EventTable& table, const EventTree& tree, Interval window) : number_(table.size()) {
+  RowMap(const EventTable& table, const EventTree& tree, const IntervalSet& windows)
+      : number_(table.size()) {
     const auto inside = [&](Row row) {
-      return (table.flags[row] & kHasTime) != 0 && table.ts_ns[row] >= window.start_ns &&
-             table.end_ns(row) <= window.end_ns;
+      return (table.flags[row] & kHasTime) != 0 &&
+             lies_in(windows, table.ts_ns[row], table.end_ns(row));
     };
     const auto launched_inside = [&](Row row) {
       if (tree.launch[row] != kNoRow) return inside(tree.launch[row]);
       const std::int64_t at_ns = launch_time_ns(table, tree, row);
-      return at_ns >= window.start_ns && at_ns < window.end_ns;
+      return lies_in(windows, at_ns, add_saturated(at_ns, 1));
     };
     for (Row row = 0; row < table.size(); ++row) {
       poll_interrupt();
@@ -121,6 +131,7 @@ EventTable pick_table(const EventTable& from, const RowMap& map) {
   strings.renumber(to.category);
   to.tracks = from.tracks;
   to.track_texts = from.track_texts;
+  to.metadata = from.metadata;
   to.devices = from.devices;
   to.distributed = from.distributed;
   to.path = from.path;
@@ -167,11 +178,12 @@ void pick_launches(const EventTree& from, const RowMap& map, EventTree& to) {
   }
 }
 
-void pick_steps(const EventTree& from, const RowMap& map, Interval window, EventTree& to) {
+void pick_steps(const EventTree& from, const RowMap& map, const IntervalSet& windows,
+                EventTree& to) {
   std::vector<std::uint32_t> number(from.steps.size(), kNoStep);
   for (std::uint32_t i = 0; i < from.steps.size(); ++i) {
     const Step& step = from.steps[i];
-    if (step.start_ns < window.start_ns || step.end_ns > window.end_ns) continue;
+    if (!lies_in(windows, step.start_ns, step.end_ns)) continue;
     number[i] = static_cast<std::uint32_t>(to.steps.size());
     to.steps.push_back({step.name, step.start_ns, step.end_ns, map[step.row], step.kind});
     to.recording.step_is_recorded.push_back(from.recording.step_is_recorded[i]);
@@ -181,23 +193,26 @@ void pick_steps(const EventTree& from, const RowMap& map, Interval window, Event
     if (step != kNoStep) step = number[step];
   }
   to.steps_inferred = from.steps_inferred;
-  to.profiled = {std::max(window.start_ns, from.profiled.start_ns),
-                 std::min(window.end_ns, from.profiled.end_ns)};
+  if (!windows.empty()) {
+    to.profiled = {std::max(windows.front().start_ns, from.profiled.start_ns),
+                   std::min(windows.back().end_ns, from.profiled.end_ns)};
+  }
   if (!to.steps.empty() && !to.steps_inferred) {
     to.profiled = {to.steps.front().start_ns, to.steps.back().end_ns};
   }
 }
 
-EventTree pick_tree(const EventTree& from, const RowMap& map, Interval window) {
+EventTree pick_tree(const EventTree& from, const RowMap& map, const IntervalSet& windows,
+                    const IntervalSet& left_out) {
   EventTree to;
   pick_nesting(from, map, to);
   pick_launches(from, map, to);
-  pick_steps(from, map, window, to);
+  pick_steps(from, map, windows, to);
   to.workload = from.workload;
   for (Row* row : {&to.workload.framework_row, &to.workload.role_row}) *row = map[*row];
   for (Row& row : to.workload.parallelism) row = map[row];
   to.recording.missing = from.recording.missing;
-  to.recording.not_judged = from.recording.not_judged;
+  to.recording.not_judged = set_union(from.recording.not_judged, left_out);
   to.api = map.pick(from.api);
   to.copy_direction = map.pick(from.copy_direction);
   to.host_memory = map.pick(from.host_memory);
@@ -219,9 +234,10 @@ EventTree pick_tree(const EventTree& from, const RowMap& map, Interval window) {
 
 }  // namespace
 
-Excerpt take_excerpt(const EventTable& table, const EventTree& tree, Interval window) {
-  const RowMap map(table, tree, window);
-  return {pick_table(table, map), pick_tree(tree, map, window)};
+Excerpt take_excerpt(const EventTable& table, const EventTree& tree, const IntervalSet& windows,
+                     const IntervalSet& left_out) {
+  const RowMap map(table, tree, windows);
+  return {pick_table(table, map), pick_tree(tree, map, windows, left_out)};
 }
 
 }  // namespace traceap

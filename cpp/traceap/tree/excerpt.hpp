@@ -1,5 +1,5 @@
 #pragma once
-// A stretch of a trace as a small trace of its own.
+// Stretches of a trace as a small trace of its own.
 
 #include "traceap/base/intervals.hpp"
 #include "traceap/table/event_table.hpp"
@@ -12,10 +12,12 @@ struct Excerpt {
   EventTree tree;
 };
 
-/// The rows that lie inside `window` (host clock) with the GPU events that were launched there, in
-/// the same order under new numbers. Everything that the tree says about them is as in the whole
-/// trace (phases, launches, steps, warm-up); links to rows outside are gone. Tracks and streams
-/// keep their numbers, top-level metadata is left out. O(rows of the trace).
-Excerpt take_excerpt(const EventTable& table, const EventTree& tree, Interval window);
+/// The rows that lie inside one of `windows` (host clock) with the GPU events that were launched
+/// there, in the same order under new numbers. Everything that the tree says about them is as in
+/// the whole trace (phases, launches, steps, warm-up); links to rows outside are gone. Tracks and
+/// streams keep their numbers. `left_out` is not judged, beside what the whole does not judge.
+/// O(rows of the trace * log(windows)).
+Excerpt take_excerpt(const EventTable& table, const EventTree& tree, const IntervalSet& windows,
+                     const IntervalSet& left_out = {});
 
 }  // namespace traceap

@@ -55,13 +55,12 @@ _TRACE = {
         "torchtraceap.cli.diagnose",
     ),
     **{
-        name: Entry(table.summary, f"torchtraceap.cli.{'views' if name == 'tree' else 'tables'}")
+        name: Entry(
+            table.summary,
+            f"torchtraceap.cli.{'views' if name in ('tree', 'serving') else 'tables'}",
+        )
         for name, table in TABLES.items()
     },
-    "serving": Entry(
-        "iterations of a serving engine: phases, time of a token, layers, bubbles",
-        "torchtraceap.cli.views",
-    ),
     "memory-timeline": Entry(
         "memory by category over time, from export_memory_timeline's file",
         "torchtraceap.cli.tables",

@@ -21,7 +21,13 @@ PROGRESS_BYTES = 50_000_000
 COMPRESSED_WEIGHT = 6
 
 
-def load(paths: Sequence[str], threads: int) -> Trace:
+def load(paths: Sequence[str], threads: int, phase: str | None = None) -> Trace:
+    """Load a trace, or the iterations of one phase of it."""
+    trace = _load(paths, threads)
+    return trace if phase is None else trace.in_phase(phase)
+
+
+def _load(paths: Sequence[str], threads: int) -> Trace:
     from torchtraceap.trace.loader import load
 
     given: Any = paths[0] if len(paths) == 1 else list(paths)

@@ -189,6 +189,17 @@ def add_rank(parser: Parser) -> None:
     parser.add_argument("--rank", type=int, metavar="N", help="only this rank of several")
 
 
+def add_phase(parser: Parser) -> None:
+    from torchtraceap.core.results import PHASES
+
+    parser.add_argument(
+        "--phase",
+        choices=PHASES,
+        metavar="PHASE",
+        help=f"only iterations of a serving engine in this phase: {', '.join(PHASES)}",
+    )
+
+
 def add_threads(parser: Parser) -> None:
     parser.add_argument(
         "--threads", type=count, default=0, metavar="N", help="parsing threads [every core]"

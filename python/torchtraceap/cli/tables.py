@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from torchtraceap.cli.parser import (
     add_json,
     add_no_color,
     add_paths,
+    add_phase,
     add_rank,
     add_spreadsheet,
     add_threads,
@@ -33,6 +35,7 @@ from torchtraceap.cli.parser import (
     unknown_word,
 )
 from torchtraceap.core.progress import progress_stage
+from torchtraceap.core.results import PHASES
 from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
@@ -104,6 +107,7 @@ def describe_table(name: str) -> Callable[[Parser], None]:
                 )
         if spec.per_rank:
             add_rank(parser)
+        add_phase(parser)
         add_threads(parser)
         add_no_color(parser)
 
@@ -127,7 +131,7 @@ def _table_command(name: str) -> Command:
 
     def run(options: Options) -> int:
         check_table_output(options, options.paths)
-        trace = load(options.paths, options.threads)
+        trace = load(options.paths, options.threads, options.phase)
         return give_table(make_table(trace, name, options), options)
 
     path = "runs/" if name in ("collectives", "ranks") else "trace.json.gz"
@@ -213,6 +217,15 @@ def _add_diff_views(parser: Parser) -> None:
     add_views(parser, [view for view in VIEWS if view != "tree"])  # a page draws the tree
 
 
+def _two_phases(text: str) -> tuple[str, str]:
+    """Return the phases of A and of B."""
+    phases = text.split(",")
+    unknown = [phase for phase in phases if phase not in PHASES]
+    if unknown or len(phases) > 2:
+        raise ArgumentTypeError(f"one or two of {', '.join(PHASES)}, not {text!r}")
+    return phases[0], phases[-1]
+
+
 def _diff(options: Options) -> int:
     inputs = [options.before, options.after]
     check_table_output(options, inputs, folder=options.tracelens_csv)
@@ -220,7 +233,10 @@ def _diff(options: Options) -> int:
         check_output(options.html, inputs)
     from torchtraceap.tables.compare.diff import build_diff
 
-    before, after = (load([path], options.threads) for path in inputs)
+    phases = options.phase or (None, None)
+    before, after = (
+        load([path], options.threads, phase) for path, phase in zip(inputs, phases, strict=True)
+    )
     with progress_stage("comparing the traces"):
         table = build_diff(before, after, by=options.by)
     reason, facts = "", table.facts
@@ -272,13 +288,19 @@ def _memory_timeline(options: Options) -> int:
 
 
 COMMANDS = {
-    **{name: _table_command(name) for name in TABLES if name != "tree"},
+    **{name: _table_command(name) for name in TABLES if name not in ("tree", "serving")},
     "diff": Command(
         summary_of("diff"),
         arguments(
             option("before", metavar="A", type=trace_path, help=PATH_HELP),
             option("after", metavar="B", type=trace_path, help="the one to compare with it"),
             _add_diff_views,
+            option(
+                "--phase",
+                type=_two_phases,
+                metavar="PHASE[,PHASE]",
+                help="only iterations of a serving engine in this phase, or A's and B's",
+            ),
             option("--html", metavar="FILE", help="write both side by side as a page"),
             option(
                 "--gate",

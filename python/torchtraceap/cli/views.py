@@ -4,6 +4,7 @@ itself in other forms, for people and for other tools."""
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
@@ -18,6 +19,7 @@ from torchtraceap.cli.parser import (
     add_json,
     add_no_color,
     add_paths,
+    add_phase,
     add_rank,
     add_threads,
     arguments,
@@ -33,13 +35,13 @@ from torchtraceap.cli.tables import (
     make_table,
 )
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.results import PHASES
 
 _SOURCE = option("source", metavar="PATH", type=trace_path, help=PATH_HELP)
 
 
 def _summary(options: Options) -> int:
-    result = load(options.paths, options.threads).summary(linked_only=options.linked_only)
+    trace = load(options.paths, options.threads, options.phase)
+    result = trace.summary(linked_only=options.linked_only)
     if options.json:
         print_text(result.to_json())
         return FINE
@@ -50,24 +52,36 @@ def _summary(options: Options) -> int:
 
 
 def _serving(options: Options) -> int:
+    check_table_output(options, options.paths)
     trace = load(options.paths, options.threads)
+    by, files = options.by, options.csv or options.parquet
+    chosen: dict[str, Any] = {
+        "rank": options.rank, "phase": options.phase, "steady": options.steady,
+    }  # fmt: skip
     with progress_stage("reading the iterations"):
-        result = trace.serving(
-            rank=options.rank, phase=options.phase, capture=options.capture, eager=options.eager
-        )
+        if by or files:
+            return give_table(trace.serving_table(by=by or "phases", **chosen), options)
+        result = trace.serving(**chosen, capture=options.capture, eager=options.eager)
     if options.json:
         print_text(result.to_json())
         return FINE
     from torchtraceap.report.result_tables import serving_tables
 
     print_text(str(result.time or "No iteration was found."))
+    if result.steady:
+        print_text(str(result.steady))
     print_tables(serving_tables(result), options.no_color)
     return FINE
 
 
+def _describe_serving(parser: Parser) -> None:
+    describe_table("serving")(parser)
+    parser.set_defaults(by=None)  # without a view all of them are shown
+
+
 def _tree(options: Options) -> int:
     check_table_output(options, options.paths)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options.threads, options.phase)
     files = options.json or options.csv or options.parquet
     if files or options.all_columns or options.columns or options.sort:
         return give_table(make_table(trace, "tree", options), options)
@@ -143,7 +157,7 @@ def _sql(options: Options) -> int:
     from torchtraceap.tables.sql import run_sql
 
     check_table_output(options, [options.source])
-    trace = load([options.source], options.threads)
+    trace = load([options.source], options.threads, options.phase)
     with progress_stage("running the query"):
         table = run_sql(trace, options.query, seconds=options.seconds)
     return give_table(table, options)
@@ -190,6 +204,7 @@ COMMANDS = {
             option(
                 "--linked-only", action="store_true", help="leave out GPU events without a launch"
             ),
+            add_phase,
             add_threads,
             add_no_color,
         ),
@@ -199,9 +214,7 @@ COMMANDS = {
     "serving": Command(
         summary_of("serving"),
         arguments(
-            add_paths,
-            add_json,
-            option("--phase", choices=PHASES, metavar="PHASE", help=f"only {', '.join(PHASES)}"),
+            _describe_serving,
             option(
                 "--capture",
                 type=trace_path,
@@ -215,12 +228,13 @@ COMMANDS = {
                 metavar="TRACE",
                 help="trace of the same model without graphs: it tells them as well",
             ),
-            add_rank,
-            add_threads,
-            add_no_color,
         ),
         _serving,
-        ("serving trace.json.gz", "serving trace.json.gz --capture capture_traces/ --json"),
+        (
+            "serving trace.json.gz",
+            "serving trace.json.gz --capture capture_traces/ --json",
+            "serving trace.json.gz --by layers --csv layers.csv",
+        ),
     ),
     "tree": Command(
         summary_of("tree"),
@@ -272,7 +286,7 @@ COMMANDS = {
     ),
     "sql": Command(
         summary_of("sql"),
-        arguments(_SOURCE, _add_query, add_table_output, add_threads, add_no_color),
+        arguments(_SOURCE, _add_query, add_table_output, add_phase, add_threads, add_no_color),
         _sql,
         ("sql trace.json.gz 'select name, count from ops order by count desc limit 5'",),
     ),

@@ -377,7 +377,7 @@ def _cut_excerpt(run: Run) -> Trace:
         start_ns, end_ns = _draw_window(launches_ns, cost_ns, draw)
         found = []
         for each in whole.ranks:
-            table, tree = _core.excerpt(each.table, each.tree, start_ns, end_ns)
+            table, tree = _core.excerpt(each.table, each.tree, np.array([[start_ns, end_ns]]))
             found.append(RankTrace(table, each.rank, tree))
         spans = [each.tree.profiled for each in found if len(each.tree.gpu_rows)]
         if len(spans) == len(found) and all(end > start for start, end in spans):

@@ -12,7 +12,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.formatting import plain_line
-from torchtraceap.core.table import ColumnTable
+from torchtraceap.core.results import PHASES
 from torchtraceap.errors import OptionError
 from torchtraceap.explanation.numbers import Own, time_quantity, to_quantities
 from torchtraceap.explanation.tool_results import MOST_CELL, ToolData, clean, page, table_rows
@@ -31,7 +31,7 @@ from torchtraceap.explanation.tools import (
     Tool,
 )
 from torchtraceap.tables.catalog import TABLES, Option, table_spec
-from torchtraceap.tables.serving.serving import Serving, build_serving
+from torchtraceap.tables.serving.serving import VIEWS
 from torchtraceap.tables.sql import run_sql, sql_tables
 
 __all__ = ["client_tools"]
@@ -44,7 +44,7 @@ _MOST_ROW = 2**53
 
 def client_tools() -> tuple[Tool, ...]:
     """Return these tools, in the order in which they are listed."""
-    known = {tool.name for tool in TOOLS}
+    known = {tool.name for tool in (*TOOLS, _SERVING)}
     tables = (_table_tool(name) for name in TABLES if name not in known)
     return (*tables, _SERVING, _sql_tool(), _EXPLAIN, _EVENTS_AROUND)
 
@@ -119,16 +119,8 @@ def _sql(box: ToolData, given: Json) -> Json:
 
 def _serving(box: ToolData, given: Json) -> Json:
     """Return a table of `torchtraceap serving`."""
-    part, phase, rank = given["by"], given["phase"], given["rank"]
-    found: list[Serving] = []
-
-    def make() -> ColumnTable:
-        found.append(build_serving(box.trace, rank=rank, phase=phase))
-        made: ColumnTable = getattr(found[0], part)
-        made.facts = {**made.facts, "engine": found[0].engine, "told_by": found[0].source}
-        return made
-
-    table = box.kept(("serving", part, phase, rank), make)
+    options = {name: given[name] for name in ("by", "phase", "steady", "rank")}
+    table = box.table("serving", **options)
     facts = {name: clean(value) for name, value in to_quantities(table.facts).items()}
     return {"facts": facts, **table_rows(table, table.columns, given)}
 
@@ -142,14 +134,15 @@ _SERVING = Tool(
         Parameter(
             "by",
             "What a row is.",
-            choices=("iterations", "phases", "layers", "bubbles"),
-            default="phases",
+            choices=VIEWS,
+            default=VIEWS[0],
         ),
         Parameter(
             "phase",
             "Only iterations of this phase.",
-            choices=("prefill", "decode", "mixed", "speculative", "diffusion", "idle"),
+            choices=PHASES,
         ),
+        *map(_parameter, table_spec("serving").options),
         SORT,
         CONTAINS,
         COLUMNS,

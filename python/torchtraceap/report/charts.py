@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = [
     "PATH_FILLS",
     "bars",
     "collective_waits",
+    "iterations",
     "lateness",
     "module_flame",
     "path_shares",
@@ -191,6 +192,127 @@ def steps(table: ColumnTable, origin_ns: int) -> Chart | None:
             ("step-idle", "GPU idle"),
         ],
     }
+
+
+# The color in the style sheet of each role of a kernel in a layer; others are unknown.
+_ROLE_FILLS = {
+    role: f"role-{number}"
+    for number, roles in enumerate(
+        (
+            ("attention", "kv_write", "rope"),
+            ("qkv", "attention_output", "gate_up", "down", "lm_head", "product"),
+            ("experts_up", "experts_down", "experts"),
+            ("norm", "quantize", "activation"),
+            ("dispatch", "combine", "all_reduce", "communication"),
+            ("router", "sampling", "metadata", "embedding"),
+        )
+    )
+    for role in roles
+} | {"bubble": "host_wait", "gap": "launch_latency"}
+_PHASE_FILLS = {
+    "decode": "compute",
+    "prefill": "memcpy",
+    "mixed": "device_memcpy",
+    "speculative": "communication",
+    "diffusion": "compute",
+    "idle": "unknown",
+}
+MAX_CELLS = 40_000  # parts of iterations by layer and role
+
+
+def iterations(table: ColumnTable, rank: RankTrace) -> Chart | None:
+    """Make a strip of iterations of a serving engine. Each has its bubble by what the host did, and
+    its layers as rows of roles, as many as there is room for; and a token, in parts of its time."""
+    from torchtraceap.tables.serving.bubbles import bubbles_of
+    from torchtraceap.tables.serving.iterations import served_iterations
+    from torchtraceap.tables.serving.parts import BUBBLE, iteration_parts
+
+    if not table.num_rows:
+        return None
+    few = table.take(slice(0, MAX_STEPS))
+    numbers, phases = few.to_list("index"), few.to_list("phase")
+    lengths = few.to_list("length_ns")
+    parts, served = iteration_parts(rank), served_iterations(rank)
+    bounds = np.searchsorted(parts.iteration, np.arange(len(served) + 1)).tolist()
+    of_bubble: dict[int, dict[str, int]] = {}
+    for each in bubbles_of(rank, served):
+        causes = of_bubble.setdefault(each.iteration, {})
+        for cause, ns in each.causes.items():
+            causes[cause] = causes.get(cause, 0) + ns
+    texts = list(parts.role.texts)
+    details: list[Any] = []
+    waits: dict[int, int] = {}
+    cells = 0
+    for number in numbers:
+        begin, end = bounds[number], bounds[number + 1]
+        cells += end - begin
+        if begin == end or cells > MAX_CELLS:
+            details.append(None)
+            continue
+        rows: dict[int, list[tuple[int, int]]] = {}
+        for layer, code, ns in zip(
+            parts.layer[begin:end].tolist(),
+            parts.role.codes[begin:end].tolist(),
+            parts.ns[begin:end].tolist(),
+            strict=True,
+        ):
+            if texts[code] == BUBBLE:
+                waits[number] = ns
+            else:
+                rows.setdefault(layer, []).append((code, ns))
+        bubble = [(format_part(cause), ns) for cause, ns in of_bubble.get(number, {}).items()]
+        details.append({"bubble": bubble, "rows": [[layer, of] for layer, of in rows.items()]})
+    return {
+        "kind": "iterations",
+        "at": (np.asarray(few["start_ns"], np.int64) - rank.tree.profiled[0]).tolist(),
+        "host": few.to_list("duration_ns"),
+        "number": numbers,
+        "ns": lengths,
+        "phase": [phase or "" for phase in phases],
+        "fill": [_PHASE_FILLS.get(phase or "", "unknown") for phase in phases],
+        "requests": few.to_list("requests"),
+        "roles": [(_ROLE_FILLS.get(text, "unknown"), text.replace("_", " ")) for text in texts],
+        "details": details,
+        "token": _token(few, details, texts, waits),
+        "left": table.num_rows - few.num_rows,
+    }
+
+
+def _token(
+    table: ColumnTable, details: Sequence[Any], texts: Sequence[str], waits: Mapping[int, int]
+) -> Chart | None:
+    """Divide the time of a token into parts that sum to it: that of the iteration of decode (else
+    of any that gives tokens) with the median length."""
+    given = list(
+        zip(
+            table.to_list("length_ns"), table.to_list("tokens_out"), details,
+            table.to_list("phase"), table.to_list("index"), strict=True,
+        )
+    )  # fmt: skip
+    usable = [each for each in given if each[1] and each[2] and each[0]]
+    usable = [each for each in usable if each[3] == "decode"] or usable
+    if not usable:
+        return None
+    usable.sort(key=lambda each: each[0])
+    length, tokens, detail, phase, number = usable[(len(usable) - 1) // 2]
+    sums = {"bubble": waits.get(number, 0)}
+    for _, row in detail["rows"]:
+        for code, ns in row:
+            sums[texts[code]] = sums.get(texts[code], 0) + ns
+    # Ends of parts are rounded, not parts: these sum to the token exactly.
+    before = ended = 0
+    parts = []
+    for role, ns in sorted(sums.items(), key=lambda item: -item[1]):
+        ended += ns
+        end_ns = round(ended / tokens)
+        fill = _ROLE_FILLS.get(role, "unknown")
+        parts.append((fill, role.replace("_", " "), end_ns - before))
+        before = end_ns
+    title = (
+        f"One token: an iteration of {phase or 'the engine'} ({number}, the median) "
+        f"over the {tokens} tokens that it gives"
+    )
+    return bars([("", parts, round(length / tokens))], unit="ns", title=title)
 
 
 def roofline(table: ColumnTable, rank: RankTrace) -> Chart | None:

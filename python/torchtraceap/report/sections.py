@@ -6,6 +6,8 @@ show becomes a sentence with the reason.
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.report import charts
 from torchtraceap.report.document import compressed_json, table_data
 from torchtraceap.tables.catalog import TABLES, table_spec
+from torchtraceap.tables.steps.iterations import is_served
 
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
@@ -73,6 +76,8 @@ def build_sections(trace: Ranks, ranks: Sequence[RankTrace]) -> Sections:
     absent = []
     for section in SECTIONS:
         if section.key == "ranks" and len(trace.ranks) < 2:
+            continue
+        if section.key == "serving" and not all(map(is_served, ranks)):
             continue
         views = []
         for spec in specs:
@@ -227,6 +232,15 @@ def _steps_lead(table: ColumnTable) -> str:
     return lead
 
 
+def _serving_lead(table: ColumnTable) -> str:
+    count = pluralize(table.num_rows, "iteration")
+    lengths = [ns or 0 for ns in table.to_list("length_ns")]
+    phases = Counter(phase or "not known" for phase in table.to_list("phase"))
+    kinds = ", ".join(f"{number} {phase}" for phase, number in phases.most_common())
+    median = format_ns(round(statistics.median(lengths)))
+    return f"{count} ({kinds}), median {median}"
+
+
 def _collectives_lead(table: ColumnTable) -> str:
     share = table.facts.get("wait_share")
     lead = pluralize(table.num_rows, "collective")
@@ -284,6 +298,12 @@ SECTIONS: tuple[Section, ...] = (
         "Step times",
         _steps_lead,
         {"steps": lambda table, rank, _: charts.steps(table, rank.tree.profiled[0])},
+    ),
+    Section(
+        "serving",
+        "Serving",
+        _serving_lead,
+        {"iterations": lambda table, rank, _: charts.iterations(table, rank)},
     ),
     Section(
         "collectives",

@@ -117,7 +117,7 @@ def _middle_stretch(trace: Ranks, most: int) -> SimulatedRun:
 def _excerpt(trace: Ranks, bounds: Sequence[tuple[int, int]]) -> Ranks:
     """Cut each rank to its start and end, ns."""
     ranks = []
-    for whole, (start_ns, end_ns) in zip(trace.ranks, bounds, strict=True):
-        table, tree = _core.excerpt(whole.table, whole.tree, start_ns, end_ns)
+    for whole, window in zip(trace.ranks, bounds, strict=True):
+        table, tree = _core.excerpt(whole.table, whole.tree, np.array([window]))
         ranks.append(RankTrace(table, whole.rank, tree))
     return Ranks(ranks)

@@ -88,6 +88,11 @@ TABLES: Mapping[str, TableEntry] = MappingProxyType(
         ),
         "host": TableEntry("host", "what the CPU threads did while the GPU waited", "host"),
         "steps": TableEntry("steps.steps", "steps: time, outliers, trend, what differs", "steps"),
+        "serving": TableEntry(
+            "serving.serving",
+            "iterations of a serving engine: phases, time of a token, layers, bubbles",
+            "serving_table",
+        ),
         "collectives": TableEntry(
             "collectives",
             "collectives matched across ranks: bytes, transfer, waits, bandwidth",

@@ -381,6 +381,7 @@ class Trace(Ranks):
         *,
         rank: int | None = None,
         phase: str | None = None,
+        steady: bool = False,
         capture: PathLike | None = None,
         eager: PathLike | None = None,
     ) -> Serving:
@@ -390,6 +391,7 @@ class Trace(Ranks):
         Args:
             rank: The rank; by default the first.
             phase: Only iterations of prefill, decode, mixed, speculative, diffusion or idle.
+            steady: Only the longest run of iterations with at least 90 % of the peak batch.
             capture: A trace of the capture of the CUDA graphs, annotations or stacks that
                 torch.cuda noted then, or a folder with such: it tells the operators behind
                 replayed kernels.
@@ -400,7 +402,42 @@ class Trace(Ranks):
         """
         from torchtraceap.tables.serving.serving import build_serving
 
-        return build_serving(self, rank=rank, phase=phase, capture=capture, eager=eager)
+        return build_serving(
+            self, rank=rank, phase=phase, steady=steady, capture=capture, eager=eager
+        )
+
+    def serving_table(
+        self,
+        *,
+        by: str = "phases",
+        rank: int | None = None,
+        phase: str | None = None,
+        steady: bool = False,
+    ) -> ColumnTable:
+        """Return one table of `serving`, of every rank.
+
+        Args:
+            by: "phases", "iterations", "layers" or "bubbles".
+            rank: Only this rank.
+            phase: As in `serving`.
+            steady: As in `serving`.
+        """
+        return self._table("serving", rank, by=by, phase=phase, steady=steady)
+
+    def in_phase(self, phase: str) -> Trace:
+        """Return the iterations of one phase of a serving engine as a trace of its own, for any
+        table: what lies in their ranges on the host, and the GPU work launched there. Time between
+        them is neither busy nor idle.
+
+        Args:
+            phase: prefill, decode, mixed, speculative, diffusion or idle.
+
+        Raises:
+            OptionError: There is no such phase, or a rank has no iteration of it.
+        """
+        from torchtraceap.tables.serving.iterations import ranks_in_phase
+
+        return Trace(ranks_in_phase(self.ranks, phase), self._load_diagnostics)
 
     def collectives(self) -> ColumnTable:
         """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""

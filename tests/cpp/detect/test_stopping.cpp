@@ -18,7 +18,7 @@ const std::vector<Stage>& stages() {
   static const std::vector<Stage> all{
       {"tree", [](const EventTable& table, const EventTree&) { build_tree(table); }},
       {"excerpt", [](const EventTable& table,
-                     const EventTree& tree) { take_excerpt(table, tree, tree.profiled); }},
+                     const EventTree& tree) { take_excerpt(table, tree, {tree.profiled}); }},
       {"costs",
        [](const EventTable& table, const EventTree& tree) { build_gpu_costs(table, tree); }},
       {"idle",

@@ -29,7 +29,7 @@ Built four_steps() {
 
 Excerpt steps_of(const Built& whole, std::size_t first, std::size_t last) {
   const auto& steps = whole.tree.steps;
-  return take_excerpt(whole.table, whole.tree, {steps[first].start_ns, steps[last].end_ns});
+  return take_excerpt(whole.table, whole.tree, {{steps[first].start_ns, steps[last].end_ns}});
 }
 
 std::vector<std::string> step_names(const EventTree& tree) {
@@ -103,7 +103,7 @@ TEST_CASE("warm-up and phases stay those of the whole trace", "[tree]") {
 
 TEST_CASE("an empty stretch is an empty trace", "[tree]") {
   const Built whole = four_steps();
-  const Excerpt part = take_excerpt(whole.table, whole.tree, {-10, -5});
+  const Excerpt part = take_excerpt(whole.table, whole.tree, {{-10, -5}});
   CHECK(part.table.size() == 0);
   CHECK(part.tree.gpu_rows.empty());
   CHECK(part.tree.host_offsets.back() == 0);

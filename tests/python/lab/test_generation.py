@@ -264,7 +264,7 @@ def base_of(whole: RankTrace, steps: int) -> bases_module.Base:
 
 
 def _excerpt(whole: RankTrace, start_ns: int, end_ns: int) -> tuple[Any, None, Any]:
-    table, tree = _core.excerpt(whole.table, whole.tree, start_ns, end_ns)
+    table, tree = _core.excerpt(whole.table, whole.tree, np.array([[start_ns, end_ns]]))
     return table, None, tree
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import report_samples as samples
+from served_model import Served
 
 pytest.importorskip("torchtraceap._core", reason="torchtraceap._core is not built")
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -441,6 +443,28 @@ def test_tables_follow_the_rank(browser: Any, tmp_path: Path) -> None:
     assert len(visit.cells(section, 1)) == 4
     assert visit.page.input_value("#rank-select") == "2"
     visit.open_section("ranks")
+    visit.close()
+
+
+def test_an_iteration_of_a_served_model_shows_its_layers(browser: Any, tmp_path: Path) -> None:
+    served = Served(dense=2, experts=3, iterations=7)
+    trace = tmp_path / "served.json"
+    trace.write_text(json.dumps(served.trace()))
+    _, page = write_page(trace, tmp_path)
+    visit = Visit(browser, page)
+    section = visit.open_section("serving")
+    assert "One token" in section.inner_text() and "64 tokens" in section.inner_text()
+    bars = section.locator(".iteration")
+    assert bars.count() == 7
+    assert bars.nth(2).get_attribute("aria-label").startswith("Iteration 2, decode")
+    bars.nth(2).press("Enter")
+    detail = section.locator(".iteration-detail")
+    labels = detail.locator(".bar-label").all_inner_texts()
+    assert labels == ["outside", *(f"layer {number}" for number in range(5))]
+    assert "scheduling" in detail.inner_text() and "the GPU waits" in detail.inner_text()
+    bars.nth(0).click()
+    assert detail.inner_text().startswith("Iteration 0")
+    assert "the GPU waits" not in detail.inner_text()
     visit.close()
 
 

@@ -144,7 +144,7 @@ class Base:
         if first + count < len(steps) and rng.random() < _CUT:
             behind = steps[first + count]
             end_ns += round(rng.uniform(0.1, 0.6) * (behind.end_ns - behind.start_ns))
-        table, tree = _core.excerpt(part.table, part.tree, start_ns, end_ns)
+        table, tree = _core.excerpt(part.table, part.tree, np.array([[start_ns, end_ns]]))
         return RankTrace(table, part.rank, tree)
 
 

@@ -12,7 +12,8 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.tables.quality import quality_of_both
-from torchtraceap.tables.steps.iterations import apart_notes
+from torchtraceap.tables.serving.iterations import served_iterations
+from torchtraceap.tables.steps.iterations import UNMARKED, apart_notes
 from torchtraceap.tables.steps.pieces import (
     Bounds,
     Cut,
@@ -20,6 +21,7 @@ from torchtraceap.tables.steps.pieces import (
     join_arrays,
     median_ns,
     whole_step_bounds,
+    whole_steps,
 )
 
 if TYPE_CHECKING:
@@ -109,12 +111,14 @@ def compare(before: Ranks, after: Ranks) -> Comparison:
     have_steps = all(tree.steps for tree in trees)
     inferred = any(tree.steps_inferred for tree in trees)
     basis = "profiled range"
+    served = have_steps and all(map(_is_served, (part for pair in pairs for part in pair)))
     if have_steps:
-        basis = "inferred steps" if inferred else "whole steps"
+        basis = "inferred steps" if inferred and not served else "whole steps"
     sides = []
     for recording, parts in zip((before, after), zip(*pairs, strict=True), strict=True):
         bounds = tuple(
-            whole_step_bounds(part) if have_steps else [part.tree.profiled] for part in parts
+            _step_bounds(part, served=served) if have_steps else [part.tree.profiled]
+            for part in parts
         )
         sides.append(Side(recording, tuple(map(cut, parts, bounds)), bounds))
     comparison = Comparison(sides[0], sides[1], basis, notes)
@@ -123,6 +127,25 @@ def compare(before: Ranks, after: Ranks) -> Comparison:
         notes.insert(0, f"{why_not[0].upper()}{why_not[1:]}. What is recorded is compared.")
     notes[:0] = _describe(comparison, pairs)
     return comparison
+
+
+def _is_served(part: RankTrace) -> bool:
+    """Return whether the steps are iterations that a serving engine marked, with GPU work."""
+    steps = part.tree.steps
+    if all(step.kind == UNMARKED for step in steps):
+        return False
+    served = served_iterations(part)
+    return len(served) == len(steps) and bool(served.has_gpu.any())
+
+
+def _step_bounds(part: RankTrace, *, served: bool) -> Bounds:
+    """Return the ranges of whole steps on the host; of iterations of a serving engine those of
+    their work on the GPU, which the host runs ahead of."""
+    if not served:
+        return whole_step_bounds(part)
+    work_ns = served_iterations(part).work_ns
+    ran = work_ns[work_ns[:, 1] > work_ns[:, 0]]
+    return [(int(begin), int(end)) for begin, end in ran[whole_steps(len(ran))]]
 
 
 def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace]]) -> list[str]:
@@ -145,8 +168,12 @@ def _describe(comparison: Comparison, pairs: Sequence[tuple[RankTrace, RankTrace
             f"Whole steps: {counts[0]} before, {counts[1]} after (the first and last of a rank are "
             f"left out where it has more than two){how}."
         )
+        served = all(map(_is_served, (part for pair in pairs for part in pair)))
+        if served:
+            notes.append("Steps are iterations of the engine: their work on the GPU is compared.")
         for when, parts in zip(("Before", "After"), zip(*pairs, strict=True), strict=True):
-            notes += [f"{when}: {note}" for note in apart_notes(parts, "is compared")]
+            kept = [] if served else apart_notes(parts, "is compared")
+            notes += [f"{when}: {note}" for note in kept]
         slow = [
             int(np.sum(s.durations > SLOW_STEP * np.median(s.durations))) for s in comparison.sides
         ]

@@ -10,7 +10,7 @@ interquartile mean), rounded to integers, and what is left to the median step is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from torchtraceap.tables.compare.noise import (
 from torchtraceap.tables.compare.rows import (
     AncestorRows,
     KernelRows,
+    LayerRows,
     Measured,
     OpRows,
     PartRows,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEWS", "build_diff"]
 
-VIEWS = ("op", "kernel", "ancestor", "cause", "finding", "tree")
+VIEWS = ("op", "kernel", "ancestor", "cause", "layer", "finding", "tree")
 
 UNCHANGED_SHARE = 0.001
 """Differences below this share of the longer step count as unchanged if noise is unknown."""
@@ -70,7 +71,8 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
         after: Recording B. Ranks are paired by number; two lone ranks are always paired.
         by: "op" (operators at their place in the call tree, and idle causes), "kernel",
             "ancestor" (kernels by the lowest call around them that both recordings have), "cause"
-            (classes of GPU work and idle causes), "finding" (what `diagnose` says of either) or
+            (classes of GPU work and idle causes), "layer" (layers of a served model and the roles
+            of their kernels), "finding" (what `diagnose` says of either) or
             "tree" (the two call trees as one).
 
     Returns:
@@ -87,9 +89,14 @@ def build_diff(before: Ranks, after: Ranks, *, by: str = "op") -> ColumnTable:
         return _tree_table(comparison)
     if by == "finding":
         return _finding_table(comparison)
-    view = {"op": OpRows, "kernel": KernelRows, "ancestor": AncestorRows, "cause": PartRows}[by](
-        comparison
-    )
+    views: dict[str, Callable[[Comparison], RowView]] = {
+        "op": OpRows,
+        "kernel": KernelRows,
+        "ancestor": AncestorRows,
+        "cause": PartRows,
+        "layer": LayerRows,
+    }
+    view = views[by](comparison)
     keys, _, measured = measure_rows(comparison, view)
     kept = np.flatnonzero((measured[0].ns != 0) | (measured[1].ns != 0))
     ns = [m.ns[kept] for m in measured]

@@ -15,6 +15,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import add, sum_by_index
 from torchtraceap.tables.compare.alignment import Comparison, Side, compare
 from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.serving.parts import event_places
 from torchtraceap.tables.steps.pieces import (
     Cells,
     Codebook,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AncestorRows",
     "KernelRows",
+    "LayerRows",
     "Measured",
     "OpRows",
     "PartRows",
@@ -170,6 +172,47 @@ class KernelRows(RowView):
         leaf, kind = _unpack(keys)
         return {
             "name": encode_texts(_leaf_titles(leaf, kind, self._book)),
+            "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
+            "before_calls": calls[0],
+            "after_calls": calls[1],
+        }
+
+
+class LayerRows(RowView):
+    """View of layers of a served model and the roles of their kernels, and of idle causes."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._book = Codebook()
+        idle = first_idle_part()
+        self.key = []
+        for side in comparison.sides:
+            kind = side.column("kind", np.int64)
+            place = join_arrays([self._places(part) for part in side.cuts], np.int64)
+            self.key.append(_pack(np.where(kind < idle, place, -1), kind))
+
+    def _places(self, part: Cut) -> Array:
+        """Return layer (from 1; 0 outside) and role of each piece as one number; -1 without."""
+        placed = (part.kind < first_idle_part() - 1) & (part.row != _core.NO_ROW)
+        events = np.searchsorted(part.part.tree.gpu_rows, part.row[placed])
+        layer, role = event_places(part.part)
+        codes = np.array([self._book.code(text) for text in role.texts], dtype=np.int64)
+        place = np.full(len(part.kind), -1, dtype=np.int64)
+        place[placed] = (layer[events] + 1) * _LEAVES + codes[role.codes[events]]
+        return place
+
+    def columns(self, keys: Array, ns: Sequence[Array], calls: Sequence[Array]) -> Columns:
+        place, kind = _unpack(keys)
+        texts, titles = self._book.texts(), part_titles()
+        layer = np.where(place >= 0, place // _LEAVES - 1, -1)
+        roles = [texts[code % _LEAVES] if code >= 0 else None for code in place.tolist()]
+        names = []
+        for number, role, part in zip(layer.tolist(), roles, kind.tolist(), strict=True):
+            outside = titles[part] if role is None else role
+            names.append(f"layer {number}: {role}" if number >= 0 else outside)
+        return {
+            "name": encode_texts(names),
+            "layer": np.ma.masked_less(layer, 0),
+            "role": encode_texts(roles),
             "part": TextCodes(kind.astype(np.int32), _core.step_part_names()),
             "before_calls": calls[0],
             "after_calls": calls[1],

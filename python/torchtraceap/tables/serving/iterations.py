@@ -9,15 +9,21 @@ next one, so each iteration has two spans.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PHASES
+from torchtraceap.errors import OptionError
 from torchtraceap.tables.serving.nodes import launch_order, nodes_in_order
+from torchtraceap.tables.steps.iterations import Iterations, iterations_of
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
@@ -26,6 +32,7 @@ __all__ = [
     "batch_of",
     "busy_intervals",
     "idle_within",
+    "ranks_in_phase",
     "served_iterations",
 ]
 
@@ -62,9 +69,19 @@ class ServedIterations:
     """int64, GPU clock: begin of the first event that each launched; -1 where it launched none."""
     gpu_end_ns: Array
     """int64, GPU clock: end of the last one; -1 where there is none."""
+    work_ns: Array
+    """int64 `[iterations, 2]`, GPU clock: from the end of the GPU work of the iteration before to
+    that of its own, so that lengths sum to the time that passes; of zeros where nothing ran on a
+    GPU."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def has_gpu(self) -> Array:
+        """bool `[iterations]`: it launched GPU work."""
+        launched: Array = self.gpu_end_ns >= 0
+        return launched
 
     @property
     def engine(self) -> str | None:
@@ -96,13 +113,8 @@ def _build(part: RankTrace) -> ServedIterations:
     else:
         source, spans = _spans_without_marks(part)
         marks = [None] * len(spans)
-    calls = tree.launch[tree.gpu_rows]
-    launched = calls != _core.NO_ROW
-    called_ns = table.ts_ns[np.where(launched, calls, 0).astype(np.int64)]
-    of_event = np.searchsorted(spans[:, 0], called_ns, side="right").astype(np.int64) - 1
-    inside = launched & (of_event >= 0)
-    inside[inside] = called_ns[inside] <= spans[of_event[inside], 1]
-    of_event[~inside] = -1
+    of_event = _launched_in(part, spans)
+    inside = of_event >= 0
     start_ns = table.ts_ns[tree.gpu_rows]
     first = np.full(len(spans), np.iinfo(np.int64).max)
     last = np.full(len(spans), -1, dtype=np.int64)
@@ -121,7 +133,32 @@ def _build(part: RankTrace) -> ServedIterations:
         of_event=of_event,
         gpu_start_ns=first,
         gpu_end_ns=last,
+        work_ns=_work_spans(first, last),
     )
+
+
+def _launched_in(part: RankTrace, spans: Array) -> Array:
+    """Return the range, of int64 `[ranges, 2]` on the host, in which each of `tree.gpu_rows` was
+    launched, else -1."""
+    tree = part.tree
+    calls = tree.launch[tree.gpu_rows]
+    launched = calls != _core.NO_ROW
+    called_ns = part.table.ts_ns[np.where(launched, calls, 0).astype(np.int64)]
+    found: Array = np.searchsorted(spans[:, 0], called_ns, side="right").astype(np.int64) - 1
+    inside = launched & (found >= 0)
+    inside[inside] = called_ns[inside] <= spans[found[inside], 1]
+    found[~inside] = -1
+    return found
+
+
+def _work_spans(gpu_start_ns: Array, gpu_end_ns: Array) -> Array:
+    """Return `ServedIterations.work_ns`."""
+    end_ns = np.maximum.accumulate(gpu_end_ns)
+    before_ns = np.concatenate([[-1], end_ns[:-1]])
+    begin_ns = np.where(before_ns >= 0, before_ns, gpu_start_ns)
+    spans: Array = np.stack([np.minimum(begin_ns, end_ns), end_ns], axis=1)
+    spans[gpu_end_ns < 0] = 0
+    return spans
 
 
 def _spans_without_marks(part: RankTrace) -> tuple[str, Array]:
@@ -170,6 +207,61 @@ def _repeating(graphs: Sequence[int]) -> tuple[int, int]:
         if len(array) - first >= _LEAST_REPEATS * period and first < period:
             return period, first
     return 0, 0
+
+
+def ranks_in_phase(ranks: Sequence[RankTrace], phase: str) -> list[RankTrace]:
+    """Return each rank with the iterations of one phase alone: what lies in their ranges on the
+    host, and the GPU work launched there. Time between them is neither busy nor idle.
+
+    Raises:
+        OptionError: There is no such phase, or a rank has no iteration of it.
+    """
+    if phase not in PHASES:
+        raise OptionError(f"no phase {phase!r} (phases: {', '.join(PHASES)})")
+    return [_rank_in_phase(part, phase) for part in ranks]
+
+
+def _rank_in_phase(part: RankTrace, phase: str) -> RankTrace:
+    served = served_iterations(part)
+    chosen = np.array([each == phase for each in served.phase], dtype=bool)
+    if not chosen.any():
+        counts = Counter(each or "unknown" for each in served.phase)
+        found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
+        raise OptionError(f"{part.path}: no iteration is of phase {phase!r} (iterations: {found})")
+    windows = np.stack([served.start_ns, served.end_ns], axis=1)[chosen]
+    launched = np.zeros(len(served.of_event), dtype=bool)
+    known = served.of_event >= 0
+    launched[known] = chosen[served.of_event[known]]
+    rows = part.tree.gpu_rows
+    events = np.stack([part.table.ts_ns[rows], part.table.ts_ns[rows] + part.table.dur_ns[rows]], 1)
+    kept = union([served.work_ns[chosen], events[launched]])
+    begin_ns, end_ns = part.tree.profiled
+    edges = np.concatenate([[kept.min(initial=begin_ns)], kept.ravel(), [kept.max(initial=end_ns)]])
+    between = edges.reshape(-1, 2) if len(kept) else None
+    table, tree = _core.excerpt(part.table, part.tree, windows, between)
+    cut = RankTrace(table, part.rank, tree)
+    cut.last_rank_began_ns = part.last_rank_began_ns
+    kept_iterations = replace(
+        served,
+        start_ns=served.start_ns[chosen],
+        end_ns=served.end_ns[chosen],
+        marks=tuple(compress(served.marks, chosen)),
+        phase=tuple(compress(served.phase, chosen)),
+        of_event=_launched_in(cut, windows),
+        gpu_start_ns=served.gpu_start_ns[chosen],
+        gpu_end_ns=served.gpu_end_ns[chosen],
+        work_ns=served.work_ns[chosen],
+    )
+    cut.cached("served_iterations", lambda: kept_iterations)
+    whole = iterations_of(part)
+    steps = np.isin(
+        [step.start_ns for step in part.tree.steps], [step.start_ns for step in tree.steps]
+    )
+    cut.cached(
+        "iterations",
+        lambda: Iterations(whole.length_ns[steps], whole.host_ns[steps], whole.counted[steps]),
+    )
+    return cut
 
 
 def batch_of(mark: _core.IterationMark | None) -> int | None:

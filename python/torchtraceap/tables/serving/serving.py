@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import PHASES, Result
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, masked_integers
 from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.tables.serving.bubbles import build_bubbles
@@ -31,7 +33,20 @@ from torchtraceap.tables.serving.roles import ROLES
 from torchtraceap.tables.steps.iterations import is_served
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["ServedTime", "Serving", "build_serving", "served_time"]
+__all__ = [
+    "TABLE",
+    "VIEWS",
+    "ServedTime",
+    "Serving",
+    "SteadyRun",
+    "build_serving",
+    "build_serving_table",
+    "served_time",
+]
+
+VIEWS = ("phases", "iterations", "layers", "bubbles")
+_STEADY_SHARE = 0.9
+"""Share of the peak batch that an iteration of the steady state has at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +87,27 @@ class ServedTime(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class SteadyRun(Result):
+    """The steady state: the longest run of iterations with a batch near its peak."""
+
+    first: int
+    """`index` of its first iteration."""
+    last: int
+    iterations: int
+    peak_batch: int
+    """Most requests of an iteration."""
+    share: float
+    """Share of the time of the iterations that it was chosen of."""
+
+    def __str__(self) -> str:
+        return (
+            f"steady state: {pluralize(self.iterations, 'iteration')} "
+            f"({self.first} to {self.last}) of at most {pluralize(self.peak_batch, 'request')}, "
+            f"{format_percent(self.share)} of the time"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Serving(Renderable):
     """The iterations of a serving engine, and what their time consists of."""
 
@@ -87,6 +123,8 @@ class Serving(Renderable):
     bubbles: ColumnTable
     attribution: dict[str, float]
     """Share of GPU time by evidence."""
+    steady: SteadyRun | None = None
+    """None unless the tables are of the steady state alone."""
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,6 +149,7 @@ class Serving(Renderable):
                 for row in bubbles["rows"]
             ],
             "attribution": self.attribution,
+            "steady": self.steady.to_dict() if self.steady else None,
             "notes": list(self.notes),
         }
 
@@ -157,6 +196,7 @@ def build_serving(
     *,
     rank: int | None = None,
     phase: str | None = None,
+    steady: bool = False,
     capture: PathLike | None = None,
     eager: PathLike | None = None,
 ) -> Serving:
@@ -166,6 +206,7 @@ def build_serving(
         trace: One or several ranks.
         rank: The rank; by default the first.
         phase: One of `PHASES`: leave out the other iterations.
+        steady: Of those leave out all but the steady state.
         capture, eager: As of `attribute`.
 
     Raises:
@@ -174,20 +215,49 @@ def build_serving(
     """
     if phase is not None and phase not in PHASES:
         raise OptionError(f"no phase {phase!r} (phases: {', '.join(PHASES)})")
-    notes = []
+    part = trace.rank(rank)
+    serving = _describe(part, phase, steady, attribute(part, capture, eager))
     if rank is None and len(trace.ranks) > 1:
-        part = trace.ranks[0]
-        notes.append(f"Of {len(trace.ranks)} ranks this is rank {part.rank}; `rank` takes others.")
-    else:
-        part = trace.rank(rank)
-    attribution = attribute(part, capture, eager)
-    notes += attribution.refused
+        said = f"Of {len(trace.ranks)} ranks this is rank {part.rank}; `rank` takes others."
+        return replace(serving, notes=(said, *serving.notes))
+    return serving
+
+
+def build_serving_table(
+    part: RankTrace, *, by: str = "phases", phase: str | None = None, steady: bool = False
+) -> ColumnTable:
+    """Return one of the tables of `Serving` with its notes.
+
+    Args:
+        part: The rank.
+        by: One of `VIEWS`.
+        phase: As in `build_serving`.
+        steady: As in `build_serving`.
+
+    Raises:
+        OptionError: There is no such view.
+    """
+    check_choice("by", by, VIEWS)
+    serving = _describe(part, phase, steady, attribute(part))
+    table: ColumnTable = getattr(serving, by)
+    table.facts = {**table.facts, "engine": serving.engine, "told_by": serving.source}
+    table.notes = (*table.notes, *serving.notes)
+    return table
+
+
+def _describe(
+    part: RankTrace, phase: str | None, steady: bool, attribution: Attribution
+) -> Serving:
     iterations = served_iterations(part)
+    lengths = _Lengths(part, iterations)
     chosen = np.array(
         [number for number, each in enumerate(iterations.phase) if phase in (None, each)],
         dtype=np.int64,
     )
-    lengths = _Lengths(part, iterations)
+    run = _steady_run(iterations, lengths, chosen) if steady else None
+    if run:
+        chosen = chosen[(chosen >= run.first) & (chosen <= run.last)]
+    unknown = ["No batch is recorded that tells a steady state."] if steady and not run else []
     table = _iterations_table(part, iterations, lengths)
     return Serving(
         engine=iterations.engine,
@@ -197,7 +267,30 @@ def build_serving(
         layers=_layers_table(part, iterations, attribution, chosen),
         bubbles=_bubbles_table(part, iterations, chosen),
         attribution=attribution.shares(GpuEvents.of(part).duration_ns),
-        notes=(*notes, *_notes(iterations)),
+        steady=run,
+        notes=(*attribution.refused, *unknown, *_notes(iterations)),
+    )
+
+
+def _steady_run(iterations: ServedIterations, lengths: _Lengths, chosen: Array) -> SteadyRun | None:
+    """Return the longest run of the chosen iterations in which the batch is at least
+    `_STEADY_SHARE` of its peak; of equal ones that which takes longest. None without batches."""
+    marks = [iterations.marks[number] for number in chosen.tolist()]
+    batches = [mark.requests if mark and mark.requests else 0 for mark in marks]
+    peak = max(batches, default=0)
+    if not peak:
+        return None
+    inside = np.array([batch >= _STEADY_SHARE * peak for batch in batches], dtype=bool)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], inside.astype(np.int8), [0]])))
+    ns = lengths.ns[chosen]
+    runs = [(end - begin, int(ns[begin:end].sum()), begin) for begin, end in edges.reshape(-1, 2)]
+    count, run_ns, begin = max(runs)
+    return SteadyRun(
+        first=int(chosen[begin]),
+        last=int(chosen[begin + count - 1]),
+        iterations=int(count),
+        peak_batch=peak,
+        share=run_ns / max(1, int(ns.sum())),
     )
 
 
@@ -228,17 +321,14 @@ class _Lengths:
     def __init__(self, part: RankTrace, iterations: ServedIterations) -> None:
         tree = part.tree
         self.host_ns = iterations.end_ns - iterations.start_ns
-        self.has_gpu = iterations.gpu_end_ns >= 0
-        end_ns = np.maximum.accumulate(iterations.gpu_end_ns)
-        before_ns = np.concatenate([[-1], end_ns[:-1]])
-        begin_ns = np.where(before_ns >= 0, before_ns, iterations.gpu_start_ns)
-        self.begin_ns = np.where(self.has_gpu, np.minimum(begin_ns, end_ns), 0)
-        self.end_ns = np.where(self.has_gpu, end_ns, 0)
-        self.ns = np.where(self.has_gpu, self.end_ns - self.begin_ns, self.host_ns)
+        self.has_gpu = iterations.has_gpu
+        work_ns = iterations.work_ns
+        begin_ns = work_ns[:, 0]
+        self.ns = np.where(self.has_gpu, work_ns[:, 1] - begin_ns, self.host_ns)
         busy = busy_intervals(part)
-        before = covered_before(busy, np.stack([self.begin_ns, self.end_ns], axis=1))
+        before = covered_before(busy, work_ns)
         self.busy_ns = before[:, 1] - before[:, 0]
-        gap = np.stack([self.begin_ns, np.maximum(self.begin_ns, iterations.gpu_start_ns)], axis=1)
+        gap = np.stack([begin_ns, np.maximum(begin_ns, iterations.gpu_start_ns)], axis=1)
         gap[~self.has_gpu] = 0
         covered = covered_before(busy, gap)
         self.bubble_ns = (gap[:, 1] - gap[:, 0]) - (covered[:, 1] - covered[:, 0])
@@ -416,3 +506,23 @@ def _phase_with_most_time(
 def _bubbles_table(part: RankTrace, iterations: ServedIterations, chosen: Array) -> ColumnTable:
     table = build_bubbles(part, iterations)
     return table.take(np.flatnonzero(np.isin(table["iteration"], chosen)))
+
+
+TABLE = TableSpec(
+    build=build_serving_table,
+    views=VIEWS,
+    options=(
+        Option(
+            "steady",
+            "--steady",
+            "only the longest run of iterations with a batch near its peak",
+            "flag",
+            default=False,
+        ),
+    ),
+    sql={f"serving_{view}": {"by": view} for view in VIEWS},
+    page=tuple(
+        PageView("serving", view, {"by": view})
+        for view in ("iterations", "phases", "layers", "bubbles")
+    ),
+)

@@ -114,6 +114,67 @@ const drawSteps = (chart) => {
   return parts;
 };
 
+// Iterations of a serving engine by phase; a click shows the bubble in front of one and its layers.
+const drawIterations = (chart) => {
+  const most = Math.max(...chart.ns, 1), count = chart.ns.length, slot = 100 / count;
+  const svg = makeSvg("svg", { class: "step-strip", height: STRIP });
+  const width = `${Math.min(slot * 0.86, 8)}%`, detail = make("div", "iteration-detail");
+  const groups = [];
+  const show = (number) => {
+    groups.forEach((group, other) => group.classList.toggle("chosen", other === number));
+    detail.replaceChildren(...iterationDetail(chart, number));
+  };
+  chart.ns.forEach((ns, number) => {
+    const group = makeSvg("g", { class: "step iteration", role: "button", tabindex: 0 });
+    const left = `${slot * number + Math.max(0, slot * 0.86 - 8) / 2}%`;
+    const height = Math.max(1, (ns / most) * (STRIP - 8));
+    const text = iterationTitle(chart, number);
+    group.setAttribute("aria-label", text);
+    group.append(makeSvg("title", {}, text));
+    group.append(makeSvg("rect", { class: `fill-${chart.fill[number]}`, x: left, width, y: STRIP - height, height }));
+    group.append(makeSvg("rect", { class: "step-frame", x: left, width, y: STRIP - height, height }));
+    group.addEventListener("click", () => show(number));
+    group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); show(number); } });
+    groups.push(group);
+    svg.append(group);
+  });
+  const parts = [];
+  if (chart.token) parts.push(make("p", "chart-title", `${chart.token.title}: ${formatTime(chart.token.rows[0].total)}`), ...drawBars(chart.token));
+  parts.push(svg, legendOf(chart.fill.map((fill, number) => [fill, chart.phase[number] || "phase not known"])));
+  if (chart.left) parts.push(make("p", "note", `The first ${formatCount(count)} of ${formatCount(count + chart.left)} iterations.`));
+  parts.push(detail);
+  return parts;
+};
+
+const iterationTitle = (chart, number) => {
+  const requests = chart.requests[number], phase = chart.phase[number];
+  const said = [`Iteration ${chart.number[number]}${phase ? `, ${phase}` : ""}: ${formatTime(chart.ns[number])}`];
+  if (requests !== null) said.push(`${formatCount(requests)} ${requests === 1 ? "request" : "requests"}`);
+  return said.join(", ");
+};
+
+const iterationDetail = (chart, number) => {
+  const found = chart.details[number];
+  const inTimeline = makeButton("", "Show in the timeline", () => {
+    scrollToTimeline();
+    const at = chart.at[number] + state.origin;
+    moveTo(at, at + Math.max(chart.host[number], chart.ns[number]));
+  });
+  const content = [make("p", "chart-title", iterationTitle(chart, number)), inTimeline];
+  if (!found) return [...content, make("p", "note", "Its layers are not in the page: `serving --by layers` has those of a typical iteration.")];
+  if (found.bubble.length) {
+    const bubble = { unit: "ns", rows: [{ label: "", parts: found.bubble.map(([cause, ns]) => ["host_wait", cause, ns]), total: 0 }] };
+    const total = found.bubble.reduce((sum, part) => sum + part[1], 0);
+    content.push(make("p", "note", `Bubble in front: the GPU waits ${formatTime(total)}, meanwhile the host does`), ...drawBars(bubble));
+  }
+  const rows = found.rows.map(([layer, parts]) => ({
+    label: layer < 0 ? "outside" : `layer ${layer}`,
+    parts: parts.map(([code, ns]) => [chart.roles[code][0], chart.roles[code][1], ns]),
+    total: parts.reduce((sum, part) => sum + part[1], 0),
+  }));
+  return [...content, ...drawBars({ unit: "ns", rows })];
+};
+
 // What was added and taken away, one after the other; the last bar is the sum.
 const drawWaterfall = (chart) => {
   const rows = make("div", "waterfall"), sum = chart.after - chart.before;
@@ -137,7 +198,7 @@ const drawWaterfall = (chart) => {
   return [rows];
 };
 
-const CHARTS = { bars: drawBars, heat: drawHeat, steps: drawSteps, waterfall: drawWaterfall };
+const CHARTS = { bars: drawBars, heat: drawHeat, steps: drawSteps, iterations: drawIterations, waterfall: drawWaterfall };
 
 const buildChart = (chart, table) => {
   const figure = make("figure", "chart");
