@@ -2743,11 +2743,11 @@ def evidence_rows(
 def excerpt(
     table: EventTable,
     tree: EventTree,
-    start_ns: typing.SupportsInt | typing.SupportsIndex,
-    end_ns: typing.SupportsInt | typing.SupportsIndex,
+    windows: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    left_out: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
 ) -> tuple[EventTable, EventTree]:
     """
-    The rows that lie inside a stretch of time (host clock), with the GPU events launched there, as a table and tree of their own.
+    The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU events launched there, as a table and tree of their own; `left_out` is neither busy nor idle.
     """
 
 def execution_graph(

@@ -54,6 +54,23 @@ TEST_CASE("an excerpt holds what lies in the stretch, and the work launched ther
   CHECK(part.tree.profiled == Interval{whole.tree.steps[1].start_ns, whole.tree.steps[2].end_ns});
 }
 
+TEST_CASE("an excerpt of several stretches leaves out what lies between", "[tree]") {
+  const Built whole = four_steps();
+  const auto& steps = whole.tree.steps;
+  const IntervalSet windows{{steps[0].start_ns, steps[0].end_ns},
+                            {steps[3].start_ns, steps[3].end_ns}};
+  const IntervalSet between{{steps[0].end_ns, steps[3].start_ns}};
+  const Excerpt part = take_excerpt(whole.table, whole.tree, windows, between);
+  CHECK(step_names(part.tree) == std::vector<std::string>{"ProfilerStep#0", "ProfilerStep#3"});
+  CHECK(part.tree.recording.not_judged == between);
+  std::set<std::string> kernels;
+  for (const Row row : part.tree.gpu_rows) {
+    kernels.insert(std::string(part.table.name_of(row)));
+    CHECK(part.tree.launch[row] != kNoRow);
+  }
+  CHECK(kernels == std::set<std::string>{"gemm_0", "copy_0", "gemm_3", "copy_3"});
+}
+
 TEST_CASE("the texts of events are those of the whole trace", "[tree]") {
   const Built whole = four_steps();
   const Excerpt part = steps_of(whole, 1, 2);
