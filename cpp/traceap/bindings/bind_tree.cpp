@@ -304,7 +304,8 @@ void bind_tree(py::module_& module) {
   module.def(
       "excerpt", excerpt, py::arg("table"), py::arg("tree"), py::arg("windows"),
       py::arg("left_out") = py::none(),
-      "The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU events "
+      "The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU "
+      "events "
       "launched there, as a table and tree of their own; `left_out` is neither busy nor idle.");
 }
 
