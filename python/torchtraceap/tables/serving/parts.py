@@ -87,9 +87,9 @@ def _build(part: RankTrace) -> IterationParts:
         waits[each.iteration] += each.end_ns - each.start_ns
     bubble = np.minimum(waits[numbers], lengths - busy)
     texts = [*roles.texts, BUBBLE, GAP]
-    each = np.arange(len(numbers))
+    every = np.arange(len(numbers))
     outside = np.full(len(numbers), -1, dtype=np.int64)
-    step_of = np.concatenate([each, of_step, each])
+    step_of = np.concatenate([every, of_step, every])
     columns = (
         numbers[step_of],
         np.concatenate([outside, layer[chosen], outside]),
