@@ -91,6 +91,12 @@ _COMPARE = {
         "all ranks in one file for Perfetto, their clocks aligned", "torchtraceap.cli.views"
     ),
 }
+_MANY_RUNS = {
+    "corpus": Entry(
+        "many runs as one folder of tables: built in parallel, kept up to date, asked in SQL",
+        "torchtraceap.cli.corpus",
+    ),
+}
 _NEXT_TO_TRAINING = {
     "check": Entry(
         "whether a trace holds to a contract: limits on counts, bytes, shares and times",
@@ -105,7 +111,7 @@ _NEXT_TO_TRAINING = {
         "torchtraceap.cli.completion",
     ),
 }
-_PRODUCT = {**_TRACE, **_COMPARE, **_NEXT_TO_TRAINING}
+_PRODUCT = {**_TRACE, **_COMPARE, **_MANY_RUNS, **_NEXT_TO_TRAINING}
 
 
 def _lab() -> Mapping[str, Entry]:
@@ -119,6 +125,7 @@ def command_groups() -> dict[str, Mapping[str, Entry]]:
     return {
         "look at a trace": _TRACE,
         "compare": _COMPARE,
+        "many runs": _MANY_RUNS,
         "next to training": _NEXT_TO_TRAINING,
         "lab: predict, generate, train, measure": _lab(),
     }

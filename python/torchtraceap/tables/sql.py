@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import chain, count, pairwise
@@ -26,7 +26,7 @@ from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.tables.catalog import TABLES, table_spec
 from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["run_sql", "sql_tables"]
+__all__ = ["connect_closed", "run_query", "run_sql", "sql_tables", "sql_text"]
 
 MAX_QUERY = 20_000  # characters: the plan of 90,000 takes five seconds and can't be interrupted
 MAX_VALUES = 20_000_000  # of an answer, which is Python's objects for a while: about 2 GB
@@ -38,7 +38,6 @@ MAX_SECONDS = 10.0  # a query may take; one that counts every pair of rows would
 STOP_SECONDS = 0.8  # for a query to notice that it is interrupted
 
 _CLOSED = {
-    "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
@@ -47,7 +46,8 @@ _CLOSED = {
     "temp_directory": "",
 }
 # The progress bar is drawn on standard output.
-_SETTINGS = ("set enable_progress_bar = false", "set lock_configuration = true")
+_SETTINGS = ("set enable_external_access = false", "set enable_progress_bar = false",
+             "set lock_configuration = true")  # fmt: skip
 
 _FIRST_WORDS = {"select", "with", "from", "values", "table", "pivot", "pivot_wider", "unpivot",
                 "pivot_longer", "summarize", "describe", "desc", "show", "("}  # fmt: skip
@@ -90,29 +90,73 @@ def run_sql(trace: Ranks, query: str, *, seconds: float = MAX_SECONDS) -> Column
             than `seconds`, or its answer has more than `MAX_VALUES` values.
         MissingDependencyError: DuckDB is not installed.
     """
+    tables = sql_tables()
+    words = set(re.findall(r"\w+", query.lower()))
+
+    def make(connection: Any) -> None:
+        for name in tables.keys() & words:
+            connection.register(name, tables[name](trace))
+
+    return run_query(make, tables, query, seconds=seconds)
+
+
+def connect_closed(folders: Sequence[str] = ()) -> Any:
+    """Return a connection of DuckDB to nothing but memory and what is in `folders`.
+
+    Raises:
+        MissingDependencyError: DuckDB is not installed.
+    """
     try:
         import duckdb
     except ImportError:
         raise MissingDependencyError("SQL needs DuckDB: pip install 'torchtraceap[sql]'") from None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE
+    threads = min(core_count(), MAX_THREADS)
+    limits: dict[str, Any] = {"threads": threads, "memory_limit": f"{memory >> 20}MiB"}
+    connection = duckdb.connect(config={**_CLOSED, **limits})
+    listed = ", ".join(map(sql_text, folders))
+    for statement in (f"set allowed_directories = [{listed}]", *_SETTINGS):
+        connection.execute(statement)
+    return connection
+
+
+def sql_text(text: str) -> str:
+    """Return a text as a constant of SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def run_query(
+    make: Callable[[Any], None],
+    names: Iterable[str],
+    query: str,
+    *,
+    folders: Sequence[str] = (),
+    seconds: float = MAX_SECONDS,
+) -> ColumnTable:
+    """Run one query that selects.
+
+    Args:
+        make: Makes the tables and views of a connection.
+        names: Their names, for messages.
+        query: One statement of DuckDB's SQL that selects.
+        folders: Folders whose files the views read.
+        seconds: The longest that the query may take; `make` is not counted.
+
+    Raises:
+        OptionError, MissingDependencyError: As `run_sql`.
+    """
+    connection = connect_closed(folders)
+    import duckdb
+
     if not 0 < seconds <= threading.TIMEOUT_MAX:
         raise OptionError(f"SQL: the seconds of a query must be positive, not {seconds:g}")
-    tables = sql_tables()
-    words = set(re.findall(r"\w+", query.lower()))
     try:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MEMORY_SHARE
-        threads = min(core_count(), MAX_THREADS)
-        limits: dict[str, Any] = {"threads": threads, "memory_limit": f"{memory >> 20}MiB"}
-        connection = duckdb.connect(config={**_CLOSED, **limits})
-        for statement in _SETTINGS:
-            connection.execute(statement)
         _check(duckdb, connection, query)
-        for name in tables.keys() & words:
-            connection.register(name, tables[name](trace))
+        make(connection)
         given, rows = _answer(connection, query, seconds)
     except duckdb.Error as error:
-        names = ", ".join(tables)
         message = " ".join(str(error).split())[:MAX_MESSAGE]
-        raise OptionError(f"SQL: {message} (tables: {names})") from None
+        raise OptionError(f"SQL: {message} (tables: {', '.join(names)})") from None
     if not given:
         raise OptionError("SQL: the query gives no rows")
     columns = zip(*rows, strict=True) if rows else ([] for _ in given)

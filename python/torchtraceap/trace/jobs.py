@@ -13,6 +13,7 @@ calendar, files that began more than an hour apart are of several runs.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from bisect import bisect_left
@@ -32,6 +33,7 @@ from torchtraceap.trace.files import MOST_NAMED, natural_key, rank_in_name
 __all__ = [
     "RecordedFile",
     "Run",
+    "base_ns",
     "check_one_job",
     "check_one_run",
     "group_runs",
@@ -52,7 +54,7 @@ class RecordedFile:
     """None where no event is known."""
     end_ns: int | None = None
     """None where only the start is known."""
-    content: Hashable = None
+    content: str | None = None
     """Equal for files of equal events and rank; None where these are too few to tell."""
     ranks: tuple[int, ...] = ()
     """Ranks that it says it holds: several in what `Trace.merge` wrote."""
@@ -78,13 +80,17 @@ def signs_of(path: Path, parts: Sequence[_core.EventTable]) -> RecordedFile:
     start_ns, dur_ns = table.ts_ns[rows], table.dur_ns[rows]
     content = None
     if len(rows) >= _LEAST_TELLING:
-        content = hash((len(parts), table.rank, start_ns.tobytes(), dur_ns.tobytes()))
+        about = f"{len(parts)} {table.rank}".encode()
+        digest = hashlib.blake2b(about, digest_size=16)
+        digest.update(start_ns.tobytes())
+        digest.update(dur_ns.tobytes())
+        content = digest.hexdigest()
     return RecordedFile(
         path=path,
         devices=tuple(sorted({device.name for device in table.devices if device.name})),
         world_size=table.world_size,
-        start_ns=_base_ns(table) + int(start_ns[0]) if len(rows) else None,
-        end_ns=_base_ns(table) + int((start_ns + dur_ns).max()) if len(rows) else None,
+        start_ns=base_ns(table) + int(start_ns[0]) if len(rows) else None,
+        end_ns=base_ns(table) + int((start_ns + dur_ns).max()) if len(rows) else None,
         content=content,
         ranks=tuple(dict.fromkeys(part.rank for part in parts if part.rank is not None)),
     )
@@ -101,10 +107,18 @@ def signs_of_head(path: Path, head: bytes, size: int) -> RecordedFile:
         return RecordedFile(path)
     parts = [part for _, part in _core.split_merged_trace(table, threads=1)] or [table]
     signs = signs_of(path, parts)
-    return signs if len(head) >= size else replace(signs, end_ns=None, content=(size, head))
+    return (
+        signs
+        if len(head) >= size
+        else replace(
+            signs,
+            end_ns=None,
+            content=f"{size} {hashlib.blake2b(head, digest_size=16).hexdigest()}",
+        )
+    )
 
 
-def _base_ns(table: _core.EventTable) -> int:
+def base_ns(table: _core.EventTable) -> int:
     """Return what the times of a trace are relative to; 0 where it does not say."""
     text = dict(table.metadata).get("baseTimeNanoseconds", "0")
     return int(text) if text.isdecimal() and len(text) < 20 else 0

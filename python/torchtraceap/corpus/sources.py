@@ -1,0 +1,183 @@
+"""Where traces come from: local paths, and what fsspec reads; files become runs.
+
+Note [Key]: the content of a run is the sizes and first bytes of its files, in any order and under
+any name. Its key also has the version of the product and the options that its rows depend on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchtraceap._version import __version__
+from torchtraceap.core.records import dataclass
+from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, ParseError
+from torchtraceap.trace.files import expand_paths, looks_like_trace_name
+from torchtraceap.trace.jobs import RecordedFile, Run, signs_of_head
+
+__all__ = ["FoundFile", "find_files", "is_remote", "open_files", "read_signs", "run_key", "tag_of"]
+
+HEAD_BYTES = 1 << 15
+_REMOTE = re.compile(r"[a-z][a-z0-9+]+://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that may be a trace."""
+
+    path: str
+    size: int
+    modified_ns: int
+    """Or 0 where the store does not say."""
+
+
+def is_remote(path: str) -> bool:
+    """Return True for the address of a file system that fsspec knows, such as "s3://..."."""
+    return bool(_REMOTE.match(path))
+
+
+def _file_system(path: str) -> Any:
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingDependencyError(
+            f"{path} needs fsspec: pip install 'torchtraceap[corpus]'"
+        ) from None
+    try:
+        return fsspec.core.url_to_fs(path)[0]
+    except (ImportError, ValueError) as error:
+        raise MissingDependencyError(f"{path}: {error}") from None
+
+
+def find_files(sources: Iterable[str]) -> list[FoundFile]:
+    """Return the files that look like traces, of folders with all that is in them, each once.
+
+    Raises:
+        MissingFileError, ParseError: A source is not there, or can't be listed.
+        MissingDependencyError: fsspec, or what it needs for an address, is not installed.
+    """
+    found: dict[str, FoundFile] = {}
+    for source in sources:
+        for one in _find_remote(source) if is_remote(source) else _find_local(source):
+            found.setdefault(one.path, one)
+    return list(found.values())
+
+
+def _find_local(source: str) -> Iterator[FoundFile]:
+    path = Path(source)
+    if not path.exists() and any(sign in source for sign in "*?["):
+        import glob
+
+        paths: Sequence[Path] = [Path(name) for name in glob.glob(source, recursive=True)]
+        if not paths:
+            raise MissingFileError(f"{source}: no such file or folder")
+    else:
+        paths = [path]
+    for file in expand_paths(paths, deep=True)[0]:
+        with contextlib.suppress(FileNotFoundError):  # gone since
+            known = file.stat()
+            yield FoundFile(os.path.abspath(file), known.st_size, known.st_mtime_ns)
+
+
+def _find_remote(source: str) -> Iterator[FoundFile]:
+    system = _file_system(source)
+    try:
+        if any(sign in source for sign in "*?["):
+            listed = system.glob(source, detail=True)
+        else:
+            listed = system.find(source, detail=True)
+    except OSError as error:
+        raise ParseError(f"{source}: can't be listed: {error}") from None
+    if not listed:
+        raise MissingFileError(f"{source}: no such file or folder")
+    for name, known in sorted(listed.items()):
+        if known.get("type", "file") == "file" and looks_like_trace_name(name):
+            when = known.get("mtime") or known.get("LastModified") or known.get("created")
+            stamp = when if isinstance(when, (int, float)) else getattr(when, "timestamp", int)()
+            yield FoundFile(system.unstrip_protocol(name), known.get("size") or 0, int(stamp * 1e9))
+
+
+def read_signs(file: FoundFile) -> tuple[str, RecordedFile]:
+    """Return the hash of the first bytes of a file, and the signs of what it belongs to."""
+    try:
+        if is_remote(file.path):
+            head: bytes = _file_system(file.path).cat_file(file.path, start=0, end=HEAD_BYTES)
+        else:
+            with open(file.path, "rb") as stream:
+                head = stream.read(HEAD_BYTES)
+    except OSError:
+        head = b""
+    digest = hashlib.sha256(head).hexdigest()[:32]
+    return digest, signs_of_head(Path(file.path), head, file.size)
+
+
+@contextlib.contextmanager
+def open_files(paths: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Give a local path for each; what is remote lies in memory meanwhile, never on the disk."""
+    if not any(map(is_remote, paths)):
+        yield {path: path for path in paths}
+        return
+    with contextlib.ExitStack() as opened:
+        folder = opened.enter_context(tempfile.TemporaryDirectory())  # of links
+        local = {}
+        for number, path in enumerate(paths):
+            data = _file_system(path).cat_file(path)
+            descriptor = os.memfd_create("trace", os.MFD_CLOEXEC)
+            file = opened.enter_context(open(descriptor, "wb"))
+            file.write(data)
+            file.flush()
+            # Its name and its folder's, which may say the rank.
+            place = Path(folder, str(number), *Path(path).parts[-2:])
+            place.parent.mkdir(parents=True)
+            place.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+            local[path] = str(place)
+        yield local
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def run_key(run: Run, heads: Mapping[Path, tuple[int, str]], options: str) -> tuple[str, str]:
+    """Return the content of a run and its key. See Note [Key].
+
+    Args:
+        run: The files.
+        heads: The size of each and the hash of its first bytes.
+        options: What the rows depend on, beside the content.
+    """
+    parts = sorted(heads[one.path] for one in run.files)
+    content = hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    key = hashlib.sha256(f"{content} {__version__} {options}".encode()).hexdigest()[:24]
+    return content, key
+
+
+def tag_of(text: str) -> tuple[str, Callable[[str], str | None]]:
+    """Return the name of a tag, and what takes its value from a path.
+
+    Args:
+        text: `NAME=PATTERN`. The value is the group of that name, else the first group, else all
+            that the pattern matches.
+
+    Raises:
+        OptionError: It is not of this form, or the pattern is no regular expression.
+    """
+    name, sign, pattern = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise OptionError(f"--tag {text}: NAME=PATTERN is needed, such as team='/(?P<team>[^/]+)/'")
+    try:
+        found = re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"--tag {text}: {error}") from None
+    group = name if name in found.groupindex else min(1, found.groups)
+
+    def value(path: str) -> str | None:
+        match = found.search(path)
+        return match[group] if match else None
+
+    return name, value
