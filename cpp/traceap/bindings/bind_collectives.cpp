@@ -7,6 +7,7 @@
 #include "traceap/bindings/columns.hpp"
 #include "traceap/bindings/handles.hpp"
 #include "traceap/bindings/interrupt.hpp"
+#include "traceap/tree/name_traits.hpp"
 
 namespace traceap::bindings {
 namespace {
@@ -158,12 +159,14 @@ void bind_parts(CollectivesClass& all) {
   part("end_ns", part_column(&P::end_ns), "int64 [parts]: common clock.");
   part("exposed_ns", part_column(&P::exposed_ns), "int64 [parts]: it ran no compute kernel.");
   part("wait_ns", part_column(&P::wait_ns),
-       "int64 [parts]: for the last rank; 0 where nothing can be compared.");
+       "int64 [parts]: for the last rank; 0 where nothing tells it from the transfer.");
   part("bytes", part_column(&P::bytes), "int64 [parts]: NO_ID where unknown.");
   part("group", part_column(&P::call, &C::group), "uint32 [parts]: index in groups.");
   part("row", part_column(&P::call, &C::row), "uint32 [parts]: kernel, or host range.");
   part("host_row", part_column(&P::call, &C::host),
        "uint32 [parts]: host event that describes it, or NO_ROW.");
+  part("experts", part_column(&P::call, &C::experts),
+       "int64 [parts]: of a dispatch or combine; NO_ID where not recorded.");
   part("members", part_column(&P::call, &C::members), "uint32 [parts]: calls it serves.");
   part("kind", part_column(&P::call, &C::kind), "uint8 [parts]: see collective_kind_names.");
   part("sequence", part_column(&P::call, &C::sequence), "int64 [parts]: NO_ID if none.");
@@ -187,6 +190,7 @@ void bind_matches(CollectivesClass& all) {
         "uint8 [matches]: by the ranks that know it; send_recv for a matched pair.");
   match("comparable", &M::comparable,
         "bool [matches]: several ranks whose clocks can be compared.");
+  match("split", &M::split, "bool [matches]: waits are told from transfers.");
   match("synchronising", &M::synchronising,
         "bool [matches]: no rank leaves before every rank has come.");
   match("latest_start_ns", &M::latest_start_ns,
@@ -256,6 +260,9 @@ void bind_collectives(py::module_& module) {
   const auto names = [&](const char* name, auto get, const char* doc) {
     module.def(name, get, doc);
   };
+  module.def(
+      "is_communication_name", [](const std::string& name) { return is_communication_name(name); },
+      py::arg("name"), "Is a kernel of this name communication?");
   names(
       "collective_kind_names",
       [] { return names_of<CollectiveKind>(kCollectiveKindCount, collective_kind_name); },

@@ -49,6 +49,8 @@ bool is_recorded(const Signals& signals, Subject subject) {
         return signals.api(r) == ApiClass::kGraphLaunch ||
                signals.api(r) == ApiClass::kGraphBuilding;
       });
+    case Subject::kServing:
+      return serves_model(tree.workload.role);
     case Subject::kAnyWork:
       break;
   }

@@ -23,8 +23,15 @@ enum class Claim : std::uint8_t {
 
 /// What a rule is about. Where a trace holds no such work, the rule does not apply: it is absent,
 /// and nobody is told that it is fine.
-enum class Subject : std::uint8_t { kAnyWork = 0, kCollectives, kTraining, kCompiledCode, kGraphs };
-inline constexpr std::size_t kSubjects = 5;
+enum class Subject : std::uint8_t {
+  kAnyWork = 0,
+  kCollectives,
+  kTraining,
+  kCompiledCode,
+  kGraphs,
+  kServing,
+};
+inline constexpr std::size_t kSubjects = 6;
 
 struct Rule {
   std::string_view type;         ///< stable snake_case name, as in the knowledge base

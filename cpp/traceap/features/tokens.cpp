@@ -25,11 +25,17 @@ constexpr std::array<std::string_view, kTokenKindCount> kKindNames{
     "kernel",          "memset",        "collective",   "copy",      "gap",
     "synchronization", "blocking_copy", "data_loading", "allocator", "compiled_region"};
 
+/// The learned scorers were trained before exchanges of tokens had kinds of their own.
+constexpr int kScoredCollectiveKindCount = static_cast<int>(CollectiveKind::kBarrier) + 1;
+constexpr CollectiveKind scored_collective_kind(CollectiveKind kind) {
+  return is_expert_exchange(kind) ? CollectiveKind::kUnknown : kind;
+}
+
 /// Classes of a kind follow each other; most kinds have one.
 constexpr int class_count(TokenKind kind) {
   switch (kind) {
     case TokenKind::kCollective:
-      return kCollectiveKindCount;
+      return kScoredCollectiveKindCount;
     case TokenKind::kCopy:
       return (kCopyDirectionCount - 1) * kHostMemoryCount;  // a copy has a direction
     case TokenKind::kGap:
@@ -121,7 +127,9 @@ class ItemCollector {
       } else if (kind == TokenKind::kCollective) {
         const auto found =
             std::lower_bound(by_row.begin(), by_row.end(), std::pair(r, CollectiveKind{}));
-        if (found != by_row.end() && found->first == r) within = static_cast<int>(found->second);
+        if (found != by_row.end() && found->first == r) {
+          within = static_cast<int>(scored_collective_kind(found->second));
+        }
       }
       items_.push_back({table_.ts_ns[r], table_.end_ns(r), r, i, kind, class_of(kind, within)});
     }

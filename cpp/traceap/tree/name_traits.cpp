@@ -38,8 +38,17 @@ bool starts_with_two(std::string_view text, std::string_view first, std::string_
   return text.starts_with(second);
 }
 
-/// One of INTERFACE's alternatives, or Ascend's prefix of collectives (hcom_broadcast_), at the
-/// front of lower-case `text`, chosen by its first letter.
+/// moeA2ADispatchKernel of TensorRT-LLM and FlashInfer, a2a_combine_send_kernel of PPLX; what
+/// prepares them on the rank itself (moeA2APrepareDispatchKernel) is none.
+bool starts_with_expert_exchange(std::string_view text) {
+  if (!consume(text, "a2a")) return false;
+  consume_underscore(text);
+  return text.starts_with("dispatch") || text.starts_with("combine");
+}
+
+/// One of INTERFACE's alternatives, Ascend's prefix of collectives (hcom_broadcast_), or what
+/// libraries call exchanges of tokens between experts, at the front of lower-case `text`, chosen by
+/// its first letter.
 bool starts_with_communication_word(std::string_view text) {
   switch (text.front()) {
     case 'n':
@@ -53,9 +62,12 @@ bool starts_with_communication_word(std::string_view text) {
     case 'o':
       return text.starts_with("oneccl");
     case 'h':
-      return text.starts_with("hccl") || text.starts_with("hcom_");
+      return text.starts_with("hccl") || text.starts_with("hcom_") ||
+             text.starts_with("hybrid_ep::");
+    case 'i':
+      return text.starts_with("internode_ll::");
     case 'a':
-      return starts_with_all_collective(text);
+      return starts_with_all_collective(text) || starts_with_expert_exchange(text);
     case 'd':
       return starts_with_two(text, "deep", "ep");
     case 'p':
@@ -69,10 +81,12 @@ bool starts_with_communication_word(std::string_view text) {
   }
 }
 
-/// A namespace or prefix of a communication library (MORI, TransformerEngine's userbuffers) at the
-/// front of lower-case `text`. These letters end other names too, as in `cub::`.
+/// A namespace or prefix of a communication library (MORI and its kernels, TransformerEngine's
+/// userbuffers) at the front of lower-case `text`. These letters end other names too, as in
+/// `cub::`.
 bool starts_with_communication_scope(std::string_view text) {
-  return text.starts_with("mori::") || text.starts_with("mori_") || text.starts_with("ub::");
+  return text.starts_with("mori::") || text.starts_with("mori_") || text.starts_with("ub::") ||
+         text.starts_with("epdispatch") || text.starts_with("epcombine");
 }
 
 bool is_word_char(char c) { return is_digit(c) || (c >= 'a' && c <= 'z') || c == '_'; }
@@ -85,15 +99,6 @@ bool contains_communication_word(std::string_view lower_text) {
     if (begins_word && starts_with_communication_scope(rest)) return true;
   }
   return false;
-}
-
-/// Of a python frame "path.py(12): function" the function, so that words in a user's paths don't
-/// count; of everything else the whole.
-std::string_view spoken_part(std::string_view text) {
-  const std::size_t frame = text.rfind(".py(");
-  if (frame == std::string_view::npos) return text;
-  const std::size_t colon = text.find("): ", frame);
-  return colon == std::string_view::npos ? text : text.substr(colon + 3);
 }
 
 /// CudnnBatchNormBackward, AddmmBackward0 and the like: autograd names its nodes so.
@@ -143,6 +148,13 @@ NameTraits phase_traits(std::string_view name, std::string_view lower_name) {
 }
 
 }  // namespace
+
+std::string_view spoken_part(std::string_view name) {
+  const std::size_t frame = name.rfind(".py(");
+  if (frame == std::string_view::npos) return name;
+  const std::size_t colon = name.find("): ", frame);
+  return colon == std::string_view::npos ? name : name.substr(colon + 3);
+}
 
 bool is_communication_name(std::string_view name) {
   return contains_communication_word(to_lower(name));

@@ -29,7 +29,12 @@ std::vector<NameTraits> classify_names(const StringPool& strings);
 /// `nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|reduce_?scatter|
 /// all_?to_?all|deep_?ep|nvshmem|pplx|userbuffers|symm_?mem|multimem` anywhere in the name, in any
 /// case, or `mori::`, `mori_`, `ub::` at the start of a word (INTERFACE, Words), or Ascend's
-/// `hcom_`.
+/// `hcom_`; also `internode_ll::`, `hybrid_ep::`, `a2a_?dispatch`, `a2a_?combine` anywhere and
+/// `epdispatch`, `epcombine` at the start of a word.
 bool is_communication_name(std::string_view name);
+
+/// Of a python frame "path.py(12): function" the function, so that words in a user's paths don't
+/// count; of everything else the whole.
+std::string_view spoken_part(std::string_view name);
 
 }  // namespace traceap

@@ -25,6 +25,10 @@ enum class Role : std::uint8_t {
 };
 inline constexpr int kRoleCount = static_cast<int>(Role::kEvaluation) + 1;
 std::string_view role_name(Role role);
+/// Does a serving engine run a language model?
+constexpr bool serves_model(Role role) {
+  return role == Role::kPrefill || role == Role::kDecode || role == Role::kMixed;
+}
 
 enum class Parallelism : std::uint8_t { kDdp = 0, kFsdp, kTensor, kPipeline, kExpert };
 inline constexpr int kParallelismCount = static_cast<int>(Parallelism::kExpert) + 1;

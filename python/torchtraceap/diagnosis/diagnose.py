@@ -59,7 +59,7 @@ from torchtraceap.tables.catalog import check_count
 from torchtraceap.tables.circumstances import circumstances_of
 from torchtraceap.tables.detection import PerRank, detect, judge, known
 from torchtraceap.tables.quality import is_unrecorded
-from torchtraceap.tables.steps.iterations import counted_spans, step_time
+from torchtraceap.tables.steps.iterations import counted_work, step_time
 from torchtraceap.tables.summary import build_summary
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
@@ -306,7 +306,7 @@ def _scale_to_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None
     """
     if step is None:
         return 1.0
-    spans = counted_spans(rank)
+    spans = counted_work(rank)
     own = step_time([rank]) or step
     if not len(spans):
         return own.measured_ns / max(1, rank.profiled_ns)

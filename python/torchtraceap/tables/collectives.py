@@ -56,7 +56,7 @@ def build_collectives(trace: Ranks) -> ColumnTable:
     """Build a table of matched collectives by time. docs/many_ranks.md defines the columns."""
     matched = match_collectives(trace)
     core, missing = matched.core, matched.missing_ranks
-    duration_ns = total(matched.duration_ns[core.comparable[core.match]])
+    duration_ns = total(matched.duration_ns[core.split[core.match]])
     wait_ns = total(core.wait_ns)
     partial = sum(1 for ranks in missing if ranks)
     facts = {
@@ -79,8 +79,9 @@ def build_collectives(trace: Ranks) -> ColumnTable:
         )
     elif len(trace.ranks) == 1:
         notes.append(
-            "One rank alone cannot tell waiting for late ranks from transfer: give the files of "
-            "all ranks for wait_ns, transfer_ns and bandwidths. Durations hold both."
+            "One rank alone cannot tell waiting for late ranks from transfer, but where kernels of "
+            "equal work repeat: give the files of all ranks for wait_ns, transfer_ns and "
+            "bandwidths. Durations hold both."
         )
     else:
         notes += clock_notes(matched)
@@ -93,11 +94,11 @@ def build_collectives(trace: Ranks) -> ColumnTable:
 def _columns(matched: MatchedCollectives) -> dict[str, Column]:
     core, kinds, parts = matched.core, matched.kinds, matched.parts_by_match
     sizes = [matched.group_size(match) for match in range(matched.matches)]
-    alone = ~core.comparable
+    alone, unsplit = ~core.comparable, ~core.split
     # The median over the ranks; of the messages the largest sets the time.
     transfer_ns = [
         None if lone else round(float(np.median(matched.transfer_ns[part])))
-        for part, lone in zip(parts, alone.tolist(), strict=True)
+        for part, lone in zip(parts, unsplit.tolist(), strict=True)
     ]
     message = _maximum(matched, np.where(core.bytes == _core.NO_ID, -1, core.bytes))
     algorithm = np.full(len(kinds), np.nan)
@@ -110,7 +111,7 @@ def _columns(matched: MatchedCollectives) -> dict[str, Column]:
             factor[i] = bus_factor(kind, size or int(core.count[i]))
     numbers = np.asarray(matched.rank_numbers, dtype=np.int64)
     groups = [matched.groups[group] for group in core.group_of.tolist()]
-    sequence = core.sequence[core.first]
+    sequence, experts = core.sequence[core.first], core.experts[core.first]
     # The shortest name that a rank has: what annotations say is shorter than kernels' names.
     all_names, dtypes = core.names, core.dtypes  # new lists each time
     names = (min(all_names[part], key=len) for part in parts)
@@ -124,10 +125,11 @@ def _columns(matched: MatchedCollectives) -> dict[str, Column]:
         "group_size": masked_integers(sizes),
         "dtype": encode_texts(next(filter(None, dtypes[part]), None) for part in parts),
         "bytes": np.ma.array(np.where(message < 0, 0, message), mask=message < 0),
+        "experts": np.ma.array(experts, mask=experts == _core.NO_ID),
         "transfer_ns": masked_integers(transfer_ns),
         "exposed_ns": _maximum(matched, core.exposed_ns),
-        "wait_ns": _lists(matched, core.wait_ns, core.comparable),
-        "longest_wait_ns": np.ma.array(_maximum(matched, core.wait_ns), mask=alone),
+        "wait_ns": _lists(matched, core.wait_ns, core.split),
+        "longest_wait_ns": np.ma.array(_maximum(matched, core.wait_ns), mask=unsplit),
         "skew_ns": np.ma.array(_spread(matched, core.start_ns), mask=alone),
         "end_skew_ns": np.ma.array(_spread(matched, core.end_ns), mask=alone),
         "latest_rank": np.ma.array(numbers[np.where(alone, 0, core.latest_rank)], mask=alone),
@@ -136,7 +138,7 @@ def _columns(matched: MatchedCollectives) -> dict[str, Column]:
         "start_ns": _lists(matched, core.start_ns),
         "duration_ns": _lists(matched, matched.duration_ns),
         "longest_duration_ns": _maximum(matched, matched.duration_ns),
-        "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, core.comparable),
+        "transfer_by_rank_ns": _lists(matched, matched.transfer_ns, core.split),
         "exposed_by_rank_ns": _lists(matched, core.exposed_ns),
         "bytes_by_rank": _lists(matched, core.bytes, absent=_core.NO_ID),
         "row": _lists(matched, core.row.astype(np.int64)),

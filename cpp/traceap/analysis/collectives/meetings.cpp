@@ -13,8 +13,9 @@ bool is_paired(CollectiveKind kind) {
   return is_point_to_point(kind) || kind == CollectiveKind::kSendRecv;
 }
 
-bool do_meet(std::span<const CollectivePart> parts) {
+bool do_meet(const CollectiveMatch& match, std::span<const CollectivePart> parts) {
   if (parts.size() < 2) return false;
+  if (is_expert_exchange(match.kind) && !match.synchronising) return false;
   const auto all = [&](auto holds) {
     return std::all_of(parts.begin(), parts.end(),
                        [&](const CollectivePart& part) { return holds(part.call.kind); });
@@ -34,7 +35,7 @@ Meetings find_meetings(const RankCollectives& all, std::span<const std::uint32_t
   std::vector<CollectiveMember> met;
   for (const CollectiveMatch& match : all.matches) {
     const std::span<const CollectivePart> parts = all.parts_of(match);
-    if (!do_meet(parts)) continue;
+    if (!do_meet(match, parts)) continue;
     met.clear();
     for (const CollectivePart& part : parts) {
       if (in_graph[part.rank] != kNotInGraph) met.push_back({in_graph[part.rank], part.call.row});

@@ -22,6 +22,7 @@
 #include "traceap/base/text.hpp"
 #include "traceap/table/dtypes.hpp"
 #include "traceap/table/int_lists.hpp"
+#include "traceap/tree/iteration_name.hpp"
 #include "traceap/tree/name_traits.hpp"
 
 namespace traceap {
@@ -83,6 +84,11 @@ struct KindWord {
 /// Searched in order in the name without case, '_' and '-'.
 constexpr KindWord kKindWords[] = {
     {"barrier", CollectiveKind::kBarrier},
+    {"cleanlowlatencybuffer", CollectiveKind::kBarrier},  // DeepEP's: its ranks wait for each other
+    {"cachednotify<", CollectiveKind::kBarrier},
+    {"dispatchlayout", CollectiveKind::kUnknown},  // counts on its own rank
+    {"dispatch", CollectiveKind::kDispatch},
+    {"combine", CollectiveKind::kCombine},
     {"allreduce", CollectiveKind::kAllReduce},
     {"crossdevicereduce", CollectiveKind::kAllReduce},  // vLLM's and SGLang's own
     {"reducescatter", CollectiveKind::kReduceScatter},
@@ -275,12 +281,80 @@ std::int64_t full_elements(CollectiveKind kind, std::int64_t in, std::int64_t ou
   }
 }
 
+/// The positional argument that says how many experts a layer has, by operator.
+struct ExpertsArgument {
+  std::string_view op;
+  std::size_t place;
+};
+constexpr ExpertsArgument kExpertsArguments[] = {{"low_latency_dispatch", 3},  // DeepEP
+                                                 {"moe_a2a_dispatch", 7}};     // TensorRT-LLM
+
+/// Element `place` of a JSON list of texts, as an integer.
+std::optional<std::int64_t> integer_at(std::string_view list, std::size_t place) {
+  for (std::size_t open = list.find('"'); open != std::string_view::npos;) {
+    const std::size_t close = string_end(list, open);
+    if (close == std::string_view::npos) break;
+    if (place-- == 0) return parse_int64(list.substr(open + 1, close - open - 2));
+    open = list.find('"', close);
+  }
+  return std::nullopt;
+}
+
+class ExpertReader {
+ public:
+  explicit ExpertReader(const EventTable& table)
+      : table_(table), experts_(table, "num_experts"), inputs_(table, "Concrete Inputs") {}
+
+  std::int64_t experts(Row row) const {
+    std::optional<std::int64_t> found = experts_.integer(row);
+    for (const ExpertsArgument& argument : kExpertsArguments) {
+      if (found || !table_.name_of(row).ends_with(argument.op)) continue;
+      found = integer_at(inputs_.json(row).value_or(""), argument.place);
+    }
+    return found && *found > 0 && *found <= kMaxElements ? *found : kNoId;
+  }
+
+ private:
+  const EventTable& table_;
+  ArgReader experts_, inputs_;
+};
+
+/// Elements of a token, by the template arguments of DeepEP's low-latency kernels, in which the
+/// size of the model is the largest number.
+std::int64_t token_elements(std::string_view name) {
+  if (!contains(name, "internode_ll::")) return 0;
+  std::int64_t largest = 0, number = 0;
+  for (const char c : name.substr(0, name.find(">("))) {
+    const bool digit = c >= '0' && c <= '9';
+    number = digit ? bounded(number * 10 + (c - '0')) : 0;
+    largest = std::max(largest, number);
+  }
+  return largest;
+}
+
+/// Does a dispatch of DeepEP's low-latency kernels send fp8? Its first template argument says so.
+bool sends_fp8(std::string_view name) {
+  const std::size_t open = name.find('<');
+  if (open == std::string_view::npos) return false;
+  std::string_view first = name.substr(open + 1, name.find_first_of(",>", open) - open - 1);
+  if (first.starts_with("(bool)")) first.remove_prefix(6);
+  return first == "true" || first == "1";
+}
+
+/// Kernels in which ranks write to each other's memory and wait for each other, with the least that
+/// a transfer can take; NCCL's are not among them.
+bool is_low_latency(std::string_view lower_name) {
+  return contains_any(lower_name, {"internode_ll", "low_latency", "lowlatency", "pplx", "a2a"});
+}
+
 class CollectiveBuilder {
  public:
   CollectiveBuilder(const EventTable& table, const EventTree& tree)
       : table_(table),
         tree_(tree),
         reader_(table),
+        experts_(table),
+        graph_id_(table, "graph id"),
         host_name_state_(table.strings.size(), 0),
         configured_(configured_groups(table)),
         configured_index_(configured_.size(), kNoGroup) {
@@ -300,6 +374,7 @@ class CollectiveBuilder {
                        return table_.ts_ns[a.row] < table_.ts_ns[b.row];
                      });
     name_groups_of_streams();
+    describe_exchanges();
     return std::move(list_);
   }
 
@@ -467,6 +542,9 @@ class CollectiveBuilder {
     for (const Message& m : messages) {
       if (m.sequence && made.sequence == kNoId) made.sequence = *m.sequence;
       if (made.peer == kNoId) made.peer = peer_of(made.kind, m, group);
+    }
+    for (Row row : is_expert_exchange(made.kind) ? sources : std::vector<Row>{}) {
+      if (made.experts == kNoId) made.experts = experts_.experts(row);
     }
     if (made.peer == kNoId && is_point_to_point(made.kind)) made.peer = peer_in_titles(sources);
     measure(made, messages, sources, group.size);
@@ -660,14 +738,83 @@ class CollectiveBuilder {
     }
     for (Collective& c : list_.collectives) {
       const std::uint32_t stream = tree_.stream_of[c.row];
+      // Experts lie on ranks of their own, whatever else runs on the stream.
+      if (is_expert_exchange(c.kind)) continue;
       if (stream == kNoRow || is_named(c.group) || mixed[stream]) continue;
       if (of_stream[stream] != kNoRow) c.group = of_stream[stream];
     }
   }
 
+  /// What the other kernels, and the iteration, tell of those that wait inside.
+  void describe_exchanges() {
+    std::vector<std::optional<IterationMark>> marks;
+    for (const Step& step : tree_.steps) marks.push_back(read_iteration_name(step.name));
+    std::map<WorkKey, std::vector<Collective*>> of_work;
+    const Collective* before = nullptr;
+    bool second = false;
+    for (Collective& c : list_.collectives) {
+      poll_interrupt();
+      // Some exchanges take two launches of one name: the first sends, the second receives.
+      second = before && is_expert_exchange(c.kind) && !second &&
+               table_.name[before->row] == table_.name[c.row];
+      before = &c;
+      const std::uint32_t step = tree_.step[c.row];
+      const IterationMark* mark = step != kNoStep && marks[step] ? &*marks[step] : nullptr;
+      if (is_expert_exchange(c.kind)) measure_by_name(c, mark);
+      if (table_.dur_ns[c.row] <= 0) continue;
+      if (const auto key = work_of(c, mark, second)) of_work[*key].push_back(&c);
+    }
+    for (const auto& [key, alike] : of_work) set_transfer(alike);
+  }
+
+  void set_transfer(const std::vector<Collective*>& alike) const {
+    constexpr std::size_t kFewest = 3;  // the shortest of two says little
+    if (alike.size() < kFewest) return;
+    const auto duration_ns = [&](const Collective* c) { return table_.dur_ns[c->row]; };
+    const Collective* shortest = *std::min_element(
+        alike.begin(), alike.end(),
+        [&](const Collective* a, const Collective* b) { return duration_ns(a) < duration_ns(b); });
+    for (Collective* c : alike) c->transfer_ns = duration_ns(shortest);
+  }
+
+  static std::int64_t tokens_of(const RequestGroup& group) {
+    return bounded(group.tokens.value_or(group.requests.value_or(0)));
+  }
+
+  void measure_by_name(Collective& c, const IterationMark* mark) const {
+    const std::string_view name = table_.name_of(c.row);
+    const std::int64_t token = token_elements(name);
+    if (c.bytes || token == 0 || !mark) return;
+    const bool fp8 = c.kind == CollectiveKind::kDispatch && sends_fp8(name);
+    const std::int64_t tokens = bounded(tokens_of(mark->prefill) + tokens_of(mark->decode));
+    if (tokens == 0) return;
+    c.dtype = fp8 ? "float8_e4m3fn" : "bfloat16";
+    c.bytes = multiply(multiply(tokens, token), fp8 ? 1 : 2);
+  }
+
+  /// Kernels of equal work have equal keys: those of one name in replays of one graph, or in
+  /// iterations of as many tokens. Nothing for kernels that do not wait inside.
+  using WorkKey = std::array<std::int64_t, 6>;
+  std::optional<WorkKey> work_of(const Collective& c, const IterationMark* mark,
+                                 bool second) const {
+    const std::string lower = to_lower(table_.name_of(c.row));
+    if (!table_.is_gpu_event(c.row) || contains_any(lower, {"nccl", "rccl"})) return std::nullopt;
+    const Row launch = tree_.launch[c.row];
+    const bool replayed = launch != kNoRow && tree_.api[launch] == ApiClass::kGraphLaunch;
+    if (!replayed && !(is_expert_exchange(c.kind) && is_low_latency(lower))) return std::nullopt;
+    return WorkKey{std::int64_t{table_.name[c.row]} * 2 + (second ? 1 : 0),
+                   c.bytes.value_or(kNoId),
+                   graph_id_.integer(c.row).value_or(kNoId),
+                   replayed ? static_cast<std::int64_t>(tree_.launched_by(launch).size()) : kNoId,
+                   mark ? tokens_of(mark->prefill) : kNoId,
+                   mark ? mark->graph_batch.value_or(tokens_of(mark->decode)) : kNoId};
+  }
+
   const EventTable& table_;
   const EventTree& tree_;
   MessageReader reader_;
+  ExpertReader experts_;
+  ArgReader graph_id_;
   std::vector<std::uint8_t> host_name_state_;
   std::vector<ProcessGroup> configured_;
   std::vector<std::uint32_t> configured_index_;  ///< in list_.groups
@@ -686,15 +833,16 @@ class CollectiveBuilder {
 
 std::string_view collective_kind_name(CollectiveKind kind) {
   constexpr std::array<std::string_view, kCollectiveKindCount> kNames = {
-      "unknown", "all_reduce", "broadcast",    "reduce", "all_gather", "reduce_scatter", "gather",
-      "scatter", "all_to_all", "all_to_all_v", "send",   "recv",       "send_recv",      "barrier"};
+      "unknown",   "all_reduce", "broadcast",  "reduce",       "all_gather", "reduce_scatter",
+      "gather",    "scatter",    "all_to_all", "all_to_all_v", "send",       "recv",
+      "send_recv", "barrier",    "dispatch",   "combine"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
 CollectiveKind classify_collective(std::string_view name) {
   constexpr std::size_t kMaxName = 256;  // template arguments of kernels are long and say nothing
   std::string plain;
-  for (char c : name.substr(0, kMaxName)) {
+  for (char c : spoken_part(name).substr(0, kMaxName)) {
     if (c == '_' || c == '-') continue;
     plain += to_lower(c);
   }

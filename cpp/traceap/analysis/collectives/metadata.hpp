@@ -28,13 +28,19 @@ enum class CollectiveKind : std::uint8_t {
   kRecv,
   kSendRecv,  ///< point to point work that does not say which
   kBarrier,
+  kDispatch,  ///< tokens go to the ranks of their experts
+  kCombine,   ///< and what the experts made of them comes back
 };
-inline constexpr int kCollectiveKindCount = static_cast<int>(CollectiveKind::kBarrier) + 1;
+inline constexpr int kCollectiveKindCount = static_cast<int>(CollectiveKind::kCombine) + 1;
 /// snake_case, such as "all_reduce".
 std::string_view collective_kind_name(CollectiveKind kind);
 /// From any of the names that a collective goes by: "allreduce_coalesced", "nccl:_all_gather_base",
 /// "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", "send 0->1".
 CollectiveKind classify_collective(std::string_view name);
+/// Does it exchange tokens with the ranks that hold their experts?
+constexpr bool is_expert_exchange(CollectiveKind kind) {
+  return kind == CollectiveKind::kDispatch || kind == CollectiveKind::kCombine;
+}
 constexpr bool is_point_to_point(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
 }
@@ -43,7 +49,8 @@ constexpr bool is_point_to_point(CollectiveKind kind) {
 constexpr bool ends_together(CollectiveKind kind) {
   return kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kAllGather ||
          kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllToAll ||
-         kind == CollectiveKind::kAllToAllV || kind == CollectiveKind::kBarrier;
+         kind == CollectiveKind::kAllToAllV || kind == CollectiveKind::kBarrier ||
+         is_expert_exchange(kind);
 }
 
 struct ProcessGroup {
@@ -64,9 +71,13 @@ struct Collective {
   std::optional<std::int64_t> bytes;
   std::int64_t sequence = kNoId;  ///< "Seq"
   std::int64_t peer = kNoId;      ///< of send and recv: the other side's global rank
+  std::int64_t experts = kNoId;   ///< of a dispatch or combine: experts of the layer, on all ranks
   std::uint32_t members = 1;      ///< calls that one kernel serves (a coalesced group)
-  std::string_view dtype;         ///< torch's name, such as "bfloat16"; empty where not recorded
-  std::string name;               ///< as recorded: "Collective name", else annotation, else kernel
+  /// Of a kernel that waits inside, the shortest duration of those on its rank that do equal work;
+  /// kNoId where fewer than three do. See Note [Kernels that wait inside].
+  std::int64_t transfer_ns = kNoId;
+  std::string_view dtype;  ///< torch's name, such as "bfloat16"; empty where not recorded
+  std::string name;        ///< as recorded: "Collective name", else annotation, else kernel
   /// Of an all-to-all with uneven parts: bytes to (from) each rank of the group. Empty if even, not
   /// recorded, or cut off by the profiler (beyond 30 ranks).
   std::vector<std::int64_t> sent_bytes, received_bytes;

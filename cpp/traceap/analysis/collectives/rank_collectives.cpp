@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -303,6 +304,31 @@ CollectiveKind kind_of(std::span<const CollectivePart> parts) {
   return known != CollectiveKind::kUnknown ? known : parts.front().call.kind;
 }
 
+/// Does a rank leave an exchange of tokens before the last one has come? The first of two launches
+/// only sends.
+bool leaves_early(std::span<const CollectivePart> parts, std::int64_t latest_start_ns) {
+  return std::any_of(parts.begin(), parts.end(), [&](const CollectivePart& part) {
+    return is_expert_exchange(part.call.kind) && part.end_ns < latest_start_ns;
+  });
+}
+
+/// See Note [Kernels that wait inside]. Nothing where the arrivals of ranks have to tell, or
+/// nothing does.
+std::optional<std::int64_t> transfer_inside(std::span<const CollectivePart> parts) {
+  std::optional<std::int64_t> transfer_ns;
+  const auto bound = [&](std::int64_t ns) { transfer_ns = std::min(transfer_ns.value_or(ns), ns); };
+  const bool meets = parts.size() > 1 && std::all_of(parts.begin(), parts.end(), [](const auto& p) {
+                       return is_expert_exchange(p.call.kind);
+                     });
+  for (const CollectivePart& part : parts) {
+    if (meets) bound(part.duration_ns());
+    if (part.call.transfer_ns != kNoId) bound(part.call.transfer_ns);
+  }
+  if (!transfer_ns) return std::nullopt;
+  for (const CollectivePart& part : parts) bound(part.duration_ns());
+  return transfer_ns;
+}
+
 CollectiveMatch describe(const RankCollectives& out, std::uint32_t first, std::uint32_t count) {
   const std::span<const CollectivePart> parts = std::span(out.parts).subspan(first, count);
   const auto component = [&](const CollectivePart& part) {
@@ -320,7 +346,8 @@ CollectiveMatch describe(const RankCollectives& out, std::uint32_t first, std::u
           .group = parts.front().call.group,
           .kind = kind,
           .comparable = comparable,
-          .synchronising = ends_together(kind),
+          .split = comparable,
+          .synchronising = ends_together(kind) && !leaves_early(parts, latest->start_ns),
           .latest_start_ns = latest->start_ns,
           .latest_rank = comparable ? latest->rank : kNoRank};
 }
@@ -330,11 +357,15 @@ void describe_matches(RankCollectives& out) {
   for (std::uint32_t first = 0; first < out.parts.size();) {
     std::uint32_t end = first;
     while (end < out.parts.size() && out.parts[end].match == out.parts[first].match) ++end;
-    const CollectiveMatch match = describe(out, first, end - first);
+    CollectiveMatch match = describe(out, first, end - first);
+    const auto transfer_ns = transfer_inside(out.parts_of(match));
+    match.split = match.split || transfer_ns;
     for (; first < end; ++first) {
       CollectivePart& part = out.parts[first];
       const std::int64_t lead_ns = match.latest_start_ns - part.start_ns;
-      part.wait_ns = match.comparable ? std::min(lead_ns, part.duration_ns()) : 0;
+      part.wait_ns = transfer_ns        ? part.duration_ns() - *transfer_ns
+                     : match.comparable ? std::min(lead_ns, part.duration_ns())
+                                        : 0;
     }
     out.matches.push_back(match);
   }

@@ -7,6 +7,15 @@
 // common end minus the latest start wherever the rank was still there by then. (On a public DLRM
 // set 96 % of the time in NCCL kernels is waiting.) Starts are compared on clocks that were aligned
 // by the *ends* of collectives, so lateness is never taken for a clock offset.
+//
+// Note [Kernels that wait inside]: ranks exchange tokens with the ranks of their experts, and
+// reduce small messages, by kernels that write into each other's memory and wait there: a transfer,
+// and a wait until the last rank has sent. The transfer of a dispatch or combine is the shortest
+// duration among the ranks that meet, which the last one to come has. Where kernels of equal work
+// repeat on a rank (replays of one graph, iterations of as many tokens), it is the shortest of
+// these too (Collective::transfer_ns). So the trace of one rank tells the two apart, no clocks are
+// compared, and a rank whose experts get more tokens makes the others wait. Again wait + transfer =
+// duration.
 
 #include <cstdint>
 #include <limits>
@@ -37,7 +46,7 @@ struct CollectivePart {
   std::uint32_t index;  ///< of the collective among those of its rank, by start
   std::int64_t start_ns = 0, end_ns = 0;  ///< common clock
   std::int64_t exposed_ns = 0;            ///< the rank ran no compute kernel meanwhile
-  std::int64_t wait_ns = 0;    ///< for the last rank; 0 where no other can be compared with it
+  std::int64_t wait_ns = 0;    ///< for the last rank; 0 where nothing tells it from the transfer
   std::int64_t bytes = kNoId;  ///< those of the call; kNoId where unknown
   Collective call{};           ///< its `group` is an index in RankCollectives::groups
 
@@ -54,6 +63,7 @@ struct CollectiveMatch {
   std::uint32_t group;                  ///< index in RankCollectives::groups
   CollectiveKind kind;                  ///< by the ranks that know it; send_recv for a matched pair
   bool comparable;                      ///< several ranks whose clocks can be compared
+  bool split;                           ///< waits are told from transfers
   bool synchronising;                   ///< no rank leaves before every rank has come
   std::int64_t latest_start_ns;         ///< when the last rank came, common clock
   std::uint32_t latest_rank = kNoRank;  ///< index of that rank; kNoRank if not comparable

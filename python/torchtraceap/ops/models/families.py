@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 
+from torchtraceap import _core
+
 __all__ = ["FAMILIES", "OpName", "family_of", "split_op_name"]
 
 FAMILIES: tuple[str, ...] = (
@@ -363,8 +365,6 @@ rules agree with this table where both apply.
 """
 
 _KERNELS: tuple[tuple[str, str], ...] = (
-    ("communication", r"nccl|rccl|cross_device_reduce|msccl|oneccl|hccl|all_?reduce|all_?gather|"
-     r"reduce_?scatter|all_?to_?all|deep_?ep|nvshmem"),
     ("copy", r"^memcpy|memory_copy|rocclr_copybuffer|^copybuffer"),
     ("memory_set", r"^memset|rocclr_fillbuffer|fillfunctor"),
     ("kv_cache", r"reshape_and_cache|kv_cache|page_indices"),
@@ -460,7 +460,10 @@ def _family_of_op(name: str) -> str | None:
 
 @lru_cache(maxsize=65_536)
 def _family_of_kernel(name: str) -> str | None:
-    lowered = name[:_KERNEL_NAME_LIMIT].lower()
+    name = name[:_KERNEL_NAME_LIMIT]
+    if _core.is_communication_name(name):
+        return "communication"
+    lowered = name.lower()
     family = _first_match(_KERNELS, lowered)
     if family is None:
         return None

@@ -36,6 +36,7 @@ __all__ = [
     "apart_notes",
     "counted_spans",
     "counted_steps",
+    "counted_work",
     "first_launched_row",
     "held_up_row",
     "is_held_up",
@@ -65,6 +66,8 @@ class Iterations:
 
     length_ns: Array
     """int64 `[steps]`: from the end of the work of the step before to that of its own."""
+    end_ns: Array
+    """int64 `[steps]`: when its work has ended."""
     host_ns: Array
     """int64 `[steps]`: of its range on the host."""
     counted: Array
@@ -191,6 +194,18 @@ def counted_spans(part: RankTrace) -> Array:
     return spans
 
 
+def counted_work(part: RankTrace) -> Array:
+    """int64 `[counted steps, 2]`: when their work is done, start and end in ns: their ranges on the
+    host, but their iterations where the host runs so far ahead that its ranges fill less than half
+    of these."""
+    spans, iterations = counted_spans(part), iterations_of(part)
+    length_ns = iterations.length_ns[iterations.counted]
+    if 2 * int((spans[:, 1] - spans[:, 0]).sum()) >= int(length_ns.sum()):
+        return spans
+    end_ns = iterations.end_ns[iterations.counted]
+    return np.stack([end_ns - length_ns, end_ns], axis=1)
+
+
 def step_of_work(part: RankTrace) -> Array:
     """int64 `[gpu rows]`: the step until whose end each of `tree.gpu_rows` was launched; kept.
 
@@ -276,7 +291,7 @@ def _build(part: RankTrace) -> Iterations:
     tree, table = part.tree, part.table
     starts, ends = step_spans(part).T
     if not len(ends):
-        return Iterations(ends, ends, np.zeros(0, dtype=bool))
+        return Iterations(ends, ends, ends, np.zeros(0, dtype=bool))
     rows, place = tree.gpu_rows, step_of_work(part) + 1
     done_ns = table.ts_ns[rows] + table.dur_ns[rows] + tree.launch_delay_correction_ns
     work_ends = np.append(starts[0], ends)
@@ -286,4 +301,4 @@ def _build(part: RankTrace) -> Iterations:
         work_ends[0] = max(work_ends[0], begun_ns)
     inside = place < len(work_ends)
     np.maximum.at(work_ends, place[inside], done_ns[inside])
-    return Iterations(lengths_ns(work_ends), ends - starts, counted_steps(part))
+    return Iterations(lengths_ns(work_ends), work_ends[1:], ends - starts, counted_steps(part))

@@ -1,0 +1,48 @@
+#pragma once
+// What the kernels of a served model do, and which follow each other.
+
+#include <cstdint>
+#include <vector>
+
+#include "traceap/detect/finding.hpp"
+
+namespace traceap {
+
+/// As far as the name tells.
+enum class KernelPart : std::uint8_t {
+  kOther = 0,
+  kAdd,               ///< a pointwise addition alone
+  kNorm,              ///< a normalization, of whatever is fused with it
+  kNormWithAdd,       ///< ... the addition of the residual too
+  kNormThenQuantize,  ///< ... the quantization of its result too
+  kActivation,        ///< an activation, its product with the gate included
+  kActivationThenQuantize,
+  kQuantize,          ///< to fp8, int8 or fp4
+  kDequantize,        ///< of weights of 8 bits
+  kProduct,           ///< a matrix product
+  kQuantizedProduct,  ///< ... whose name says that its operands are quantized
+  kAttention,
+  kCopy,       ///< copies or joins tensors within the device
+  kCacheCopy,  ///< copies cached keys and values
+};
+KernelPart part_of_kernel(std::string_view name);
+constexpr bool is_product(KernelPart part) {
+  return part == KernelPart::kProduct || part == KernelPart::kQuantizedProduct;
+}
+
+/// GPU events that are no communication, with what they do.
+struct ServedKernel {
+  Row row;
+  KernelPart part;
+};
+/// Those of each stream, by start.
+std::vector<std::vector<ServedKernel>> served_kernels(const Signals& signals);
+
+/// Is the next kernel of a stream one that the same pass through a model launched right behind? It
+/// begins within 50 us of the end of the one before.
+bool follows(const Signals& signals, Row before, Row after);
+
+/// Does the program compute gradients? What serves a model has advice of its own.
+bool is_training(const Signals& signals);
+
+}  // namespace traceap
