@@ -121,6 +121,7 @@ __all__: list[str] = [
     "idle_cause_names",
     "innermost_marked",
     "is_allocator_call",
+    "is_communication_name",
     "is_copy_call",
     "is_host_memory_call",
     "is_plain_fp32_product",
@@ -1552,6 +1553,11 @@ class RankCollectives:
         By group: numbers of its ranks, as recorded, else of all that use it.
         """
     @property
+    def experts(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [parts]: of a dispatch or combine; NO_ID where not recorded.
+        """
+    @property
     def exposed_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
         int64 [parts]: it ran no compute kernel.
@@ -1644,6 +1650,11 @@ class RankCollectives:
         int64 [parts]: NO_ID if none.
         """
     @property
+    def split(self) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        bool [matches]: waits are told from transfers.
+        """
+    @property
     def splits(self) -> list[tuple[int, list[int], list[int]]]:
         """
         (part, bytes to, bytes from each rank) of uneven all-to-alls.
@@ -1661,7 +1672,7 @@ class RankCollectives:
     @property
     def wait_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
-        int64 [parts]: for the last rank; 0 where nothing can be compared.
+        int64 [parts]: for the last rank; 0 where nothing tells it from the transfer.
         """
 
 class CriticalPath:
@@ -2896,6 +2907,11 @@ def innermost_marked(
 def is_allocator_call(api: ApiClass) -> bool:
     """
     Device or pinned memory is taken, mapped or given back.
+    """
+
+def is_communication_name(name: str) -> bool:
+    """
+    Is a kernel of this name communication?
     """
 
 def is_copy_call(api: ApiClass) -> bool:

@@ -405,8 +405,8 @@ class Simulation(Renderable):
 
     def _is_of_collectives(self, graph: EditedGraph) -> bool:
         """Return whether an edit mostly changes collectives. See Note [A rank alone]."""
-        if graph.of_collectives:
-            return True
+        if graph.of_collectives is not None:
+            return graph.of_collectives
         touched = np.concatenate([graph.best.lags[0], graph.best.dropped])
         ends = np.zeros(len(self.run.graph), dtype=bool)
         waiting = waiting_edges(self.run)

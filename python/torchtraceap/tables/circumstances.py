@@ -36,10 +36,7 @@ _LOADER = "enumerate(DataLoader)"
 _WAITS = ("host_sync_in_loop", "explicit_synchronize", "blocking_copy", "recompilation")
 """Findings with which no CUDA graph is possible."""
 _EXPOSED = ("nccl_blocks_main_stream", "nccl_compute_not_overlapped")
-_WITHOUT_GRADIENTS = (
-    *("all_to_all", "all_to_all_v", "dispatch", "combine"),
-    *("send", "recv", "send_recv"),
-)
+_WITHOUT_GRADIENTS = ("all_to_all", "all_to_all_v", "send", "recv", "send_recv")
 _GRAPH_FIXES = ("cpu_bound", "tiny_kernels")
 """Findings for which the replay tries a CUDA graph."""
 

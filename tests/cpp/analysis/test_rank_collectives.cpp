@@ -81,6 +81,10 @@ TEST_CASE("every spelling of a collective has a kind", "[collectives]") {
       {"all_reduce_barrier", K::kBarrier},
       {"ncclDevKernel_Generic(ncclDevComm*)", K::kUnknown},
       {"gloo:all_reduce", K::kAllReduce},
+      {"void deep_ep::internode_ll::dispatch<true, 7168>(void*, int*)", K::kDispatch},
+      {"deep_ep/buffer.py(512): low_latency_combine", K::kCombine},
+      {"sglang/moe/token_dispatcher/deepep.py(88): combine", K::kCombine},
+      {"void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)", K::kUnknown},
   };
   for (const auto& [name, kind] : names) {
     INFO(name);

@@ -34,6 +34,7 @@ OFFICIAL_HOSTS = {
     "docs.nvidia.com",
     "rocm.docs.amd.com",
     "docs.python.org",
+    "docs.vllm.ai",
 }
 
 

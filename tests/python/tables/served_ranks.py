@@ -88,6 +88,13 @@ class ServedRanks:
                                          correlation, stream=9)
                         )  # fmt: skip
                 met += meets
+            # The hosts wait for the tokens before they schedule the next iteration.
+            for rank, now in enumerate(host):
+                if kept[rank]:
+                    events[rank].append(
+                        _event("cuda_runtime", "cudaStreamSynchronize", now + 61.0,
+                               max(clocks[rank] - now - 60.0, 1.0))
+                    )  # fmt: skip
         return [self._document(rank, rows) for rank, rows in enumerate(events)]
 
     def _document(self, rank: int, events: list[dict[str, Any]]) -> dict[str, Any]:

@@ -126,7 +126,10 @@ def test_two_launches_of_an_exchange_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("void deep_ep::internode_ll::dispatch<false, false, 7168>(void*, void*, int*)", "dispatch"),
+        (
+            "void deep_ep::internode_ll::dispatch<false, false, 7168>(void*, void*, int*)",
+            "dispatch",
+        ),
         ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(int4*)", "combine"),
         ("void deep_ep::intranode::notify_dispatch<8>(int const*, int*)", "dispatch"),
         ("void deep_ep::internode::cached_notify<false>(int)", "barrier"),

@@ -178,9 +178,7 @@ def test_blocks_that_are_moved(tmp_path: Path) -> None:
         [NORM, PRODUCT, CAT, PRODUCT, ATTENTION],
     ],
 )
-def test_writing_the_cache_and_joining_queries_is_fine(
-    layer: list[Kernel], tmp_path: Path
-) -> None:
+def test_writing_the_cache_and_joining_queries_is_fine(layer: list[Kernel], tmp_path: Path) -> None:
     assert not found(decode(layer), tmp_path)
 
 
@@ -212,8 +210,26 @@ def test_ranks_that_wait_for_experts(tmp_path: Path) -> None:
     late = {(3, layer): 60.0 for layer in range(1, 7)}
     trace = ttap.load(ServedRanks(expert_us=late).write(tmp_path))
     finding = next(each for each in trace.diagnose().findings if each.type == "expert_imbalance")
-    print(finding)
-    assert 0
+    # Each of seven ranks waits in six layers of five iterations.
+    assert finding.cost_ns == 7 * 6 * 5 * 60_000
+    assert finding.ranks == (0, 1, 2, 4, 5, 6, 7)
+    # With even shares each of eight ranks would compute an eighth of it.
+    saved_ns = 6 * (60_000 - 60_000 // 8)
+    assert finding.saving.low_ns <= saved_ns <= finding.saving.high_ns
+
+
+def test_one_rank_alone_sees_its_waits_and_what_an_even_exchange_saves(tmp_path: Path) -> None:
+    late = {(3, layer): 60.0 for layer in (2, 4)}
+    trace = ServedRanks(served=Served(dense=1, experts=6, iterations=8), expert_us=late).traces()
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(trace[0]))
+    loaded = ttap.load(path)
+    finding = next(each for each in loaded.diagnose().findings if each.type == "expert_imbalance")
+    assert finding.cost_ns == 2 * 8 * 60_000
+    (edit,) = loaded.simulate(["balance_exchange"]).to_dict()["edits"]
+    measured_ns = loaded.simulate([]).to_dict()["measured_ns"]
+    assert measured_ns - edit["predicted_ns"] == pytest.approx(2 * 60_000, rel=0.05)
+    assert edit["low_ns"] <= edit["predicted_ns"] <= edit["high_ns"]
 
 
 @pytest.mark.parametrize(

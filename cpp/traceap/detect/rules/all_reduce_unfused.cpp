@@ -70,9 +70,12 @@ Finding detect(const Signals& signals) {
   if (chains.size() < kMinChains) return absent();
   Draft draft(kSaving);
   for (const Chain& chain : chains) {
-    draft.cost.push_back(
-        {signals.table.end_ns(chain.all_reduce), signals.table.end_ns(chain.norm)});
-    draft.evidence.insert(draft.evidence.end(), {chain.add, chain.norm});
+    const Interval cost{signals.table.end_ns(chain.all_reduce), signals.table.end_ns(chain.norm)};
+    draft.cost.push_back(cost);
+    for (const Row row : {chain.add, chain.norm}) {
+      draft.evidence.push_back(row);
+      draft.evidence_weights.push_back(cost.length_ns());
+    }
   }
   draft.confidence = 0.8;  // that all three go over one tensor is told by their order
   draft.count("chains", chains.size());

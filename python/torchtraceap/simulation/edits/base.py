@@ -256,8 +256,9 @@ class EditedGraph:
     likely: tuple[Change, ...] = ()
     """The likely effects, of which the guess is the mean; empty: nothing speaks for any place
     between best and cautious, and the guess is the mean of these."""
-    of_collectives: bool = False
-    """The edit changes collectives, whatever else follows from that."""
+    of_collectives: bool | None = None
+    """True: the edit changes collectives, whatever else follows from that. False: what they wait
+    for other ranks is known, though these are not. None: what it changes tells."""
     source: str = ""
     """The source of the durations put in."""
     note: str = ""
@@ -363,7 +364,13 @@ EDITS: dict[str, EditEntry] = {
         fixes=("one_bucket_ddp=25", "per_parameter_all_reduce=25"),
         parts=("sizes of collectives",),
     ),
-    "straggler_to_median": EditEntry("waits.StragglerToMedian", default=True, fixes=("straggler",)),
+    "balance_exchange": EditEntry("collectives.BalanceExchange", fixes=("expert_imbalance",)),
+    "straggler_to_median": EditEntry(
+        "waits.StragglerToMedian",
+        default=True,
+        fixes=("straggler",),
+        instead=("expert_imbalance",),
+    ),
     "fused_optimizer": EditEntry(
         "fusion.FuseOptimizer", default=True, fixes=("unfused_optimizer",)
     ),

@@ -60,6 +60,7 @@ class RankParts:
         size: int64: bytes; -1 where unknown.
         phase: uint8: phase in which the collective was launched.
         step: int64: profiled step of its launch; -1 outside.
+        wait_ns: int64: what it waits for other ranks; 0 where that is not told.
         transfer_ns: int64: from the arrival of the last rank with a trace to the end.
     """
 
@@ -85,6 +86,7 @@ class RankParts:
         self.group_size = group_sizes[self.group]
         size = _pick(core.bytes, at)
         self.size = np.where(known & (size != _core.NO_ID), size, -1)
+        self.wait_ns = np.where(known, _pick(core.wait_ns, at), 0)
         self.phase = view.phase_of(self.rows)
         self.step = view.step_of(self.rows)
         edges, owner = self.transfer_edges()

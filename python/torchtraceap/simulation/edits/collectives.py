@@ -8,7 +8,7 @@ import numpy as np
 
 from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core.aliases import Array
-from torchtraceap.core.formatting import pluralize
+from torchtraceap.core.formatting import format_ns, pluralize
 from torchtraceap.core.sums import distinct, total
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import (
@@ -27,7 +27,13 @@ from torchtraceap.simulation.edits.gpu_work import collective_ns
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.tables.grouping import rows_by_key
 
-__all__ = ["BucketSize", "MergeCollectives", "NoBroadcastBuffers", "OverlapCollectives"]
+__all__ = [
+    "BalanceExchange",
+    "BucketSize",
+    "MergeCollectives",
+    "NoBroadcastBuffers",
+    "OverlapCollectives",
+]
 
 SMALL_BYTES = 64 << 10
 SMALL_NS = 20_000
@@ -38,6 +44,7 @@ SHORTEST_RUN = 2
 SURE_SHARE = 0.75
 """The share of a latency without a table that is surely latency. Assumed."""
 _ELEMENTS = ("In msg nelems", "Out msg nelems")
+_EXCHANGES = ("dispatch", "combine")
 _NO_COLLECTIVES = "the trace has no collectives on the GPU"
 
 
@@ -209,6 +216,34 @@ class BucketSize:
             reason = "no gradients of known size would be exchanged otherwise"
             raise NotApplicableError(_why_not(run, reason))
         return merged.result(f"buckets of {self.size / (1 << 20):g} MiB", pieces)
+
+
+class BalanceExchange:
+    """Ranks get even shares of the tokens: dispatch and combine take their transfer and no longer.
+
+    Best: nobody waits. Cautious: the longer half of the waits gets as short as the median one,
+    since some unevenness stays. For one rank: of several, what each computes decides.
+    """
+
+    name = "balance_exchange"
+
+    def apply(self, run: SimulatedRun) -> EditedGraph:
+        if len(run.ranks) > 1:
+            raise NotApplicableError("of several ranks straggler_to_median tells what waits cost")
+        (parts,) = parts_of(run)
+        exchange = np.isin(parts.kind, _EXCHANGES)
+        waits = exchange & (parts.wait_ns > 0)
+        if not waits.any():
+            raise NotApplicableError("no dispatch or combine is known to wait")
+        usual_ns = float(np.median(parts.wait_ns[exchange]))
+        longer = waits & (parts.wait_ns > usual_ns)
+        moves_ns = parts.transfer_ns - parts.wait_ns
+        best, cautious = Change(), Change()
+        parts.set_transfer(best, np.where(waits, moves_ns, np.nan))
+        parts.set_transfer(cautious, np.where(longer, moves_ns + usual_ns, np.nan))
+        all_ns = format_ns(total(parts.wait_ns[waits]))
+        note = f"waits in {pluralize(int(waits.sum()), 'exchange')} of tokens: {all_ns} in all"
+        return EditedGraph(best, cautious, of_collectives=False, note=note)
 
 
 def _why_not(run: SimulatedRun, reason: str) -> str:

@@ -259,7 +259,12 @@ def _rank_in_phase(part: RankTrace, phase: str) -> RankTrace:
     )
     cut.cached(
         "iterations",
-        lambda: Iterations(whole.length_ns[steps], whole.host_ns[steps], whole.counted[steps]),
+        lambda: Iterations(
+            whole.length_ns[steps],
+            whole.end_ns[steps],
+            whole.host_ns[steps],
+            whole.counted[steps],
+        ),
     )
     return cut
 
