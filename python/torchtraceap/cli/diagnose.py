@@ -34,6 +34,7 @@ from torchtraceap.cli.parser import (
     add_windows,
     arguments,
     option,
+    trace_path,
     unknown_word,
 )
 
@@ -94,10 +95,16 @@ def _parse_fail_on(text: str | None, gate: bool) -> tuple[str, ...]:
 
 
 def _report(options: Options) -> int:
-    if not (options.html or options.tracelens_csv or options.tracelens_xlsx):
-        raise UsageError("report needs --html FILE, --tracelens-csv DIR or --tracelens-xlsx FILE")
-    if options.spreadsheet and not options.tracelens_csv:
-        raise UsageError("--spreadsheet goes with --tracelens-csv DIR")
+    csvs, inference = options.tracelens_csv, options.tracelens_inference
+    if not (options.html or csvs or options.tracelens_xlsx or inference):
+        raise UsageError(
+            "report needs --html FILE, --tracelens-csv DIR, --tracelens-xlsx FILE or "
+            "--tracelens-inference DIR"
+        )
+    if options.spreadsheet and not (csvs or inference):
+        raise UsageError("--spreadsheet goes with --tracelens-csv or --tracelens-inference")
+    if options.capture and not inference:
+        raise UsageError("--capture goes with --tracelens-inference DIR")
     if options.detect_recompute and not (options.tracelens_csv or options.tracelens_xlsx):
         raise UsageError("--detect-recompute goes with --tracelens-csv or --tracelens-xlsx")
     for path in filter(None, (options.html, options.tracelens_xlsx)):
@@ -105,6 +112,13 @@ def _report(options: Options) -> int:
     trace = load(options.paths, options.threads)
     if options.html:
         write_html(trace.diagnose(windows=options.windows), options.html)
+    if inference:
+        from torchtraceap.compat.tracelens import write_inference_csvs
+
+        written = write_inference_csvs(
+            trace, inference, capture=options.capture, spreadsheet=options.spreadsheet
+        )
+        note(f"wrote {len(written)} tables into {inference}")
     if options.tracelens_csv:
         from torchtraceap.compat.tracelens import write_tracelens_csvs
 
@@ -282,7 +296,19 @@ COMMANDS = {
                 metavar="DIR",
                 help="write the tables of TraceLens under their names",
             ),
-            lambda parser: add_spreadsheet(parser, "--tracelens-csv"),
+            lambda parser: add_spreadsheet(parser, "--tracelens-csv, --tracelens-inference"),
+            option(
+                "--tracelens-inference",
+                metavar="DIR",
+                help="write the inference report of TraceLens, of a served model",
+            ),
+            option(
+                "--capture",
+                type=trace_path,
+                metavar="PATH",
+                help="with --tracelens-inference: trace of the capture of CUDA graphs, or a folder "
+                "with such [capture_traces/ beside the trace]",
+            ),
             option(
                 "--tracelens-xlsx",
                 metavar="FILE",
@@ -301,6 +327,7 @@ COMMANDS = {
         (
             "report trace.json.gz --html report.html",
             "report trace.json.gz --tracelens-csv tables",
+            "report trace.json.gz --tracelens-inference tables --capture capture_traces/",
         ),
     ),
     "score": Command(

@@ -11,8 +11,10 @@ from torchtraceap.compat.tracelens.compare import (
     write_diff_stats,
     write_tracelens_comparison,
 )
+from torchtraceap.compat.tracelens.inference import inference_sheets
 from torchtraceap.compat.tracelens.report import (
     tracelens_sheets,
+    write_inference_csvs,
     write_tracelens_csvs,
     write_tracelens_xlsx,
 )
@@ -22,8 +24,10 @@ __all__ = [
     "collective_sheets",
     "compat_work",
     "diff_stats",
+    "inference_sheets",
     "tracelens_sheets",
     "write_diff_stats",
+    "write_inference_csvs",
     "write_tracelens_comparison",
     "write_tracelens_csvs",
     "write_tracelens_xlsx",

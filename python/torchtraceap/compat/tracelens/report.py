@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,6 +15,7 @@ from torchtraceap.compat.tracelens.collectives import (
     collectives_of,
     summary_long,
 )
+from torchtraceap.compat.tracelens.inference import inference_sheets
 from torchtraceap.compat.tracelens.launchers import CompatTree
 from torchtraceap.compat.tracelens.perf_sheets import (
     ModeledOps,
@@ -41,7 +42,12 @@ from torchtraceap.trace.ranks import Ranks, RankTrace
 if TYPE_CHECKING:
     from torchtraceap.core.aliases import PathLike
 
-__all__ = ["tracelens_sheets", "write_tracelens_csvs", "write_tracelens_xlsx"]
+__all__ = [
+    "tracelens_sheets",
+    "write_inference_csvs",
+    "write_tracelens_csvs",
+    "write_tracelens_xlsx",
+]
 
 _LONGEST_CELL = 32_767
 _LONGEST_TITLE = 31
@@ -101,12 +107,46 @@ def write_tracelens_csvs(
         OutputError: One can't be written; none is then replaced.
     """
     parts = _parts(trace)
+    sheets_of = partial(tracelens_sheets, detect_recompute=detect_recompute)
+    return _write_sheets(parts, sheets_of, _of_all(parts), folder, spreadsheet)
+
+
+def write_inference_csvs(
+    trace: Ranks | RankTrace,
+    folder: PathLike,
+    *,
+    capture: PathLike | None = None,
+    spreadsheet: bool = False,
+) -> list[Path]:
+    """Write one CSV per sheet of the inference report, as `write_tracelens_csvs` does.
+
+    Args:
+        trace: A trace of a serving engine, or one rank of it.
+        folder: Is made if it does not exist.
+        capture: A trace of the capture of its CUDA graphs, or a folder with such; by default what
+            lies beside the trace.
+        spreadsheet: No cell is taken for a formula; see `ColumnTable.to_csv`.
+
+    Returns:
+        The files, in order.
+
+    Raises:
+        OptionError: One would replace a file that was read, or `capture` holds no trace.
+        OutputError: One can't be written; none is then replaced.
+    """
+    sheets_of = partial(inference_sheets, capture=capture)
+    return _write_sheets(_parts(trace), sheets_of, (), folder, spreadsheet)
+
+
+def _write_sheets(
+    parts: Sequence[tuple[RankTrace, str]],
+    sheets_of: Callable[[RankTrace], dict[str, Sheet]],
+    of_all: Iterable[dict[str, Sheet]],
+    folder: PathLike,
+    spreadsheet: bool,
+) -> list[Path]:
     reports = chain(
-        (
-            (place, tracelens_sheets(part, detect_recompute=detect_recompute))
-            for part, place in parts
-        ),
-        (("", sheets) for sheets in _of_all(parts)),
+        ((place, sheets_of(part)) for part, place in parts), (("", sheets) for sheets in of_all)
     )
     files = (
         (str(Path(place, f"{name}.csv")), partial(write_csv, sheet, spreadsheet=spreadsheet))
