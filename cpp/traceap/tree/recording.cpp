@@ -64,6 +64,8 @@ constexpr std::int64_t kLeastWaitNs = 1'000'000;
 constexpr std::size_t kLeastCollectives = 4;
 /// Of the profiled time: what is less is not worth a note.
 constexpr std::int64_t kMaterialPart = 50;
+/// The GPU worked hardly at all if for less than this part of a stretch.
+constexpr std::int64_t kHardlyPart = 100;
 /// Hardly anything ran: one in so many of at least this long, on the GPU and on the host.
 constexpr std::int64_t kLoadPart = 1000;
 constexpr std::int64_t kLeastUnloadedNs = 1'000'000'000;
@@ -105,7 +107,7 @@ class RecordingJudge {
     note_losses();
     note_orphans();
     note_first_collective();
-    note_first_wait();
+    if (!note_first_queue()) note_first_wait();
     note_no_load();
     finish();
   }
@@ -530,6 +532,45 @@ class RecordingJudge {
     std::int64_t began_ns = kNever;
     for (const Row row : tree_.host_rows) began_ns = std::min(began_ns, table_.ts_ns[row]);
     return began_ns;
+  }
+
+  /// The first work of a stream stays in its queue although nothing recorded runs before it: the
+  /// GPU is busy with what was launched before the recording, from its start on.
+  bool note_first_queue() {
+    const std::int64_t start_ns = gpu_profiled().start_ns;
+    const auto lost = std::find_if(calls_.begin(), calls_.end(),
+                                   [](const Launching& call) { return call.fate == Fate::kLost; });
+    const std::int64_t lost_ns = lost == calls_.end() ? kNever : table_.ts_ns[lost->row];
+    std::vector<bool> seen(tree_.streams.size());
+    std::vector<Interval> busy;
+    std::int64_t busy_ns = 0, last_end_ns = start_ns, queued_ns = 0, until_ns = start_ns;
+    for (const Row row : tree_.gpu_rows) {
+      poll_interrupt();
+      const std::uint32_t stream = tree_.stream_of[row];
+      const Row launch = tree_.launch[row];
+      const std::int64_t begin_ns = table_.ts_ns[row];
+      if (!seen[stream] && launch != kNoRow && table_.ts_ns[launch] < lost_ns &&
+          begin_ns > start_ns && busy_ns <= (begin_ns - start_ns) / kHardlyPart) {
+        const std::int64_t since_ns = std::max(to_gpu_clock(table_.end_ns(launch)), last_end_ns);
+        const std::int64_t wait_ns = begin_ns - since_ns;
+        if (wait_ns >= kLeastWaitNs && wait_ns >= profiled_ns() / kMaterialPart) {
+          queued_ns = wait_ns;
+          until_ns = begin_ns;
+        }
+      }
+      seen[stream] = true;
+      busy.push_back({begin_ns, table_.end_ns(row)});
+      busy_ns = add_saturated(busy_ns, table_.dur_ns[row]);
+      last_end_ns = std::max(last_end_ns, table_.end_ns(row));
+    }
+    if (queued_ns == 0) return false;
+    const IntervalSet idle =
+        set_difference(IntervalSet{{start_ns, until_ns}}, make_union(std::move(busy)));
+    waits_.insert(waits_.end(), idle.begin(), idle.end());
+    note(RecordingFault::kStartsInsideWork, 1, Interval{start_ns, until_ns},
+         "The first work stays in the GPU's queue for " + std::to_string(queued_ns / 1000) +
+             " us: what the GPU did before was launched before the recording.");
+    return true;
   }
 
   /// A call that waits for the GPU before anything of the recording has been launched.

@@ -18,7 +18,7 @@ enum class RecordingFault : std::uint8_t {
   kLaunchesWithoutGpuWork,  ///< a stretch of launches whose GPU work has no record
   kGpuWorkWithoutLaunch,    ///< GPU records whose launches are missing, though others have theirs
   kRecordingStartSkew,      ///< the first collective waits for ranks that began to record later
-  kStartsInsideWork,        ///< the host waits at the start for work that has no record
+  kStartsInsideWork,        ///< host or queue wait at the start for work that has no record
   kEndsInsideWork,          ///< the last launches have no records: the recording ended before them
   kNoLoad,                  ///< hardly anything ran
 };

@@ -467,6 +467,38 @@ def test_a_call_that_waits_at_the_start_for_what_is_not_recorded(tmp_path: Path)
     assert not present(trace)
 
 
+def launched_ahead(start: float, until: float = 4.0) -> Recorder:
+    """Launch 300 kernels; the first call ends at `until`, the first kernel runs at `start`, us."""
+    recorder = Recorder()
+    rows = [recorder.call("cudaLaunchKernel", 0.0, until)]
+    rows += [recorder.call("cudaLaunchKernel", until + 10.0 * n, 4) for n in range(299)]
+    for number, row in enumerate(rows):
+        recorder.gpu(row, start + 100 * number, 99.0)
+    return recorder
+
+
+def test_work_that_stays_in_the_queue_behind_what_is_not_recorded(tmp_path: Path) -> None:
+    trace = launched_ahead(50_000.0).load(tmp_path)
+    assert codes(trace) == {"starts_inside_work": 1}
+    diagnosis = trace.diagnose()
+    assert not diagnosis.findings and diagnosis.busy_share > 0.99
+    assert diagnosis.time_ns.get("unknown", 0) == 0
+
+
+@pytest.mark.parametrize(("start", "until"), [(8.0, 4.0), (50_008.0, 50_000.0)])
+def test_a_first_launch_that_is_quick_or_takes_long_itself_is_no_queue(
+    tmp_path: Path, start: float, until: float
+) -> None:
+    """Loading a module takes the call, not the queue."""
+    assert codes(launched_ahead(start, until).load(tmp_path)) == {}
+
+
+def test_a_second_stream_that_waits_for_the_first_is_no_queue(tmp_path: Path) -> None:
+    recorder = launched_ahead(8.0)
+    recorder.gpu(recorder.call("cudaLaunchKernel", 5.0, 4), 30_100.0, 50.0, stream=9)
+    assert codes(recorder.load(tmp_path)) == {}
+
+
 def test_launches_whose_work_ran_after_the_recording(tmp_path: Path) -> None:
     recorder = Recorder()
     end = recorder.steps(10, 40, 100.0)
