@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from served_model import Served
+from served_ranks import ServedRanks
 
 import torchtraceap as ttap
 from torchtraceap.cli import main
@@ -112,3 +113,30 @@ def test_pages_of_training_have_no_section_of_serving(tmp_path: Path) -> None:
     served = Served(annotation="ProfilerStep#{batch}")
     page = ttap.load(write(served.trace(), tmp_path)).diagnose().to_html()
     assert "tables-serving" not in page
+
+
+def test_waits_of_exchanges_are_told_on_the_first_screen(tmp_path: Path) -> None:
+    job = ServedRanks(ranks=4, jitter_us=6.0, seed=3)
+    for rank, document in enumerate(job.traces()):
+        write(document, tmp_path, f"rank{rank}.json")
+    serving = ttap.load(tmp_path).serving(rank=1)
+    truth = np.zeros(job.served.iterations)
+    for (iteration, _, rank), wait_us in job.waits_us.items():
+        truth[iteration] += wait_us if rank == 1 else 0.0
+    time = serving.time
+    assert time is not None and time.wait_share is not None
+    waited_ns = time.wait_share * time.iteration_ns
+    assert waited_ns == pytest.approx(1000 * np.median(truth), rel=0.01)
+    assert " (wait " in str(time)
+
+
+def test_waits_are_not_told_without_communication(tmp_path: Path) -> None:
+    trace = MIXED.trace()
+    kept = [
+        event
+        for event in trace["traceEvents"]
+        if "deep_ep" not in event["name"] and "all_reduce" not in event["name"]
+        and "cross_device" not in event["name"]
+    ]  # fmt: skip
+    time = ttap.load(write({"traceEvents": kept}, tmp_path)).serving().time
+    assert time is not None and time.wait_share is None and time.communication_share is None

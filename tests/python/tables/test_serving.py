@@ -52,7 +52,7 @@ def test_the_first_screen_says_what_a_token_costs(tmp_path: Path) -> None:
     line = re.sub(r"\s+", " ", render_text(diagnosis))
     assert re.search(
         r"decode: [\d.]+ ms/iteration, 64 requests, [\d.]+ µs a token; 8 layers x [\d.]+ µs; "
-        r"exchange [\d.]+ %; bubble [\d.]+ %",
+        r"exchange [\d.]+ % \(wait [\d.]+ %\); bubble [\d.]+ %",
         line,
     )
     assert "Iteration " in line and "mean of 7 iterations" in line and " per step" not in line

@@ -21,6 +21,7 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, masked_integers
+from torchtraceap.tables.matching import rank_collectives
 from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.tables.serving.bubbles import build_bubbles
 from torchtraceap.tables.serving.iterations import (
@@ -63,6 +64,9 @@ class ServedTime(Result):
     """GPU time of one of them, their mean."""
     communication_share: float | None
     """Share of the iteration; None where no communication is recorded."""
+    wait_share: float | None
+    """Share of the iteration in which communication waits for other ranks; None where most of it is
+    not split into wait and transfer."""
     is_exchange: bool
     """Most of the communication takes tokens to their experts and back."""
     bubble_share: float | None
@@ -80,7 +84,9 @@ class ServedTime(Result):
             parts.append(f"{pluralize(self.layers, 'layer')} x {format_ns(self.layer_ns)}")
         if self.communication_share is not None:
             kind = "exchange" if self.is_exchange else "communication"
-            parts.append(f"{kind} {format_percent(self.communication_share)}")
+            said = f"{kind} {format_percent(self.communication_share)}"
+            waits = "" if self.wait_share is None else f" (wait {format_percent(self.wait_share)})"
+            parts.append(said + waits)
         if self.bubble_share is not None:
             parts.append(f"bubble {format_percent(self.bubble_share)}")
         return "; ".join(parts)
@@ -181,6 +187,7 @@ class Serving(Renderable):
             layers=layers,
             layer_ns=round(in_layers / layers) if layers else None,
             communication_share=communication_ns / length_ns if communication_ns else None,
+            wait_share=None if row["wait_ns"] is None else row["wait_ns"] / length_ns,
             is_exchange=2 * exchange > communication_ns > 0,
             bubble_share=row["bubble_ns"] / length_ns if row["iterations"] > 1 else None,
         )
@@ -216,7 +223,7 @@ def build_serving(
     if phase is not None and phase not in PHASES:
         raise OptionError(f"no phase {phase!r} (phases: {', '.join(PHASES)})")
     part = trace.rank(rank)
-    serving = _describe(part, phase, steady, attribute(part, capture, eager))
+    serving = _describe(trace, part, phase, steady, attribute(part, capture, eager))
     if rank is None and len(trace.ranks) > 1:
         said = f"Of {len(trace.ranks)} ranks this is rank {part.rank}; `rank` takes others."
         return replace(serving, notes=(said, *serving.notes))
@@ -238,7 +245,7 @@ def build_serving_table(
         OptionError: There is no such view.
     """
     check_choice("by", by, VIEWS)
-    serving = _describe(part, phase, steady, attribute(part))
+    serving = _describe(Ranks([part]), part, phase, steady, attribute(part))
     table: ColumnTable = getattr(serving, by)
     table.facts = {**table.facts, "engine": serving.engine, "told_by": serving.source}
     table.notes = (*table.notes, *serving.notes)
@@ -246,10 +253,10 @@ def build_serving_table(
 
 
 def _describe(
-    part: RankTrace, phase: str | None, steady: bool, attribution: Attribution
+    trace: Ranks, part: RankTrace, phase: str | None, steady: bool, attribution: Attribution
 ) -> Serving:
     iterations = served_iterations(part)
-    lengths = _Lengths(part, iterations)
+    lengths = _Lengths(trace, part, iterations)
     chosen = np.array(
         [number for number, each in enumerate(iterations.phase) if phase in (None, each)],
         dtype=np.int64,
@@ -314,11 +321,32 @@ def _notes(iterations: ServedIterations) -> list[str]:
     return [said] if said else []
 
 
+def _waits(trace: Ranks, part: RankTrace, iterations: ServedIterations) -> tuple[Array, Array]:
+    """Return how long communication of each iteration waits for other ranks, and how long what is
+    not split into wait and transfer takes, int64 `[iterations]` each."""
+    tree = part.tree
+    waits = np.zeros(len(iterations), dtype=np.int64)
+    unsplit = np.zeros_like(waits)
+    if not (tree.gpu_class[tree.gpu_rows] == int(_core.GpuClass.COMMUNICATION)).any():
+        return waits, unsplit
+    core = rank_collectives(trace)
+    own = np.flatnonzero(core.rank == trace.ranks.index(part))
+    event = np.searchsorted(tree.gpu_rows, core.row[own]).clip(0, len(tree.gpu_rows) - 1)
+    own, event = (each[tree.gpu_rows[event] == core.row[own]] for each in (own, event))
+    number = iterations.of_event[event]
+    own, number = own[number >= 0], number[number >= 0]
+    split = core.split[core.match[own]]
+    np.add.at(waits, number[split], core.wait_ns[own][split])
+    duration = core.end_ns[own] - core.start_ns[own]
+    np.add.at(unsplit, number[~split], duration[~split])
+    return waits, unsplit
+
+
 class _Lengths:
     """How long each iteration takes: from the end of the GPU work of the one before to that of its
     own, so that lengths sum to the time that passes; on the host where nothing ran on a GPU."""
 
-    def __init__(self, part: RankTrace, iterations: ServedIterations) -> None:
+    def __init__(self, trace: Ranks, part: RankTrace, iterations: ServedIterations) -> None:
         tree = part.tree
         self.host_ns = iterations.end_ns - iterations.start_ns
         self.has_gpu = iterations.has_gpu
@@ -332,6 +360,7 @@ class _Lengths:
         gap[~self.has_gpu] = 0
         covered = covered_before(busy, gap)
         self.bubble_ns = (gap[:, 1] - gap[:, 0]) - (covered[:, 1] - covered[:, 0])
+        self.wait_ns, self.unsplit_ns = _waits(trace, part, iterations)
         inside = iterations.of_event >= 0
         communication = inside & (
             tree.gpu_class[tree.gpu_rows] == int(_core.GpuClass.COMMUNICATION)
@@ -405,7 +434,7 @@ def _phases_table(iterations: ServedIterations, lengths: _Lengths, chosen: Array
         [row["time_per_output_token_ns"] for row in rows]
     )
     columns["gpu_busy"] = np.array([row["gpu_busy"] for row in rows], dtype=np.float64)
-    for key in ("host_ns", "communication_ns", "bubble_ns"):
+    for key in ("host_ns", "communication_ns", "wait_ns", "bubble_ns"):
         columns[key] = masked_integers([row[key] for row in rows])
     return ColumnTable(columns)
 
@@ -436,8 +465,17 @@ def _phase_row(
         "gpu_busy": float(lengths.busy_ns[places].sum() / max(1, ns.sum())),
         "host_ns": round(float(np.median(lengths.host_ns[places]))),
         "communication_ns": round(float(np.median(lengths.communication_ns[places]))),
+        "wait_ns": _median_wait(lengths, places),
         "bubble_ns": round(float(np.median(lengths.bubble_ns[places]))),
     }
+
+
+def _median_wait(lengths: _Lengths, places: Array) -> int | None:
+    """Return the median wait of communication; None where most of it is not split."""
+    communication = int(lengths.communication_ns[places].sum())
+    if not communication or 2 * int(lengths.unsplit_ns[places].sum()) > communication:
+        return None
+    return round(float(np.median(lengths.wait_ns[places])))
 
 
 def _layers_table(
