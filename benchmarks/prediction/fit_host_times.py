@@ -15,7 +15,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from math import erf, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +112,6 @@ def fit(data: Sequence[host_data.HostData]) -> tuple[host.HostTable, np.ndarray]
         crossings=crossings,
         machines=known_machines(factors, data),
         model_covariance=model_covariance(factors, data),
-        residuals={q: residuals(one, means[q], factors) for q, one in rows.items()},
-        correlation=correlation(rows["before"], means["before"], factors),
         parts=fit_parts(factors, data),
     )
     return table, factors
@@ -233,25 +230,6 @@ def model_covariance(factors: np.ndarray, data: Sequence[host_data.HostData]) ->
     return total / degrees * MODELS_LEFT_OUT
 
 
-def correlation(rows: Rows, means: np.ndarray, factors: np.ndarray) -> float:
-    """Of neighbouring calls' logarithms of measured over expected time."""
-    group = host.GROUPS.index(host.QUANTITIES[rows.quantity])
-    expected = means[rows.chains[:, -1]] * np.exp(factors[rows.trace, group])
-    logs = np.log(np.maximum(rows.value, 10.0) / expected)
-    same = rows.trace[1:] == rows.trace[:-1]
-    return float(np.clip(np.corrcoef(logs[1:][same], logs[:-1][same])[0, 1], 0.0, 0.95))
-
-
-def residuals(rows: Rows, means: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Ratios of single times to their expectation in their own trace, at `host.SCORES`; mean 1."""
-    group = host.GROUPS.index(host.QUANTITIES[rows.quantity])
-    ratio = rows.value / (means[rows.chains[:, -1]] * np.exp(factors[rows.trace, group]))
-    shares = [0.5 * (1 + erf(score / sqrt(2))) for score in host.SCORES]
-    found = np.quantile(np.maximum(ratio, 0.02), shares)
-    weights = np.exp(-(host.SCORES**2) / 2)
-    return found / np.average(found, weights=weights)
-
-
 def as_json(table: host.HostTable, data: Sequence[host_data.HostData]) -> dict[str, Any]:
     return {
         "schema": "torchtraceap.host_times/1",
@@ -278,8 +256,6 @@ def as_json(table: host.HostTable, data: Sequence[host_data.HostData]) -> dict[s
             for each in table.machines
         ],
         "model_covariance": np.round(table.model_covariance, 5).tolist(),
-        "residuals": {key: np.round(v, 4).tolist() for key, v in table.residuals.items()},
-        "correlation": round(table.correlation, 4),
         "parts": {name: asdict(each) for name, each in table.parts.items()},
     }
 

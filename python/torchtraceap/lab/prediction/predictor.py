@@ -221,7 +221,7 @@ def lower_steps(
         times = KindTimes.merge([trace.kind_times() for trace in calibrate])
         calibration = fit_calibration(times, for_other_program=True)
     if probed is not None:
-        host = host.calibrated([probed], source="a probe", deviation=PROBE_DEVIATION)
+        host = host.calibrated([probed], deviation=PROBE_DEVIATION)
     parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
     if parts:
         host = host.calibrated([recorded_calls(part) for part in parts])

@@ -40,7 +40,6 @@ __all__ = [
     "GROUPS",
     "PROFILERS",
     "QUANTITIES",
-    "SCORES",
     "TAIL",
     "HostModel",
     "HostTable",
@@ -93,9 +92,6 @@ QUANTITIES = {
 }
 """Factor of the machine that scales each time (Note [Factors]); "alone" is a call without
 launches."""
-SCORES = np.linspace(-3.0, 3.0, 25)
-"""Points of a distribution, in standard deviations."""
-_WEIGHTS = np.exp(-(SCORES**2) / 2) / np.exp(-(SCORES**2) / 2).sum()
 GROUPS = ("gaps", "calls", "launches")
 
 
@@ -132,7 +128,7 @@ def is_recent(device: Device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class HostTable:
-    """Mean host times by class, ns, and their spread over machines and calls."""
+    """Mean host times by class, ns, and their spread over machines."""
 
     means: Mapping[str, Mapping[str, float]]
     """Means by quantity and class."""
@@ -142,10 +138,6 @@ class HostTable:
     """Machines behind the means."""
     model_covariance: Array
     """Covariance of log factors over models on one machine, float64 [3, 3]."""
-    residuals: Mapping[str, Array]
-    """Ratios of single calls to the mean of their class, at `SCORES`, by quantity."""
-    correlation: float
-    """Correlation of the residuals of neighboring calls, as normal scores."""
     parts: Mapping[str, PartMean]
     """Times around a step's calls (loop.py)."""
 
@@ -160,8 +152,6 @@ class HostTable:
                 for each in text["machines"]
             ),
             model_covariance=np.array(text["model_covariance"]),
-            residuals={key: np.array(values) for key, values in text["residuals"].items()},
-            correlation=text["correlation"],
             parts={name: PartMean(**each) for name, each in text["parts"].items()},
         )
 
@@ -195,58 +185,11 @@ class HostTimes:
     low: float
     """Lower factor of the 90 % range, common to all calls."""
     high: float
-    spread: tuple[float, ...]
-    """Deviation of the logarithm of each call's time between steps."""
-    source: str
-    """Source of the times, for a person."""
-    table: HostTable
 
     @property
     def total_ns(self) -> float:
         """Sum over all calls, including launches."""
         return sum(call.total_ns for call in self.calls)
-
-    def sample(self, rng: np.random.Generator, *, common: float | None = None) -> HostTimes:
-        """Sample the host times of one step; neighboring calls are correlated.
-
-        Args:
-            rng: Random generator.
-            common: Common factor of all times; by default sampled.
-        """
-        n = len(self.calls)
-        if common is None:
-            common = self.common_factor(rng)
-        correlation = self.table.correlation
-        own = rng.standard_normal(n) * sqrt(1 - correlation**2)
-        score = np.empty(n)
-        last = float(rng.standard_normal())
-        for place, each in enumerate(own.tolist()):
-            last = score[place] = correlation * last + each
-        ratios: dict[str, list[float]] = {}
-        for quantity in QUANTITIES:  # a call's times share half of their variance
-            at = sqrt(0.5) * score + sqrt(0.5) * rng.standard_normal(n)
-            drawn = np.interp(at, SCORES, self.table.residuals[quantity]) * common
-            ratios[quantity] = drawn.tolist()
-        calls = []
-        for place, time in enumerate(self.calls):
-            launch = ratios["launch"][place]
-            calls.append(
-                HostTime(
-                    before=time.before * ratios["before"][place],
-                    to_launch=time.to_launch
-                    * ratios["to_launch" if time.launches else "alone"][place],
-                    launches=tuple(each * launch for each in time.launches),
-                    between=time.between * ratios["between"][place],
-                    after=time.after * ratios["after"][place],
-                )
-            )
-        return replace(self, calls=tuple(calls), low=1.0, high=1.0)
-
-    def common_factor(self, rng: np.random.Generator) -> float:
-        """Sample the common factor of a machine from `low` and `high`."""
-        at = rng.standard_normal()
-        side = self.high if at > 0 else 1 / self.low
-        return float(side ** (at / TAIL))
 
 
 def log_ratios(table: HostTable, recorded: Sequence[RecordedCalls]) -> Array:
@@ -326,7 +269,6 @@ class HostModel:
         self._deviations: Array | None = off * sqrt(more)
         """Deviations of the table's machines, float64 [machines, 3]; None for a measured one."""
         self._weights: Array = weights
-        self.source = f"{len(self.table.machines)} machines of public traces, none of them this one"
 
     def times(self, capture: Capture, launches_per_call: Sequence[int]) -> HostTimes:
         """Return the host times of every call, including views.
@@ -348,9 +290,7 @@ class HostModel:
         found = tuple(call_contexts(capture.calls))
         return self.times_of(found, launches_per_call)
 
-    def calibrated(
-        self, recorded: Iterable[RecordedCalls], *, source: str = "", deviation: float = 0.0
-    ) -> HostModel:
+    def calibrated(self, recorded: Iterable[RecordedCalls], *, deviation: float = 0.0) -> HostModel:
         """Return the model of the machine and profiler that recorded these calls.
 
         How much of what they take more or less is the machine's, and not their model's own, follows
@@ -358,7 +298,6 @@ class HostModel:
 
         Args:
             recorded: Calls from `recorded_calls`; without any the model stays unchanged.
-            source: Description of their source.
             deviation: Of the logarithm of what they take to what the machine does, where they are
                 of another one.
         """
@@ -372,7 +311,6 @@ class HostModel:
         found._deviations = None  # spread to either side alike is all that is known behind it
         found.factors = self.factors + gain @ np.where(is_seen, ratios - self.factors, 0.0)
         found.covariance = self.covariance - gain @ self.covariance
-        found.source = source or "a trace of the machine, with its profiler"
         return found
 
     def times_of(self, calls: Sequence[CallContext], launches_per_call: Sequence[int]) -> HostTimes:
@@ -396,7 +334,7 @@ class HostModel:
             for call, count in zip(calls, launches_per_call, strict=True)
         )
         low, high = self._range(times)
-        return HostTimes(times, low, high, self._spread(times), self.source, self.table)
+        return HostTimes(times, low, high)
 
     def _range(self, times: Sequence[HostTime]) -> tuple[float, float]:
         """Return the 90 % range relative to the sum, by the factors' shares of it."""
@@ -421,23 +359,3 @@ class HostModel:
             )
         down, up = (_SPREAD_SHARE * sqrt(each**2 + of_models) for each in (below, above))
         return exp(-TAIL * down), exp(TAIL * up)
-
-    def _spread(self, times: Sequence[HostTime]) -> tuple[float, ...]:
-        """Return each call's deviation from the variances of its parts, taken as independent."""
-        variance = {
-            quantity: float(_WEIGHTS @ ratios**2 - (_WEIGHTS @ ratios) ** 2)
-            for quantity, ratios in self.table.residuals.items()
-        }
-
-        def of(time: HostTime) -> float:
-            total = time.total_ns
-            inside = "to_launch" if time.launches else "alone"
-            squares = (
-                time.before**2 * variance["before"]
-                + time.to_launch**2 * variance[inside]
-                + sum(each**2 for each in time.launches) * variance["launch"]
-                + time.after**2 * variance["after"]
-            )
-            return sqrt(np.log1p(squares / total**2)) if total > 0 else 0.0
-
-        return tuple(map(of, times))
