@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Rules on made-up machines, whose noise is known: false alarms and power.
 
-The machines are those of `lab/bench/statistics/rules.py`: normal noise of a run, autoregressive
-drift, now and then a slow run; steps within a run differ by 1 %. Also what conditions on size do
-(see Note [Significant and small]), and the test alone without them.
+The machines are those of `machines.py`; steps within a run differ by 1 %. Also what conditions on
+size do (see Note [Significant and small]), and the test alone without them.
 
 Usage: simulate.py [--trials 20000] [--seed 1]
 """
@@ -13,9 +12,10 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from machines import MACHINES, Machine
 
 from torchtraceap.core.aliases import Array
-from torchtraceap.lab.bench.statistics.rules import MACHINES, RULES, Machine, Rule
+from torchtraceap.lab.bench.statistics.rules import RULES, Rule
 from torchtraceap.lab.bench.statistics.sequential import (
     VERDICTS,
     Plan,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from torchtraceap.lab.bench.comparison.calibrate import (
 from torchtraceap.lab.bench.comparison.stored_runs import compare_unpaired
 from torchtraceap.lab.bench.statistics import rank_tests as signed
 from torchtraceap.lab.bench.statistics.rank_tests import rank_sum_p, shift, shift_interval
-from torchtraceap.lab.bench.statistics.rules import MACHINES, RULES, Machine
+from torchtraceap.lab.bench.statistics.rules import RULES
 from torchtraceap.lab.bench.statistics.sequential import (
     VERDICTS,
     Plan,
@@ -34,6 +36,9 @@ from torchtraceap.lab.bench.statistics.sequential import (
     q_values,
     whole_p,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "verdicts"))
+from machines import MACHINES, Machine
 
 SMALL = st.lists(st.integers(-4, 4), min_size=1, max_size=12)
 LOGS = st.lists(st.floats(-0.2, 0.2), min_size=10, max_size=10)

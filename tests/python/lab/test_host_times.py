@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Phase
 from torchtraceap.lab.prediction.lowering import recorded_host
 from torchtraceap.lab.prediction.lowering.host import HostModel, HostTimes
-from torchtraceap.lab.prediction.lowering.loop import recorded_parts, step_parts
+from torchtraceap.lab.prediction.lowering.loop import step_parts
 from torchtraceap.lab.prediction.lowering.recorded_host import (
     RecordedCalls,
     call_contexts,
@@ -24,6 +25,9 @@ from torchtraceap.lab.prediction.lowering.recorded_host import (
 )
 from torchtraceap.lab.prediction.lowering.step import HostTime
 from torchtraceap.ops.devices import device_named
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks" / "prediction"))
+from host_data import recorded_parts
 
 
 def call(name: str, modules: tuple[str, ...] = (), phase: Phase = Phase.FORWARD) -> Call:

@@ -19,7 +19,7 @@ from torchtraceap.lab.prediction.lowering import (
     kernels_of,
     op_times,
 )
-from torchtraceap.lab.prediction.lowering.kernels import RULED
+from torchtraceap.lab.prediction.lowering.kernels import _RULES
 from torchtraceap.lab.prediction.lowering.kernels.lists import launch_blocks
 from torchtraceap.lab.prediction.lowering.step import GpuWork, WorkKind, libraries_of
 from torchtraceap.ops.devices import Device, device_named
@@ -256,7 +256,7 @@ ODD: tuple[tuple[Any, ...], ...] = (
 def test_no_rule_breaks_on_inputs_that_make_no_sense(device: str) -> None:
     """Kernels come out, with grids of at least a block and times that add up."""
     chip = device_named(device)
-    for name in RULED:
+    for name in _RULES:
         for inputs in ODD:
             op = LaunchingOp(f"aten::{name}", inputs, (), Phase.BACKWARD, (), 0)
             time = OpTime(Estimate.within_factor(1e5, 2.0, "any"), is_known=True)

@@ -85,12 +85,6 @@ class Table:
         """Size of one element, bytes."""
         return element_bytes(dtype_label(self.dtype))
 
-    def embedding(self) -> EmbeddingTable:
-        """Return the table as the duration models take it."""
-        return EmbeddingTable(
-            self.rows, self.dim, self.pooling_factor, self.histogram, self.element_bytes
-        )
-
 
 def as_tables(
     tables: Sequence[Table | EmbeddingTable | Mapping[str, Any]],

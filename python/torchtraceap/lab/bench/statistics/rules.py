@@ -1,4 +1,4 @@
-"""Yardsticks for verdicts: well-known rules that judge the same runs, and simulated noise.
+"""Yardsticks for verdicts: well-known rules that judge the same runs.
 
 - `torchbench_7_percent`: one run of a side, medians of their steps, an alarm beyond 7 %; what
   TorchBench's regression detector did (`userbenchmark/*/regression_detector.py`, both signs).
@@ -7,10 +7,6 @@
   99 % intervals of the medians that do not overlap, and a factor of 1.1 (`asv continuous`);
   `asv_without_factor` leaves the factor away.
 - `blocks_mwu`: ten runs of A, then ten of B, Mann-Whitney p < 0.01 over their medians.
-
-The log of what a run takes on a simulated machine is the sum of noise of the run alone (normal),
-drift (autoregressive, with coefficient 0.9 from run to run) and, now and then, a slow run
-(exponential).
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ from torchtraceap.core import Array, dataclass
 from torchtraceap.lab.bench.statistics import scipy_stats
 from torchtraceap.lab.bench.statistics.rank_tests import least_rank_sum_p, rank_sum_p
 
-__all__ = ["BLOCK_RUNS", "MACHINES", "RULES", "Machine", "Rule"]
+__all__ = ["BLOCK_RUNS", "RULES", "Rule"]
 
 NO_DIFFERENCE = "no difference"
 BLOCK_RUNS = 10
@@ -104,37 +100,4 @@ RULES: dict[str, Rule] = {
         Rule("asv_without_factor", 2, "two runs a side, Mann-Whitney 0.002", partial(_asv, 1.0)),
         Rule("blocks_mwu", BLOCK_RUNS, "ten runs after ten runs, Mann-Whitney 0.01", _blocks),
     )
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The noise of one machine as fractions of a run's time."""
-
-    run: float
-    """Standard deviation of a single run."""
-    drift: float
-    """Standard deviation of the drift."""
-    slow: float
-    """Probability of a slow run."""
-    memory: float = 0.9
-    """Autoregressive coefficient of the drift from run to run."""
-    slow_by: float = 0.05
-    """Mean slowdown of a slow run."""
-
-    def logs(self, comparisons: int, runs: int, generator: np.random.Generator) -> Array:
-        """Draw logarithms of run times in order of time, float64 `[comparisons, runs]`."""
-        size = comparisons, runs
-        drift = generator.normal(0, self.drift, size)
-        fresh = np.sqrt(1 - self.memory**2)
-        for run in range(1, runs):
-            drift[:, run] = self.memory * drift[:, run - 1] + fresh * drift[:, run]
-        is_slow = generator.random(size) < self.slow
-        slow = np.where(is_slow, generator.exponential(self.slow_by, size), 0.0)
-        return generator.normal(0, self.run, size) + drift + slow
-
-
-MACHINES = {
-    "quiet": Machine(run=0.0045, drift=0.005, slow=0.02),
-    "shared": Machine(run=0.015, drift=0.02, slow=0.05),
 }

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import exp, isfinite, sqrt
 from types import MappingProxyType
 
-import numpy as np
-
-from torchtraceap.core import Array, EventKind, Renderable
+from torchtraceap.core import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, Move, Phase, TensorInfo
 from torchtraceap.lab.prediction.lowering.durations import host_copy
@@ -31,9 +28,8 @@ from torchtraceap.lab.prediction.lowering.step import (
     OpTime,
 )
 from torchtraceap.ops import Device, Estimate
-from torchtraceap.trace import RankTrace
 
-__all__ = ["PARTS", "Loading", "recorded_parts", "step_parts", "with_loading"]
+__all__ = ["PARTS", "Loading", "step_parts", "with_loading"]
 
 PARTS: Mapping[str, str] = MappingProxyType(
     {
@@ -46,8 +42,6 @@ PARTS: Mapping[str, str] = MappingProxyType(
 )
 """Parts of the host time around a step, each in ns of the profiled host, with their meaning."""
 _TAIL = 1.2816
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
-_DDP = "DistributedDataParallel.forward"
 _MEMORY = ("pageable", "pinned")
 _FETCH = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
 _AHEAD = 2
@@ -172,45 +166,3 @@ def step_parts(
             source = f"{PARTS[name]}: {known.machines} machines of public traces"
             found[name] = Estimate(ns, ns / side, ns * side, source)
     return found
-
-
-def recorded_parts(part: RankTrace) -> dict[str, float]:
-    """Return medians over the steps of a trace, ns, for the parts of `PARTS` it shows."""
-    table, tree = part.table, part.tree
-    marked = [step for step in tree.steps if step.row is not None]
-    if tree.main_track is None or not marked:
-        return {}
-    work = np.isin(table.kind, [EventKind.CPU_OP, EventKind.RUNTIME, EventKind.DRIVER])
-    work &= table.track == tree.main_track
-    found: dict[str, list[float]] = {name: [] for name in PARTS}
-    pairs = pairwise(marked)
-    found["between_steps"] = [float(b.start_ns - a.end_ns) for a, b in pairs]
-    loads = _named(part, "enumerate(DataLoader)#_MultiProcessing")
-    # A wrapper's work before the model's forward doesn't count for a step without a wrapper.
-    is_plain = not len(_named(part, "enumerate(DataLoader)")) and not len(_named(part, _DDP))
-    work[[step.row for step in marked if step.row is not None]] = False
-    for step in marked:
-        inside = np.flatnonzero(work & (table.ts_ns >= step.start_ns) & (table.ts_ns < step.end_ns))
-        if len(inside):
-            ends = table.ts_ns[inside] + table.dur_ns[inside]
-            found["end_of_step"].append(float(step.end_ns - ends.max()))
-            if is_plain:
-                found["begin_of_step"].append(float(table.ts_ns[inside].min() - step.start_ns))
-    found["loader"] = table.dur_ns[loads].astype(float).tolist()
-    # Calls that only free the gradients, without filling tensors with zeros, enclose nothing.
-    parameters = len(_named(part, _ACCUMULATE)) / len(marked)
-    rows = _named(part, "Optimizer.zero_grad#")
-    places = tree.host_position[rows].astype(np.int64)
-    freeing = rows[tree.subtree_end[places] == places + 1]
-    if parameters:
-        found["zero_grad"] = [float(ns) / parameters for ns in table.dur_ns[freeing].tolist()]
-    return {name: float(np.median(each)) for name, each in found.items() if each}
-
-
-def _named(part: RankTrace, prefix: str) -> Array:
-    """Return operators and annotations whose name has the prefix."""
-    table = part.table
-    begins = np.array([text.startswith(prefix) for text in table.strings], dtype=bool)
-    kinds = np.isin(table.kind, [EventKind.CPU_OP, EventKind.USER_ANNOTATION])
-    rows: Array = np.flatnonzero(begins[table.name] & kinds)
-    return rows

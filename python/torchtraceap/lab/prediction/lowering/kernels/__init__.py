@@ -42,7 +42,7 @@ from torchtraceap.lab.prediction.lowering.step import (
 )
 from torchtraceap.ops import Device, Estimate, family_of
 
-__all__ = ["RULED", "kernel_names", "kernels_of"]
+__all__ = ["kernel_names", "kernels_of"]
 
 _START_NS = 1_000.0
 """Duration of the shortest kernels."""
@@ -61,9 +61,7 @@ _RULES: dict[str, Rule] = {
     **recurrent.RULES,
     **miscellaneous.RULES,
 }
-
-RULED = tuple(_RULES)
-"""Operators of ATen and torchvision with a rule of their own; others are pointwise or unknown."""
+"""Rules by operator of ATen or torchvision; other operators are pointwise or unknown."""
 
 
 def kernels_of(
