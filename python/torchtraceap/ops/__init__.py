@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torchtraceap.ops.durations.estimate import element_bytes as element_bytes
     from torchtraceap.ops.durations.estimate import peak_rate as peak_rate
     from torchtraceap.ops.durations.estimate import resolve_device as resolve_device
+    from torchtraceap.ops.durations.inputs import collective_kernel as collective_kernel
     from torchtraceap.ops.durations.scaling import ratio_of as ratio_of
     from torchtraceap.ops.kernel_names import canonical_name as canonical_name
     from torchtraceap.ops.models import OpCall as OpCall
@@ -69,6 +70,7 @@ else:
             ".durations.copies": ("estimate_copy",),
             ".durations.embedding": ("START_NS", "estimate_embedding_bags"),
             ".durations.estimate": ("element_bytes", "peak_rate", "resolve_device"),
+            ".durations.inputs": ("collective_kernel",),
             ".durations.scaling": ("ratio_of",),
             ".kernel_names": ("canonical_name",),
             ".models": ("OpCall", "Tensor"),

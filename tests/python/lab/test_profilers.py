@@ -11,7 +11,7 @@ import pytest
 from torchtraceap import _core
 from torchtraceap.lab.prediction.timeline.profilers import (
     PROFILERS,
-    collective_kernel,
+    all_reduce_kernel,
     detect_profiler,
     rewrite_for_profiler,
 )
@@ -76,7 +76,7 @@ def test_torch_2_4_says_less_of_collectives(newest: _core.EventTable) -> None:
     events = {event["name"]: event for event in said["traceEvents"]}
     kept = {"External id", "Record function id", "Collective name", "Group size"}
     assert set(events["record_param_comms"]["args"]) == kept
-    kernel = collective_kernel("AllReduce_Sum", "bf16", PROFILERS["2.4"])
+    kernel = all_reduce_kernel("bfloat16", PROFILERS["2.4"])
     assert set(events[kernel]["args"]) == {"External id", "stream"}
     assert said["distributedInfo"]["nccl_version"] == "2.20.5"
     assert said["distributedInfo"]["pg_config"][0]["ranks"] == [0, 1, 2, 3]

@@ -18,6 +18,7 @@ from torchtraceap.ops.durations import Calibration, Estimate, Estimates, Unknown
 from torchtraceap.ops.durations.calibration import TAIL, KindTimes, fit_calibration, kernel_class
 from torchtraceap.ops.durations.inputs import (
     checked_sizes,
+    collective_kernel,
     collective_named,
     copy_named,
     dtype_label,
@@ -86,6 +87,17 @@ def test_collectives_by_the_names_of_their_kernels(kernel: str, kind: str, dtype
     assert (durations.collective_kind(name), said) == (kind, dtype)
     plain = durations.collective_ns(kind, 1 << 24, 8, H100, dtype=dtype)
     assert durations.collective_ns(kernel, 1 << 24, 8, H100) == plain
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce", "reduce_scatter", "all_gather",
+                                  "broadcast", "send_recv", "all_to_all"])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "label"), [("bfloat16", "bf16"), ("int64", "int64"),
+                                              ("bool", "uint8")])  # fmt: skip
+def test_the_name_of_a_kernel_says_what_it_is_of(kind: str, dtype: str, label: str) -> None:
+    name, said = collective_named(collective_kernel(kind, dtype))
+    exchanged = "send_recv" if kind == "all_to_all" else kind
+    assert durations.collective_kind(name) == exchanged
+    assert said == (label if "reduce" in kind else "")
 
 
 @pytest.mark.parametrize(

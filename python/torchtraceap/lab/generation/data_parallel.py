@@ -18,7 +18,7 @@ from torchtraceap._core import Phase
 from torchtraceap.core import Array
 from torchtraceap.lab.generation.program import Places, Program
 from torchtraceap.lab.generation.scene import Block, Scene
-from torchtraceap.lab.prediction.timeline.profilers import collective_kernel
+from torchtraceap.lab.prediction.timeline.profilers import all_reduce_kernel
 from torchtraceap.ops import UnknownDurationError, estimate_collective
 
 __all__ = ["DataParallel", "can_spread", "draw_data_parallel"]
@@ -115,7 +115,7 @@ class DataParallel:
                 "Global rank start": 0,
                 "Global rank stride": 1,
             }
-            kernel = _ON_AMD if is_old else collective_kernel("AllReduce_Sum", "f32", profiler)
+            kernel = _ON_AMD if is_old else all_reduce_kernel("float32", profiler)
         on_op, on_kernel = (
             {key: value for key, value in arguments.items() if key in kept}
             for kept in (profiler.on_operators, profiler.on_kernels)

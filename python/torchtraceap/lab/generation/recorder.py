@@ -27,6 +27,7 @@ from torchtraceap.core import Array
 from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.lab.generation.scene import NewEvent, Outcome, Scene
+from torchtraceap.lab.prediction.timeline.event_names import CALLBACKS
 from torchtraceap.lab.prediction.timeline.profilers import distributed_info
 from torchtraceap.simulation import event_text
 from torchtraceap.trace import RankTrace
@@ -45,10 +46,6 @@ _OWN = ("Sequence number", "Fwd thread id", "external ts", "Module Hierarchy", "
         "Python id", "Python parent id", "Call stack", "cbid", "bytes",
         "memory bandwidth (GB/s)")  # fmt: skip
 """Arguments of a template that hold for that event alone."""
-_CALLBACKS = {"Malloc": 20, "Free": 22, "MemcpyAsync": 41, "StreamSynchronize": 131,
-              "EventRecord": 135, "StreamWaitEvent": 147, "DeviceSynchronize": 165,
-              "LaunchKernel": 211, "LaunchKernelExC": 430}  # fmt: skip
-"""CUPTI's numbers of calls."""
 _FLOATS = ("float", "c10::Half", "c10::BFloat16")
 """Types of elements, as inputs name them."""
 _LAUNCHES = ("LaunchKernel", "LaunchKernelExC", "MemcpyAsync")
@@ -190,7 +187,7 @@ class _Writer:
         args["correlation"] = _PROVISIONAL + (event.call or 0)
         if "cbid" in like["args"]:
             name = event.name.removeprefix(self._program.runtime)
-            args["cbid"] = _CALLBACKS.get(name, like["args"]["cbid"])
+            args["cbid"] = CALLBACKS.get(f"cuda{name}", like["args"]["cbid"])
         place = {key: thread[key] for key in ("pid", "tid")}
         return _event_like(like, {**place, "name": event.name}, args)
 

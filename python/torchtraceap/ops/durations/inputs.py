@@ -21,6 +21,7 @@ __all__ = [
     "Many",
     "Numbers",
     "checked_sizes",
+    "collective_kernel",
     "collective_named",
     "copy_named",
     "dtype_label",
@@ -45,6 +46,12 @@ _NCCL_TYPE = re.compile(
     r"_(f8e4m3|f8e5m2|bf16|f16|f32|f64|[iu](?:8|32|64)|__nv_bfloat16|__nv_fp8_e[45]m[23]|"
     r"u?int(?:8|32|64)_t|half|float|double)(?=_|$)"
 )
+_NCCL_NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
+               "int32": "u32", "int64": "u64"}  # fmt: skip
+_NCCL_REDUCTIONS = {"all_reduce": "AllReduce", "reduce": "Reduce",
+                    "reduce_scatter": "ReduceScatter"}  # fmt: skip
+_NCCL_MOVES = {"all_gather": "AllGather", "broadcast": "Broadcast"}
+_NCCL_OTHER = "ncclDevKernel_SendRecv"
 _NAMESPACE = re.compile(r"^(?:\w+::|nccl:)+")
 _COPY_KERNEL = re.compile(r"^\s*mem(?:cpy|copy)?\s*([a-z]+)\s*(?:\((\w+) *-> *(\w+)\))?", re.I)
 
@@ -83,6 +90,21 @@ def collective_named(name: str) -> tuple[str, str]:
         return kernel[1], ""
     plain = said[1].removesuffix("_t") if said[1].endswith("_t") else said[1]
     return kernel[1], _NCCL_TYPES.get(plain) or dtype_label(plain.replace("__nv_fp8", "float8"))
+
+
+def collective_kernel(kind: str, dtype: str) -> str:
+    """Return NCCL's name of the kernel of a collective, without its parameters.
+
+    Args:
+        kind: As `collective_kind` returns it; whatever has no kernel of its own is built from
+            sends and receives, whose kernel has one name.
+        dtype: torch's name of the type, such as "float32"; NCCL takes types that it lacks for
+            bytes, and sums signed integers as unsigned ones.
+    """
+    if kind in _NCCL_REDUCTIONS:
+        type_name = _NCCL_NAMES.get(dtype, "u8")
+        return f"ncclDevKernel_{_NCCL_REDUCTIONS[kind]}_Sum_{type_name}_RING_LL"
+    return f"ncclDevKernel_{_NCCL_MOVES[kind]}_RING_LL" if kind in _NCCL_MOVES else _NCCL_OTHER
 
 
 def copy_named(name: str) -> tuple[str, bool | None]:

@@ -34,10 +34,9 @@ from torchtraceap.lab.collection.emulated.transfers import (
     Network,
     Transfer,
     TransferTimes,
-    kernel_name,
     reduction_factor,
 )
-from torchtraceap.ops import bus_factor
+from torchtraceap.ops import bus_factor, collective_kernel
 from torchtraceap.record import DESCRIPTION, EMULATED
 
 __all__ = ["EmulatedGroup", "process_group"]
@@ -275,9 +274,11 @@ class EmulatedGroup(dist.ProcessGroup):
         kind, dtype = form.removesuffix("_into").removesuffix("_coalesced"), inputs[0].dtype
         size = max(sum(map(_bytes, inputs)), sum(map(_bytes, outputs)))
         ns = self._times.draw_ns(kind, size, self._ranks)
-        factor = bus_factor("all_reduce" if kind == "barrier" else kind, self._ranks)
+        moving = "all_reduce" if kind == "barrier" else kind
+        name = collective_kernel(moving, str(dtype).removeprefix("torch."))
         # What comes over the links is read and written once more.
-        transfer = Transfer(kernel_name(kind, dtype), ns, int(2 * factor * size), copies, outputs)
+        moved = int(2 * bus_factor(moving, self._ranks) * size)
+        transfer = Transfer(name, ns, moved, copies, outputs)
         device = inputs[0].device
         if device not in self._lanes:
             on_gpu = device.type == "cuda"

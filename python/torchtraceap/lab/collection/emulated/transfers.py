@@ -53,7 +53,6 @@ __all__ = [
     "Transfer",
     "TransferTimes",
     "build_kernels",
-    "kernel_name",
     "reduction_factor",
 ]
 
@@ -62,27 +61,11 @@ _SOURCE = Path(__file__).with_name("kernels.cu")
 _LIBRARY = "TORCHTRACEAP_EMULATED_KERNELS"
 _HOMES = ("/usr/local/cuda",)
 _SCRATCH_BYTES = 64 << 20  # beyond the caches of today's GPUs, so that memory is really used
-_TYPES = {
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.uint8: "u8",
-    torch.int8: "u8",
-    torch.bool: "u8",
-    torch.int32: "u32",
-    torch.int64: "u64",
-}
-_MOVES = {
-    "all_gather": "ncclDevKernel_AllGather_RING_LL",
-    "broadcast": "ncclDevKernel_Broadcast_RING_LL",
-}
-_REDUCTIONS = {
-    "all_reduce": "AllReduce",
-    "barrier": "AllReduce",
-    "reduce": "Reduce",
-    "reduce_scatter": "ReduceScatter",
-}
+_SUMMED = frozenset((
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8,
+    torch.bool, torch.int32, torch.int64,
+))  # fmt: skip
+"""Types that kernels of reductions have."""
 _UNCHANGING = (
     dist.ReduceOp.AVG,
     dist.ReduceOp.MIN,
@@ -146,17 +129,6 @@ def reduction_factor(operation: dist.ReduceOp, ranks: int) -> float:
 
 
 # ------------------------------------------------------------------------- kernels
-
-
-def kernel_name(kind: str, dtype: torch.dtype) -> str:
-    """Return NCCL's name of the kernel of a collective, without its arguments.
-
-    Everything that is built from sends and receives has one name. Types that NCCL lacks take that
-    of bytes.
-    """
-    if kind in _REDUCTIONS:
-        return f"ncclDevKernel_{_REDUCTIONS[kind]}_Sum_{_TYPES.get(dtype, 'u8')}_RING_LL"
-    return _MOVES.get(kind, "ncclDevKernel_SendRecv")
 
 
 class _Kernels:
@@ -324,7 +296,7 @@ class DeviceLane:
             first, *more = transfer.copies or (None,)
             # Results of types that no kernel of a reduction has are written by operators of torch.
             is_sum = "_Sum_" in transfer.kernel
-            if first is not None and is_sum and first.source.dtype not in _TYPES:
+            if first is not None and is_sum and first.source.dtype not in _SUMMED:
                 first, more = None, list(transfer.copies)
             self._kernels.launch(transfer.kernel, transfer.ns, transfer.moved, first, self._stream)
             for copies in more:

@@ -29,6 +29,7 @@ from torchtraceap.ops import (
     Device,
     Estimate,
     OpCall,
+    collective_kernel,
     collective_kind,
     collective_ns,
     estimate_copy,
@@ -160,10 +161,6 @@ _LATENCY_NS = 20_000.0
 NETWORK = 25e9
 """Default network bandwidth of each GPU, byte/s: 200 Gbit/s."""
 _SPREAD = 3.0
-_REDUCING = {"all_reduce": "AllReduce_Sum", "reduce_scatter": "ReduceScatter_Sum"}
-_MOVING = {"all_gather": "AllGather", "broadcast": "Broadcast", "reduce": "Reduce_Sum"}
-_TYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64",
-          "int64": "i64", "int32": "i32", "uint8": "u8", "int8": "i8"}  # fmt: skip
 _THREADS = 512
 _CHANNELS = 24
 
@@ -209,15 +206,12 @@ def _collective_bytes(collective: Collective) -> int:
 
 def collective_work(collective: Collective, time: OpTime, device: Device) -> GpuWork:
     """Return the kernel of NCCL or RCCL on the stream of its process group."""
-    kind = collective_kind(collective.kind) or ""
-    if device.vendor == "amd":
-        name = "Generic"
-    elif kind in _REDUCING:
-        name = f"{_REDUCING[kind]}_{_TYPES.get(collective.dtype.name, 'f32')}_RING_LL"
-    else:
-        name = f"{_MOVING[kind]}_RING_LL" if kind in _MOVING else "SendRecv"
+    name = "ncclDevKernel_Generic"
+    if device.vendor != "amd":
+        kind = collective_kind(collective.kind) or ""
+        name = collective_kernel(kind, collective.dtype.name)
     return GpuWork(
-        name=f"ncclDevKernel_{name}(ncclDevKernelArgsStorage<4096ul>)",
+        name=f"{name}(ncclDevKernelArgsStorage<4096ul>)",
         kind=WorkKind.KERNEL,
         estimate=time.estimate,
         bytes=_collective_bytes(collective),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchtraceap import _core
-from torchtraceap.ops import Device
+from torchtraceap.ops import Device, collective_kernel
 
 __all__ = [
     "NEWEST",
@@ -29,7 +29,7 @@ __all__ = [
     "Profiler",
     "Recording",
     "SingleEvent",
-    "collective_kernel",
+    "all_reduce_kernel",
     "detect_profiler",
     "distributed_info",
     "file_members",
@@ -252,7 +252,7 @@ _VERSIONS = ("cupti_version", "cuda_runtime_version", "cuda_driver_version")
 _NEW_NAME = re.compile(r"^ncclDevKernel_(\w+?)(?:_(Sum|Prod|Max|Min|Avg))?(?:_(\w+?))?"
                        r"(?:_(RING|TREE)_(LL\d*|SIMPLE))?\(.*\)$")  # fmt: skip
 _OLD_TYPES = {"f32": "float", "f16": "half", "bf16": "__nv_bfloat16", "f64": "double",
-              "i64": "int64_t", "i32": "int32_t", "u8": "uint8_t", "i8": "int8_t"}  # fmt: skip
+              "u64": "int64_t", "u32": "int32_t", "u8": "uint8_t"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,12 +392,11 @@ def detect_profiler(table: _core.EventTable) -> Profiler:
     return PROFILERS["2.9" if isinstance(runtime, int) and runtime > 12_060 else "2.6"]
 
 
-def collective_kernel(kind: str, dtype: str, profiler: Profiler) -> str:
-    """Return the name of an NCCL kernel.
+def all_reduce_kernel(dtype: str, profiler: Profiler) -> str:
+    """Return the name of NCCL's kernel of an all-reduce.
 
     Args:
-        kind: Operation, such as `AllReduce_Sum`.
-        dtype: Element type, such as `f32`.
+        dtype: torch's name of the element type, such as "float32".
         profiler: Format of the version.
     """
-    return _kernel_name(f"ncclDevKernel_{kind}_{dtype}_RING_LL()", profiler)
+    return _kernel_name(f"{collective_kernel('all_reduce', dtype)}()", profiler)
