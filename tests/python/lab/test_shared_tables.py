@@ -30,7 +30,7 @@ from torch import nn  # noqa: E402
 
 from torchtraceap.lab.prediction.capture import Capture  # noqa: E402
 from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective, tensors_in  # noqa: E402
-from torchtraceap.lab.prediction.lowering.kernels import RULED  # noqa: E402
+from torchtraceap.lab.prediction.lowering.kernels import _RULES  # noqa: E402
 from torchtraceap.lab.prediction.parallel import (  # noqa: E402
     RankCaptures,
     capture_ranks,
@@ -426,7 +426,7 @@ def test_shared_tables_in_time() -> None:
         ops = {op.op.name: op for op in step.ops()}
         fused = [name for name in ops if name.startswith("fbgemm::")]
         assert len(fused) == 5
-        assert set(fused) <= set(RULED)
+        assert set(fused) <= set(_RULES)
         assert all(op.time.is_known for name, op in ops.items() if "split_embedding" in name)
     found = ttap.predict(workload, device=DEVICE, world_size=2, strategy="embedding",
                          sharding=DEALT)  # fmt: skip

@@ -27,6 +27,7 @@ from torchtraceap.tables.windows import feature_names
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from torchtraceap.core.stored import read_toml  # noqa: E402
 from torchtraceap.diagnosis.scoring.v2 import V2Scorer  # noqa: E402
 from torchtraceap.diagnosis.scoring.weight_files import read_weights  # noqa: E402
 from torchtraceap.lab.training import train  # noqa: E402
@@ -43,7 +44,7 @@ from torchtraceap.lab.training.loop import (  # noqa: E402
     fit,
     step_seed,
 )
-from torchtraceap.lab.training.settings import LoopSettings, read_toml, take  # noqa: E402
+from torchtraceap.lab.training.settings import LoopSettings, take  # noqa: E402
 from torchtraceap.lab.training.v2 import V2Learner, V2Settings  # noqa: E402
 from torchtraceap.lab.training.v2_data import Augmentation  # noqa: E402
 from torchtraceap.lab.training.weak_labels import (  # noqa: E402

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,19 +40,28 @@ from torchtraceap.ops import (
     estimate_embedding_bags,
 )
 
-__all__ = ["OPTIMIZERS", "Costs", "Lookups"]
+__all__ = ["OPTIMIZERS", "Costs", "Lookups", "held_bytes"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-# Bytes of optimizer state per row and per element.
 OPTIMIZERS = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+"""Bytes of the optimizer's state for each row and for each element of a table."""
 _PARTS_OF_EXCHANGE = 2
 _INDEX_BYTES = 8
 _WARPS_PER_MULTIPROCESSOR = 64
 # Guesses: no all-to-all over a network was measured.
 _NETWORK_LATENCY_NS = 40_000.0
 _NETWORK_SPREAD = 2.0
+
+
+Sizes = TypeVar("Sizes", float, FloatArray)
+
+
+def held_bytes(rows: Sizes, columns: Sizes, row_bytes: Sizes, optimizer: str) -> Sizes:
+    """Return the bytes of tables with the state of their optimizer."""
+    by_row, by_element = OPTIMIZERS[optimizer]
+    return rows * (row_bytes + by_row + by_element * columns)
 
 
 class Lookups:
@@ -148,10 +158,9 @@ class Costs:
         self.index_width = _INDEX_BYTES * per_sample * with_indices
         """Bytes of the indices of a sample, `[parts]`; 0 where they are not exchanged."""
         rows = np.array([table.rows for table in tables], np.float64)
-        by_row, by_element = OPTIMIZERS[optimizer]
         # Rows sent forward and their gradients, which return.
         sent = 2.0 * lookups.bags * self.width
-        self.memory = rows * (self.width + by_row + by_element * columns) + sent
+        self.memory = held_bytes(rows, columns, self.width, optimizer) + sent
         """Bytes that a part takes where it lies, `[parts]`."""
         self.received = 2.0 * lookups.batch * float(self.width.sum())
         """Bytes on every rank: the rows of its samples, and their gradients."""

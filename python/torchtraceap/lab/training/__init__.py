@@ -8,9 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from torchtraceap.core import PathLike, naming
+from torchtraceap.core import PathLike, naming, read_toml
 from torchtraceap.errors import MissingDependencyError, OptionError
-from torchtraceap.lab.training.settings import Trained, read_toml
+from torchtraceap.lab.training.settings import Trained
 
 __all__ = ["TRAINERS", "Trained", "train"]
 
@@ -50,7 +50,7 @@ def train(
         near = difflib.get_close_matches(name, TRAINERS, n=1)
         guess = f", did you mean {near[0]!r}?" if near else ""
         raise OptionError(f"no scorer {name!r} can be trained{guess} ({', '.join(TRAINERS)})")
-    tables = read_toml(config)
+    tables = {} if config is None else read_toml(config)
     try:
         trainer = import_module(f"torchtraceap.lab.training.{name}")
     except ModuleNotFoundError as error:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -40,7 +40,7 @@ from torchtraceap.lab.training.figures import (
     platt,
     window_figures,
 )
-from torchtraceap.lab.training.settings import Trained, take
+from torchtraceap.lab.training.settings import RunOptions, Trained, take
 from torchtraceap.lab.training.structural import (
     TreeSettings,
     any_boosters,
@@ -61,20 +61,14 @@ _QUICKER = 3
 
 
 def train(
-    dataset: PathLike,
-    out: PathLike,
-    tables: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    resume: bool = False,
-    minutes: float | None = None,
+    dataset: PathLike, out: PathLike, tables: Mapping[str, Any], **run: Unpack[RunOptions]
 ) -> Trained:
     """Train the trees as `structural` does, and the stack on top of them; `out` has both.
 
     Raises:
         OptionError: There is nothing to learn from, or traces are of a single GPU.
     """
-    base = structural.train(dataset, out, tables, seed=seed)
+    base, seed = structural.train(dataset, out, tables, **run), run["seed"]
     settings = take(TreeSettings, tables, "trees")
     quick = replace(
         settings,

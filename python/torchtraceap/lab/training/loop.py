@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from torchtraceap.core import Array, PathLike, progress_stage, replacing
 from torchtraceap.datasets import Sample
 from torchtraceap.errors import OptionError, SchemaError
 from torchtraceap.lab.training.figures import window_figures, write_logs
-from torchtraceap.lab.training.settings import LoopSettings, Trained
+from torchtraceap.lab.training.settings import LoopSettings, RunOptions, Trained
 
 __all__ = [
     "CHECKPOINT",
@@ -208,22 +208,17 @@ def fit_and_save(
     make: Callable[[Processes], Learner],
     settings: LoopSettings,
     out: PathLike,
-    *,
-    seed: int,
-    resume: bool,
-    minutes: float | None,
+    **run: Unpack[RunOptions],
 ) -> Trained:
     """Train as `fit` does in the group that torchrun started, and write the weights.
 
     Args:
         make: Makes the learner of a process. The first process alone writes weights.
-        settings, out, seed, resume, minutes: As `fit` takes them, with its errors.
+        settings, out, run: As `fit` takes them, with its errors.
     """
     with join_processes() as group:
         learner = make(group)
-        fitted = fit(
-            learner, settings, out, seed=seed, resume=resume, minutes=minutes, processes=group
-        )
+        fitted = fit(learner, settings, out, processes=group, **run)
         if fitted.best_epoch < 0 or not group.is_first:
             return Trained(None, {}, fitted.finished)
         weights = Path(out) / WEIGHTS

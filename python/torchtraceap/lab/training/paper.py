@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from torchtraceap.diagnosis import (
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.loop import Fitted, PairLearner, Processes, fit_and_save, step_seed
 from torchtraceap.lab.training.paper_net import PaperNet, batch_of
-from torchtraceap.lab.training.settings import LoopSettings, Trained, take
+from torchtraceap.lab.training.settings import LoopSettings, RunOptions, Trained, take
 from torchtraceap.lab.training.v2_data import pairs_of
 from torchtraceap.lab.training.weak_labels import pseudo_targets, ranks, twin_distances
 
@@ -345,13 +345,7 @@ class PaperLearner(PairLearner):
 
 
 def train(
-    dataset: PathLike,
-    out: PathLike,
-    tables: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    resume: bool = False,
-    minutes: float | None = None,
+    dataset: PathLike, out: PathLike, tables: Mapping[str, Any], **run: Unpack[RunOptions]
 ) -> Trained:
     """Train `paper`; see `training.train`. `tables` has `[paper]`, `[losses]` and `[loop]`."""
     settings = take(PaperSettings, tables, "paper")
@@ -365,10 +359,8 @@ def train(
         gpu_only=True,
     )
     return fit_and_save(
-        lambda group: PaperLearner(samples, settings, losses, seed, group),
+        lambda group: PaperLearner(samples, settings, losses, run["seed"], group),
         loop,
         out,
-        seed=seed,
-        resume=resume,
-        minutes=minutes,
+        **run,
     )

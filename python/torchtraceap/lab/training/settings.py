@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from torchtraceap.core import PathLike
-from torchtraceap.core import read_toml as read_toml_file
 from torchtraceap.errors import OptionError
 
-__all__ = ["LoopSettings", "Trained", "read_toml", "take"]
+__all__ = ["LoopSettings", "RunOptions", "Trained", "take"]
 
 S = TypeVar("S")
 
@@ -38,6 +36,14 @@ class LoopSettings:
             raise OptionError(f"[loop]: these settings make no sense: {self}")
 
 
+class RunOptions(TypedDict):
+    """Options of one call of a trainer; see `training.train`."""
+
+    seed: int
+    resume: bool
+    minutes: float | None
+
+
 @dataclass(frozen=True)
 class Trained:
     """The result of a call of `train`."""
@@ -49,18 +55,6 @@ class Trained:
     """Figures of the validation split."""
     finished: bool
     """False: time was up, and it can be resumed."""
-
-
-def read_toml(path: PathLike | None) -> dict[str, Any]:
-    """The tables of a file; none without one.
-
-    Raises:
-        MissingFileError: It does not exist.
-        OptionError: It can't be read, or is no TOML.
-    """
-    if path is None:
-        return {}
-    return read_toml_file(path)
 
 
 def take(kind: type[S], tables: Mapping[str, Any], name: str) -> S:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import lightgbm
 import numpy as np
@@ -34,7 +34,7 @@ from torchtraceap.diagnosis import (
 )
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import clear_windows, platt, window_figures
-from torchtraceap.lab.training.settings import Trained, take
+from torchtraceap.lab.training.settings import RunOptions, Trained, take
 from torchtraceap.tables import feature_names
 
 __all__ = ["BoosterView", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
@@ -98,13 +98,7 @@ class Table:
 
 
 def train(
-    dataset: PathLike,
-    out: PathLike,
-    tables: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    resume: bool = False,
-    minutes: float | None = None,
+    dataset: PathLike, out: PathLike, tables: Mapping[str, Any], **run: Unpack[RunOptions]
 ) -> Trained:
     """Train on the split "train", calibrate on "validation"; see `training.train`. A call takes
     some minutes and is never cut off, so there is nothing to resume.
@@ -112,7 +106,7 @@ def train(
     Raises:
         OptionError: There is nothing to learn from.
     """
-    settings = take(TreeSettings, tables, "trees")
+    settings, seed = take(TreeSettings, tables, "trees"), run["seed"]
     grids = (50, 100, 200) if settings.grids == 3 else (100,)
     learned = [
         sample

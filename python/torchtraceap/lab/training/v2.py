@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torchtraceap.diagnosis import TOKEN_CODES, TOKEN_NUMBERS, TokenInputs, Toke
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.training.figures import clear_windows, platt
 from torchtraceap.lab.training.loop import Fitted, PairLearner, Processes, fit_and_save, step_seed
-from torchtraceap.lab.training.settings import LoopSettings, Trained, take
+from torchtraceap.lab.training.settings import LoopSettings, RunOptions, Trained, take
 from torchtraceap.lab.training.v2_data import (
     Augmentation,
     Targets,
@@ -463,13 +463,7 @@ def _split(samples: Sequence[Sample], split: str, settings: V2Settings) -> Trace
 
 
 def train(
-    dataset: PathLike,
-    out: PathLike,
-    tables: Mapping[str, Any],
-    *,
-    seed: int = 0,
-    resume: bool = False,
-    minutes: float | None = None,
+    dataset: PathLike, out: PathLike, tables: Mapping[str, Any], **run: Unpack[RunOptions]
 ) -> Trained:
     """Train `v2`; see `training.train`. `tables` has `[v2]`, `[augmentation]` and `[loop]`."""
     settings = take(V2Settings, tables, "v2")
@@ -488,11 +482,9 @@ def train(
         lost = load_labeled(dataset)
     return fit_and_save(
         lambda group: V2Learner(
-            samples, feature_names(), settings, augmentation, seed, group, lost
+            samples, feature_names(), settings, augmentation, run["seed"], group, lost
         ),
         loop,
         out,
-        seed=seed,
-        resume=resume,
-        minutes=minutes,
+        **run,
     )

@@ -24,6 +24,7 @@ from typing import TypeAlias
 from torchtraceap.core import INT32
 from torchtraceap.lab.prediction.capture.batch_sizes import contiguous_strides
 from torchtraceap.lab.prediction.capture.calls import Call, TensorInfo, Value
+from torchtraceap.lab.prediction.lowering.kernels.launch import rule
 from torchtraceap.lab.prediction.lowering.step import Libraries
 
 __all__ = [
@@ -35,27 +36,12 @@ __all__ = [
     "fill_launch",
     "flattened",
     "launch_itself",
-    "rule",
 ]
 
 LaunchedCall: TypeAlias = tuple[str, tuple[Value, ...], tuple[Value, ...]]
 """Name, inputs and outputs of a launching operator."""
 Rule: TypeAlias = Callable[[Call, Libraries], Sequence[LaunchedCall]]
 """Returns the launching operators of a captured call."""
-
-
-def rule(rules: dict[str, Rule], names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that adds a rule to a table under the names of its operators.
-
-    Names are separated by spaces; "aten::" may be left out.
-    """
-
-    def add(function: Rule) -> Rule:
-        for name in names.split():
-            rules[name if "::" in name else f"aten::{name}"] = function
-        return function
-
-    return add
 
 
 def launch_itself(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
@@ -84,7 +70,7 @@ def flattened(tensor: TensorInfo) -> TensorInfo:
 
 
 RULES: dict[str, Rule] = {}
-"""Rules by operator."""
+"""Rules by operator, without "aten::"."""
 _WIDEST_FLASH = 256
 
 

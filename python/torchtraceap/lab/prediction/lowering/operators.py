@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torchtraceap.core import BOOL, FP64, INT64
 from torchtraceap.lab.prediction.capture.calls import Call, Capture, TensorInfo, tensors_in
+from torchtraceap.lab.prediction.lowering.kernels.launch import rule
 from torchtraceap.lab.prediction.lowering.library_rules import (
     RULES,
     LaunchedCall,
@@ -22,7 +23,6 @@ from torchtraceap.lab.prediction.lowering.library_rules import (
     fill_launch,
     flattened,
     launch_itself,
-    rule,
 )
 from torchtraceap.lab.prediction.lowering.step import LaunchingOp, Libraries
 
@@ -30,7 +30,7 @@ __all__ = ["launching_ops"]
 
 _USUAL = Libraries()
 _RULES: dict[str, Rule] = {}
-"""Rules by operator."""
+"""Rules by operator, without "aten::"."""
 
 _SILENT = """empty empty_like empty_strided new_empty new_empty_strided empty_permuted _unsafe_view
 detach lift_fresh resize_ set_ sym_size sym_stride sym_numel _reshape_alias is_same_size
@@ -38,8 +38,8 @@ unsafe_split unsafe_chunk unsafe_split_with_sizes
 _sparse_coo_tensor_with_dims_and_tensors is_coalesced _coalesced_ _indices _values _nnz
 profiler::_record_function_enter_new profiler::_record_function_exit"""
 _SAME_ARGUMENTS = {
-    "aten::index_put_": "aten::_index_put_impl_",
-    "aten::_unsafe_index": "aten::index",
+    "index_put_": "aten::_index_put_impl_",
+    "_unsafe_index": "aten::index",
     "fsdp::split_with_sizes_copy": "aten::split_with_sizes_copy",
     "fsdp::chunk_cat": "aten::_chunk_cat",
 }
@@ -57,7 +57,8 @@ def launching_ops(capture: Capture, libraries: Libraries = _USUAL) -> tuple[Laun
     for index, call in enumerate(capture.calls):
         if call.is_view or call.on_host:
             continue
-        launches = launch_itself if call.is_innermost else _RULES.get(call.name, launch_itself)
+        rule_of = _RULES.get(call.name.removeprefix("aten::"), launch_itself)
+        launches = launch_itself if call.is_innermost else rule_of
         for name, inputs, outputs in launches(call, libraries):
             tensors = tuple(tensors_in(outputs))
             if tensors and not any(each.elements for each in tensors):
@@ -71,9 +72,10 @@ def _no_launch(_call: Call, _: Libraries) -> Sequence[LaunchedCall]:
     return []
 
 
-@rule(_RULES, " ".join(_SAME_ARGUMENTS))
+@rule(_RULES, _SAME_ARGUMENTS)
 def _launch_under_other_name(call: Call, _: Libraries) -> Sequence[LaunchedCall]:
-    return [(_SAME_ARGUMENTS[call.name], tuple(call.inputs.values()), call.outputs)]
+    name = _SAME_ARGUMENTS[call.name.removeprefix("aten::")]
+    return [(name, tuple(call.inputs.values()), call.outputs)]
 
 
 @rule(_RULES, "clone _to_copy repeat contiguous")

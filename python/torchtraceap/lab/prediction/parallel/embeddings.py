@@ -34,17 +34,19 @@ from torchtraceap.lab.prediction.lowering.kernels.embeddings import BACKWARD, FO
 from torchtraceap.lab.prediction.parallel.data import DDP_STEPS, wrap_ddp
 from torchtraceap.lab.prediction.parallel.exchanges import gather, scatter_sums
 from torchtraceap.lab.prediction.parallel.placement import Lookup, Placement
+from torchtraceap.lab.sharding.cost import OPTIMIZERS
 from torchtraceap.lab.workloads.workload import Workload
 
 __all__ = ["run_shared_tables", "table_lookups", "table_optimizer"]
 
-_STATE_OF_ELEMENTS = {"adagrad": 1, "adam": 2}
 _OPTIMIZERS = (
     (torch.optim.SGD, "sgd"),
     (torch.optim.Adagrad, "adagrad"),
     ((torch.optim.Adam, torch.optim.AdamW), "adam"),
 )
 _DEFAULT_OPTIMIZER = "rowwise_adagrad"
+_NUMBER = 4
+"""Bytes of a number of the optimizer's state, in fp32."""
 
 
 # ------------------------------------------------------------------------------- what is asked
@@ -277,12 +279,12 @@ class _SharedGroup(nn.Module):
         """Columns on each rank."""
         self.width = self._widths[process_group.rank()]
         elements = sum(part.rows * part.columns for part in self._own)
-        kept = _STATE_OF_ELEMENTS.get(optimizer, 0)
+        by_row, by_element = OPTIMIZERS[optimizer]
         with recorder.blank():
             weights = torch.empty(elements, dtype=self.dtype)
             self.weights = nn.Parameter(weights, requires_grad=False)
-            self.state = [torch.empty(elements) for _ in range(kept)]
-            if optimizer == _DEFAULT_OPTIMIZER:
+            self.state = [torch.empty(elements) for _ in range(by_element // _NUMBER)]
+            if by_row:
                 self.state = [torch.empty(sum(part.rows for part in self._own))]
         self._trained = torch.empty(0, requires_grad=True)
 

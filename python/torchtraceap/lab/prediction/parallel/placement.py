@@ -19,7 +19,7 @@ from torchtraceap.core import read_json
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.lowering.durations import GPUS_PER_NODE, NETWORK
 from torchtraceap.lab.sharding import Cluster, Table, choose_sharding
-from torchtraceap.lab.sharding.cost import OPTIMIZERS
+from torchtraceap.lab.sharding.cost import held_bytes
 from torchtraceap.lab.sharding.result import Candidate, Sharding
 from torchtraceap.ops import Device
 
@@ -266,9 +266,8 @@ def _search(
         rows, columns, dtype = own[0].rows, own[0].columns, own[0].dtype
         tables_left[name] = Table(name, rows, columns, max(pooling, 1e-3), dtype=dtype)
     batch = Counter(lookup.bags for lookup in lookups).most_common(1)[0][0]
-    by_row, by_element = OPTIMIZERS[optimizer]
     held = {
-        name: table.rows * (table.dim * (table.element_bytes + by_element) + by_row)
+        name: held_bytes(table.rows, table.dim, table.dim * table.element_bytes, optimizer)
         for name, table in tables_left.items()
     }
     limit = cluster.table_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torchtraceap.core import DType
 from torchtraceap.lab.prediction.capture.calls import TensorInfo, Value
@@ -91,17 +91,20 @@ Rule: TypeAlias = Callable[[LaunchingOp, Setting], Sequence[Launch]]
 """Returns the launches of an operator, or raises `UnknownArgumentError`."""
 
 
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
 class UnknownArgumentError(LookupError):
     """Raised by rules for operators whose arguments don't tell what they launch."""
 
 
-def rule(rules: dict[str, Rule], names: str | Iterable[str]) -> Callable[[Rule], Rule]:
+def rule(rules: dict[str, _Rule], names: str | Iterable[str]) -> Callable[[_Rule], _Rule]:
     """Return a decorator that adds a rule to a table under the names of its operators.
 
-    A text lists names separated by spaces.
+    A text lists names separated by spaces; all are without "aten::".
     """
 
-    def add(function: Rule) -> Rule:
+    def add(function: _Rule) -> _Rule:
         listed = names.split() if isinstance(names, str) else names
         rules.update(dict.fromkeys(listed, function))
         return function
