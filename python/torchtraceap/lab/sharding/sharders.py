@@ -112,8 +112,7 @@ def _mean_reuse(table: Table, bags: int) -> float:
     """Return the mean lookups of a distinct row in a batch."""
     asked = bags * table.pooling_factor
     if table.histogram is not None:
-        counts, shares = table.histogram.counts()
-        return float((counts * shares).sum())
+        return table.histogram.lookups_per_row()
     missing = np.exp(asked * np.log1p(-1.0 / table.rows)) if table.rows > 1 else 0.0
     return max(1.0, float(asked / (table.rows * (1.0 - missing))))
 

@@ -347,30 +347,10 @@ def _scale_from_json(entry: Mapping[str, Any]) -> Scale:
 
 
 def estimate_gemm(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    device: str | Device,
-    batch: int = 1,
-    *,
-    products: Products | None = None,
+    m: int, n: int, k: int, dtype: str, device: str | Device, batch: int = 1
 ) -> Estimate:
-    """Estimate a product of (batch) m x k by k x n on the GPU; see `estimate_gemms`.
-
-    Args:
-        m: Rows of the left operand (for a linear layer, all input sizes but the last, multiplied).
-        n: Columns of the right operand (for a linear layer, the output features).
-        k: Inner size, which is summed over.
-        dtype: fp32 (without tensor cores), tf32, fp16, bf16, fp8, ...
-        device: A GPU by name or id.
-        batch: Number of products in a batch.
-        products: Models to use instead of those shipped.
-
-    Raises:
-        UnknownDurationError: The device or type is unknown, or a size is below 1.
-    """
-    return estimate_gemms([[batch, m, n, k]], dtype, device, products=products)[0]
+    """Estimate one product of (batch) m x k by k x n; see `estimate_gemms`."""
+    return estimate_gemms([[batch, m, n, k]], dtype, device)[0]
 
 
 def estimate_gemms(
@@ -384,7 +364,7 @@ def estimate_gemms(
 
     Args:
         shapes: `[n, 4]`: batch, m, n and k of each product.
-        dtype: Type in which all products compute.
+        dtype: Type in which all compute: fp32 (without tensor cores), tf32, fp16, bf16, fp8, ...
         device: A GPU by name or id.
         products: Models to use instead of those shipped.
 

@@ -48,10 +48,8 @@ _NCCL_TYPE = re.compile(
 )
 _NCCL_NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64",
                "int32": "u32", "int64": "u64"}  # fmt: skip
-_NCCL_REDUCTIONS = {"all_reduce": "AllReduce", "reduce": "Reduce",
-                    "reduce_scatter": "ReduceScatter"}  # fmt: skip
-_NCCL_MOVES = {"all_gather": "AllGather", "broadcast": "Broadcast"}
-_NCCL_OTHER = "ncclDevKernel_SendRecv"
+_REDUCTIONS = {"all_reduce": "AllReduce", "reduce": "Reduce", "reduce_scatter": "ReduceScatter"}
+_MOVES = {"all_gather": "AllGather_RING_LL", "broadcast": "Broadcast_RING_LL"}
 _NAMESPACE = re.compile(r"^(?:\w+::|nccl:)+")
 _COPY_KERNEL = re.compile(r"^\s*mem(?:cpy|copy)?\s*([a-z]+)\s*(?:\((\w+) *-> *(\w+)\))?", re.I)
 
@@ -101,10 +99,10 @@ def collective_kernel(kind: str, dtype: str) -> str:
         dtype: torch's name of the type, such as "float32"; NCCL takes types that it lacks for
             bytes, and sums signed integers as unsigned ones.
     """
-    if kind in _NCCL_REDUCTIONS:
+    if kind in _REDUCTIONS:
         type_name = _NCCL_NAMES.get(dtype, "u8")
-        return f"ncclDevKernel_{_NCCL_REDUCTIONS[kind]}_Sum_{type_name}_RING_LL"
-    return f"ncclDevKernel_{_NCCL_MOVES[kind]}_RING_LL" if kind in _NCCL_MOVES else _NCCL_OTHER
+        return f"ncclDevKernel_{_REDUCTIONS[kind]}_Sum_{type_name}_RING_LL"
+    return f"ncclDevKernel_{_MOVES.get(kind, 'SendRecv')}"
 
 
 def copy_named(name: str) -> tuple[str, bool | None]:
