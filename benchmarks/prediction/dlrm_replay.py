@@ -147,7 +147,7 @@ class _RankRun:
         self.communication = builder.add_lane(STREAM, rank=rank, index=1)
         counts = [len(call.pieces) for call in calls]
         times = host.times_of([call.situation for call in calls], counts)
-        self._interval = times.low, times.high
+        self._interval = times.range
         self._todo = self._pieces(calls, times.calls)
         self._first = int(builder.add_work(self.host, [0], start_ns=begin_ns).begin[0])
         self._last_host = self._last_compute = -1

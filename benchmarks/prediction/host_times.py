@@ -73,8 +73,8 @@ def row_of(one: host_data.HostData, models: Models, by: list[str]) -> dict[str, 
         best = sum(phases.values())
         row[name] = {
             "error": best / total - 1,
-            "interval": [times.low, times.high],
-            "holds": bool(times.low * best <= total <= times.high * best),
+            "interval": [*times.range],
+            "holds": bool(times.range[0] * best <= total <= times.range[1] * best),
             "phases": {
                 phase.value: phases[phase] / measured[phase] - 1
                 for phase in Phase
@@ -134,7 +134,7 @@ def capture_rows(data: Sequence[host_data.HostData]) -> list[dict[str, Any]]:
         }
         for name, model in models.items():
             times = model.times(capture, launches)
-            low, high = times.low * times.total_ns, times.high * times.total_ns
+            low, high = times.range[0] * times.total_ns, times.range[1] * times.total_ns
             row[name] = {
                 "predicted_ns": round(times.total_ns),
                 "error": times.total_ns / total - 1,

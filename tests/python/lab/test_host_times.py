@@ -61,7 +61,7 @@ def test_every_call_has_times_and_as_many_launches_as_it_makes() -> None:
     assert all((time.after > 0) == bool(time.launches) for time in times.calls)
     assert times.calls[-1].between > 0 == times.calls[1].between
     assert times.total_ns == pytest.approx(sum(map(whole, times.calls)))
-    assert 0 < times.low < 1 < times.high
+    assert 0 < times.range[0] < 1 < times.range[1]
 
 
 def test_modules_and_nodes_take_time_between_calls() -> None:
@@ -143,17 +143,17 @@ def test_a_trace_of_the_machine_settles_its_factor(factor: float) -> None:
     known = unknown.calibrated([calls])
     before, after = (model.times(Capture(STEP), LAUNCHES) for model in (unknown, known))
     expected = calls.total_ns / 20
-    assert after.low < 1 < after.high < before.high
+    assert after.range[0] < 1 < after.range[1] < before.range[1]
     assert abs(np.log(after.total_ns / expected)) < 0.35
     assert abs(np.log(after.total_ns / expected)) <= abs(np.log(before.total_ns / expected)) + 0.1
 
 
 def test_what_is_not_known_of_a_machine_is_more_likely_to_slow_it_down() -> None:
     unknown = HostModel(device_named("H100 SXM")).times(Capture(STEP), LAUNCHES)
-    assert np.log(unknown.high) > -1.1 * np.log(unknown.low)
+    assert np.log(unknown.range[1]) > -1.1 * np.log(unknown.range[0])
     known = HostModel(device_named("H100 SXM")).calibrated([recorded(1.0)])
     times = known.times(Capture(STEP), LAUNCHES)
-    assert np.log(times.high) == pytest.approx(-np.log(times.low))
+    assert np.log(times.range[1]) == pytest.approx(-np.log(times.range[0]))
 
 
 def test_a_trace_without_operators_changes_nothing() -> None:
@@ -191,7 +191,7 @@ def test_a_probe_of_this_machine_narrows_the_interval() -> None:
     known = unknown.calibrated([found])
     assert known.covariance[0, 0] < unknown.covariance[0, 0]
     before, after = (model.times(Capture(STEP), LAUNCHES) for model in (unknown, known))
-    assert after.high / after.low < before.high / before.low
+    assert after.range[1] / after.range[0] < before.range[1] / before.range[0]
     assert after.total_ns > 0
 
 
@@ -201,7 +201,7 @@ def test_what_is_of_another_machine_moves_and_narrows_less() -> None:
     before, of_other, of_own = (
         model.times(Capture(STEP), LAUNCHES) for model in (unknown, other, own)
     )
-    widths = [each.high / each.low for each in (of_own, of_other, before)]
+    widths = [each.range[1] / each.range[0] for each in (of_own, of_other, before)]
     assert widths == sorted(widths)
     moved = [np.log(each.total_ns / before.total_ns) for each in (of_other, of_own)]
     assert 0 < moved[0] < moved[1]

@@ -182,9 +182,8 @@ class HostTimes:
 
     calls: tuple[HostTime, ...]
     """Mean times of each call, whose sum is the expected time of a step."""
-    low: float
-    """Lower factor of the 90 % range, common to all calls."""
-    high: float
+    range: tuple[float, float]
+    """Factors of all times over 90 % of machines."""
 
     @property
     def total_ns(self) -> float:
@@ -333,8 +332,7 @@ class HostModel:
             )
             for call, count in zip(calls, launches_per_call, strict=True)
         )
-        low, high = self._range(times)
-        return HostTimes(times, low, high)
+        return HostTimes(times, self._range(times))
 
     def _range(self, times: Sequence[HostTime]) -> tuple[float, float]:
         """Return the 90 % range relative to the sum, by the factors' shares of it."""

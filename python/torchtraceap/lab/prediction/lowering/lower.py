@@ -87,7 +87,7 @@ def lower(
     for index, launch_ns in held_ns.items():
         times_of_host[index] = replace(times_of_host[index], launches=(launch_ns,))
     calls = starmap(LoweredCall, zip(capture.calls, of_calls, times_of_host, strict=True))
-    return LoweredStep(tuple(calls), (host_times.low, host_times.high))
+    return LoweredStep(tuple(calls), host_times.range)
 
 
 def _lower_collectives(
