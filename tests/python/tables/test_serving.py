@@ -485,6 +485,70 @@ def test_the_roofline_counts_replayed_kernels_for_their_operators(tmp_path: Path
     assert alone["cudaGraphLaunch"]["attribution"] == "layer"
 
 
+def test_attention_in_a_graph_takes_its_lengths_from_the_iteration(tmp_path: Path) -> None:
+    served = Served(
+        dense=4, iterations=2, annotation="step[DECODE bs={batch} g_sqsq=64 g_sqsk=6400 g_sk=6400]"
+    )
+    path = served.write(tmp_path)
+    capture = served.capture()
+    for event in capture["traceEvents"]:
+        if event["name"] == "vllm::unified_attention":
+            event["args"] = {
+                "Input Dims": [[64, 8, 128], [64, 2, 128], [64, 2, 128], [64, 8, 128]],
+                "Input type": ["c10::BFloat16"] * 4,
+            }
+    (tmp_path / "capture_traces" / "graph.json").write_text(json.dumps(capture))
+    rows = {row["name"]: row for row in records(ttap.load(path).roofline())}
+    attention = rows["vllm::unified_attention"]
+    assert attention["attribution"] == "capture"
+    assert attention["flops"] == 2 * 6400 * (8 * 128 * 2)
+    assert attention["upper_bound"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "n", "k"),
+    [
+        ("deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u, 64u, 9u, 4u, 128u, 128u, "
+         "1u, true, (deep_gemm::GemmType)0>(__nv_bfloat16*, float*)", 4096, 7168),
+        ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<(cute::UMMA::Major)0, 0u, 4096u, 1024u, 1u, "
+         "256u, 128u, 128u, true, 132u, (deep_gemm::GemmType)0, "
+         "deep_gemm::epilogue::transform::EpilogueIdentity>(float*, int*)", 4096, 1024),
+        # Experts, shapes that are arguments, no template arguments, and others' kernels tell none.
+        ("deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, (deep_gemm::GemmType)1>(int)", 0, 0),
+        ("deep_gemm::sm90_fp8_gemm_1d2d_impl<(cute::UMMA::Major)0, 0u, 0u, 0u, 1u, "
+         "(deep_gemm::GemmType)0>(int)", 0, 0),
+        ("deep_gemm::fp8_gemm_kernel<(deep_gemm::GemmType)0>(int)", 0, 0),
+        ("other::fp8_gemm_kernel<4096u, 7168u, (deep_gemm::GemmType)0>(int)", 0, 0),
+    ],
+)  # fmt: skip
+def test_names_of_replayed_products_tell_their_shapes(
+    kernel: str, n: int, k: int, tmp_path: Path
+) -> None:
+    served = Served(dense=4, iterations=2, batch=48)
+    document = served.trace()
+    replaced = 0
+    for event in document["traceEvents"]:
+        if event["name"].startswith("nvjet_tst_128x8"):
+            event["name"] = kernel
+            replaced += 1
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    trace = ttap.load(tmp_path / "trace.json")
+    rows = [row for row in records(trace.roofline()) if row["dims"] is not None]
+    if not n:
+        assert not rows
+        return
+    (row,) = rows
+    assert (row["count"], row["dims"]) == (replaced, [[48, k], [n, k]])
+    assert row["flops"] == 2 * 48 * n * k
+    assert row["bytes"] > n * k + 48 * (k + 2 * n)
+    assert row["family"] == "gemm" and not row["upper_bound"]
+    # A prompt is cut for its last product: its rows are not those of the batch.
+    document = json.dumps(document).replace("execute_context_0(0)", "execute_context_1(90)")
+    (tmp_path / "trace.json").write_text(document)
+    mixed = ttap.load(tmp_path / "trace.json").roofline()
+    assert all(row["dims"] is None for row in records(mixed))
+
+
 def test_tables_say_on_what_evidence(tmp_path: Path) -> None:
     served = Served(dense=2, node_ids=True, iterations=2)
     trace = ttap.load(served.write(tmp_path))

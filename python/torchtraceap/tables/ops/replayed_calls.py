@@ -2,20 +2,25 @@
 
 A replayed kernel counts for the operator that launched it at the capture, with the arguments that
 it had there: the shapes of a graph do not change. What a serving engine says of its batch is said
-at the replay.
+at the replay. Where no capture is known, the name of a kernel may tell its shapes.
 """
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
+from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.ops.models import model_of
+from torchtraceap.ops.models.kernel_shapes import product_of_kernel
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.calls import MOST_KERNELS, Calls, KindOfCall, kind_of_call
 from torchtraceap.tables.serving.attribution import Attribution
-from torchtraceap.tables.serving.iterations import served_iterations
+from torchtraceap.tables.serving.iterations import batch_of, served_iterations
+from torchtraceap.tables.serving.nodes import graph_nodes
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["ReplayedCalls"]
@@ -25,7 +30,8 @@ class ReplayedCalls:
     """The calls behind the replayed GPU events of a rank.
 
     Attributes:
-        events: int64: index in `tree.gpu_rows` of those with an operator in a capture.
+        events: int64: index in `tree.gpu_rows` of those with an operator in a capture, or with
+            shapes in their name.
         call: int64 `[events]`: the call of each, from 0.
         kind: int64 `[calls]`: index in `kinds`.
         kinds: Calls of one name with the same arguments.
@@ -63,6 +69,38 @@ class ReplayedCalls:
             kernels = tuple(part.table.strings[code] for code in codes)[:MOST_KERNELS]
             said = part.table.strings[batch[group]] if batch[group] >= 0 else None
             self.kinds.append(kind_of_call(base.name, base.texts, kernels, said))
+        self._add_named(part, known)
+
+    def _add_named(self, part: RankTrace, known: Attribution) -> None:
+        """Add the replayed kernels of decode whose names tell their shapes, each a call."""
+        iterations, table = served_iterations(part), part.table
+        rows = np.zeros(len(iterations) + 1, dtype=np.int64)
+        for number, (mark, phase) in enumerate(
+            zip(iterations.marks, iterations.phase, strict=True)
+        ):
+            if mark is not None and phase == "decode":
+                rows[number] = mark.graph_batch or batch_of(mark) or 0
+        own_rows = rows[iterations.of_event]
+        events = np.flatnonzero(
+            graph_nodes(part).replayed & (known.captured_part < 0) & (own_rows > 0)
+        )
+        names = table.name[part.tree.gpu_rows[events]].astype(np.int64)
+        groups = Groups(names, own_rows[events])
+        place = np.full(len(groups), -1, dtype=np.int64)
+        for group, first in enumerate(groups.first.tolist()):
+            name = table.strings[names[first]]
+            product = product_of_kernel(name, int(own_rows[events[first]]))
+            if product is None:
+                continue
+            place[group] = len(self.kinds)
+            dims = json.dumps([[product.rows, product.k], [product.n, product.k]])
+            texts = (dims, None, None, None)
+            self.kinds.append(KindOfCall(canonical_name(name), texts, (name,), product.work, ""))
+        told = place[groups.index] >= 0
+        calls = len(self.kind) + np.arange(int(told.sum()))
+        self.events = np.concatenate([self.events, events[told]])
+        self.call = np.concatenate([self.call, calls])
+        self.kind = np.concatenate([self.kind, place[groups.index][told]])
 
     @staticmethod
     def _batches(

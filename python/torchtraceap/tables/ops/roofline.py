@@ -39,6 +39,7 @@ from torchtraceap.tables.ops.calls import (
 )
 from torchtraceap.tables.ops.replayed_calls import ReplayedCalls
 from torchtraceap.tables.serving.attribution import Attribution, attribute
+from torchtraceap.tables.serving.nodes import graph_nodes
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "build_roofline"]
@@ -73,7 +74,8 @@ def build_roofline(
     peaks, note = chosen_device(part, device)
     calls = Calls(part, compat)
     known = attribute(part, capture)
-    replayed = ReplayedCalls(part, known) if compat is None and known.captures else None
+    has_graphs = compat is None and bool(graph_nodes(part).replayed.any())
+    replayed = ReplayedCalls(part, known) if has_graphs else None
     on_gpu = GpuCalls(part, calls, (replayed.events, replayed.call) if replayed else None)
     if not len(on_gpu.rows) and by == "call":
         return _host_table(calls)
