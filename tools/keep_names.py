@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from torchtraceap.diagnosis.scoring.text_encoders import _KEPT_NAMES, text_encoder
+from torchtraceap.diagnosis.scoring.text_encoders import _KEPT_NAMES, quantized, text_encoder
 from torchtraceap.errors import TraceError
 from torchtraceap.tables.windows import build_tokens
 from torchtraceap.trace.loader import load
@@ -49,9 +49,10 @@ def main() -> None:
     names = sorted(n for n in wanted if n and len(n) <= MOST_CHARACTERS and "\n" not in n)
     model = text_encoder("minilm")
     parts = [model.embed(names[start : start + BATCH]) for start in range(0, len(names), BATCH)]
-    vectors = np.concatenate(parts).astype(np.float16)
+    scale, whole = quantized(np.concatenate(parts).astype(np.float32))
     _KEPT_NAMES.parent.mkdir(exist_ok=True)
-    _KEPT_NAMES.write_bytes(save({"vectors": vectors}, {"names": "\n".join(names)}))
+    stored = save({"scale": scale, "vectors": whole}, {"names": "\n".join(names)})
+    _KEPT_NAMES.write_bytes(stored)
     print(f"{len(names)} names, {_KEPT_NAMES.stat().st_size} bytes in {_KEPT_NAMES}")
 
 

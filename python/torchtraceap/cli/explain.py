@@ -135,7 +135,7 @@ def _show_progress(characters: int) -> None:
 
 def _mcp(options: Options) -> int:
     from torchtraceap.explanation.mcp_code import CODE_COMMANDS
-    from torchtraceap.explanation.mcp_server import serve
+    from torchtraceap.explanation.mcp_server import McpTools, serve
     from torchtraceap.trace.files import expand_paths
 
     given = [*options.paths, *filter(None, [options.baseline, options.root])]
@@ -157,7 +157,10 @@ def _mcp(options: Options) -> int:
         return load(paths, options.threads)
 
     commands = [name for name in CODE_COMMANDS if options.allow_code and name in COMMAND_NAMES]
-    serve(options.paths, options.baseline, read, root=options.root, code_commands=commands)
+    tools = McpTools(
+        options.paths, options.baseline, read, root=options.root, code_commands=commands
+    )
+    serve(tools)
     return FINE
 
 

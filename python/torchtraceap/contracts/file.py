@@ -12,7 +12,6 @@ bounded, and whatever is wrong is said with the file's name and line.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.contracts.limits import Contract, Limit
@@ -20,7 +19,8 @@ from torchtraceap.contracts.measures.vocabulary import MEASURES, near_match
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.formatting import short_repr
 from torchtraceap.core.records import dataclass
-from torchtraceap.errors import MissingFileError, OptionError
+from torchtraceap.core.stored import read_stored
+from torchtraceap.errors import OptionError, SchemaError
 
 if TYPE_CHECKING:
     import yaml
@@ -85,14 +85,9 @@ def read_contracts(path: PathLike) -> ContractFile:
         ContractError: It can't be read, or something in it makes no sense; with its line.
     """
     try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        raise MissingFileError(f"no such file: {path}") from None
-    except OSError as error:
-        raise ContractError(f"{path}: can't be read: {error.strerror or error}") from None
-    if len(data) > MOST_BYTES:
-        raise ContractError(f"{path}:1: holds more than {MOST_BYTES >> 20} MiB")
+        data = read_stored(path, most=MOST_BYTES)
+    except SchemaError as error:
+        raise ContractError(str(error)) from None
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

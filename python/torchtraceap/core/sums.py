@@ -27,6 +27,7 @@ __all__ = [
     "median",
     "percentile_rank",
     "round_to_int",
+    "shares",
     "sum_by_index",
     "sum_groups",
     "total",
@@ -77,6 +78,13 @@ def cumulative(values: Array) -> Array:
 def add(a: Array, b: Array | int) -> Array:
     """Add element by element, int64."""
     return _saturating(np.stack(np.broadcast_arrays(a, b)), lambda part: part.sum(axis=0))
+
+
+def shares(values: Array, whole: int | Array) -> Array:
+    """Return the parts of a whole, or of one for each value, float64; NaN where that is nothing."""
+    wholes = np.asarray(whole, dtype=np.float64)
+    parts: Array = values / np.where(wholes > 0, wholes, np.nan)
+    return parts
 
 
 def round_to_int(values: Array) -> Array:

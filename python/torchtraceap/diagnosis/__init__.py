@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis.scoring import SCORERS as SCORERS
     from torchtraceap.diagnosis.scoring import Scorer as Scorer
     from torchtraceap.diagnosis.scoring import load_scorer as load_scorer
-    from torchtraceap.diagnosis.scoring.fused import INPUTS as INPUTS
+    from torchtraceap.diagnosis.scoring.fused import FUSED_INPUTS as FUSED_INPUTS
     from torchtraceap.diagnosis.scoring.fused import TREES_ALONE as TREES_ALONE
     from torchtraceap.diagnosis.scoring.fused import FusedScorer as FusedScorer
-    from torchtraceap.diagnosis.scoring.fused import inputs as inputs
+    from torchtraceap.diagnosis.scoring.fused import fused_inputs as fused_inputs
     from torchtraceap.diagnosis.scoring.fused import type_inputs as type_inputs
     from torchtraceap.diagnosis.scoring.fused import type_shares as type_shares
-    from torchtraceap.diagnosis.scoring.paper import CELLS as CELLS
+    from torchtraceap.diagnosis.scoring.paper import PAPER_CELLS as PAPER_CELLS
     from torchtraceap.diagnosis.scoring.paper import UNKNOWN_PLATFORM as UNKNOWN_PLATFORM
     from torchtraceap.diagnosis.scoring.paper import PaperConfig as PaperConfig
     from torchtraceap.diagnosis.scoring.paper import PaperInputs as PaperInputs
     from torchtraceap.diagnosis.scoring.paper import TraceTokens as TraceTokens
     from torchtraceap.diagnosis.scoring.paper import Weights as Weights
     from torchtraceap.diagnosis.scoring.paper import join_traces as join_traces
+    from torchtraceap.diagnosis.scoring.structural import ZSCORE_SUFFIX as ZSCORE_SUFFIX
     from torchtraceap.diagnosis.scoring.structural import StructuralScorer as StructuralScorer
     from torchtraceap.diagnosis.scoring.structural import WindowFigures as WindowFigures
-    from torchtraceap.diagnosis.scoring.structural import Z as Z
     from torchtraceap.diagnosis.scoring.structural import columns_of as columns_of
     from torchtraceap.diagnosis.scoring.text_encoders import TextEncoder as TextEncoder
     from torchtraceap.diagnosis.scoring.text_encoders import text_encoder as text_encoder
@@ -52,14 +52,14 @@ else:
             ".scoring": ("SCORERS", "Scorer", "load_scorer"),
             ".scoring.fused": (
                 "FusedScorer",
-                "INPUTS",
+                "FUSED_INPUTS",
                 "TREES_ALONE",
-                "inputs",
+                "fused_inputs",
                 "type_inputs",
                 "type_shares",
             ),
             ".scoring.paper": (
-                "CELLS",
+                "PAPER_CELLS",
                 "PaperConfig",
                 "PaperInputs",
                 "TraceTokens",
@@ -67,7 +67,12 @@ else:
                 "Weights",
                 "join_traces",
             ),
-            ".scoring.structural": ("StructuralScorer", "WindowFigures", "Z", "columns_of"),
+            ".scoring.structural": (
+                "StructuralScorer",
+                "WindowFigures",
+                "ZSCORE_SUFFIX",
+                "columns_of",
+            ),
             ".scoring.text_encoders": ("TextEncoder", "text_encoder"),
             ".scoring.v2": (
                 "TOKEN_CODES",

@@ -52,22 +52,8 @@ _TRACE = Parameter("trace", "Path of a trace below the served folder; the tool t
 _BASELINE = Parameter("baseline", "Path of the trace to compare with, below the served folder.")
 
 
-def serve(
-    paths: Sequence[str],
-    baseline: str | None,
-    load: Load,
-    *,
-    root: str | None = None,
-    code_commands: Sequence[str] = (),
-) -> None:
+def serve(tools: McpTools) -> None:
     """Serve the tools over standard input and output until the client leaves.
-
-    Args:
-        paths: The files of the trace; may be empty if there is a root.
-        baseline: Path of a trace to compare it with, if there is one.
-        load: Reads a trace; called at the first call of a tool.
-        root: Folder below which clients may choose traces.
-        code_commands: Commands that run a user's program and may be called; need a root.
 
     Raises:
         MissingDependencyError: The SDK is not installed.
@@ -79,7 +65,7 @@ def serve(
         raise MissingDependencyError(
             "the MCP server needs its SDK: pip install 'torchtraceap[mcp]'"
         ) from None
-    server = _server(McpTools(paths, baseline, load, root=root, code_commands=code_commands))
+    server = _server(tools)
 
     async def run() -> None:
         async with stdio_server() as (receiving, sending):
@@ -89,7 +75,15 @@ def serve(
 
 
 class McpTools:
-    """The tools of a server, each with the trace that a call names; arguments as for `serve`."""
+    """The tools of a server, each with the trace that a call names.
+
+    Args:
+        paths: The files of the trace; may be empty if there is a root.
+        baseline: Path of a trace to compare it with, if there is one.
+        load: Reads a trace; called at the first call of a tool.
+        root: Folder below which clients may choose traces.
+        code_commands: Commands that run a user's program and may be called; need a root.
+    """
 
     def __init__(
         self,

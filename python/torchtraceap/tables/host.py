@@ -7,7 +7,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes, encode_texts
-from torchtraceap.core.sums import total, totals
+from torchtraceap.core.sums import shares, total, totals
 from torchtraceap.core.table import ColumnTable, take_rows
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
 from torchtraceap.tables.gpu.gpu_events import GpuEvents, device_and_stream
@@ -155,7 +155,7 @@ def _by_thread(part: RankTrace, idle: _core.IdleBreakdown) -> View:
         "events": rows_of_track[track],
         "launches": launches_of_track[track],
         "busy_ns": host.busy_ns,
-        "profiled_share": _share(host.busy_ns, part.profiled_ns),
+        "profiled_share": shares(host.busy_ns, part.profiled_ns),
         "busy_gpu_idle_ns": busy_idle,
         "blocked_gpu_idle_ns": host.blocked_idle_ns,
         "silent_gpu_idle_ns": totals(host.silent_idle_ns, 1),
@@ -211,7 +211,7 @@ def _by_name(part: RankTrace, idle: _core.IdleBreakdown, *, frames: bool) -> Vie
         "threads": threads,
         "self_ns": self_ns,
         "gpu_idle_ns": idle_ns,
-        "idle_share": _share(idle_ns, sum(idle.totals.values()) * threads),
+        "idle_share": shares(idle_ns, sum(idle.totals.values()) * threads),
         "main_cause": TextCodes(causes.astype(np.int8), _core.idle_cause_names()),
         **_cause_columns(idle_by_cause),
     }
@@ -241,12 +241,6 @@ def _host_idle(
 def _cause_columns(by_cause: Array) -> dict[str, Column]:
     """Return a column for each cause of an array `[rows, causes]`."""
     return {f"{name}_ns": by_cause[:, i] for i, name in enumerate(_core.idle_cause_names())}
-
-
-def _share(values: Array, total_ns: int | Array) -> Array:
-    totals = np.broadcast_to(np.asarray(total_ns, dtype=np.float64), values.shape)
-    shares: Array = values / np.where(totals > 0, totals, np.nan)
-    return shares
 
 
 TABLE = TableSpec(

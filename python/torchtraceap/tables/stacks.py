@@ -10,7 +10,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, TextCodes
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.sums import add, sum_by_index, total
+from torchtraceap.core.sums import add, shares, sum_by_index, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
 from torchtraceap.tables.grouping import Groups, names_without_addresses, order_by, thread_names
@@ -75,9 +75,9 @@ def build_stacks(part: RankTrace, *, by: str = "gpu") -> ColumnTable:
         ),
         "count": np.ma.masked_equal(nodes.count[order], 0),
         "self_ns": self_ns[order],
-        "self_share": _share(self_ns[order], whole_ns),
+        "self_share": shares(self_ns[order], whole_ns),
         "total_ns": below_ns[order],
-        "total_share": _share(below_ns[order], whole_ns),
+        "total_share": shares(below_ns[order], whole_ns),
         "depth": nodes.level[order],
         "id": np.arange(len(order)),
         "parent_id": np.ma.array(place[np.where(parent < 0, 0, parent)], mask=parent < 0),
@@ -200,10 +200,6 @@ def _with_gpu_events(part: RankTrace, nodes: _Nodes, node_of: Array) -> tuple[_N
     spent = groups.sum(part.costs.exclusive_ns[rows].astype(np.int64))
     self_ns = np.concatenate([np.zeros(unlaunched + 1, dtype=np.int64), spent])
     return _Nodes.join([nodes, orphans, events]), self_ns
-
-
-def _share(time_ns: Array, whole_ns: int) -> Array:
-    return time_ns / whole_ns if whole_ns else np.full(len(time_ns), np.nan)
 
 
 TABLE = TableSpec(

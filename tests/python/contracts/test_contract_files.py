@@ -145,7 +145,7 @@ def test_files_that_can_t_be_read(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"c\.yaml:2: is no text"):
         read_contracts(path)
     path.write_bytes(b"#" * (2 << 20))
-    with pytest.raises(OptionError, match="more than 1 MiB"):
+    with pytest.raises(OptionError, match="more than 1,048,576 bytes"):
         read_contracts(path)
     path.write_bytes(b"\xef\xbb\xbfsyncs: 0\r\n")
     assert read_contracts(path).contract().keys == ("syncs",)

@@ -14,7 +14,12 @@ import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.diagnosis.scoring import common_bounds, load_scorer
 from torchtraceap.diagnosis.scoring.fused import TREES_ALONE, FusedScorer, type_inputs, type_shares
-from torchtraceap.diagnosis.scoring.structural import StructuralScorer, Z, columns_of, probability
+from torchtraceap.diagnosis.scoring.structural import (
+    ZSCORE_SUFFIX,
+    StructuralScorer,
+    columns_of,
+    probability,
+)
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, shipped, write_weights
 from torchtraceap.errors import MissingFileError, SchemaError
 
@@ -128,9 +133,9 @@ def test_weights_of_wrong_shapes_are_refused(tmp_path: Path) -> None:
 def test_features_that_there_are_not_are_named() -> None:
     names = ["busy_share"]
     values = np.array([[0.1]])
-    assert columns_of(["busy_share" + Z, "busy_share"], names, values, values + 1).tolist() == [
-        [float(np.float32(1.1)), float(np.float32(0.1))]
-    ]
+    assert columns_of(
+        ["busy_share" + ZSCORE_SUFFIX, "busy_share"], names, values, values + 1
+    ).tolist() == [[float(np.float32(1.1)), float(np.float32(0.1))]]
     with pytest.raises(SchemaError, match="that there are not: lazy_share"):
         columns_of(["lazy_share"], names, values, values)
 

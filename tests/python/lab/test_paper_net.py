@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torchtraceap.diagnosis.scoring.paper import (
-    CELLS,
+    PAPER_CELLS,
     PaperConfig,
     PaperInputs,
     TraceTokens,
@@ -53,9 +53,9 @@ def scores_of(module, inputs: PaperInputs):
         return module(batch_of(inputs)).scores.numpy()
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", PAPER_CELLS)
 def test_both_give_the_same_scores(cell, inputs):
-    config = dataclasses.replace(SMALL, **CELLS[cell])
+    config = dataclasses.replace(SMALL, **PAPER_CELLS[cell])
     module, core = twins(config)
     found, expected = core.score(**inputs.arrays()), scores_of(module, inputs)
     assert found.shape == (53,) and np.ptp(found) > 1e-4

@@ -40,9 +40,17 @@ if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
     from torchtraceap.trace.ranks import Ranks
 
-__all__ = ["INPUTS", "TYPE_INPUTS", "FusedScorer", "inputs", "load", "type_inputs", "type_shares"]
+__all__ = [
+    "FUSED_INPUTS",
+    "TYPE_INPUTS",
+    "FusedScorer",
+    "fused_inputs",
+    "load",
+    "type_inputs",
+    "type_shares",
+]
 
-INPUTS = ("logit", "strangeness", "evidence", "standing_out")
+FUSED_INPUTS = ("logit", "strangeness", "evidence", "standing_out")
 """The stacked inputs, in the order of the weights."""
 TYPE_INPUTS = ("log chance", "evidence", "standing_out")
 """The stacked inputs of each type. See Note [Which type]."""
@@ -59,11 +67,11 @@ class FusedScorer:
 
     def __init__(self, weights: Weights, trees: StructuralScorer) -> None:
         """Raises SchemaError for weights that are damaged, or not of this scorer."""
-        if weights.entry("scorer", str) != self.name or weights.texts("inputs") != INPUTS:
+        if weights.entry("scorer", str) != self.name or weights.texts("inputs") != FUSED_INPUTS:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
         self.version = f"{weights.entry('version', str)}.{trees.version}"
         self._trees = trees
-        self._weights = weights.finite("weights", len(INPUTS) + 1)
+        self._weights = weights.finite("weights", len(FUSED_INPUTS) + 1)
         self._type_weights = np.array(TREES_ALONE)
         if "type_weights" in weights.arrays:
             self._type_weights = weights.finite("type_weights", len(TYPE_INPUTS))
@@ -76,7 +84,7 @@ class FusedScorer:
             evidence: float64 `[W, T + 1]`: shares of the window that findings of each type, and
                 those of any, cover.
         """
-        return probability(inputs(figures, evidence) @ self._weights[:-1] + self._weights[-1])
+        return probability(fused_inputs(figures, evidence) @ self._weights[:-1] + self._weights[-1])
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
         """Score windows by the worst rank in each, as `structural` does."""
@@ -92,8 +100,8 @@ class FusedScorer:
         return window_scores(bounds_ns, scores, types, self._trees.types)
 
 
-def inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
-    """Return `INPUTS`, float64 `[W, inputs]`. See Note [Standing out]."""
+def fused_inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
+    """Return `FUSED_INPUTS`, float64 `[W, inputs]`. See Note [Standing out]."""
     standing_out = _excess(evidence).max(axis=1).clip(0.0)
     share = evidence[:, -1].astype(np.float64)
     return np.stack([figures.logit, figures.strangeness, share, standing_out], axis=1)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
-    "CELLS",
+    "PAPER_CELLS",
     "UNKNOWN_PLATFORM",
     "PaperConfig",
     "PaperInputs",
@@ -130,7 +130,7 @@ class PaperConfig:
             raise SchemaError(f"weights: their configuration can't be read: {error}") from error
 
 
-CELLS: dict[str, dict[str, bool]] = {
+PAPER_CELLS: dict[str, dict[str, bool]] = {
     "+".join(part for part, there in zip(("adapter", "transformer", "relation"), cell, strict=True)
              if there) or "none":
     dict(zip(("adapter", "transformer", "relation"), cell, strict=True))

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
+    "ZSCORE_SUFFIX",
     "StructuralScorer",
     "WindowFigures",
-    "Z",
     "columns_of",
     "judged_windows",
     "load",
@@ -41,7 +41,7 @@ __all__ = [
     "window_scores",
 ]
 
-Z = " z"
+ZSCORE_SUFFIX = " z"
 """Suffix of the name of a feature for its z-score."""
 _PARTS: Mapping[str, type] = {
     "feature": np.int32, "threshold": np.float64, "left": np.int32, "right": np.int32,
@@ -171,7 +171,7 @@ def columns_of(
     """Choose features, in the precision with which trees were trained.
 
     Args:
-        wanted: Names of features, with the suffix `Z` for their z-scores.
+        wanted: Names of features, with the suffix `ZSCORE_SUFFIX` for their z-scores.
         names: Names of all features.
         values: `[windows, features]`.
         zscores: `[windows, features]`.
@@ -182,7 +182,10 @@ def columns_of(
     Raises:
         SchemaError: There is no such feature: the weights belong to another version.
     """
-    places = {name: place for place, name in enumerate((*names, *(name + Z for name in names)))}
+    places = {
+        name: place
+        for place, name in enumerate((*names, *(name + ZSCORE_SUFFIX for name in names)))
+    }
     missing = [name for name in wanted if name not in places]
     if missing:
         raise SchemaError(f"these weights want features that there are not: {', '.join(missing)}")

@@ -124,7 +124,7 @@ class LanguageModel:
         for start in range(0, len(missing), _BATCH):
             batch = sorted(missing, key=len)[start : start + _BATCH]
             # In the precision of stored vectors: a vector does not depend on its origin.
-            vectors = self.embed(batch).astype(np.float16).astype(np.float32)
+            vectors = restored(*quantized(self.embed(batch)))
             self._known.update(zip(batch, vectors, strict=True))
         if not texts:
             return np.zeros((0, self.width), np.float32)
@@ -191,6 +191,19 @@ def _minilm_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
+def quantized(vectors: Vectors) -> tuple[Vectors, npt.NDArray[np.int8]]:
+    """Return the scale of each vector, float32 `[n]`, and its numbers in whole multiples of that,
+    int8 `[n, width]`: the largest is 127."""
+    scale = np.maximum(np.abs(vectors).max(axis=1), np.float32(1e-30)) / np.float32(127)
+    return scale, np.rint(vectors / scale[:, None]).astype(np.int8)
+
+
+def restored(scale: Vectors, whole: npt.NDArray[np.int8]) -> Vectors:
+    """Return vectors from what `quantized` gives, float32 `[n, width]`."""
+    vectors: Vectors = whole * scale[:, None]
+    return vectors
+
+
 @lru_cache(maxsize=1)
 def _kept_names() -> dict[str, Vectors]:
     """Return stored vectors of common names; none where the file or safetensors is absent."""
@@ -202,6 +215,5 @@ def _kept_names() -> dict[str, Vectors]:
         return {}
     with safe_open(_KEPT_NAMES, framework="np") as file:
         names = (file.metadata() or {})["names"].split("\n")
-        # Whole numbers up to 127, in parts of the largest of each vector.
-        vectors = file.get_tensor("vectors") * file.get_tensor("scale")[:, None]
+        vectors = restored(file.get_tensor("scale"), file.get_tensor("vectors"))
     return dict(zip(names, vectors, strict=True))

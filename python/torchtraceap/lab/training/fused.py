@@ -21,12 +21,12 @@ from sklearn.linear_model import LogisticRegression
 from torchtraceap.core import Array, PathLike, progress_stage
 from torchtraceap.datasets import TYPES, Sample, load_samples
 from torchtraceap.diagnosis import (
-    INPUTS,
+    FUSED_INPUTS,
     TREES_ALONE,
     FusedScorer,
     StructuralScorer,
     WindowFigures,
-    inputs,
+    fused_inputs,
     read_weights,
     type_inputs,
     type_shares,
@@ -82,17 +82,22 @@ def train(
     with progress_stage("fitting trees without some GPUs and types"):
         said = _stranger_figures(learned, quick, seed)
         type_weights = _type_weights(learned, quick, seed)
-    rows = [inputs(said[sample.id], sample.evidence) for sample in learned]
+    rows = [fused_inputs(said[sample.id], sample.evidence) for sample in learned]
     model = LogisticRegression(C=100.0, max_iter=1000).fit(*clear_windows(rows, learned))
     weights = np.append(model.coef_[0], model.intercept_[0])
     path = Path(out) / f"{FusedScorer.name}.safetensors"
     scorer = StructuralScorer(read_weights(base.weights or path))
-    rows = [inputs(figures_of(scorer, sample), sample.evidence) for sample in held_out]
+    rows = [fused_inputs(figures_of(scorer, sample), sample.evidence) for sample in held_out]
     logits = [row @ weights[:-1] + weights[-1] for row in rows]
     slope, intercept = platt(*clear_windows(logits, held_out))
-    weights = weights * slope + np.append(np.zeros(len(INPUTS)), intercept)
+    weights = weights * slope + np.append(np.zeros(len(FUSED_INPUTS)), intercept)
     figures = window_figures(logits, held_out)
-    about = {"scorer": FusedScorer.name, "version": VERSION, "inputs": list(INPUTS), "seed": seed}
+    about = {
+        "scorer": FusedScorer.name,
+        "version": VERSION,
+        "inputs": list(FUSED_INPUTS),
+        "seed": seed,
+    }
     arrays = {"weights": weights, "type_weights": type_weights}
     write_weights(path, arrays, about | {"validation": figures})
     return Trained(path, figures, finished=True)

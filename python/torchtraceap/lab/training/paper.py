@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 from torchtraceap.core import Array, PathLike, replacing
 from torchtraceap.datasets import Sample, load_samples
 from torchtraceap.diagnosis import (
-    CELLS,
+    PAPER_CELLS,
     UNKNOWN_PLATFORM,
     PaperConfig,
     TextEncoder,
@@ -50,7 +50,7 @@ class PaperSettings:
     """`[paper]` in a file: the network's parts and sizes; `PaperConfig` says what they mean."""
 
     cell: str = "adapter+transformer+relation"
-    """A cell of Table 5; one of `CELLS`."""
+    """A cell of Table 5; one of `PAPER_CELLS`."""
     text_encoder: str = "hash"
     width: int = 128
     layers: int = 6
@@ -66,8 +66,8 @@ class PaperSettings:
     """Drawn anew for each epoch; 0: all."""
 
     def __post_init__(self) -> None:
-        if self.cell not in CELLS:
-            raise OptionError(f"[paper]: cell {self.cell!r} is none of {', '.join(CELLS)}")
+        if self.cell not in PAPER_CELLS:
+            raise OptionError(f"[paper]: cell {self.cell!r} is none of {', '.join(PAPER_CELLS)}")
         if min(self.windows, self.batch, self.cap) < 1 or self.pairs < 0:
             raise OptionError(f"[paper]: these settings make no sense: {self}")
 
@@ -82,7 +82,7 @@ class PaperSettings:
             platforms=platforms,
             position=self.position,
             cap=self.cap,
-            **CELLS[self.cell],
+            **PAPER_CELLS[self.cell],
         )
 
 

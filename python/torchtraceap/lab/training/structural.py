@@ -25,9 +25,9 @@ from sklearn.ensemble import IsolationForest
 from torchtraceap.core import Array, PathLike, progress_stage
 from torchtraceap.datasets import TYPES, Sample, load_samples
 from torchtraceap.diagnosis import (
+    ZSCORE_SUFFIX,
     StructuralScorer,
     WindowFigures,
-    Z,
     columns_of,
     read_weights,
     write_weights,
@@ -147,7 +147,7 @@ def train(
 def column_names() -> tuple[str, ...]:
     """Return the names of features, and of their z-scores."""
     names = feature_names()
-    return (*names, *(name + Z for name in names))
+    return (*names, *(name + ZSCORE_SUFFIX for name in names))
 
 
 def views_of(view: str) -> list[npt.NDArray[np.intp]]:
@@ -158,8 +158,8 @@ def views_of(view: str) -> list[npt.NDArray[np.intp]]:
     """
     names = column_names()
     views = {
-        "absolute": [not name.endswith(Z) for name in names],
-        "relative": [name.endswith((Z, "_share", "_ratio")) for name in names],
+        "absolute": [not name.endswith(ZSCORE_SUFFIX) for name in names],
+        "relative": [name.endswith((ZSCORE_SUFFIX, "_share", "_ratio")) for name in names],
     }
     return [np.flatnonzero(seen) for name, seen in views.items() if view in (name, "both")]
 
@@ -206,7 +206,7 @@ def isolation_forest(table: Table, settings: TreeSettings, seed: int) -> Isolati
 
 def forest_columns(columns: Array) -> Array:
     """Return the columns with z-scores of 0, on which no tree splits."""
-    return columns * [not name.endswith(Z) for name in column_names()]
+    return columns * [not name.endswith(ZSCORE_SUFFIX) for name in column_names()]
 
 
 def any_boosters(

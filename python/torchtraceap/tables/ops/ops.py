@@ -342,18 +342,12 @@ def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
         ties = np.array([place[text] for text in ties.texts], dtype=np.int64)[ties.codes]
     order = order_by(exclusive, self_host, ties, descending=[True, True])
     ranked = {name: take_rows(column, order) for name, column in columns.items()}
-    share = _share(exclusive)[order]
+    share = sums.shares(exclusive, sums.total(exclusive))[order]
     return ranked | {
         "busy_share": share,
         "cumulative_share": np.cumsum(share),
-        "self_host_share": _share(self_host)[order],
+        "self_host_share": sums.shares(self_host, sums.total(self_host))[order],
     }
-
-
-def _share(values: Array) -> Array:
-    """Return the share of the sum, float64; NaN where that is zero."""
-    total = sums.total(values)
-    return values / total if total else np.full(len(values), np.nan)
 
 
 def _forward_names(calls: Owners, groups: Groups) -> TextCodes:

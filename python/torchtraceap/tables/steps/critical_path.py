@@ -181,7 +181,7 @@ def _by_cause(path: _Path) -> Columns:
     return {
         "cause": TextCodes(rows.astype(np.int32), names),
         "time_ns": time_ns[rows],
-        "time_share": _share(time_ns[rows], path),
+        "time_share": time_ns[rows] / max(1, path.total_ns),
         "segments": segments[rows].astype(np.int64),
     }
 
@@ -196,7 +196,7 @@ def _by_name(path: _Path) -> Columns:
         "name": names.take(first),
         "cause": _codes(path.core.cause[first], _core.path_cause_names()),
         "time_ns": time_ns[rows],
-        "time_share": _share(time_ns[rows], path),
+        "time_share": time_ns[rows] / max(1, path.total_ns),
         "segments": groups.count[rows],
     }
 
@@ -231,11 +231,6 @@ def _by_event(path: _Path) -> Columns:
 
 def _codes(values: Array, names: Sequence[str]) -> TextCodes:
     return TextCodes(values.astype(np.int32), names)
-
-
-def _share(time_ns: Array, path: _Path) -> Array:
-    share: Array = time_ns / max(1, path.total_ns)
-    return share
 
 
 def _names_of(path: _Path) -> TextCodes:

@@ -108,7 +108,7 @@ def _by_cause(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
     return {
         "cause": _causes(path.bound[groups.first[rows]]),
         "time_ns": time_ns[rows],
-        "time_share": _share(time_ns[rows], path),
+        "time_share": time_ns[rows] / (1000 * max(1, path.duration_us)),
         "segments": groups.count[rows],
     }
 
@@ -123,7 +123,7 @@ def _by_name(part: RankTrace, path: _core.HtaPath) -> dict[str, Column]:
         "name": names.take(first),
         "cause": _causes(path.bound[first]),
         "time_ns": time_ns[rows],
-        "time_share": _share(time_ns[rows], path),
+        "time_share": time_ns[rows] / (1000 * max(1, path.duration_us)),
         "segments": groups.count[rows],
     }
 
@@ -151,8 +151,3 @@ def _names(part: RankTrace, path: _core.HtaPath) -> TextCodes:
 def _causes(bound: Array) -> TextCodes:
     names = _core.hta_bound_names()
     return TextCodes(bound.astype(np.int32), [names[0] or "none", *names[1:]])
-
-
-def _share(time_ns: Array, path: _core.HtaPath) -> Array:
-    share: Array = time_ns / (1000 * max(1, path.duration_us))
-    return share
