@@ -185,7 +185,7 @@ def _in_order(findings: Sequence[Finding], lead: Finding | None) -> list[Finding
 def _with_advice(
     trace: Ranks, by_type: Mapping[str, PerRank], findings: Sequence[Finding], step: StepTime | None
 ) -> list[Finding]:
-    """Return findings with advice that fits the trace, and why a fix saves more than the cost."""
+    """Return findings with advice that fits the trace, and with why they cost what they do."""
     whole_ns = step.measured_ns if step else sum(rank.profiled_ns for rank in trace.ranks)
     entries = [load_knowledge()[finding.type] for finding in findings]
     wanted = {word for entry in entries for words, _ in entry.instead for word in words} | {"xla"}
@@ -194,7 +194,7 @@ def _with_advice(
     return [
         replace(
             finding,
-            why=_why_with_reach(finding, whole_ns),
+            why=_why(finding, by_type[finding.type], whole_ns),
             fix=text.fix,
             code_before=text.code_before,
             code=text.code_after,
@@ -203,18 +203,28 @@ def _with_advice(
     ]
 
 
-def _why_with_reach(finding: Finding, whole_ns: int) -> str:
-    """Return `why`, with the saving beside the cost where the fix saves clearly more than that."""
+def _why(finding: Finding, parts: PerRank, whole_ns: int) -> str:
+    """Return the sentence on the rank that pays most, with what the fix saves where that is clearly
+    more than the cost."""
+    rank, leading = _paying_most(parts)
+    own_share = min(1.0, leading.cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
     saving = finding.saving
-    share = saving.best_ns / max(whole_ns, 1) if saving and saving.simulated else 0.0
-    if share <= finding.cost_share + max(0.15 * finding.cost_share, 0.005):
-        return finding.why
-    saves = f"the fix saves {format_share(share)}"
-    end = "of the profiled time)"
-    if end in finding.why:
-        beside = f"{end[:-1]}, but the run hangs on it: {saves})"
-        return finding.why.replace(end, beside, 1)
-    return f"{finding.why} The run hangs on it: {saves}."
+    saved = saving.best_ns / max(whole_ns, 1) if saving and saving.simulated else 0.0
+    told_share = max(own_share, finding.cost_share)
+    is_more = saved > told_share + max(0.15 * told_share, 0.005)
+    why = load_knowledge()[finding.type].why_text(
+        {name: str(figure) for name, figure in finding.facts.items()},
+        cost=format_ns(leading.cost_ns),
+        share=format_share(own_share),
+        saves=format_share(saved) if is_more else "",
+        on_host=rank.computes_on_host,
+    )
+    return f"Rank {rank.rank}: {why}" if len(parts) > 1 else why
+
+
+def _paying_most(parts: PerRank) -> tuple[RankTrace, _core.Finding]:
+    paying = ((rank, part) for rank, part in known(parts) if part.cost_ns > 0)
+    return max(paying, key=lambda part: part[1].cost_ns, default=parts[0])
 
 
 def _missing(parts: PerRank) -> tuple[str, ...]:
@@ -223,29 +233,22 @@ def _missing(parts: PerRank) -> tuple[str, ...]:
 
 
 def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -> Finding:
-    """Merge a finding of several ranks; texts and figures are those of the rank that pays most."""
+    """Merge a finding of several ranks; figures are those of the rank that pays most, and the
+    sentences of `_with_advice` are still missing."""
     paying = [(rank, part) for rank, part in known(parts) if part.cost_ns > 0]
     cost_ns = clamp(sum(part.cost_ns for _, part in paying))
     share = min(1.0, cost_ns / profiled_ns) if profiled_ns else 0.0
-    rank, leading = max(paying, key=lambda part: part[1].cost_ns, default=parts[0])
-    entry, on_host = load_knowledge()[name], rank.computes_on_host
-    facts = {fact: Fact(*typed) for fact, typed in leading.facts.items()}
-    own_share = min(1.0, leading.cost_ns / rank.profiled_ns) if rank.profiled_ns else 0.0
-    why = entry.why_text(
-        {fact: str(figure) for fact, figure in facts.items()},
-        cost=format_ns(leading.cost_ns),
-        share=format_share(own_share),
-        on_host=on_host,
-    )
+    rank, leading = _paying_most(parts)
+    entry = load_knowledge()[name]
     total_ns = sum(part.cost_ns for _, part in paying)
     confidence = sum(part.confidence * part.cost_ns for _, part in paying) / max(total_ns, 1)
     return Finding(
         type=name,
-        title=entry.title_text(on_host=on_host),
-        why=f"Rank {rank.rank}: {why}" if len(parts) > 1 else why,
-        fix=entry.advice.fix,
-        code_before=entry.advice.code_before,
-        code=entry.advice.code_after,
+        title=entry.title_text(on_host=rank.computes_on_host),
+        why="",
+        fix="",
+        code_before="",
+        code="",
         doc_url=entry.doc_url,
         cost_ns=cost_ns,
         cost_share=share,
@@ -258,7 +261,7 @@ def _merge(name: str, parts: PerRank, profiled_ns: int, step: StepTime | None) -
         evidence_count=sum(part.evidence_count for _, part in paying),
         missing_signals=_missing(parts),
         confidence=confidence,
-        facts=facts,
+        facts={fact: Fact(*typed) for fact, typed in leading.facts.items()},
         saving=_saving(parts, step),
         paper=name in PAPER_TYPES,
         ranks=tuple(rank.rank for rank, _ in paying),

@@ -126,7 +126,7 @@ class SimulatedRun:
         notes: Sequence[str] = (),
         stands_for: float = 1.0,
     ) -> None:
-        scope = join_ranks(trace)
+        scope = join_ranks(trace, one_clock=False)
         known = []
         for index, part in enumerate(scope.parts):
             if dependencies and part.rank in dependencies:
@@ -202,7 +202,7 @@ class SimulatedRun:
         self.cached = MemoCache()
         """Values of the run that several edits need."""
         self.ranks: tuple[RankTrace, ...] = tuple(scope.parts)
-        """Ranks whose clocks can be compared; those that share no collective are left out."""
+        """Ranks that share collectives with others; strangers are left out."""
         self.notes: list[str] = [*notes, *scope.notes]
         self.places: list[int] = scope.places
         """Index of each rank in the trace."""

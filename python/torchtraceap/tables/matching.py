@@ -176,15 +176,22 @@ class JoinedRanks:
         return [(part.table, part.tree, offset) for part, offset in pairs]
 
 
-def join_ranks(trace: Ranks) -> JoinedRanks:
-    """Return the largest set of ranks that share collectives, on one clock."""
+def join_ranks(trace: Ranks, *, one_clock: bool = True) -> JoinedRanks:
+    """Return the largest set of ranks that share collectives.
+
+    Args:
+        trace: One or several ranks.
+        one_clock: Leave out ranks whose clocks can't be compared with these; else every set of
+            ranks that share collectives belongs, as the pairs of a job of two pairs do.
+    """
     if len(trace.ranks) == 1:
         return JoinedRanks([trace.ranks[0]], [0], [0], None, [])
     matched = rank_collectives(trace)
     clocks = matched.clocks
     components = [clock.component for clock in clocks]
-    chosen = max(dict.fromkeys(components), key=components.count)
-    places = [i for i, component in enumerate(components) if component == chosen]
+    sets = sorted(dict.fromkeys(components), key=components.count, reverse=True)
+    chosen = sets[:1] + [one for one in sets[1:] if not one_clock and components.count(one) > 1]
+    places = [i for i, component in enumerate(components) if component in chosen]
     parts = [trace.ranks[place] for place in places]
     offsets = []
     for place, part in zip(places, parts, strict=True):
@@ -203,7 +210,8 @@ def join_ranks(trace: Ranks) -> JoinedRanks:
         notes.append(
             "A collective moves data once its last rank has begun: where others wait, the path "
             "goes on with what made that rank late. Clocks agree to "
-            f"{format_ns(residual_ns)}."
+            f"{format_ns(residual_ns)}"
+            + (" within each set of ranks that share collectives." if len(chosen) > 1 else ".")
         )
     return JoinedRanks(parts, places, offsets, matched.meetings(places), notes)
 

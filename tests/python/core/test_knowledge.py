@@ -88,7 +88,7 @@ def test_texts_are_there_and_short_enough(entry: KnowledgeEntry) -> None:
 @each_entry()
 def test_facts_stand_in_optional_parts_only(entry: KnowledgeEntry) -> None:
     required = re.sub(r"\[\[.*?\]\]", "", entry.why)
-    assert facts_in(required) <= {"cost", "share"}
+    assert facts_in(required) == {"cost"}
     assert required.count("{cost}") == 1
 
 

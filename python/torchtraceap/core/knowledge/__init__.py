@@ -105,7 +105,13 @@ class KnowledgeEntry:
         return (on_host and self.verify_host) or self.verify
 
     def why_text(
-        self, facts: Mapping[str, str], *, cost: str, share: str, on_host: bool = False
+        self,
+        facts: Mapping[str, str],
+        *,
+        cost: str,
+        share: str,
+        saves: str = "",
+        on_host: bool = False,
     ) -> str:
         """Return the sentence of `why` with its facts filled in.
 
@@ -114,10 +120,12 @@ class KnowledgeEntry:
                 needs them; surplus ones are ignored.
             cost: The finding's cost for a person, such as "12.3 ms".
             share: Its share of the profiled time, such as "4.5 %".
+            saves: What the fix saves, as a share, if that is more than the cost.
             on_host: The run computes on the host.
         """
         text = (on_host and self.why_host) or self.why
-        known = {**facts, "cost": cost, "share": share}
+        reach = f", but the run hangs on it: the fix saves {saves}" if saves else ""
+        known = {**facts, "cost": f"{cost} ({share} of the profiled time{reach})"}
 
         def keep(match: re.Match[str]) -> str:
             inner = match.group(1)
