@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,28 @@ def test_an_all_reduce_an_addition_and_a_norm_are_one_kernel_too_many(tmp_path: 
     cost = findings["all_reduce_unfused"]
     assert cost.cost_ns == 32 * (3 + 4 + 2 * 0.5) * 1000
     assert {each.name for each in cost.evidence} == {ADD[0], NORM[0]}
+
+
+@pytest.mark.parametrize(
+    ("reduce", "add", "norm"),
+    [
+        (
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)",
+            "residual_add_kernel",
+            "RMSNormKernel",
+        ),
+        (
+            "one_shot_all_reduce_kernel<bf16>",
+            "triton_poi_fused_add_3",
+            "triton_red_fused_mean_mul_pow_rsqrt_4",
+        ),
+    ],
+)
+def test_the_three_are_told_by_other_names_too(
+    reduce: str, add: str, norm: str, tmp_path: Path
+) -> None:
+    layer = [PRODUCT, (reduce, 12), (add, 3), (norm, 4)]
+    assert list(found(decode(layer), tmp_path)) == ["all_reduce_unfused"]
 
 
 @pytest.mark.parametrize(
@@ -245,13 +268,17 @@ def test_ranks_that_are_even_or_late_for_other_reasons(job: ServedRanks, tmp_pat
     assert "expert_imbalance" not in [each.type for each in diagnosis.findings]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(20))
 def test_healthy_decoding_has_none_of_them(seed: int, tmp_path: Path) -> None:
+    """Dense models and models with experts, of one to four streams."""
+    rng = random.Random(seed)
     served = Served(
-        dense=(36, 3, 0, 61, 24, 12)[seed],
-        experts=(0, 0, 8, 0, 0, 0)[seed],
-        batch=(1, 16, 1, 64, 128, 256)[seed],
+        dense=rng.choice((1, 3, 12, 36, 61)),
+        experts=rng.choice((0, 0, 8, 24)),
+        batch=rng.choice((1, 16, 64, 256)),
+        iterations=rng.randint(3, 6),
+        streams=rng.randint(1, 4),
+        annotation=rng.choice(("step[DECODE bs={batch}]", Served.annotation)),
         seed=seed,
-        streams=1 + seed % 3,
     )
     assert not found(served.trace(), tmp_path)

@@ -62,7 +62,8 @@ bool names_add(std::string_view lower, std::string_view head) {
     return head.starts_with("triton_poi_fused_add_") || head == "triton_poi_fused_add";
   }
   if (contains_any(lower, {"addc", "address"})) return false;
-  return contains_any(lower, {"functor_add", "functoronself_add", "addfunctor", "add_kernel"});
+  return contains_any(lower, {"functor_add", "functoronself_add", "addfunctor"}) ||
+         contains_any(head, {"add_kernel", "residual_add", "add_residual"});
 }
 
 KernelPart tell_part(std::string_view name) {
@@ -70,7 +71,7 @@ KernelPart tell_part(std::string_view name) {
   const std::string_view head = head_of(
       lower.substr(0, 5) == "void " ? std::string_view(lower).substr(5) : std::string_view(lower));
   if (names_cache_copy(head)) return KernelPart::kCacheCopy;
-  if (contains(head, "dequant")) {
+  if (contains_any(head, {"dequant", "fp8_to_bf16", "fp8_to_fp16", "fp8_to_half"})) {
     return is_of_four_bits(lower) ? KernelPart::kOther : KernelPart::kDequantize;
   }
   const bool quantizes = names_quantize(head);
@@ -95,6 +96,7 @@ KernelPart tell_part(std::string_view name) {
   if (names_product(name, lower)) {
     return names_quantized_type(lower) ? KernelPart::kQuantizedProduct : KernelPart::kProduct;
   }
+  if (names_add(lower, head)) return KernelPart::kAdd;
   return KernelPart::kOther;
 }
 
