@@ -96,6 +96,10 @@ _MANY_RUNS = {
         "many runs as one folder of tables: built in parallel, kept up to date, asked in SQL",
         "torchtraceap.cli.corpus",
     ),
+    "serve": Entry(
+        "pages over a corpus or a folder of traces, for a browser on this machine",
+        "torchtraceap.cli.corpus",
+    ),
 }
 _NEXT_TO_TRAINING = {
     "check": Entry(

@@ -143,6 +143,44 @@ def _query(options: Options) -> int:
     return give_table(run_corpus_sql(options.corpus, options.query), options)
 
 
+def _report(options: Options) -> int:
+    from torchtraceap.core.writing import write_text
+    from torchtraceap.corpus.report import build_report, report_html, report_markdown
+
+    found = build_report(options.corpus)
+    if options.html:
+        write_text(options.html, report_html(found))
+        note(f"wrote {options.html}")
+    if options.json:
+        print_text(json.dumps(found))
+    elif options.markdown or not options.html:
+        print_text(report_markdown(found))
+    return FINE
+
+
+def _similar(options: Options) -> int:
+    from torchtraceap.corpus.report import similar_runs
+
+    check_table_output(options, [])
+    return give_table(similar_runs(options.corpus, options.run), options)
+
+
+def _serve(options: Options) -> int:
+    import secrets
+
+    from torchtraceap.corpus.pages import Pages, PageServer
+
+    token = options.token or secrets.token_urlsafe(24)
+    pages = Pages(options.folder)
+    try:
+        with PageServer(pages, options.port, token) as server:
+            print_text(f"http://127.0.0.1:{server.server_address[1]}/?token={token}")
+            server.serve_forever()
+    finally:
+        pages.close()
+    return FINE
+
+
 _ACTIONS = {
     "build": Command(
         "analyse traces in parallel, what is new alone, into a folder of tables",
@@ -231,7 +269,41 @@ _ACTIONS = {
         _query,
         ('corpus query fleet "select type, sum(lost_gpu_hours) from costs group by type"',),
     ),
+    "report": Command(
+        "what the fleet loses, on what, since when, whose",
+        arguments(
+            _CORPUS,
+            option("--html", metavar="FILE", help="write it as a page"),
+            option("--markdown", action="store_true", help="print it as Markdown, the default"),
+            add_json,
+        ),
+        _report,
+        ("corpus report fleet --html fleet.html", "corpus report fleet --json"),
+    ),
+    "similar": Command(
+        "the runs most like one, and which of them is faster",
+        arguments(
+            _CORPUS,
+            option("run", metavar="RUN", help="a run by its key, or by the path of its trace"),
+            add_table_output,
+            add_no_color,
+        ),
+        _similar,
+        ("corpus similar fleet /data/traces/run1/rank0.json.gz",),
+    ),
 }
 COMMANDS = {
-    "corpus": command_of_actions(summary_of("corpus"), _ACTIONS, tuple(_ACTIONS["build"].examples))
+    "corpus": command_of_actions(summary_of("corpus"), _ACTIONS, _ACTIONS["build"].examples),
+    "serve": Command(
+        summary_of("serve"),
+        arguments(
+            option("folder", metavar="DIR", help="a corpus, or a folder of traces"),
+            option("--port", type=count, default=0, metavar="P", help="the port [a free one]"),
+            option(
+                "--token", default="", metavar="T", help="what requests have to show [a random one]"
+            ),
+        ),
+        _serve,
+        ("serve fleet", "serve /data/traces --port 8080"),
+    ),
 }

@@ -2,7 +2,7 @@
 
 `sources.py` finds files and groups them to runs, `analyse.py` makes rows of a run, `executors.py`
 runs that in processes or on a cluster, `store.py` keeps the rows as Parquet, `builder.py` ties
-these together, and `query.py` asks what is there.
+these together. `query.py` asks what is there in SQL, `report.py` in views, and `pages.py` shows it.
 """
 
 from __future__ import annotations

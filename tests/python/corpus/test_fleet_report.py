@@ -1,0 +1,237 @@
+"""What a corpus is asked: GPU hours by finding, onsets, bad hosts, runs alike."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchtraceap.cli import main
+from torchtraceap.corpus.analyse import COLUMNS, Outcome, Task
+from torchtraceap.corpus.report import build_report, report_html, report_markdown, similar_runs
+from torchtraceap.corpus.store import Store
+from torchtraceap.errors import OptionError
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+
+MONDAY = date(2026, 6, 1)
+TYPES = ("cpu_bound", "no_memory_pin", "tiny_kernels", "straggler", "graph_break")
+
+
+def rows_of(table: str, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[str, list[Any]]]:
+    return {name: (kind, [row.get(name) for row in rows]) for name, kind in COLUMNS[table].items()}
+
+
+class Fleet:
+    """Runs that are written into a corpus without traces."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.outcomes = str(folder), []
+        self.store = Store(self.folder)
+        self.store.create({"sources": [], "tags": []})
+
+    def add(
+        self, day: date, costs: dict[str, float], *, hosts: Sequence[str] = (), late: int = -1,
+        hours: float = 1.0, **columns: Any,
+    ) -> str:  # fmt: skip
+        run = f"{len(self.outcomes):024x}"
+        at = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() + len(self.outcomes)
+        first = {
+            "run": run, "path": f"/t/{run}.json", "day": day.isoformat(), "job": run,
+            "recorded_ns": int(at * 1e9), "tags": "{}", "gpu_hours": hours, "comparable": True,
+            "unchecked": "{}", "profiled_ns": 10**9, "versions": "{}", "step_ns": 10**6, **columns,
+        }  # fmt: skip
+        findings = [
+            {"run": run, "type": name, "title": name, "fix": f"mend {name}", "cost_share": share,
+             "saving_share": share / 2}
+            for name, share in costs.items()
+        ]  # fmt: skip
+        facts = [
+            {"run": run, "subject": "time", "name": name, "value": share * 1e9}
+            for name, share in costs.items()
+        ]
+        for rank, host in enumerate(hosts):
+            verdict = "straggler" if rank == late else "on time"
+            about = {"run": run, "subject": "rank", "rank": rank, "kind": "text"}
+            facts += [{**about, "name": "host", "text": host},
+                      {**about, "name": "verdict", "text": verdict}]  # fmt: skip
+        rows = {"runs": rows_of("runs", [first]), "findings": rows_of("findings", findings),
+                "facts": rows_of("facts", facts)}  # fmt: skip
+        task = Task(run, run, (first["path"],), 1, 0)
+        known = {"run": run, "key": run, "failed": False, "files": [[first["path"], 1, 1, "", []]]}
+        self.outcomes.append((Outcome(task, rows, False), known))
+        return run
+
+    def report(self) -> dict[str, Any]:
+        self.store.commit(self.outcomes)
+        return build_report(self.folder)
+
+
+def planted(folder: Path, seed: int, onset: int | None) -> tuple[Fleet, dict[str, float]]:
+    """Twelve weeks of 80 runs; each finding is in a share of the runs, one only from a week on."""
+    chance = random.Random(seed)
+    fleet = Fleet(folder)
+    sums = dict.fromkeys(TYPES, 0.0)
+    rates = {name: chance.uniform(0.1, 0.6) for name in TYPES}
+    for week in range(12):
+        for number in range(80):
+            costs = {}
+            for place, name in enumerate(TYPES):
+                begun = onset is None or place or week >= onset
+                if begun and chance.random() < rates[name]:
+                    costs[name] = chance.uniform(0.02, 0.1 * (place + 2))
+            hours = chance.uniform(1, 9)
+            day = MONDAY + timedelta(days=7 * week + number * 7 // 80)
+            fleet.add(day, costs, hours=hours, team=f"t{number % 3}", device="NVIDIA H100")
+            for name, share in costs.items():
+                sums[name] += hours * share
+    return fleet, sums
+
+
+@pytest.mark.parametrize(("seed", "onset"), [(1, 3), (2, 6), (3, 9)])
+def test_hours_order_and_onset_are_those_that_were_planted(
+    tmp_path: Path, seed: int, onset: int
+) -> None:
+    fleet, sums = planted(tmp_path / "fleet", seed, onset)
+    report = fleet.report()
+    found = {each["type"]: each for each in report["findings"]}
+    assert list(found) == sorted(sums, key=lambda name: -sums[name])
+    for name, hours in sums.items():
+        assert found[name]["gpu_hours"] == pytest.approx(hours)
+        assert found[name]["low"] < hours < found[name]["high"]
+    (trend,) = report["trends"]
+    week = (MONDAY + timedelta(days=7 * onset)).isoformat()
+    assert (trend["type"], trend["week"]) == (TYPES[0], week)
+    assert found[TYPES[0]]["first_seen"][:8] >= week[:8]
+    assert trend["before_share"] < trend["after_share"]
+
+
+@pytest.mark.slow
+def test_no_trend_is_told_where_none_is(tmp_path: Path) -> None:
+    told = [
+        bool(planted(tmp_path / str(seed), seed, None)[0].report()["trends"]) for seed in range(20)
+    ]
+    assert sum(told) <= 2
+
+
+def test_intervals_hold_the_expected_sum_as_often_as_they_say(tmp_path: Path) -> None:
+    """Of fleets of one kind, nine in ten intervals hold the mean."""
+    inside = []
+    for seed in range(20):
+        chance = np.random.default_rng(seed)
+        fleet = Fleet(tmp_path / str(seed))
+        for share in chance.exponential(0.2, 60):
+            fleet.add(MONDAY, {"cpu_bound": float(share)})
+        (found,) = fleet.report()["findings"]
+        inside.append(found["low"] <= 12.0 <= found["high"])
+    assert sum(inside) >= 14
+
+
+def test_runs_of_one_job_are_resampled_together(tmp_path: Path) -> None:
+    apart, together = Fleet(tmp_path / "a"), Fleet(tmp_path / "b")
+    for number in range(40):
+        apart.add(MONDAY, {"cpu_bound": 0.5})
+        together.add(MONDAY, {"cpu_bound": 0.5}, job=f"j{number % 4}")
+    widths = [
+        found["high"] - found["low"]
+        for fleet in (apart, together)
+        for found in fleet.report()["findings"]
+    ]
+    assert widths[1] > 2 * widths[0]
+
+
+def test_new_and_gone_of_the_last_week(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    for day, name in [(0, "straggler"), (1, "cpu_bound"), (3, "straggler"), (9, "tiny_kernels"),
+                      (10, "cpu_bound"), (15, "graph_break"), (15, "tiny_kernels")]:  # fmt: skip
+        fleet.add(MONDAY + timedelta(days=day), {name: 0.1})
+    report = fleet.report()
+    assert report["new"] == [
+        {"type": "graph_break", "runs": 1},
+        {"type": "tiny_kernels", "runs": 2},
+    ]
+    assert report["gone"] == [{"type": "straggler", "runs": 1}]
+
+
+@pytest.mark.parametrize("bad", [None, 5])
+def test_a_bad_host_is_found_and_no_other(tmp_path: Path, bad: int | None) -> None:
+    chance = random.Random(4)
+    fleet = Fleet(tmp_path / "fleet")
+    for _ in range(200):
+        hosts = chance.sample(range(40), 8)
+        late = hosts.index(bad) if bad in hosts else -1
+        if late < 0 and chance.random() < 0.3:
+            late = chance.randrange(8)
+        fleet.add(MONDAY, {}, hosts=[f"node{host}" for host in hosts], late=late)
+    assert [each["host"] for each in fleet.report()["hosts"]] == ([f"node{bad}"] if bad else [])
+
+
+def test_views_by_team_and_tag_and_what_to_gain(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    fleet.store.create({"sources": [], "tags": ["cluster=x"]})
+    fleet.add(MONDAY, {"cpu_bound": 0.5}, team="a", hours=10.0, tags='{"cluster": "east"}')
+    best = fleet.add(MONDAY, {"cpu_bound": 0.1, "straggler": 0.3}, team="b", hours=100.0)
+    fleet.add(MONDAY, {}, unchecked='{"straggler": ["collectives"]}')
+    report = fleet.report()
+    assert [each["value"] for each in report["by"]["team"]] == ["b", "a"]
+    assert [each["value"] for each in report["by"]["cluster"]] == ["east"]
+    assert report["by"]["team"][0]["findings"][0] == {"type": "straggler", "gpu_hours": 30.0}
+    assert report["most_to_gain"][0]["run"] == best
+    assert report["most_to_gain"][0]["type"] == "straggler"
+    assert report["most_to_gain"][0]["gpu_hours"] == pytest.approx(15.0)
+    assert report["coverage"]["missing_signals"] == [{"signal": "collectives", "runs": 1}]
+
+
+def test_an_empty_corpus_has_a_report(tmp_path: Path) -> None:
+    report = Fleet(tmp_path / "fleet").report()
+    assert (report["runs"], report["findings"], report["trends"]) == (0, [], [])
+    assert "0 runs" in report_html(report)
+
+
+def test_text_of_traces_is_text_on_the_page(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    fleet.add(MONDAY, {"cpu_bound": 0.5}, team="<script>alert(1)</script>|`x`\n# y")
+    report = fleet.report()
+    assert "<script>" not in report_html(report)
+    markdown = report_markdown(report)
+    assert "<script>" not in markdown
+    assert "\n# y" not in markdown
+
+
+def test_similar_runs_say_who_is_faster_and_why(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    mine = fleet.add(MONDAY, {"compute": 0.5, "host": 0.5})
+    near = fleet.add(MONDAY, {"compute": 0.6, "host": 0.4}, step_ns=900_000)
+    fleet.add(MONDAY, {"communication": 1.0})
+    fleet.report()
+    found = similar_runs(fleet.folder, mine)
+    first = found.records()[0]
+    assert (first["run"], len(found)) == (near, 2)
+    assert (first["step_ratio"], first["distance"]) == pytest.approx((0.9, 0.2))
+    assert first["differs"] in ("time.compute", "time.host")
+    with pytest.raises(OptionError, match="has no run"):
+        similar_runs(fleet.folder, "nothing")
+
+
+def test_the_commands_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    run = fleet.add(MONDAY, {"cpu_bound": 0.5})
+    fleet.add(MONDAY, {"cpu_bound": 0.4})
+    fleet.report()
+    assert main(["corpus", "report", fleet.folder, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "torchtraceap.corpus/1"
+    page = tmp_path / "fleet.html"
+    assert main(["corpus", "report", fleet.folder, "--html", str(page)]) == 0
+    assert "cpu_bound" in page.read_text()
+    assert main(["corpus", "report", fleet.folder]) == 0
+    assert main(["corpus", "report", fleet.folder, "--markdown"]) == 0
+    assert "| cpu_bound |" in capsys.readouterr().out
+    assert main(["corpus", "similar", fleet.folder, run, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
