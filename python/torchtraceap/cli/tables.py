@@ -65,6 +65,7 @@ _FURTHER_EXAMPLES = {
 }
 _READERS: dict[str, Callable[[str], Any]] = {
     "text": str,
+    "path": trace_path,
     "integer": int,
     "count": count,
     "microseconds": microseconds,

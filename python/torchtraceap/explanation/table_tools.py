@@ -52,12 +52,13 @@ def client_tools() -> tuple[Tool, ...]:
 def _table_tool(name: str) -> Tool:
     """Return the tool of a table, made of what the table says of itself."""
     spec = table_spec(name)
+    offered = [option for option in spec.options if option.kind != "path"]
     views = Parameter(
         "by", "What a row is.", choices=spec.views, default=next(iter(spec.views), "")
     )
     parameters = [
         *([views] if spec.views else []),
-        *map(_parameter, spec.options),
+        *map(_parameter, offered),
         SORT,
         CONTAINS,
         COLUMNS,
@@ -65,7 +66,7 @@ def _table_tool(name: str) -> Tool:
         OFFSET,
         *([RANK] if spec.per_rank else []),
     ]
-    own = [option.keyword for option in spec.options]
+    own = [option.keyword for option in offered]
 
     def run(box: ToolData, given: Json) -> Json:
         options = {keyword: given[keyword] for keyword in own}

@@ -124,8 +124,11 @@ class Option:
     """The keyword of the function that builds the table."""
     flag: str
     help: str
-    kind: Literal["text", "integer", "count", "microseconds", "step", "flag", "no_flag"] = "text"
-    """The way in which the command line reads it; a `no_flag` makes the keyword False."""
+    kind: Literal["text", "path", "integer", "count", "microseconds", "step", "flag", "no_flag"] = (
+        "text"
+    )
+    """The way in which the command line reads it; a `no_flag` makes the keyword False, and a `path`
+    of this machine is for the user alone, not for a client of a server."""
     default: Any = None
     metavar: str | None = None
     choices: Sequence[str] | None = None

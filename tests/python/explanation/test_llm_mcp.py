@@ -133,6 +133,9 @@ def test_clients_choose_traces_below_the_root_alone(bundled: Path, tmp_path: Pat
     async def talk(session: Any) -> None:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
         assert "trace" in tools["summary"].input_schema["required"]
+        # Files outside the root are not a client's to name.
+        paths = {"capture", "eager", "path", "folder"}
+        assert not [t for t in tools.values() if paths & set(t.input_schema["properties"])]
         assert "baseline" in tools["diff"].input_schema["required"]
         assert not {"predict", "plan"} & set(tools)
         listed = result(await session.call_tool("traces", {}))["traces"]["rows"]

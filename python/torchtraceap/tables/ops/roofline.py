@@ -374,6 +374,7 @@ TABLE = TableSpec(
             "capture",
             "--capture",
             "trace of the capture of CUDA graphs, or a folder with such",
+            kind="path",
             metavar="PATH",
         ),
     ),
