@@ -1,12 +1,14 @@
 """Faults put into public traces by moving events, with nothing of the product in between.
 
-    python benchmarks/findings/independent.py TRACE ... [--only FORM ...] [--output FILE]
+    python benchmarks/findings/independent.py TRACE ... [--only FORM ...] [--share 0.2] [--seed N]
+                                              [--output FILE]
 
 Events are dictionaries. Work of a GPU begins behind its launch, behind the work before it on its
 stream, and behind what it waited for on another stream; a call that waits ends behind the work that
 it waited for; whatever else a thread does takes as long as it did. A fault stands between two
 operators of the main thread, at several places, and everything behind it comes later by as much as
-these rules say. The *truth* is by how much the trace gets longer: what the GPU still hides costs
+these rules say; with a seed, places are drawn, and lengths from half to one and a half of what is
+asked. The *truth* is by how much the trace gets longer: what the GPU still hides costs
 nothing, and a fault that costs less than 1 % must not be found.
 
 - `type`: the type is present; or it costs nothing and is not.
@@ -25,6 +27,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import random
 import sys
 import tempfile
 from bisect import bisect_left, bisect_right
@@ -83,6 +86,7 @@ class Job:
         steps = [e for e in ops + self.host if str(e["name"]).startswith("ProfilerStep")]
         self.main = Counter((e["pid"], e["tid"]) for e in steps or ops).most_common(1)[0][0]
         self.step_starts = sorted({e["ts"] for e in steps})
+        self.seed: int | None = None
         self.longer_by_itself_us = 0.0
         """The time by which moving events without a fault makes the trace longer."""
         self._waits_of_gpu()
@@ -142,10 +146,19 @@ class Job:
         ]  # fmt: skip
         chosen: set[float] = set()
         each = -(-count // (len(borders) - 1))
+        drawn = None if self.seed is None else random.Random(self.seed)
         for first, last in pairwise(borders):
             within = [t for t in free if first < t < last]
+            if drawn:
+                chosen |= set(drawn.sample(within, min(each, len(within))))
+                continue
             chosen |= {within[len(within) * (i + 1) // (each + 1)] for i in range(each) if within}
         return sorted(chosen)
+
+    def lengths(self, count: int, us: float) -> list[float]:
+        """How long the fault takes at each of so many places."""
+        drawn = None if self.seed is None else random.Random(self.seed)
+        return [us * drawn.uniform(0.5, 1.5) if drawn else us for _ in range(count)]
 
 
 def _id(event: Event) -> int:
@@ -175,7 +188,9 @@ class Block:
         return self.job.next_id
 
     def wait(self, name: str = "cudaStreamSynchronize") -> None:
-        self.call(name, max(self.idle_at - self.host, 0.0) + 3)
+        """Wait for the main stream, or with another name for all of the device."""
+        until = self.stream_at if name == "cudaStreamSynchronize" else self.idle_at
+        self.call(name, max(until - self.host, 0.0) + 3)
 
     def op(self, name: str, body: Callable[[], None]) -> None:
         """An operator around what `body` does, and Python behind it."""
@@ -232,7 +247,7 @@ class Form:
 
 def _item(b: Block, us: float) -> None:
     def read() -> None:
-        b.on_host("cpu_op", "aten::_local_scalar_dense", b.host, max(b.host, b.idle_at) + 18)
+        b.on_host("cpu_op", "aten::_local_scalar_dense", b.host, max(b.host, b.stream_at) + 18)
         b.copy(1.5, "Memcpy DtoH (Device -> Pageable)", 4)
         b.wait()
 
@@ -482,6 +497,7 @@ def plant(job: Job, form: Form | None, us: float = 0.0, peer: Planted | None = N
     actions += [(e["ts"], 2, "begin", i) for i, e in waits.items()]
     actions += [(_end(e), 0, "end", i) for i, e in waits.items()]
     places = job.places(form.places) if form else []
+    lengths = job.lengths(len(places), us)
     actions += [(at, 3, "block", i) for i, at in enumerate(places)]
     shifts: list[tuple[float, float]] = [(float("-inf"), 0.0)]  # from this time on, by so much
     moved = [0.0] * len(job.gpu)
@@ -518,7 +534,7 @@ def plant(job: Job, form: Form | None, us: float = 0.0, peer: Planted | None = N
         elif form:
             key = (job.device, job.track)
             block = Block(job, at + shift, idle_at, stream_at[key])
-            form.fill(block, us)
+            form.fill(block, lengths[i])
             blocks.append((at + shift, at))
             shift = block.host - at
             shifts.append((at, shift))
@@ -586,7 +602,7 @@ def diagnose(*documents: Event) -> Any:
         return ttap.load(folder).diagnose()
 
 
-def judge(name: str, job: Job, before: Any, key: str) -> Row | None:
+def judge(name: str, job: Job, before: Any, key: str, asked: float) -> Row | None:
     form = FORMS[key]
     was = {f.type for f in before.findings}
     if was & {*form.types, *form.decoy_of} or not job.places(form.places):
@@ -594,7 +610,7 @@ def judge(name: str, job: Job, before: Any, key: str) -> Row | None:
     if form.ranks and not any("nccl" in str(e["name"]).lower() for e in job.gpu):
         return None
     span = max(_end(e) for e in job.gpu + job.host) - job.host[0]["ts"]
-    us = max(span * 0.2 / len(job.places(form.places)), 12_000 if key == "pause" else 100)
+    us = max(span * asked / len(job.places(form.places)), 12_000 if key == "pause" else 100)
     planted = plant(job, form, us)
     planted.longer_us -= job.longer_by_itself_us
     share = planted.longer_us / (span + planted.longer_us)
@@ -620,9 +636,10 @@ def judge(name: str, job: Job, before: Any, key: str) -> Row | None:
             name, key, share, False, False, False, False, f"now {sorted(set(now) - was)}", false
         )
     found = max(hits, key=lambda f: f.cost_ns)
-    return Row(
-        name, key, share, True, *_place_and_cost(found, planted, len(job.step_starts)), false
-    )
+    steps: float = len(job.step_starts)
+    if steps < 2 and after.step:  # inferred: as many as fill the trace
+        steps = (span + planted.longer_us) * 1e3 / after.step.measured_ns
+    return Row(name, key, share, True, *_place_and_cost(found, planted, steps), false)
 
 
 def _united(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -639,7 +656,7 @@ def _shared(costs: list[tuple[float, float]], start: float, end: float) -> float
     return sum(max(0.0, min(b, end) - max(a, start)) for a, b in costs)
 
 
-def _place_and_cost(found: Any, planted: Planted, steps: int) -> tuple[bool, bool, bool, str]:
+def _place_and_cost(found: Any, planted: Planted, steps: float) -> tuple[bool, bool, bool, str]:
     costs = [(a * 1e-3, b * 1e-3) for a, b in found.intervals.tolist()]
     truth = _united([*planted.windows, *planted.lost])
     inside = sum(_shared(costs, start, end) for start, end in truth)
@@ -664,16 +681,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="faults put into traces by moving events")
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--only", nargs="*", default=list(FORMS), choices=list(FORMS))
+    parser.add_argument("--share", type=float, default=0.2, help="of the trace, for all places")
+    parser.add_argument("--seed", type=int, help="draws places and lengths; default: evenly spread")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows: list[Row] = []
     for path in options.traces:
         job = Job(path)
+        job.seed = options.seed
         unchanged = plant(job, None)
         job.longer_by_itself_us = unchanged.longer_us
         before = diagnose(unchanged.document)
         for key in options.only:
-            row = judge(path.name.removesuffix(".gz"), job, before, key)
+            row = judge(path.name.removesuffix(".gz"), job, before, key, options.share)
             if row is None:
                 continue
             rows.append(row)

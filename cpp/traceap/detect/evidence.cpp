@@ -77,7 +77,8 @@ std::int64_t basis_ns(const Signals& signals, const IntervalSet& cost, SavingBas
 void bound_saving(const Signals& signals, const Draft& draft, Finding& finding) {
   SavingShares shares = draft.saving;
   if (signals.on_host) shares.basis = SavingBasis::kCost;  // all of it is the host's work
-  const IntervalSet cost = set_difference(finding.intervals, draft.kept_cost);
+  const IntervalSet regained = set_clip(draft.regained, signals.profiled);
+  const IntervalSet cost = set_difference(set_union(finding.intervals, regained), draft.kept_cost);
   std::int64_t basis = basis_ns(signals, cost, shares.basis);
   if (draft.saving_limit_ns) basis = std::min(basis, *draft.saving_limit_ns);
   double best = shares.best;

@@ -49,6 +49,8 @@ struct Draft {
   std::optional<std::int64_t> saving_limit_ns;
   /// Part of the cost that the fix does not touch: it counts for no saving.
   IntervalSet kept_cost;
+  /// What the fix gives back beside the cost, by whose definition it belongs to others.
+  IntervalSet regained;
 
   void count(std::string name, std::integral auto value) {
     add(std::move(name), FactKind::kCount, static_cast<std::int64_t>(value));

@@ -13,6 +13,7 @@
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/detect/queries/host_queries.hpp"
+#include "traceap/detect/queries/value_reads.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
 
@@ -84,6 +85,7 @@ struct Signals {
   bool on_host = false;                 ///< the run computes on the host (`runs_on_host`)
   std::vector<Collective> collectives;  ///< communication kernels by start
   std::vector<ProcessGroup> groups;     ///< those that `Collective::group` counts
+  ValueReads value_reads;               ///< where the host waits for a value of the device
   PeerView peers;                       ///< empty where this rank was read alone
   /// Of the profiled time, what the recording can be trusted for.
   std::int64_t profiled_ns() const {
@@ -98,6 +100,10 @@ struct Signals {
   Interval on_gpu_clock(Interval host) const {
     const std::int64_t shift_ns = -tree.launch_delay_correction_ns;
     return {add_saturated(host.start_ns, shift_ns), add_saturated(host.end_ns, shift_ns)};
+  }
+  Interval on_host_clock(Interval on_gpu) const {
+    const std::int64_t shift_ns = tree.launch_delay_correction_ns;
+    return {add_saturated(on_gpu.start_ns, shift_ns), add_saturated(on_gpu.end_ns, shift_ns)};
   }
   ApiClass api(Row row) const { return tree.api[row]; }
   /// Does the trace tell which operator launched what, and so in which phase of a step?

@@ -110,6 +110,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree, GpuInterva
   signals.has_gpu = !tree.gpu_rows.empty();
   signals.foreign_kernels = signals.has_gpu && has_foreign_kernels(table);
   signals.on_host = runs_on_host(table, tree);
+  signals.value_reads = find_value_reads(signals);
   return signals;
 }
 

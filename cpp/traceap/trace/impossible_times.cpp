@@ -1,7 +1,7 @@
 // GPU records whose times can't be true.
 //
 // Note [Impossible times]: profilers write such records where a buffer was lost or a time stamp was
-// never filled in. Three kinds can be told without doubt:
+// never filled in. Four kinds can be told without doubt:
 //
 // - A start of 0 among absolute times: everything else lies many times its own span away from 0.
 // - A record outside the trace: farther from the host's first and last event than many times what
@@ -12,6 +12,8 @@
 //   dependent launch, rounding: below 100 us in 169 public traces) and so are those of one graph's
 //   branches, which share a launch. What overlaps by more than a millisecond and takes a hundred
 //   times the median of its stream is no kernel that ran.
+// - A record that repeats another one of its launch, as where a buffer was written twice: the same
+//   name, stream, start and duration, to the nanosecond.
 //
 // These records stay in the table with their text, but are not complete, as one of negative
 // duration: no later stage counts them.
@@ -71,7 +73,8 @@ class ImpossibleTimes {
     table_.diagnostics.add(
         "impossible_duration",
         "GPU events claim times that can't be true (a start of 0 among absolute times, a time "
-        "outside of the trace, or one over later work of their own stream); they were left out.",
+        "outside of the trace, one over later work of their own stream, or that of another record "
+        "of the same launch); they were left out.",
         flagged_);
   }
 
@@ -145,10 +148,28 @@ class ImpossibleTimes {
     for (std::size_t i = 0; i < queued.size(); ++i) {
       rows.push_back(queued[i].second);
       if (i + 1 < queued.size() && queued[i + 1].first == queued[i].first) continue;
+      flag_repeated(rows);
       flag_over_later_work(rows);
       rows.clear();
     }
     keep_possible();
+  }
+
+  /// Of one stream, by start; erases what it flags.
+  void flag_repeated(std::vector<Row>& rows) {
+    const auto key = [&](Row row) {
+      return std::tuple(table_.ts_ns[row], table_.correlation[row], table_.dur_ns[row],
+                        table_.name[row]);
+    };
+    std::vector<Row> alike(rows);
+    std::sort(alike.begin(), alike.end(),
+              [&](Row a, Row b) { return std::pair(key(a), a) < std::pair(key(b), b); });
+    for (std::size_t i = 1; i < alike.size(); ++i) {
+      poll_interrupt();
+      const bool same = is_one_launch(alike[i - 1], alike[i]) && key(alike[i - 1]) == key(alike[i]);
+      if (same && table_.dur_ns[alike[i]] > 0) flag(alike[i]);
+    }
+    std::erase_if(rows, [&](Row row) { return (table_.flags[row] & kImpossible) != 0; });
   }
 
   /// Of one stream, by start.

@@ -223,7 +223,7 @@ class RecordingJudge {
     std::vector<Interval> times;
     for (const Row row : impossible_) {
       const std::int64_t start_ns = table_.ts_ns[row];
-      if (!is_near(start_ns)) continue;
+      if (!is_near(start_ns) || repeats_another(row)) continue;
       times.push_back({start_ns, next_start_ns(start_ns)});
     }
     for (std::size_t i = 0; i < calls_.size(); ++i) {
@@ -241,6 +241,19 @@ class RecordingJudge {
              " left out of every sum.");
   }
 
+  /// Then the other one tells what ran. Those of one time stand side by side.
+  bool repeats_another(Row row) const {
+    constexpr int kMostAside = 64;
+    for (int i = 1; i <= kMostAside && row >= static_cast<Row>(i); ++i) {
+      const Row before = row - static_cast<Row>(i);
+      if (table_.ts_ns[before] != table_.ts_ns[row]) return false;
+      const bool same = table_.track[before] == table_.track[row] &&
+                        table_.correlation[before] == table_.correlation[row] &&
+                        table_.dur_ns[before] == table_.dur_ns[row];
+      if (same && table_.is_complete(before)) return true;
+    }
+    return false;
+  }
   /// Does a time lie among those of the other records?
   bool is_near(std::int64_t time_ns) const {
     if (tree_.gpu_rows.empty()) return false;

@@ -540,8 +540,39 @@ Scene silent_loop(const std::string& range, double silence_us, bool as_operator)
 TEST_CASE("a host that does nothing for long while the GPU idles is silent", "[detect]") {
   const Finding finding = silent_loop("", 20000, false).judge("host_silence");
   CHECK(finding.verdict == Verdict::kPresent);
-  CHECK(fact(finding, "gaps") == "2");  // what came before the first kernel is not in the file
-  CHECK(finding.cost_ns == 2 * 20'015'000);
+  CHECK(fact(finding, "gaps") == "2");       // what came before the first kernel is not in the file
+  CHECK(finding.cost_ns == 2 * 20'030'000);  // with the launch behind it: lost lead
+}
+
+namespace {
+
+/// Three steps in which the GPU has work for `queued_us` more when a silence of 20 ms begins.
+/// Behind it the host needs 300 us for each of ten launches of 100 us of work.
+Finding silence_with_queue(double queued_us) {
+  Scene scene;
+  for (int i = 0; i < 3; ++i) {
+    const double t = 1000 + i * 23'000.0;
+    scene.step(5 + i, t, 23'000);
+    scene.op("aten::mm", t, 20).kernel("gemm", t + 5, t + 20, queued_us);
+    for (int j = 0; j < 10; ++j) {
+      const double next = t + 20'020 + 300.0 * j;
+      scene.op("aten::mm", next, 20).kernel("gemm", next + 5, next + 20, 100);
+    }
+  }
+  return scene.judge("host_silence");
+}
+
+}  // namespace
+
+TEST_CASE("a silence costs the host its lead, too", "[detect]") {
+  // 5 ms are hidden. The 200 us before each later launch would have been gained on that time.
+  const Finding finding = silence_with_queue(5'000);
+  CHECK(finding.verdict == Verdict::kPresent);
+  CHECK(fact(finding, "gaps") == "3");
+  CHECK(finding.cost_ns > 3 * (15'000'000 + 9 * 200'000) - 200'000);
+  CHECK(finding.cost_ns < 3 * 20'000'000);
+  // All of it is hidden: nobody waits for the silence.
+  CHECK(silence_with_queue(20'100).verdict == Verdict::kAbsent);
 }
 
 TEST_CASE("silence names the Python frame around it", "[detect]") {
@@ -620,7 +651,7 @@ Finding judge_silence(More&& more, double silence_us = 20'000, double dur_us = 2
 
 TEST_CASE("silence at the ends of a trace is nobody's", "[detect]") {
   const auto nothing = [](Scene&, double) {};
-  CHECK(judge_silence(nothing).cost_ns == 19'985'000);  // up to the next operator
+  CHECK(judge_silence(nothing).cost_ns == 20'000'000);  // with the launch behind it: lost lead
   const auto op_at = [](double offset) {
     return [offset](Scene& scene, double end) {
       const double at = offset < 0 ? offset : end + offset;
@@ -628,13 +659,13 @@ TEST_CASE("silence at the ends of a trace is nobody's", "[detect]") {
       scene.op("aten::add", at, 20);
     };
   };
-  CHECK(judge_silence(op_at(-60'000)).cost_ns == 19'985'000);
-  CHECK(judge_silence(op_at(60'000)).cost_ns == 19'985'000);
+  CHECK(judge_silence(op_at(-60'000)).cost_ns == 20'000'000);
+  CHECK(judge_silence(op_at(60'000)).cost_ns == 20'000'000);
   const auto orphan = [](Scene& scene, double end) {
     scene.op("aten::add", end + 40'000, 20);
     scene.text().gpu("kernel", "gemm", end + 40'010, 100, 9, 9'000);
   };
-  CHECK(judge_silence(orphan).cost_ns == 19'985'000);
+  CHECK(judge_silence(orphan).cost_ns == 20'000'000);
 }
 
 TEST_CASE("work that was queued before the silence waits for something else", "[detect]") {

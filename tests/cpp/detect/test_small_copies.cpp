@@ -104,6 +104,39 @@ TEST_CASE("a few constants made on the way through a model are no batch",
   CHECK(in_groups(9, 9, 1).evidence_count == 27);
 }
 
+namespace {
+
+/// Three steps with `groups` of `each` uploads, kernels between groups.
+Finding in_bursts(int groups, int each) {
+  Scene scene;
+  for (int step = 0; step < 3; ++step) {
+    const double start = step * 10'000.0;
+    scene.step(3 + step, start, 10'000);
+    for (int i = 0; i < groups; ++i) {
+      const double t = start + 1'000.0 * i;
+      scene.op("aten::mul", t, 6).kernel("vectorized_elementwise_kernel<4>", t + 1, t + 5, 40, 2);
+      for (int j = 0; j < each; ++j) {
+        const double at = t + 60 + 60.0 * j;
+        scene.op("aten::to", at, 48).copy(kPageable, at + 2, 10, at + 38, 2, 4);
+        scene.call("cudaStreamSynchronize", at + 14, 32);
+      }
+    }
+    scene.op("aten::mul", start + 9'000, 6).kernel("gemm", start + 9'001, start + 9'005, 40, 2);
+  }
+  return scene.judge("small_copies");
+}
+
+}  // namespace
+
+TEST_CASE("uploads behind the first group of a pass are made on the way",
+          "[detect][small_copies]") {
+  CHECK(in_bursts(2, 7).verdict == Verdict::kPresent);
+  CHECK(in_bursts(2, 7).evidence_count == 42);
+  CHECK(in_bursts(3, 4).evidence_count == 36);
+  CHECK(in_bursts(2, 6).evidence_count == 0);   // a loss with its targets
+  CHECK(in_bursts(1, 14).evidence_count == 0);  // a batch
+}
+
 TEST_CASE("how many small copies are too many, and how small", "[detect][small_copies]") {
   CHECK(at_once(64).verdict == Verdict::kPresent);
   CHECK(at_once(63).verdict == Verdict::kAbsent);

@@ -89,7 +89,7 @@ def assert_one_step_time(diagnosis: ttap.Diagnosis, view: ReportView) -> None:
     assert told in view.explanation
     if step and diagnosis.replay:
         assert diagnosis.replay.per_step
-        # A rank that shares no clock with the others is not replayed with them.
+        # A rank that meets no other is not replayed with them.
         replayed = step_time([trace.ranks[place] for place in SimulatedRun(trace).places])
         assert replayed and diagnosis.replay.measured_ns == replayed.measured_ns
     lengths = []

@@ -523,7 +523,10 @@ def test_shared_cases_of_groups_roles_and_causes() -> None:
     def diagnose(name: str) -> ttap.Diagnosis:
         return ttap.load(CASES / name).diagnose()
 
-    late = finding(diagnose("late_in_one_pair"), "straggler")
+    pairs = diagnose("late_in_one_pair")
+    assert pairs.replay and pairs.step
+    assert pairs.replay.measured_ns == pairs.step.measured_ns == 10_755_000
+    late = finding(pairs, "straggler")
     assert (late.facts["late rank"].value, late.cost_ns) == ("3", pytest.approx(30e6, rel=0.02))
     bubble = diagnose("stages")
     assert finding(bubble, "pipeline_bubble").cost_share == pytest.approx(3 / 7, abs=0.01)

@@ -106,6 +106,30 @@ def test_records_at_time_zero_are_left_out(tmp_path: Path, vendor: str) -> None:
     assert not present(trace)
 
 
+def test_records_that_come_twice_count_once(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.steps(5, 20, 100.0)
+    again = [
+        {**event, "args": dict(event["args"])} for event in recorder.events if event["cat"] in GPU
+    ]
+    once = recorder.load(tmp_path)
+    recorder.events += again
+    trace = recorder.load(tmp_path)
+    assert codes(once) == {} and codes(trace) == {"impossible_duration": len(again)}
+    assert trace.timeline().busy_ns == once.timeline().busy_ns
+    assert trace.diagnose().idle_ns == once.diagnose().idle_ns
+    assert sum(trace.kernels()["count"]) == sum(once.kernels()["count"])
+
+
+def test_records_alike_of_other_launches_stay(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.steps(5, 20, 100.0)
+    for stream in (20, 21):  # two streams begin and end together
+        correlation = recorder.call("cudaLaunchKernel", 20_000, 3)
+        recorder.gpu(correlation, 20_010.0, 50.0, name="twin", stream=stream)
+    assert codes(recorder.load(tmp_path)) == {}
+
+
 def test_zero_is_a_time_among_relative_ones(tmp_path: Path) -> None:
     recorder = Recorder(base=0.0)
     recorder.steps(4, 20, 100.0)

@@ -14,10 +14,9 @@ namespace {
 constexpr std::int64_t kMinPerStep = 64;
 /// Without steps: kernels must have run between them so often.
 constexpr std::size_t kMinBursts = 10;
-/// What a pass through a model takes is there before it begins. In so many groups with kernels
-/// between them it is made on the way, however few tensors that are: a loss uploads its targets in
-/// some more groups, a model that makes constants in its layers in as many as it has layers.
-constexpr std::int64_t kMinBurstsPerPass = 8;
+/// What a pass through a model takes is there before it begins, in one group without kernels
+/// between. So many uploads behind that one are made on the way: a loss uploads a few targets.
+constexpr std::int64_t kMinBehindFirstBurst = 7;
 
 std::vector<const Copy*> unpinned_uploads(const Signals& signals, bool unsized_are_small) {
   std::vector<const Copy*> uploads;
@@ -64,45 +63,46 @@ std::size_t count_bursts(const Signals& signals, const std::vector<const Copy*>&
   return bursts;
 }
 
-/// Groups as above in the longest pass of a step, median over the steps behind the first. A pass
-/// ends where a kernel of the backward pass runs: each of several microbatches has its own uploads.
-/// Small ones beside large ones are part of what is uploaded there.
-std::int64_t typical_bursts_per_pass(const Signals& signals,
-                                     const std::vector<const Copy*>& uploads) {
+/// Uploads behind the first group of a pass, the most of all passes of a step; median over the
+/// steps behind the first. A pass ends where a kernel of the backward pass runs: each of several
+/// microbatches has its own uploads. Small ones beside large ones are part of what is uploaded
+/// there.
+std::int64_t typical_behind_first_burst(const Signals& signals,
+                                        const std::vector<const Copy*>& uploads) {
   const EventTree& tree = signals.tree;
   std::vector<std::int64_t> most(tree.steps.size(), 0);
-  std::int64_t bursts = 0;
+  std::int64_t in_burst = 0, in_pass = 0, first_burst = 0;
   std::uint32_t step = kNoStep, step_of_burst = kNoStep;
   auto next = uploads.begin();
   bool large = false;
   for (Row r : tree.gpu_rows) {
     if (next != uploads.end() && r == (*next)->row) {
       step_of_burst = tree.step[(*next)->launch];
+      ++in_burst;
       ++next;
     } else if (tree.copy_direction[r] == CopyDirection::kHostToDevice) {
       large = true;
     } else if (tree.gpu_class[r] == GpuClass::kCompute) {
       if (step_of_burst != kNoStep && !large) {
-        if (step_of_burst != step) bursts = 0;
+        if (step_of_burst != step) in_pass = 0;
         step = step_of_burst;
-        most[step] = std::max(most[step], ++bursts);
+        if (in_pass == 0) first_burst = in_burst;
+        in_pass += in_burst;
+        most[step] = std::max(most[step], in_pass - first_burst);
       }
       step_of_burst = kNoStep;
+      in_burst = 0;
       large = false;
-      if (tree.phase[r] == Phase::kBackward) bursts = 0;
+      if (tree.phase[r] == Phase::kBackward) in_pass = 0;
     }
   }
   return median_of(std::span(most).subspan(1));
 }
 
 bool are_too_many(const Signals& signals, const std::vector<const Copy*>& uploads) {
-  const auto count = static_cast<std::int64_t>(uploads.size());
-  if (signals.tree.steps.size() < 2) {
-    return count >= kMinPerStep && count_bursts(signals, uploads) >= kMinBursts;
-  }
-  if (count < kMinBurstsPerPass) return false;
+  if (signals.tree.steps.size() < 2) return count_bursts(signals, uploads) >= kMinBursts;
   return typical_per_step(signals, uploads) >= kMinPerStep ||
-         typical_bursts_per_pass(signals, uploads) >= kMinBurstsPerPass;
+         typical_behind_first_burst(signals, uploads) >= kMinBehindFirstBurst;
 }
 
 }  // namespace

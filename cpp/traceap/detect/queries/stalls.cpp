@@ -63,6 +63,12 @@ std::vector<Interval> other_waits(const Signals& signals, const IntervalSet& hol
   return others;
 }
 
+/// Does the GPU wait for a host that would have been done earlier, had it begun earlier?
+bool is_host_at_work(IdleCause cause) {
+  return cause == IdleCause::kHostWait || cause == IdleCause::kDataLoading ||
+         cause == IdleCause::kAllocator || cause == IdleCause::kCompilation;
+}
+
 /// What the host does right behind a call for more than kRefillReachNs, while the GPU has nothing:
 /// it works on what it got.
 IntervalSet own_work_behind(const Signals& signals, const IntervalSet& holds) {
@@ -93,7 +99,8 @@ IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, std::vector
   }
   std::vector<Interval> waiting;
   for (const IdleInterval& idle : signals.idle.intervals) {
-    if (idle.cause != IdleCause::kHostWait || idle.next_gpu_row == kNoRow) continue;
+    if (!is_host_at_work(idle.cause) || idle.next_gpu_row == kNoRow) continue;
+    if (signals.tree.launch[idle.next_gpu_row] == kNoRow) continue;
     if (idle.interval.start_ns >= recorded.start_ns) waiting.push_back(idle.interval);
   }
   for (const Interval& idle : set_difference(make_union(std::move(waiting)), cost)) {
@@ -132,21 +139,28 @@ IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, const std::
   return with_lost_lead(signals, std::move(cost), std::move(holds));
 }
 
-std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls,
-                          const IntervalSet& late) {
-  constexpr std::size_t kLeastEvents = 20;  // what a few do is not usual
-  const std::size_t events = signals.tree.gpu_rows.size();
-  const std::size_t behind_waits = stalls.size() + late.size();
-  if (events < kLeastEvents + behind_waits) return 0;
+std::optional<std::int64_t> usual_gap_ns(const Signals& signals, const IntervalSet& stalls,
+                                         const IntervalSet& late) {
+  constexpr std::int64_t kLeastEvents = 20;  // what a few do is not usual
+  const EventTree& tree = signals.tree;
   const IntervalSet waits = set_union(stalls, late);
-  const CoverIndex known(waits);
+  const CoverIndex known(waits), lost(set_union(signals.gpu.not_judged, tree.recording.missing));
+  std::int64_t events = 0;
+  for (const Row r : tree.gpu_rows) {
+    poll_interrupt();
+    const std::int64_t start_ns = signals.table.ts_ns[r];
+    const Interval before{add_saturated(start_ns, -1), start_ns};
+    const bool counts = tree.launch[r] != kNoRow && known.covered_ns(before) == 0;
+    if (counts && lost.covered_ns(before) == 0) ++events;
+  }
+  if (events < kLeastEvents) return std::nullopt;
   std::int64_t total_ns = 0;
   for (const IdleInterval& idle : signals.idle.intervals) {
     if (idle.cause != IdleCause::kHostWait || known.covered_ns(idle.interval) > 0) continue;
     add_to(total_ns, std::min(idle.interval.length_ns(), kLaunchLatencyBoundNs));
   }
   constexpr std::int64_t kLeastGapNs = 5'000;  // less is the device's own latency
-  const std::int64_t usual_ns = total_ns / static_cast<std::int64_t>(events - behind_waits);
+  const std::int64_t usual_ns = total_ns / events;
   return usual_ns < kLeastGapNs ? 0 : usual_ns;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <vector>
 
 #include "traceap/detect/finding.hpp"
@@ -29,7 +30,7 @@ IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval
 /// of that at the same distance either way.
 ///
 /// A cost with the idle time in which the GPU waits for a host that these calls (host clock) have
-/// put behind, up to the length of each.
+/// put behind, whatever it does then, up to the length of each.
 IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, std::vector<Interval> holds);
 /// The same for rows, as far as their threads launch.
 IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, const std::vector<Row>& rows);
@@ -37,9 +38,10 @@ IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, const std::
 /// one behind a wait, too. The usual gap is the mean over the GPU events behind no stall, and not
 /// late by it (Note [Lost lead]), of the idle time before each in which it waits for the host, up
 /// to 100 us; a mean below 5 us, as where the host is ahead, counts as none. The last part of each
-/// stall, of that length, belongs to cpu_bound.
-std::int64_t usual_gap_ns(const Signals& signals, const IntervalSet& stalls,
-                          const IntervalSet& late);
+/// stall, of that length, belongs to cpu_bound. Empty where fewer than 20 such events have their
+/// launch and what was before them in the file.
+std::optional<std::int64_t> usual_gap_ns(const Signals& signals, const IntervalSet& stalls,
+                                         const IntervalSet& late);
 /// Stalls without the last part of each that a host usually late takes, and these parts alone.
 IntervalSet without_usual_gaps(const IntervalSet& stalls, std::int64_t usual_ns);
 IntervalSet usual_gaps_of(const IntervalSet& stalls, std::int64_t usual_ns);

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "traceap/detect/finding.hpp"
 #include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/stalls.hpp"
@@ -60,6 +61,15 @@ void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
   }
 }
 
+/// Is GPU work without its launch, or a launch without its work?
+bool lacks_records(const Signals& signals) {
+  const auto& notes = signals.tree.recording.notes;
+  return std::any_of(notes.begin(), notes.end(), [](const RecordingNote& note) {
+    return note.fault == RecordingFault::kLaunchesWithoutGpuWork ||
+           note.fault == RecordingFault::kGpuWorkWithoutLaunch;
+  });
+}
+
 }  // namespace
 
 ValueReads find_value_reads(const Signals& signals) {
@@ -81,7 +91,9 @@ ReadCost cost_of_reads(const Signals& signals, const std::vector<ValueRead>& rea
   }
   ReadCost cost{.stalls = unexplained_idle_inside(signals, std::move(stalls))};
   cost.late = set_difference(with_lost_lead(signals, cost.stalls, std::move(holds)), cost.stalls);
-  cost.usual_gap_ns = usual_gap_ns(signals, cost.stalls, cost.late);
+  const std::optional<std::int64_t> usual_ns = usual_gap_ns(signals, cost.stalls, cost.late);
+  cost.usual_gap_ns = usual_ns.value_or(0);
+  cost.gap_lost = !usual_ns && lacks_records(signals);
   return cost;
 }
 

@@ -3,9 +3,12 @@
 
 #include <vector>
 
-#include "traceap/detect/finding.hpp"
+#include "traceap/base/ids.hpp"
+#include "traceap/base/intervals.hpp"
 
 namespace traceap {
+
+struct Signals;
 
 struct ValueRead {
   Row call;       ///< the API call that blocks, or the copy call
@@ -24,6 +27,7 @@ struct ReadCost {
   IntervalSet stalls;             ///< GPU idle behind each: see stall_window
   IntervalSet late;               ///< what idles later, see Note [Lost lead]
   std::int64_t usual_gap_ns = 0;  ///< see Note [Usual gap]
+  bool gap_lost = false;          ///< records are lost without which the usual gap is not known
 };
 ReadCost cost_of_reads(const Signals& signals, const std::vector<ValueRead>& reads);
 

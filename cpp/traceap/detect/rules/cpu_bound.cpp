@@ -153,9 +153,9 @@ bool is_named_work(const Signals& signals, Row row) {
   const EventKind kind = signals.table.kind[row];
   if (kind == EventKind::kPythonFunction) return true;
   if (kind != EventKind::kUserAnnotation && kind != EventKind::kCpuOp) return false;
-  const bool step = std::any_of(signals.tree.steps.begin(), signals.tree.steps.end(),
-                                [&](const Step& s) { return s.row == row; });
-  return !step && !is_operator_name(signals.table.name_of(row));
+  const std::uint32_t step = signals.tree.step[row];
+  const bool marks_step = step != kNoStep && signals.tree.steps[step].row == row;
+  return !marks_step && !is_operator_name(signals.table.name_of(row));
 }
 
 /// What of the gaps the main thread spent in work of each name.
@@ -237,7 +237,7 @@ Finding detect(const Signals& signals) {
     }
   }
   // Behind a wait a host that is always late is late as well: see Note [Usual gap].
-  const ReadCost reads = cost_of_reads(signals, find_value_reads(signals).reads);
+  const ReadCost reads = cost_of_reads(signals, signals.value_reads.reads);
   const IntervalSet idle =
       set_union(make_union(std::move(waits)), usual_gaps_of(reads.stalls, reads.usual_gap_ns));
   IntervalSet gaps = set_clip(idle, steady_bounds(signals));

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "traceap/base/sums.hpp"
+#include "traceap/detect/queries/small_uploads.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -19,7 +20,7 @@ constexpr SavingShares kSaving{.basis = SavingBasis::kIdleOrExposed, .best = 0.5
 
 struct Copies {
   std::vector<Row> rows;
-  std::vector<Interval> copied, held;
+  std::vector<Interval> copied, held, calls, stalls;
   std::int64_t up = 0, down = 0, up_bytes = 0, down_bytes = 0, waits = 0;
   bool orphan = false;
 };
@@ -31,8 +32,13 @@ void add(const Signals& signals, const Copy& copy, Copies& copies) {
   if (copy.sync != kNoRow) ++copies.waits;
   copies.rows.push_back(copy.row);
   copies.copied.push_back(interval_of(signals.table, copy.row));
-  if (copy.launch != kNoRow) copies.held.push_back(signals.on_gpu_clock(copy.host));
   copies.orphan = copies.orphan || copy.launch == kNoRow;
+  if (copy.launch != kNoRow) {
+    copies.held.push_back(signals.on_gpu_clock(copy.host));
+    if (copy.bytes.value_or(0) < kSmallUploadBytes) return;  // values and constants: not its fix
+    copies.calls.push_back(copy.host);
+    copies.stalls.push_back(stall_window(signals, copy.host));
+  }
 }
 
 Finding judge(const Signals& signals, Copies copies) {
@@ -42,6 +48,9 @@ Finding judge(const Signals& signals, Copies copies) {
   const IntervalSet waiting = set_difference(idle_inside(signals, std::move(copies.held)),
                                              idle_with_cause(signals, {IdleCause::kUnknown}));
   draft.cost = set_union(exposed, waiting);
+  // The refill of the queue is not in the definition, but a copy that goes takes it along.
+  draft.regained = with_lost_lead(
+      signals, unexplained_idle_inside(signals, std::move(copies.stalls)), std::move(copies.calls));
   draft.evidence = std::move(copies.rows);
   // Without its call nothing shows how long a copy held the host.
   draft.confidence = copies.orphan ? 0.8 : 0.95;

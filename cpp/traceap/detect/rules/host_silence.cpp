@@ -114,7 +114,7 @@ Finding judge_without_launches(const Signals& signals, const IntervalSet& silent
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu && !signals.on_host) return abstain({"GPU events"});
   if (!signals.has_operators) return abstain({"host operators"});
-  const IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
+  IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
   if (!signals.on_host && signals.tree.linked_gpu_rows.empty())
     return judge_without_launches(signals, silent);
   Draft draft(kSaving);
@@ -129,8 +129,12 @@ Finding detect(const Signals& signals) {
     draft.evidence.push_back(row != kNoRow ? row : awaited);
   }
   if (draft.cost.empty()) return absent();
-  draft.confidence = 0.7;  // the cause itself is not in the trace
   draft.count("gaps", draft.cost.size());
+  // A silence that the GPU waits for has cost the host its lead as well: Note [Lost lead].
+  std::erase_if(silent, [&](const Interval& gap) { return covered_ns(draft.cost, gap) == 0; });
+  for (Interval& silence : silent) silence = signals.on_host_clock(silence);
+  draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(silent));
+  draft.confidence = 0.7;  // the cause itself is not in the trace
   draft.duration("longest", longest.length_ns());
   add_place(signals, covering_row(signals, longest.start_ns + longest.length_ns() / 2), draft);
   if (!has_frames(signals)) draft.missing_signals.emplace_back("Python frames (with_stack)");

@@ -19,8 +19,7 @@ constexpr std::size_t kMinRepeats = 2;
 /// What a host that is late anyway leaves before every kernel is not the wait's doing: cpu_bound
 /// has it (Note [Usual gap]). Where so little is left that it would not be material, all of the
 /// stalls count: a host that is late pays for the calls as well, which idle time does not show.
-IntervalSet idle_behind(const Signals& signals, const std::vector<ValueRead>& reads) {
-  const ReadCost cost = cost_of_reads(signals, reads);
+IntervalSet charged(const Signals& signals, const ReadCost& cost) {
   IntervalSet excess = set_union(without_usual_gaps(cost.stalls, cost.usual_gap_ns), cost.late);
   if (is_material(signals, total_length_ns(excess))) return excess;
   return set_union(cost.stalls, cost.late);
@@ -30,14 +29,18 @@ Finding detect(const Signals& signals) {
   if (!signals.has_gpu) return abstain({"GPU events"});
   if (signals.api_rows.empty()) return abstain({"runtime calls"});
   const EventTable& table = signals.table;
-  const auto [syncs, unsized] = find_value_reads(signals);
-  const IntervalSet cost = idle_behind(signals, syncs);
+  const auto& [syncs, unsized] = signals.value_reads;
+  const ReadCost read_cost = cost_of_reads(signals, syncs);
+  const IntervalSet cost = charged(signals, read_cost);
   if (!is_material(signals, total_length_ns(cost)) && unsized.size() >= kMinRepeats) {
-    const std::int64_t possible_ns =
-        total_length_ns(set_union(cost, idle_behind(signals, unsized)));
+    const IntervalSet more = charged(signals, cost_of_reads(signals, unsized));
+    const std::int64_t possible_ns = total_length_ns(set_union(cost, more));
     if (is_material(signals, possible_ns)) return abstain({"sizes of the copies"});
   }
   if (syncs.size() < kMinRepeats) return absent();
+  if (read_cost.gap_lost && is_material(signals, total_length_ns(cost))) {
+    return abstain({"GPU records of the launches"});
+  }
 
   Draft draft(kSaving);
   std::vector<Row> operators;
