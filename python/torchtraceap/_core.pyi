@@ -150,6 +150,8 @@ __all__: list[str] = [
     "rules",
     "runs_on_host",
     "say_interrupted",
+    "serving_work",
+    "serving_work_names",
     "split_merged_trace",
     "split_processes",
     "step_part_names",
@@ -768,9 +770,11 @@ class EventTree:
     """
     Links between the rows of an EventTable.
     """
-    def iteration_rows(self) -> numpy.typing.NDArray[numpy.uint32]:
+    def iteration_spans(
+        self,
+    ) -> tuple[str, numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint32]]:
         """
-        uint32: annotations that mark the iterations of a serving engine, by start.
+        Iterations of a serving engine: what tells them, such as "profiler steps"; int64 [n, 2]: host clock, by start; uint32: the engine's annotations, if they tell.
         """
     def launch_delays_ns(self) -> numpy.typing.NDArray[numpy.int64]:
         """
@@ -2457,6 +2461,7 @@ class MatrixUnits:
         *,
         half_ratio: typing.SupportsFloat | typing.SupportsIndex,
         tf32_ratio: typing.SupportsFloat | typing.SupportsIndex,
+        half_flops_per_byte: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         device: str,
     ) -> None:
         """
@@ -2464,6 +2469,11 @@ class MatrixUnits:
         """
     @property
     def device(self) -> str: ...
+    @property
+    def half_flops_per_byte(self) -> float:
+        """
+        FLOPs in half precision for each byte that memory moves; 0: not known.
+        """
     @property
     def half_ratio(self) -> float:
         """
@@ -3105,6 +3115,21 @@ def runs_on_host(table: EventTable, tree: EventTree) -> bool:
 def say_interrupted() -> None:
     """
     Writes the message of `watch_interrupts` to standard error, once.
+    """
+
+def serving_work(
+    table: EventTable,
+    tree: EventTree,
+    track: typing.SupportsInt | typing.SupportsIndex | None,
+    stretches: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+) -> numpy.typing.NDArray[numpy.int64]:
+    """
+    int64 [n, works]: ns by what a thread does within stretches [n, 2] of the GPU's clock, which are sorted and disjoint.
+    """
+
+def serving_work_names() -> list[str]:
+    """
+    What the thread of a serving engine does, as `serving_work` counts it.
     """
 
 def split_merged_trace(

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "traceap/analysis/idle/idle.hpp"
+#include "traceap/analysis/idle/serving_work.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/bindings/codes.hpp"
 #include "traceap/bindings/columns.hpp"
@@ -114,9 +115,51 @@ void bind_idle(py::module_& module) {
       "Names of IdleBreakdown.cause.");
 }
 
+/// int64 [stretches, works]: ns by what the thread does.
+py::array_t<std::int64_t> serving_work(const TablePtr& table, const BoundTree& tree,
+                                       std::optional<TrackId> track,
+                                       const AnyArray<std::int64_t>& stretches) {
+  const EventTree& links = tree_of(table, tree);
+  if (track && *track >= table->tracks.size()) throw OptionError("no such track");
+  const auto numbers = items(stretches);
+  std::vector<Interval> spans;
+  for (std::size_t i = 0; i + 1 < numbers.size(); i += 2) {
+    if (numbers[i + 1] < numbers[i] || (!spans.empty() && numbers[i] < spans.back().end_ns))
+      throw OptionError("stretches must be sorted and disjoint");
+    spans.push_back({numbers[i], numbers[i + 1]});
+  }
+  std::vector<std::array<std::int64_t, kServingWorkCount>> sums(spans.size());
+  {
+    const Unlocked unlocked;
+    std::size_t at = 0;
+    for (const ServingPiece& piece :
+         split_by_serving_work(*table, links, track.value_or(kNoTrack), spans)) {
+      while (spans[at].end_ns < piece.interval.end_ns) ++at;
+      sums[at][static_cast<std::size_t>(piece.work)] += piece.interval.length_ns();
+    }
+  }
+  py::array_t<std::int64_t> result({sums.size(), std::size_t{kServingWorkCount}});
+  if (!sums.empty()) {
+    std::copy_n(sums.front().data(), sums.size() * kServingWorkCount, result.mutable_data());
+  }
+  return result;
+}
+
+void bind_serving_work(py::module_& module) {
+  module.def(
+      "serving_work_names",
+      [] { return names_of<ServingWork>(kServingWorkCount, serving_work_name); },
+      "What the thread of a serving engine does, as `serving_work` counts it.");
+  module.def("serving_work", serving_work, py::arg("table"), py::arg("tree"), py::arg("track"),
+             py::arg("stretches"),
+             "int64 [n, works]: ns by what a thread does within stretches [n, 2] of the GPU's "
+             "clock, which are sorted and disjoint.");
+}
+
 }  // namespace
 
 void bind_analysis(py::module_& module) {
+  bind_serving_work(module);
   bind_timeline(module);
   bind_idle(module);
   module.def("timeline", timeline, py::arg("table"), py::arg("tree"), py::kw_only(),

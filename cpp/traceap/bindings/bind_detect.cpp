@@ -171,14 +171,20 @@ void bind_rules(py::module_& module) {
              "All rules, the paper's eight first.");
   py::class_<MatrixUnits>(module, "MatrixUnits",
                           "Matrix arithmetic of a device relative to plain fp32 products.")
-      .def(py::init([](double half_ratio, double tf32_ratio, const std::string& device) {
-             return MatrixUnits{
-                 .half_ratio = half_ratio, .tf32_ratio = tf32_ratio, .device = device};
+      .def(py::init([](double half_ratio, double tf32_ratio, double half_flops_per_byte,
+                       const std::string& device) {
+             return MatrixUnits{.half_ratio = half_ratio,
+                                .tf32_ratio = tf32_ratio,
+                                .half_flops_per_byte = half_flops_per_byte,
+                                .device = device};
            }),
-           py::kw_only(), py::arg("half_ratio"), py::arg("tf32_ratio"), py::arg("device"),
+           py::kw_only(), py::arg("half_ratio"), py::arg("tf32_ratio"),
+           py::arg("half_flops_per_byte") = 0.0, py::arg("device"),
            "Ratios of 0: no such units. `device` is its name for a person.")
       .def_readonly("half_ratio", &MatrixUnits::half_ratio, "fp16 or bf16 over plain fp32.")
       .def_readonly("tf32_ratio", &MatrixUnits::tf32_ratio, "TF32 over plain fp32.")
+      .def_readonly("half_flops_per_byte", &MatrixUnits::half_flops_per_byte,
+                    "FLOPs in half precision for each byte that memory moves; 0: not known.")
       .def_property_readonly("device", [](const MatrixUnits& self) { return to_str(self.device); });
   module.attr("MATERIAL_SHARE") = kMaterialShare;
   module.attr("MAX_EVIDENCE") = kMaxEvidence;

@@ -31,6 +31,16 @@ std::optional<std::int64_t> unless(std::int64_t value, std::int64_t absent) {
   return value == absent ? std::optional<std::int64_t>() : value;
 }
 
+py::typing::Tuple<py::str, Int64Array, py::array_t<Row>> iteration_spans(const BoundTree& self) {
+  IterationSpans found;
+  {
+    const Unlocked unlocked;
+    found = find_iteration_spans(*self.table, self.tree);
+  }
+  return py::make_tuple(to_str(iteration_source_name(found.source)), adopt(std::move(found.spans)),
+                        adopt(std::move(found.rows)));
+}
+
 void bind_step(py::module_& module) {
   py::class_<Step>(module, "Step", "A training step.")
       .def_property_readonly("name", [](const Step& self) { return to_str(self.name); })
@@ -242,10 +252,9 @@ void bind_tree_members(TreeClass& tree) {
           "launch_delays_ns",
           [](const BoundTree& self) { return adopt(read_launch_delays(*self.table, self.tree)); },
           "int64, per gpu_rows: start behind the launching call's start; NO_ID for orphans.")
-      .def(
-          "iteration_rows",
-          [](const BoundTree& self) { return adopt(find_iterations(*self.table, self.tree)); },
-          "uint32: annotations that mark the iterations of a serving engine, by start.");
+      .def("iteration_spans", iteration_spans,
+           "Iterations of a serving engine: what tells them, such as \"profiler steps\"; int64 "
+           "[n, 2]: host clock, by start; uint32: the engine's annotations, if they tell.");
 }
 
 std::shared_ptr<BoundTree> build(const TablePtr& table, std::int64_t overlap_tolerance_ns,

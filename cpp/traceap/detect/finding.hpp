@@ -13,6 +13,7 @@
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
 #include "traceap/detect/queries/host_queries.hpp"
+#include "traceap/detect/queries/served.hpp"
 #include "traceap/detect/queries/value_reads.hpp"
 #include "traceap/table/event_table.hpp"
 #include "traceap/tree/event_tree.hpp"
@@ -56,7 +57,9 @@ inline constexpr double kMaterialShare = 0.02;
 struct MatrixUnits {
   double half_ratio = 0;  ///< fp16/bf16 with fp32 accumulation over fp32; 0: no matrix units
   double tf32_ratio = 0;  ///< TF32 over fp32; 0: no TF32
-  std::string device;     ///< name for a person; empty where the trace names none
+  /// FLOPs in half precision for each byte that its memory moves meanwhile; 0: not known.
+  double half_flops_per_byte = 0;
+  std::string device;  ///< name for a person; empty where the trace names none
 };
 
 /// Every constant that a rule uses stands here or on top of the rule's own file, with its reason.
@@ -87,6 +90,7 @@ struct Signals {
   std::vector<ProcessGroup> groups;     ///< those that `Collective::group` counts
   ValueReads value_reads;               ///< where the host waits for a value of the device
   PeerView peers;                       ///< empty where this rank was read alone
+  Served served;                        ///< iterations of a serving engine; empty for other runs
   /// Of the profiled time, what the recording can be trusted for.
   std::int64_t profiled_ns() const {
     return profiled.length_ns() - covered_ns(gpu.not_judged, profiled);

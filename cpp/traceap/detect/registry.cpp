@@ -50,7 +50,7 @@ bool is_recorded(const Signals& signals, Subject subject) {
                signals.api(r) == ApiClass::kGraphBuilding;
       });
     case Subject::kServing:
-      return serves_model(tree.workload.role);
+      return serves_model(tree.workload.role) || !signals.served.iterations.empty();
     case Subject::kAnyWork:
       break;
   }

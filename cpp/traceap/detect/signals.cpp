@@ -111,6 +111,7 @@ Signals build_signals(const EventTable& table, const EventTree& tree, GpuInterva
   signals.foreign_kernels = signals.has_gpu && has_foreign_kernels(table);
   signals.on_host = runs_on_host(table, tree);
   signals.value_reads = find_value_reads(signals);
+  signals.served = find_served(table, tree);
   return signals;
 }
 

@@ -13,7 +13,7 @@
 //   branches, which share a launch. What overlaps by more than a millisecond and takes a hundred
 //   times the median of its stream is no kernel that ran.
 // - A record that repeats another one of its launch, as where a buffer was written twice: the same
-//   name, stream, start and duration, to the nanosecond.
+//   name, stream, node of a graph, start and duration, to the nanosecond.
 //
 // These records stay in the table with their text, but are not complete, as one of negative
 // duration: no later stage counts them.
@@ -164,9 +164,12 @@ class ImpossibleTimes {
     std::vector<Row> alike(rows);
     std::sort(alike.begin(), alike.end(),
               [&](Row a, Row b) { return std::pair(key(a), a) < std::pair(key(b), b); });
+    const ArgReader node(table_, "graph node id");
     for (std::size_t i = 1; i < alike.size(); ++i) {
       poll_interrupt();
-      const bool same = is_one_launch(alike[i - 1], alike[i]) && key(alike[i - 1]) == key(alike[i]);
+      const bool same = is_one_launch(alike[i - 1], alike[i]) &&
+                        key(alike[i - 1]) == key(alike[i]) &&
+                        node.integer(alike[i - 1]) == node.integer(alike[i]);
       if (same && table_.dur_ns[alike[i]] > 0) flag(alike[i]);
     }
     std::erase_if(rows, [&](Row row) { return (table_.flags[row] & kImpossible) != 0; });

@@ -238,12 +238,15 @@ def _bar(segments: Sequence[Segment], width: int) -> Iterator[Line]:
 
 
 def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
-    full = view.findings[: detail.full]
+    full = [entry for entry in view.findings if not entry.is_told_above][: detail.full]
     for entry in full:
         yield from _finding(entry, width, detail)
-    rest = view.findings[len(full) :]
+    shown = {entry.number for entry in full}
+    rest = [entry for entry in view.findings if entry.number not in shown]
     for entry in rest[: detail.short]:
         saves = entry.saves.removeprefix("saves ").removeprefix("saved by ")
+        if entry.is_told_above and not saves.startswith("the same fix"):
+            saves = "the same time as above"
         title = one_line(entry.finding.title, max(12, width - display_width(saves) - 6))
         yield from _sides(f"{entry.number}  {title}", saves, width, "bold", "")
     if len(rest) > detail.short:

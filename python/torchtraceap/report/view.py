@@ -102,6 +102,11 @@ class FindingView:
     code_after: str
     doc_url: str
 
+    @property
+    def is_told_above(self) -> bool:
+        """Whether other findings have claimed all of its time: it sees a symptom of theirs."""
+        return self.number > 1 and self.finding.unclaimed_cost_ns == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

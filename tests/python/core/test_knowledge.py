@@ -339,6 +339,7 @@ def test_the_documented_savings_are_those_of_the_rules() -> None:
     assert documented == {
         rule.type: (_BASES[rule.saving_basis], *rule.saving_shares) for rule in _core.rules()
     }
+    text += (ROOT / "docs/serving.md").read_text(encoding="utf-8")
     assert all(f"### {name}\n" in text for name in documented if "nccl" not in name)
 
 

@@ -41,8 +41,9 @@ struct GraphCaptures {
   bool sure = true;                 ///< told by steps
 };
 /// Which recordings of CUDA graphs belong to warm-up. Those of steady state are recorded anew if
-/// they occur in every other step or more; without steps if there are three or more, no graph is
-/// replayed more than once for each of them, and they go on to the last quarter of the time.
+/// they occur in every other step or more, or twice while a marked engine serves; without steps if
+/// there are three or more, no graph is replayed more than once for each of them, and they go on to
+/// the last quarter of the time.
 GraphCaptures find_graph_captures(const Signals& signals);
 
 }  // namespace traceap

@@ -30,6 +30,19 @@ bool in_every_other_step(const Signals& signals, const std::vector<GraphCapture>
   return with_capture.size() >= kMinSteps && 2 * with_capture.size() >= steady_steps(signals.tree);
 }
 
+/// Where an engine serves, graphs are captured before the first iteration; what it captures from
+/// the second on stalls requests. One may be a size that nobody foresaw.
+bool stall_service(const Signals& signals, const std::vector<GraphCapture>& captures) {
+  constexpr std::size_t kMinInService = 2;
+  const auto& iterations = signals.served.iterations;
+  if (iterations.size() < 2) return false;
+  const auto in_service =
+      std::count_if(captures.begin(), captures.end(), [&](const GraphCapture& capture) {
+        return capture.host.start_ns >= iterations[0].host.end_ns;
+      });
+  return static_cast<std::size_t>(in_service) >= kMinInService;
+}
+
 /// Is hardly any graph replayed, up to the end?
 bool go_on_to_the_end(const Signals& signals, const std::vector<GraphCapture>& captures) {
   if (captures.size() < kMinCaptures) return false;
@@ -56,8 +69,9 @@ GraphCaptures find_graph_captures(const Signals& signals) {
     (steady ? split.again : split.first).push_back(capture);
   }
   split.sure = warm_up.by_steps;
-  const bool anew = warm_up.by_steps ? in_every_other_step(signals, split.again)
-                                     : go_on_to_the_end(signals, split.again);
+  const bool anew = (signals.served.marked && stall_service(signals, split.again)) ||
+                    (warm_up.by_steps ? in_every_other_step(signals, split.again)
+                                      : go_on_to_the_end(signals, split.again));
   if (!anew) {
     split.first.insert(split.first.end(), split.again.begin(), split.again.end());
     split.again.clear();

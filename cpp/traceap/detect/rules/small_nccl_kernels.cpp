@@ -105,6 +105,8 @@ void add_runs(const Signals& signals, std::span<const Collective> members, Draft
 Finding detect(const Signals& signals) {
   if (auto early = judge_without_collectives(signals)) return *early;
   std::vector<Collective> all = signals.collectives;
+  std::erase_if(all, [&](const Collective& c) { return is_small_by_design(signals, c.row); });
+  if (all.empty()) return absent();
   const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
   std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {
     return device(a) < device(b);  // by start inside a device

@@ -404,6 +404,11 @@ EDITS: dict[str, EditEntry] = {
         "collectives.NoBroadcastBuffers", default=True, fixes=("broadcast_buffers",)
     ),
     "device": EditEntry("device.OtherDevice", value="NAME", required=True),
+    "schedule_ahead": EditEntry("serving.ScheduleAhead", fixes=("host_between_tokens",)),
+    "sample_on_device": EditEntry("serving.SampleOnDevice", fixes=("synchronous_sampling",)),
+    "whole_graph": EditEntry("serving.WholeGraph", fixes=("piecewise_gaps", "graph_not_used")),
+    "draft_graph": EditEntry("serving.DraftGraph", fixes=("idle_draft",)),
+    "exact_batch": EditEntry("serving.ExactBatch", fixes=("graph_padding",)),
 }
 """Edits in the order in which they are listed, and tried where none is named; `register` adds to
 them."""

@@ -116,7 +116,7 @@ def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
     hipBLASLt and not what PyTorch's setting turns on, so that it is left out. None where the trace
     describes no device that could be told so.
     """
-    best: tuple[float, float, str] | None = None
+    best: tuple[float, float, float, str] | None = None
     for entry in table.devices:
         devices = _alike(entry)
         if devices is None:
@@ -126,14 +126,19 @@ def matrix_units(table: _core.EventTable) -> _core.MatrixUnits | None:
             plain = max(device.matrix.get("fp32", 0.0), device.vector.get("fp32", 0.0))
             halves = [device.matrix[name] for name in ("fp16", "bf16") if name in device.matrix]
             tf32 = device.matrix.get("tf32", 0.0) if device.vendor == "nvidia" else 0.0
-            ratios.append((min(halves) / plain, tf32 / plain) if plain and halves else (0.0, 0.0))
-        least = min(ratios, default=(0.0, 0.0))
+            if not plain or not halves:
+                ratios.append((0.0, 0.0, 0.0))
+                continue
+            ratios.append((min(halves) / plain, tf32 / plain, min(halves) / device.bandwidth))
+        least = min(ratios, default=(0.0, 0.0, 0.0))
         if best is None or least[0] > best[0]:
             best = (*least, entry.name)
     if best is None:
         return None
-    half, tf32, name = best
-    return _core.MatrixUnits(half_ratio=half, tf32_ratio=tf32, device=name)
+    half, tf32, knee, name = best
+    return _core.MatrixUnits(
+        half_ratio=half, tf32_ratio=tf32, half_flops_per_byte=knee, device=name
+    )
 
 
 def matrix_types(table: _core.EventTable) -> frozenset[str] | None:

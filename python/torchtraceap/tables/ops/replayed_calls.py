@@ -111,7 +111,7 @@ class ReplayedCalls:
         entries = [[model_of(each.name) for each in calls.kinds] for calls in captured]
         asks = [[entry is not None and entry.needs_batch for entry in part] for part in entries]
         iterations = served_iterations(part)
-        marked = part.tree.iteration_rows().astype(np.int64)
+        marked = part.tree.iteration_spans()[2].astype(np.int64)
         names = np.full(len(iterations) + 1, -1, dtype=np.int64)
         if iterations.source == "annotations":
             names[:-1] = part.table.name[marked]

@@ -22,7 +22,7 @@ from torchtraceap.core.intervals import union
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PHASES
 from torchtraceap.errors import OptionError
-from torchtraceap.tables.serving.nodes import launch_order, nodes_in_order
+from torchtraceap.tables.serving.nodes import launch_order
 from torchtraceap.tables.steps.iterations import Iterations, iterations_of
 from torchtraceap.trace.ranks import RankTrace
 
@@ -43,8 +43,6 @@ PHASE_OF_ROLE = {
     "diffusion": "diffusion",
 }
 """Phases by what the frames of the program say that it does."""
-_LEAST_REPEATS = 2
-"""Times that a sequence of graphs has to follow itself to be an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +101,12 @@ def served_iterations(part: RankTrace) -> ServedIterations:
 
 def _build(part: RankTrace) -> ServedIterations:
     table, tree = part.table, part.tree
-    rows = tree.iteration_rows().astype(np.int64)
-    marks: Sequence[_core.IterationMark | None]
+    source, spans, annotations = tree.iteration_spans()
+    rows = annotations.astype(np.int64)
+    texts = table.strings
+    marks: list[_core.IterationMark | None] = [None] * len(spans)
     if len(rows):
-        spans = np.stack([table.ts_ns[rows], table.ts_ns[rows] + table.dur_ns[rows]], axis=1)
-        texts = table.strings
         marks = [_core.read_iteration_name(texts[name]) for name in table.name[rows].tolist()]
-        source = "annotations"
-    else:
-        source, spans = _spans_without_marks(part)
-        marks = [None] * len(spans)
     of_event = _launched_in(part, spans)
     inside = of_event >= 0
     start_ns = table.ts_ns[tree.gpu_rows]
@@ -159,54 +153,6 @@ def _work_spans(gpu_start_ns: Array, gpu_end_ns: Array) -> Array:
     spans: Array = np.stack([np.minimum(begin_ns, end_ns), end_ns], axis=1)
     spans[gpu_end_ns < 0] = 0
     return spans
-
-
-def _spans_without_marks(part: RankTrace) -> tuple[str, Array]:
-    """Return the source and the ranges, int64 `[iterations, 2]`, where no annotation tells."""
-    tree = part.tree
-    if tree.steps:
-        spans = [(step.start_ns, step.end_ns) for step in tree.steps]
-        return "pattern" if tree.steps_inferred else "profiler steps", np.array(spans, np.int64)
-    spans_of_graphs = _spans_of_graphs(part)
-    if len(spans_of_graphs):
-        return "graphs", spans_of_graphs
-    return "trace", np.array([tree.profiled], dtype=np.int64)
-
-
-def _spans_of_graphs(part: RankTrace) -> Array:
-    """Return an iteration for each time that the sequence of replayed graphs starts over.
-
-    Graphs are told apart by the names of what they run.
-    """
-    table, tree = part.table, part.tree
-    calls = np.flatnonzero(np.asarray(tree.api) == _core.ApiClass.GRAPH_LAUNCH)
-    offsets = tree.launched_offsets.astype(np.int64)
-    calls = calls[offsets[calls + 1] > offsets[calls]]
-    codes: dict[bytes, int] = {}
-    graphs = []
-    for call in calls.tolist():
-        names = table.name[tree.gpu_rows[nodes_in_order(part, call)]]
-        graphs.append(codes.setdefault(names.tobytes(), len(codes)))
-    period, first = _repeating(graphs)
-    if not period:
-        return np.zeros((0, 2), dtype=np.int64)
-    starts = table.ts_ns[calls[first::period]]
-    ends = np.append(starts[1:], max(int(tree.profiled[1]), int(starts[-1]) + 1))
-    return np.stack([starts, ends - 1], axis=1)
-
-
-def _repeating(graphs: Sequence[int]) -> tuple[int, int]:
-    """Return the length of the sequence that repeats to the end, and where it first begins; (0, 0)
-    where none does."""
-    array = np.array(graphs, dtype=np.int64)
-    for period in range(1, len(array) // _LEAST_REPEATS + 1):
-        same = array[:-period] == array[period:]
-        different = np.flatnonzero(~same)
-        first = int(different[-1]) + 1 if len(different) else 0
-        # What comes before the first whole sequence may be cut off by the recording.
-        if len(array) - first >= _LEAST_REPEATS * period and first < period:
-            return period, first
-    return 0, 0
 
 
 def ranks_in_phase(ranks: Sequence[RankTrace], phase: str) -> list[RankTrace]:
