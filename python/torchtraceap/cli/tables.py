@@ -35,7 +35,6 @@ from torchtraceap.cli.parser import (
     unknown_word,
 )
 from torchtraceap.core.progress import progress_stage
-from torchtraceap.core.results import PHASES
 from torchtraceap.tables.catalog import TABLES, table_spec
 
 if TYPE_CHECKING:
@@ -220,6 +219,8 @@ def _add_diff_views(parser: Parser) -> None:
 
 def _two_phases(text: str) -> tuple[str, str]:
     """Return the phases of A and of B."""
+    from torchtraceap.core.results import PHASES
+
     phases = text.split(",")
     unknown = [phase for phase in phases if phase not in PHASES]
     if unknown or len(phases) > 2:

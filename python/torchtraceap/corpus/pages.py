@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from torchtraceap.core.records import dataclass
-from torchtraceap.core.writing import drop_scratch, make_scratch
+from torchtraceap.core.writing import drop_scratch, make_scratch, write_text
 from torchtraceap.corpus.query import connect
 from torchtraceap.corpus.report import build_report, report_html
 from torchtraceap.corpus.sources import find_files, open_files, read_signs, run_key
@@ -136,9 +136,7 @@ class Pages:
                     kept = sorted(self._kept.iterdir(), key=lambda path: path.stat().st_mtime_ns)
                     for old in kept[: max(0, len(kept) - KEPT_PAGES)]:
                         old.unlink()
-                    grown = place.with_suffix(".new")
-                    grown.write_bytes(text.encode("utf-8", "replace"))
-                    grown.rename(place)
+                    write_text(place, text)
         return Page(200, HTML, place.read_bytes())
 
     def _fleet(self) -> str:

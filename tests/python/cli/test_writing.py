@@ -77,6 +77,7 @@ MODULES = {
 # test_datasets.py).
 IN_PARTS = {
     "mcp --root",
+    "report --tracelens-inference",
     "collect OUT",
     "dataset OUT",
     "evaluate --report",
@@ -519,6 +520,13 @@ GIVEN = {
     ("contracts/record.py", "gzip.GzipFile('', 'wb', 6, file, mtime=0)"),
     ("contracts/record.py", "shutil.copyfile(file, packed)"),
     ("contracts/record.py", "target.open('xb')"),
+    # A copy of what is remote, in memory; the whole trace with its capture, in a temporary folder.
+    ("corpus/sources.py", "open(descriptor, 'wb')"),
+    (
+        "compat/tracelens/inference.py",
+        'path.write_text(f"""{{{members}"traceEvents":[{\',\'.join(texts)}]}}""", \'utf-8\')',
+    ),
+    ("corpus/store.py", "path.write_text(text, 'utf-8')"),  # staged by `write_paths`
     # What a watch and its child tell each other, in a hidden folder that goes when it has answered.
     ("record/examiner.py", "(place / SAID).open('wb')"),
     (

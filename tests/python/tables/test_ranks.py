@@ -178,7 +178,10 @@ def test_a_rank_twice_and_different_step_counts_are_said(tmp_path: Path) -> None
         job.ranks[rank].write(tmp_path / f"{'ab'[rank]}.json")
     job.ranks[1].events = [e for e in job.ranks[1].events if e["name"] != "ProfilerStep#5"]
     job.ranks[1].write(tmp_path / "b.json")
-    trace = ttap.load(tmp_path)
+    with pytest.raises(ttap.errors.SeveralRunsError):
+        ttap.load(tmp_path)
+    # Files that are named one by one are meant as they are.
+    trace = ttap.load([tmp_path / "a.json", tmp_path / "b.json"])
     for table in (trace.collectives(), trace.ranks_table(), trace.ranks_table(by="clock")):
         text = " ".join(table.notes)
         assert "numbered in order" in text

@@ -63,10 +63,11 @@ std::vector<Interval> other_waits(const Signals& signals, const IntervalSet& hol
   return others;
 }
 
-/// Does the GPU wait for a host that would have been done earlier, had it begun earlier?
+/// Does the GPU wait for a host that would have been done earlier, had it begun earlier? What the
+/// allocator frees waits for the GPU itself, so that no lead survives it.
 bool is_host_at_work(IdleCause cause) {
   return cause == IdleCause::kHostWait || cause == IdleCause::kDataLoading ||
-         cause == IdleCause::kAllocator || cause == IdleCause::kCompilation;
+         cause == IdleCause::kCompilation;
 }
 
 /// What the host does right behind a call for more than kRefillReachNs, while the GPU has nothing:

@@ -23,7 +23,6 @@ Finding detect(const Signals& signals) {
   for (const ExposedPiece& piece : build_exposed_pieces(signals)) {
     if (piece.wait.empty() || (piece.ends_phase && piece.phase_compute_ns > 0)) continue;
     if (is_pipeline_transfer(signals, piece.collective)) continue;  // see pipeline_bubble
-    if (is_small_by_design(signals, piece.collective)) continue;    // or exchange_exposed
     draft.cost.insert(draft.cost.end(), piece.wait.begin(), piece.wait.end());
     const std::int64_t wait_ns = total_length_ns(piece.wait);
     draft.evidence.push_back(piece.collective);

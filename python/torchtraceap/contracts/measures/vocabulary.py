@@ -39,6 +39,8 @@ COLLECTIVES = (
     "recv",
     "send_recv",
     "barrier",
+    "dispatch",
+    "combine",
     "unknown",
 )
 """Kinds of collectives, as the core names them; all-to-alls of uneven parts are all_to_all too."""

@@ -15,6 +15,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import Column, JsonCodes, TextCodes, encode_texts
+from torchtraceap.core.sums import clamp
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
@@ -222,7 +223,7 @@ def device_and_stream(part: RankTrace, index: Array) -> dict[str, Column]:
 def masked_integers(values: Sequence[int | None]) -> Masked:
     """Return int64, masked where there is no value."""
     return np.ma.array(
-        np.array([0 if value is None else value for value in values], dtype=np.int64),
+        np.array([0 if value is None else clamp(value) for value in values], dtype=np.int64),
         mask=np.array([value is None for value in values], dtype=bool),
     )
 

@@ -17,6 +17,7 @@ from torchtraceap.core.intervals import covered_before
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import PHASES, Result
+from torchtraceap.core.sums import sum_by_index, total
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.catalog import Option, PageView, TableSpec, check_choice
@@ -325,10 +326,9 @@ def _waits(trace: Ranks, part: RankTrace, iterations: ServedIterations) -> tuple
     """Return how long communication of each iteration waits for other ranks, and how long what is
     not split into wait and transfer takes, int64 `[iterations]` each."""
     tree = part.tree
-    waits = np.zeros(len(iterations), dtype=np.int64)
-    unsplit = np.zeros_like(waits)
     if not (tree.gpu_class[tree.gpu_rows] == int(_core.GpuClass.COMMUNICATION)).any():
-        return waits, unsplit
+        none = np.zeros(len(iterations), dtype=np.int64)
+        return none, none
     core = rank_collectives(trace)
     own = np.flatnonzero(core.rank == trace.ranks.index(part))
     event = np.searchsorted(tree.gpu_rows, core.row[own]).clip(0, len(tree.gpu_rows) - 1)
@@ -336,10 +336,11 @@ def _waits(trace: Ranks, part: RankTrace, iterations: ServedIterations) -> tuple
     number = iterations.of_event[event]
     own, number = own[number >= 0], number[number >= 0]
     split = core.split[core.match[own]]
-    np.add.at(waits, number[split], core.wait_ns[own][split])
     duration = core.end_ns[own] - core.start_ns[own]
-    np.add.at(unsplit, number[~split], duration[~split])
-    return waits, unsplit
+    return (
+        sum_by_index(number[split], core.wait_ns[own][split], len(iterations)),
+        sum_by_index(number[~split], duration[~split], len(iterations)),
+    )
 
 
 class _Lengths:
@@ -365,11 +366,10 @@ class _Lengths:
         communication = inside & (
             tree.gpu_class[tree.gpu_rows] == int(_core.GpuClass.COMMUNICATION)
         )
-        self.communication_ns = np.zeros(len(iterations), dtype=np.int64)
-        np.add.at(
-            self.communication_ns,
+        self.communication_ns = sum_by_index(
             iterations.of_event[communication],
             part.table.dur_ns[tree.gpu_rows[communication]],
+            len(iterations),
         )
 
 
@@ -450,7 +450,7 @@ def _phase_row(
         phase or "", [tokens_out]
     )
     flat = [count for counts in handled for count in counts]
-    total_s = float(ns.sum()) / 1e9
+    total_s = total(ns) / 1e9
     known = total_s > 0 and all(count is not None for count in flat)
     out = sum(count or 0 for count in tokens_out)
     requests = [mark.requests for mark in marks if mark and mark.requests is not None]
@@ -461,8 +461,8 @@ def _phase_row(
         "p95_ns": round(float(np.quantile(ns, 0.95))),
         "requests": round(float(np.median(requests))) if requests else None,
         "tokens_per_s": sum(count or 0 for count in flat) / total_s if known else float("nan"),
-        "time_per_output_token_ns": round(float(ns.sum()) / out) if whole else None,
-        "gpu_busy": float(lengths.busy_ns[places].sum() / max(1, ns.sum())),
+        "time_per_output_token_ns": round(total(ns) / out) if whole else None,
+        "gpu_busy": total(lengths.busy_ns[places]) / max(1, total(ns)),
         "host_ns": round(float(np.median(lengths.host_ns[places]))),
         "communication_ns": round(float(np.median(lengths.communication_ns[places]))),
         "wait_ns": _median_wait(lengths, places),
@@ -472,8 +472,8 @@ def _phase_row(
 
 def _median_wait(lengths: _Lengths, places: Array) -> int | None:
     """Return the median wait of communication; None where most of it is not split."""
-    communication = int(lengths.communication_ns[places].sum())
-    if not communication or 2 * int(lengths.unsplit_ns[places].sum()) > communication:
+    communication = total(lengths.communication_ns[places])
+    if not communication or 2 * total(lengths.unsplit_ns[places]) > communication:
         return None
     return round(float(np.median(lengths.wait_ns[places])))
 
@@ -503,7 +503,7 @@ def _layers_table(
     np.add.at(count, (iteration, cell), 1)
     layers = codes // len(ROLES)
     outside = layers > int(layer.max(initial=-1))
-    total = int(duration[used].sum())
+    whole_ns = total(duration[used])
     inside = layer[layer >= 0]
     sizes = np.unique(inside, return_counts=True)[1] // max(1, len(numbers))
     return ColumnTable(
@@ -517,7 +517,7 @@ def _layers_table(
             "phase": phase,
             "count": len(sizes) or None,
             "period": int(np.median(sizes)) if len(sizes) else None,
-            "covered_share": float(duration[used][layer >= 0].sum()) / total if total else 0.0,
+            "covered_share": total(duration[used][layer >= 0]) / whole_ns if whole_ns else 0.0,
         },
     )
 
@@ -549,6 +549,12 @@ def _bubbles_table(part: RankTrace, iterations: ServedIterations, chosen: Array)
 TABLE = TableSpec(
     build=build_serving_table,
     views=VIEWS,
+    first={
+        "phases": ("phase", "median_ns", "iterations", "requests", "tokens_per_s"),
+        "iterations": ("index", "phase", "length_ns", "requests", "bubble_ns"),
+        "layers": ("layer", "role", "gpu_ns", "kernels"),
+        "bubbles": ("iteration", "duration_ns", "start_ns"),
+    },
     options=(
         Option(
             "steady",
