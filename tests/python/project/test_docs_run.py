@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import report_samples as samples
 from pipeline_job import Job
+from served_model import Served
 from test_execution_trace import CALLS, ROOTS, flat
 
 import torchtraceap as ttap
@@ -105,9 +106,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "labels.json").write_text(json.dumps({"intervals": []}))
     shutil.copy(other, folder / "B")
     make = runpy.run_path(str(ROOT / "examples/make_ranks.py"))["write_ranks"]
-    for name in ("runs", "FOLDER", "DIR", "ranks", "steps/step_100"):
+    for name in ("runs", "FOLDER", "DIR", "ranks", "steps/step_100", "traces/vision/run_1"):
         (folder / name).mkdir(parents=True)
         make(folder / name)
+    (folder / "served.json").write_text(json.dumps(Served().trace()))
     (folder / "FILE").write_text(json.dumps([[0, 1, 8, 0]]))
     (folder / "execution_trace.json").write_text(json.dumps(flat([*ROOTS, *CALLS])))
     samples.slow_loader().write(folder / "kineto.json")
