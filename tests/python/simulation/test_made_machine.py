@@ -144,8 +144,16 @@ def test_the_truth_of_workers_is_that_of_whole_rounds() -> None:
 OF_THE_HOST = {"no_casts", "no_host_copies", "no_logging"}
 # These against predicted runs with the fault and without (docs/results/wins.md).
 OF_PREDICTIONS = {"no_small_copies"}
-# This one against a served model whose waits are known (test_kernel_findings.py).
-OF_SERVING = {"balance_exchange"}
+# These against served models whose waits are known (test_kernel_findings.py), or their planted
+# faults (test_serving_findings.py).
+OF_SERVING = {
+    "balance_exchange",
+    "draft_graph",
+    "exact_batch",
+    "sample_on_device",
+    "schedule_ahead",
+    "whole_graph",
+}
 
 
 def test_every_edit_has_a_twin() -> None:

@@ -198,7 +198,7 @@ def shift_times(value: Any, shift_ns: int) -> Any:
         return {
             k: (
                 v + shift_ns
-                if k == "start_ns"
+                if k in ("start_ns", "end_ns") and v is not None
                 else [t + shift_ns for t in v]
                 if k == "bounds_ns"
                 else [[a + shift_ns, b + shift_ns] for a, b in v]
