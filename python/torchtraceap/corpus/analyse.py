@@ -65,7 +65,7 @@ _HOST = re.compile(r"(?P<host>.+)_\d+\.\d+\.pt\.trace\.json")
 """The file names of `torch.profiler.tensorboard_trace_handler`."""
 
 Rows = dict[str, dict[str, tuple[str, list[Any]]]]
-"""By table and column: the type, as in `COLUMNS`, and the values."""
+"""The type of each column of each table, as in `COLUMNS`, with its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a task."""
+    """The result of a task."""
 
     task: Task
     rows: Rows

@@ -36,7 +36,7 @@ COMMIT_RUNS = 250
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a corpus is built of; stored in it, so that an update needs nothing else."""
+    """The sources and options of a corpus, stored in it, so that an update needs nothing else."""
 
     sources: tuple[str, ...]
     tags: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What runs the tasks of a build."""
+    """The options of the executor that runs a build."""
 
     jobs: int = 0
     """Processes; 0: as many as cores."""
@@ -65,7 +65,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Built(Result):
-    """What a build did, or what a corpus holds."""
+    """The counts of a build, or of a corpus."""
 
     files: int
     """Files that look like traces."""

@@ -1,4 +1,4 @@
-"""What runs tasks: one interface of four methods, so that a cluster fits in.
+"""Executors run tasks behind one interface of four methods, so that a cluster fits in.
 
 `submit` takes a task, `results` yields outcomes as they come and ends when every task has one,
 `cancel` drops what has not begun, `close` ends the workers. A worker that dies, takes too long or
@@ -25,7 +25,7 @@ __all__ = ["Executor", "InlineExecutor", "PoolExecutor", "RayExecutor"]
 
 
 class Executor(Protocol):
-    """What runs tasks."""
+    """An object that runs tasks and yields their results."""
 
     def submit(self, task: Task) -> None:
         """Queue a task."""

@@ -78,7 +78,7 @@ def _select(table: str, files: Sequence[str], store: Store) -> str:
     if not files:
         return f"select *{further} from (select {typed}) where false"
     listed = ", ".join(map(sql_text, files))
-    # Of an older version columns may be missing, which are null then.
+    # Files of an older version may lack columns; their values are null.
     return (
         f"select rows.* exclude (batch){further} from "
         f"(select {typed}, null::varchar as batch where false union all by name "

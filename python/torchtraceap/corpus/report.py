@@ -1,4 +1,4 @@
-"""What a fleet loses, on what, since when, whose: one document of a corpus.
+"""The report says what a fleet loses, on what, since when and whose: one document of a corpus.
 
 Note [Intervals]: a job counts with the GPU hours of its runs. Intervals are what 90 % of resampled
 fleets give: each job comes a random number of times (Poisson of mean 1), so runs of one job stay

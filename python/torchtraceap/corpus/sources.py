@@ -1,4 +1,4 @@
-"""Where traces come from: local paths, and what fsspec reads; files become runs.
+"""Sources of traces are local paths and what fsspec reads; their files become runs.
 
 Note [Key]: the content of a run is the sizes and first bytes of its files, in any order and under
 any name. Its key also has the version of the product and the options that its rows depend on.

@@ -38,7 +38,7 @@ TABLES = (*COLUMNS, *MOST_ROWS)
 _BATCH = re.compile(r"(\d{8})-[0-9a-f]{8}")
 _DATA = re.compile(rf"(?:{'|'.join(TABLES)})/day=\d{{4}}-\d\d-\d\d/\d{{8}}-[0-9a-f]{{8}}\.parquet")
 Known = dict[str, Any]
-"""What a manifest says of a run: `run`, `key`, `failed`, `files`."""
+"""The entry of a run in a manifest: `run`, `key`, `failed`, `files`."""
 
 
 @dataclass(frozen=True, slots=True)

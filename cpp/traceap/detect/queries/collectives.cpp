@@ -346,13 +346,6 @@ bool is_pipeline_transfer(const Signals& signals, Row row) {
   return false;
 }
 
-bool is_small_by_design(const Signals& signals, Row row) {
-  if (row == kNoRow) return false;
-  return contains_any(to_lower(signals.table.name_of(row)),
-                      {"cross_device_reduce", "one_shot", "oneshot", "two_shot", "twoshot",
-                       "lamport", "multimem", "dispatch", "combine"});
-}
-
 std::int64_t pipeline_stages(const Signals& signals) {
   std::int64_t stages = 0;
   for (const Collective& collective : signals.collectives) {

@@ -28,10 +28,6 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals);
 bool is_pipeline_transfer(const Signals& signals, const Collective& collective);
 /// The same for the kernel of a collective; false for any other row.
 bool is_pipeline_transfer(const Signals& signals, Row row);
-/// Is it a kernel that is small by design: an all-reduce of one or two shots, which reads its
-/// peers' memory, or an exchange of tokens between experts? The next layer of the model hangs on
-/// each, and there is no quicker kernel.
-bool is_small_by_design(const Signals& signals, Row row);
 /// Stages of the pipeline: the size of the group that its transfers run in; 0 where not recorded.
 std::int64_t pipeline_stages(const Signals& signals);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <span>
 
+#include "traceap/base/text.hpp"
 #include "traceap/detect/queries/collectives.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -47,6 +48,15 @@ bool is_small(const Signals& signals, const Collective& collective) {
   // Only a whole duration tells: waiting is not the message's size.
   return signals.table.dur_ns[collective.row] <= kSmallNs ||
          (!says_size(collective) && transfer_of(signals, collective.row).length_ns() <= kSmallNs);
+}
+
+/// Is it a kernel that is small by design: an all-reduce of one or two shots, which reads its
+/// peers' memory, or an exchange of tokens between experts? The next layer of the model hangs on
+/// each, and there is no quicker kernel.
+bool is_small_by_design(const Signals& signals, Row row) {
+  return contains_any(to_lower(signals.table.name_of(row)),
+                      {"cross_device_reduce", "one_shot", "oneshot", "two_shot", "twoshot",
+                       "lamport", "multimem", "dispatch", "combine"});
 }
 
 /// Does computation hide most of the collective? Then nobody waits for it.
