@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "traceap/base/text.hpp"
+#include "traceap/table/json_text.hpp"
 
 namespace traceap {
 namespace {
@@ -42,12 +43,34 @@ bool is_pickle(std::string_view head) {
   return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
 }
 
+/// An object whose first member is the version of its schema, of Chakra or older, or the nodes.
+bool is_execution_trace(std::string_view head) {
+  const std::string_view first = trim_space(head.substr(0, kWhereNamesStand));
+  if (!first.starts_with("{")) return false;
+  const std::string_view member = trim_space(first.substr(1));
+  return member.starts_with("\"nodes\"") ||
+         (member.starts_with("\"schema\"") && !contains(first, "\"schemaVersion\""));
+}
+
 }  // namespace
 
 std::string_view describe_foreign_file(std::string_view head) {
   if (head.starts_with("SQLite format 3")) {
     return "this is an SQLite database, such as an export of Nsight Systems, which is not read: "
            "record with torch.profiler and export_chrome_trace, or open it in Nsight Systems";
+  }
+  if (head.starts_with("NVIDIA Tegra Profiler Report")) {
+    return "this is a report of Nsight Systems (.nsys-rep), which is not read: record with "
+           "torch.profiler and export_chrome_trace, or open it in Nsight Systems";
+  }
+  if (head.starts_with(std::string_view("NVR\0", 4))) {
+    return "this is a report of Nsight Compute (.ncu-rep), which is not read: it holds counters of "
+           "single kernels and no timeline; record with torch.profiler and export_chrome_trace";
+  }
+  if (is_execution_trace(head)) {
+    return "this is an execution trace of PyTorch, which says what operators needed and not when "
+           "they ran: give the trace of torch.profiler of the same steps "
+           "(torchtraceap.load_execution_trace reads this file)";
   }
   if (is_pickle(head)) {
     return "this is a Python pickle, such as a memory snapshot of PyTorch, which is not read since "

@@ -20,7 +20,7 @@ __all__ = ["COMMANDS", "Commands", "Entry", "command_groups", "summary_of"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of `torchtraceap --help`, and where the command is."""
+    """One line of `torchtraceap help all`, and where the command is."""
 
     summary: str
     module: str
@@ -115,6 +115,7 @@ _NEXT_TO_TRAINING = {
         "torchtraceap.cli.completion",
     ),
 }
+_EVERY_DAY = ("diagnose", "report", "summary", "explain", "simulate", "steps", "ops", "kernels")
 _PRODUCT = {**_TRACE, **_COMPARE, **_MANY_RUNS, **_NEXT_TO_TRAINING}
 
 
@@ -125,12 +126,14 @@ def _lab() -> Mapping[str, Entry]:
 
 
 def command_groups() -> dict[str, Mapping[str, Entry]]:
-    """Return the entries of all commands by the heading under which `--help` lists them."""
+    """Return the entries of all commands by the heading under which the help lists them: the
+    commands of every day first."""
     return {
-        "look at a trace": _TRACE,
+        "every day": {name: _TRACE[name] for name in _EVERY_DAY},
         "compare": _COMPARE,
-        "many runs": _MANY_RUNS,
         "next to training": _NEXT_TO_TRAINING,
+        "many runs": _MANY_RUNS,
+        "more views of a trace": {n: e for n, e in _TRACE.items() if n not in _EVERY_DAY},
         "lab: predict, generate, train, measure": _lab(),
     }
 

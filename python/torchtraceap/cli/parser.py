@@ -64,8 +64,9 @@ def command_of_actions(
     """
 
     def describe(parser: Parser) -> None:
-        listed = "; ".join(f"{name}: {action.summary}" for name, action in actions.items())
-        parser.add_argument("action", metavar="ACTION", choices=tuple(actions), help=listed)
+        parser.add_argument(
+            "action", metavar="ACTION", choices=tuple(actions), help="one of the actions below"
+        )
 
     def run(options: Options) -> int:
         raise UsageError(f"{options.action} is read before")  # see `chosen_command`
@@ -113,7 +114,12 @@ def parse(name: str, command: Command, given: Sequence[str]) -> Options:
     if command.takes_program and "--" in words:
         place = words.index("--")
         words, program = words[:place], words[place + 1 :]
-    options = make_parser(name, command).parse_intermixed_args(words)
+    parser = make_parser(name, command)
+    options, left = parser.parse_known_intermixed_args(words)
+    if left:
+        word, _, _ = left[0].partition("=")
+        told = unknown_word(word, parser._option_string_actions)
+        raise UsageError(f"{name}: {told} (torchtraceap help {name} lists what it takes)")
     if command.takes_program:
         options.program = program
     return options
@@ -121,17 +127,38 @@ def parse(name: str, command: Command, given: Sequence[str]) -> Options:
 
 def make_parser(name: str, command: Command) -> Parser:
     """Return the parser of a command, with examples below its options."""
-    lines = "\n".join(f"  torchtraceap {example}" for example in command.examples)
+    width = terminal_width(80) - 2
+    parts = []
+    if actions := command.actions:
+        column = max(map(len, actions)) + 4
+        listed = (
+            _hanging(f"  {word:<{column - 2}}{action.summary}", column, width)
+            for word, action in actions.items()
+        )
+        hint = f"torchtraceap help {name} ACTION lists the options of an action."
+        parts.append("\n".join(["actions:", *listed, "", _hanging(hint, 0, width)]))
+    if command.examples:
+        parts.append("\n  torchtraceap ".join(["examples:", *command.examples]))
+    summary = f"{command.summary[0].upper()}{command.summary[1:]}."
     parser = Parser(
         prog=f"torchtraceap {name}",
-        description=f"{command.runs} {command.summary[0].upper()}{command.summary[1:]}.".strip(),
-        epilog=f"examples:\n{lines}" if lines else None,
+        description=_hanging(f"{command.runs} {summary}".strip(), 0, width),
+        epilog="\n\n".join(parts) or None,
         # One is made for every option. Told no width, each asks `shutil`.
-        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=terminal_width(80) - 2),
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=width),
         allow_abbrev=False,
     )
     command.describe(parser)
     return parser
+
+
+def _hanging(text: str, indent: int, width: int) -> str:
+    """Wrap a line; those below its first stand `indent` columns to the right."""
+    import textwrap
+
+    return textwrap.fill(
+        text, max(width, indent + 20), subsequent_indent=" " * indent, break_on_hyphens=False
+    )
 
 
 def terminal_width(otherwise: int) -> int:
@@ -309,8 +336,13 @@ def whole_or_not(value: float) -> float:
     return int(value) if value.is_integer() else value
 
 
-def unknown_word(word: str, known: Iterable[str]) -> str:
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like one, or nothing where none is."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"there is no {word!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+
+
+def unknown_word(word: str, known: Iterable[str]) -> str:
+    near = nearest_word(word, known)
+    return f"there is no {word!r}" + (f", did you mean {near!r}?" if near else "")

@@ -32,6 +32,7 @@ from torchtraceap.cli.parser import (
     UNUSABLE,
     UsageError,
     chosen_command,
+    nearest_word,
     parse,
     unknown_word,
 )
@@ -49,7 +50,10 @@ _EXAMPLES = (
 )
 
 
-def _main_help() -> str:
+def _main_help(every: bool = False) -> str:
+    """Return the help on one screen; with `every`, each command with what it does."""
+    from textwrap import wrap
+
     lines = [
         "usage: torchtraceap [COMMAND] PATH... [options]",
         "",
@@ -57,15 +61,20 @@ def _main_help() -> str:
         "the trace that torch.profiler wrote. Without a command, PATH is diagnosed.",
         "",
     ]
-    for heading, entries in command_groups().items():
-        listed = (f"  {name:<17}{entry.summary}" for name, entry in entries.items())
+    for place, (heading, entries) in enumerate(command_groups().items()):
+        listed = [f"  {name:<17}{entry.summary}" for name, entry in entries.items()]
+        if place and not every:
+            listed = [
+                f"  {names}" for names in wrap("  ".join(entries), 86, break_on_hyphens=False)
+            ]
         lines += [f"{heading}:", *listed, ""]
     lines += [
         "examples:",
         *(f"  torchtraceap {example:<36}{what}" for example, what in _EXAMPLES),
         "",
-        "torchtraceap COMMAND --help lists the options of a command, with examples; -V or",
-        "--version prints the version; torchtraceap completion --help sets up the shell.",
+        "torchtraceap help all says what each command does, torchtraceap help COMMAND lists its",
+        "options, with examples; -V or --version prints the version; torchtraceap completion",
+        "--help sets up the shell.",
         "Exit codes: 0 fine, 1 findings where the command gates, 2 unusable input or options.",
     ]
     return "\n".join(lines)
@@ -73,9 +82,11 @@ def _main_help() -> str:
 
 def _run(given: list[str], is_process: bool) -> int:
     if not given:
-        raise UsageError("give a trace: torchtraceap PATH (torchtraceap --help says more)")
-    if given[0] in ("--help", "-h"):
-        print_text(_main_help())
+        raise UsageError("give a trace: torchtraceap PATH (torchtraceap help says more)")
+    if given[0] == "help" and not os.path.exists("help"):
+        given = [*given[1:], "--help"]
+    if given[0] in ("--help", "-h") or given == ["all", "--help"]:
+        print_text(_main_help(given[0] == "all"))
         return FINE
     if given[0] in ("--version", "-V"):
         from torchtraceap._version import __version__
@@ -89,9 +100,11 @@ def _run(given: list[str], is_process: bool) -> int:
     if first[:1].isalpha() and first.replace("-", "").isalpha():
         if first in COMMANDS:
             name, rest = first, given[1:]
-        elif len(given) > 1 and not os.path.exists(first):
-            words = unknown_word(first, COMMANDS)
-            raise UsageError(f"{words} (commands: {', '.join(COMMANDS)})")
+        elif not os.path.exists(first):
+            known = [*COMMANDS, "help"]
+            if len(given) > 1 or nearest_word(first, known):
+                words = unknown_word(first, known)
+                raise UsageError(f"{words} (torchtraceap help all lists the commands)")
     name, command, rest = chosen_command(name, COMMANDS[name], rest)
     with standard_output():  # takes the help
         options = parse(name, command, rest)

@@ -421,6 +421,46 @@ def test_a_defect_of_ours_is_one_sentence_too(
 # ------------------------------------------------------------------------------- terminal
 
 
+def test_the_help_is_one_screen_with_the_commands_of_every_day_first() -> None:
+    short, every = run("help").stdout, run("help", "all").stdout
+    assert short == run("--help").stdout
+    assert len(short.splitlines()) <= 50
+    days = re.findall(r"^  ([a-z-]+) {2,}", short.split("every day:\n")[1].split("\n\n")[0], re.M)
+    assert len(days) == 8 and days[0] == "diagnose"
+    missing = [name for name in cli.COMMANDS if not re.search(rf"\b{name}\b", short)]
+    assert missing == []
+    assert [n for n in cli.COMMANDS if not re.search(rf"^  {n} +\w", every, re.M)] == []
+
+
+@pytest.mark.parametrize("name", ["diagnose", "bench", "bench run", "corpus build"])
+def test_help_of_a_command_is_what_its_option_says(name: str) -> None:
+    assert run("help", *name.split()).stdout == run(*name.split(), "--help").stdout
+
+
+def test_actions_stand_one_to_a_line() -> None:
+    said = run("help", "bench", env={"COLUMNS": "80"}).stdout
+    actions = cli.COMMANDS["bench"].actions or {}
+    assert [n for n in actions if not re.search(rf"^  {n} +\w", said, re.M)] == []
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("diagnose x --jsn", "'--jsn', did you mean '--json'?"),
+        ("x.json --htm=a.html", "'--htm', did you mean '--html'?"),
+        ("bench run --modee both", "'--modee', did you mean '--mode'?"),
+        ("bench rnu", "'rnu', did you mean 'run'?"),
+        ("diagnos", "'diagnos', did you mean 'diagnose'?"),
+        ("help diagnos", "'diagnos', did you mean 'diagnose'?"),
+        ("ops x --nothing-like-it", "there is no '--nothing-like-it' ("),
+        ("nothingknown", "nothingknown: no such file or folder"),
+    ],
+)
+def test_a_mistyped_word_gets_the_nearest(given: str, said: str) -> None:
+    assert said in fails(run(*given.split()))
+
+
 @pytest.mark.parametrize("command", ["", *EVERY])
 def test_every_command_has_help(command: str) -> None:
     done = run(*command.split(), "--help")

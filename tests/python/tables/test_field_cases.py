@@ -428,6 +428,9 @@ def test_training_is_told_by_its_backward_pass(tmp_path: Path) -> None:
         (b"\x0aK\x08\x01\x12\x0d/device:GPU:0\x1a*\x08\x01", "XPlane"),
         (b"\x0a\x04\x40\x10\x5a\x00\x0a\x02\x40\x11\x0a\x02\x40\x12", "Perfetto"),
         (b"PK\x03\x04\x14\x00", "zip archive"),
+        (b"NVIDIA Tegra Profiler Report 2025@1@1@1.\n\x0b", "Nsight Systems"),
+        (b"NVR\x00\x1c\x00\x00\x00", "Nsight Compute"),
+        (b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}', "an execution trace"),
     ],
 )
 def test_files_of_other_tools_are_named(tmp_path: Path, content: bytes, said: str) -> None:
