@@ -49,10 +49,16 @@ class Built:
 
     graph: _core.ExecutionGraph
     _number: Array
+    _edge: Array
 
     def points(self, points: npt.ArrayLike) -> Array:
         """Return the numbers in the graph of points of the builder, int64, in their shape."""
         chosen: Array = self._number[np.asarray(points, dtype=np.int64)]
+        return chosen
+
+    def edges(self, edges: npt.ArrayLike) -> Array:
+        """Return the numbers in the graph of edges of the builder, int64, in their shape."""
+        chosen: Array = self._edge[np.asarray(edges, dtype=np.int64)]
         return chosen
 
 
@@ -320,6 +326,14 @@ class GraphBuilder:
             )
         )
 
+    @property
+    def edge_count(self) -> int:
+        """Number of edges so far, which is the number of the next one.
+
+        `add_work` adds the edges of its n pieces first, then those of the gaps before them.
+        """
+        return sum(len(columns[0]) for columns in self._edges)
+
     # ------------------------------------------------------------------------- the graph
 
     def build(self) -> Built:
@@ -345,16 +359,20 @@ class GraphBuilder:
             raise SchemaError(f"an edge names a point that is none of the {len(number)}")
         ranks = max(self._lane_rank, default=-1) + 1
         rows = [*self._rows, *[0] * (ranks - len(self._rows))]
+        names = {name: number[edge[name]] for name in ("source", "destination")}
+        by_destination = np.argsort(names["destination"], kind="stable")  # as the graph has them
+        places = np.empty(len(by_destination), dtype=np.int64)
+        places[by_destination] = np.arange(len(by_destination))
         graph = _core.build_graph(
             lane_rank=np.array(self._lane_rank)[lanes],
             lane_kind=np.array(self._lane_kind)[lanes],
             lane_index=np.array(self._lane_index)[lanes],
             lane=lane[order],
             **{name: values[order] for name, values in point.items()},
-            **edge | {name: number[edge[name]] for name in ("source", "destination")},
+            **edge | names,
             rows=np.array(rows, dtype=np.uint32),
         )
-        return Built(graph, number)
+        return Built(graph, number, places)
 
 
 def _column(name: str, values: npt.ArrayLike, count: int) -> Array:

@@ -20,7 +20,11 @@ from torchtraceap.lab.prediction.lowering.step import (
     OpTime,
     WorkKind,
 )
-from torchtraceap.lab.prediction.timeline import schedule_steps, stream_waits
+from torchtraceap.lab.prediction.timeline import (
+    StepSchedule,
+    schedule_steps,
+    stream_waits,
+)
 from torchtraceap.ops.durations import Estimate
 
 FLOAT = next(dtype for dtype in DTYPES if dtype.name == "float32")
@@ -156,3 +160,38 @@ def test_what_is_sent_has_to_be_received() -> None:
 def test_a_step_is_needed() -> None:
     with pytest.raises(OptionError, match="at least one step"):
         schedule_steps([LoweredStep((launching(1_000.0),))], count=0)
+
+
+def test_a_schedule_is_replayed_with_other_times() -> None:
+    """Each replay is what a schedule of its own would be, meetings and slow ranks included."""
+    steps = [replace(stage(0, "send"), slowdown=(1.5, 2.0)), stage(1, "recv")]
+    once = StepSchedule(steps, (0, 1), count=3)
+    for host, sent_ns in ((1.0, 20_000), (3.0, 700_000), (0.5, 1)):
+        gpu_ns = [np.array([50_000, sent_ns]), np.array([10, 9_000])]
+        again = once.replay(gpu_ns, host)
+        # As if the estimates had been these.
+        lengths = iter([50_000, sent_ns, 10, 9_000])
+        own = [
+            replace(
+                step,
+                calls=tuple(
+                    launching(
+                        next(lengths),
+                        replace(
+                            HOST,
+                            before=HOST.before * host,
+                            to_launch=HOST.to_launch * host,
+                            launches=(HOST.launches[0] * host,),
+                            after=HOST.after * host,
+                        ),
+                        collective=each.call.collective,
+                    )
+                    for each in step.calls
+                ),
+                loop=replace(step.loop, between_ns=step.loop.between_ns * host),
+            )
+            for step in steps
+        ]
+        for found, expected in zip(again, schedule_steps(own, (0, 1)), strict=True):
+            assert found.work_end.tolist() == expected.work_end.tolist()
+            assert found.step_end.tolist() == expected.step_end.tolist()

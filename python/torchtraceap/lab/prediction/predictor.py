@@ -52,6 +52,7 @@ from torchtraceap.lab.prediction.result import (
 from torchtraceap.lab.prediction.sources import captured_step
 from torchtraceap.lab.prediction.timeline import (
     Recording,
+    StepSchedule,
     rank_trace,
     schedule_steps,
     with_steady_loader,
@@ -409,7 +410,9 @@ def step_interval(
     rng = np.random.default_rng(0)
     low, high = steps[0].host_range
     steps, kind_of_rank = add_slowest_ranks(steps, kind_of_rank)
-    works = [_WorkTimes(step) for step in steps]
+    numbers: dict[Hashable, int] = {}
+    works = [_WorkTimes(step, numbers) for step in steps]
+    schedule = StepSchedule(steps, kind_of_rank, count=2)
     # Scores of factors that all work shares are stratified: these matter most, and few independent
     # draws would move the interval's ends.
     device_scores, host_scores = (
@@ -419,36 +422,41 @@ def step_interval(
     found = []
     for device_score, host_score in zip(device_scores, host_scores, strict=True):
         device = exp(_DEVICE_DEVIATION * device_score)
-        scores: dict[Hashable, float] = {}
-        gpu_ns = [each.draw(device, scores, rng) for each in works]
+        scores = rng.standard_normal(len(numbers))
+        gpu_ns = [each.draw(device, scores) for each in works]
         at = host_score / TAIL
         host = (1 / low) ** at if at < 0 else high**at
-        times = schedule_steps(steps, kind_of_rank, count=2, gpu_ns=gpu_ns, host_factor=host)
+        times = schedule.replay(gpu_ns, host)
         found.append(max(rank.step_length_ns() for rank in times))
     least, most = np.quantile(found, _QUANTILES).tolist()
     return min(least, predicted_ns), max(most, predicted_ns)
 
 
 class _WorkTimes:
-    """Estimated times of all GPU work of a step and their deviations."""
+    """Estimated times of all GPU work of a step and their deviations.
 
-    def __init__(self, step: LoweredStep) -> None:
+    Args:
+        step: A step of a rank.
+        numbers: Number of the score of each operator and each shape; gains those of the step.
+    """
+
+    def __init__(self, step: LoweredStep, numbers: dict[Hashable, int]) -> None:
         works = [(op.op, work) for op in step.ops() for work in op.works]
         self.ns = np.array([work.estimate.ns for _, work in works])
-        self._names = [(op.name, work.kind) for op, work in works]
-        self._kinds = [(op.name, *(tensor.shape for tensor in op.tensors)) for op, _ in works]
+        names = [(op.name, work.kind) for op, work in works]
+        kinds = [(op.name, *(tensor.shape for tensor in op.tensors)) for op, _ in works]
+        self._scores = np.array(
+            [[numbers.setdefault(key, len(numbers)) for key in keys] for keys in (names, kinds)],
+            dtype=np.int64,
+        )
+        """Scores of its operator and of its shape, int64 `[2, works]`."""
         estimates = [work.estimate for _, work in works]
         width = [max(each.high_ns, 1.0) / max(each.low_ns, 1.0) for each in estimates]
         self._deviation = _INTERVAL_SHARE * np.log(np.array(width)) / (2 * _TAIL)
 
-    def draw(self, device: float, scores: dict[Hashable, float], rng: np.random.Generator) -> Array:
-        """Sample times, int64 `[works]`, ns; new operators and shapes get a score."""
-        for key in (*self._names, *self._kinds):
-            if key not in scores:
-                scores[key] = float(rng.standard_normal())
-        common, own = (
-            np.array([scores[key] for key in keys]) for keys in (self._names, self._kinds)
-        )
-        factors = np.exp(self._deviation * sqrt(0.5) * (common + own))
+    def draw(self, device: float, scores: Array) -> Array:
+        """Return times, int64 `[works]`, ns, by the factor of all work and the scores, float64
+        `[numbers]`."""
+        factors = np.exp(self._deviation * sqrt(0.5) * scores[self._scores].sum(axis=0))
         found: Array = np.round(device * self.ns * factors).astype(np.int64)
         return found

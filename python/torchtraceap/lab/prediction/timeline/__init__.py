@@ -4,6 +4,7 @@ from torchtraceap.lab.prediction.timeline.events import rank_trace
 from torchtraceap.lab.prediction.timeline.profilers import Recording
 from torchtraceap.lab.prediction.timeline.schedule import (
     RankTimes,
+    StepSchedule,
     schedule_steps,
     stream_waits,
     with_steady_loader,
@@ -12,6 +13,7 @@ from torchtraceap.lab.prediction.timeline.schedule import (
 __all__ = [
     "RankTimes",
     "Recording",
+    "StepSchedule",
     "rank_trace",
     "schedule_steps",
     "stream_waits",

@@ -7,12 +7,15 @@ waits for it.
 
 Note [Kinds of ranks]: ranks that do the same are replayed once. If all ranks of a collective are of
 one kind they begin at once; different kinds, such as stages of a pipeline, meet.
+
+Note [Replays]: what waits for what does not depend on how long anything takes. A `StepSchedule` is
+built once, with lags that no duration sets; each replay sets the others.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +28,14 @@ from torchtraceap.lab.prediction.capture.calls import COMPUTE, Collective
 from torchtraceap.lab.prediction.lowering.step import GpuWork, LoweredStep
 from torchtraceap.simulation import MEETING, STREAM, THREAD, GraphBuilder
 
-__all__ = ["RETURN_NS", "RankTimes", "schedule_steps", "stream_waits", "with_steady_loader"]
+__all__ = [
+    "RETURN_NS",
+    "RankTimes",
+    "StepSchedule",
+    "schedule_steps",
+    "stream_waits",
+    "with_steady_loader",
+]
 
 _LAUNCH_TO_START_NS = 3_000
 """Time from a launch to its work on an idle stream, about the least in traces
@@ -74,6 +84,54 @@ class RankTimes:
         return int(ends[-1] - before)
 
 
+class StepSchedule:
+    """Consecutive steps of each kind of rank, from an idle GPU on; see Note [Replays].
+
+    Args:
+        steps: One of each kind of rank.
+        kind_of_rank: Kind of each rank.
+        count: Number of steps.
+
+    Raises:
+        OptionError: No step, or a send without its receive.
+    """
+
+    def __init__(
+        self, steps: Sequence[LoweredStep], kind_of_rank: Sequence[int] = (0,), *, count: int = 3
+    ) -> None:
+        if count < 1:
+            raise OptionError(f"at least one step is needed, not {count}")
+        builder = GraphBuilder()
+        self._meetings = _Meetings(kind_of_rank, steps)
+        self._ranks = [
+            _RankLanes(builder, kind, step, count, self._meetings)
+            for kind, step in enumerate(steps)
+        ]
+        self._meetings.join(builder)
+        self._built = builder.build()
+
+    def replay(
+        self, gpu_ns: Sequence[Array] | None = None, host_factor: float = 1.0
+    ) -> tuple[RankTimes, ...]:
+        """Return the times of each kind of rank.
+
+        Args:
+            gpu_ns: int64 `[works]` of each kind: times of its work; by default the estimates.
+            host_factor: All times of the host are multiplied by it.
+        """
+        ranks, built, change = self._ranks, self._built, _core.GraphDelta()
+        if gpu_ns is None:
+            gpu_ns = [rank.estimates_ns for rank in ranks]
+        lengths = [rank.slowed(own) for rank, own in zip(ranks, gpu_ns, strict=True)]
+        for rank, own in zip(ranks, lengths, strict=True):
+            for edges, lags in rank.lags(own, host_factor):
+                change.set_lags(built.edges(edges), lags)
+        for edges, transfer in self._meetings.transfers(lengths):
+            change.set_lags(built.edges(edges), np.full(len(edges), transfer))
+        times = _core.replay(built.graph, change)
+        return tuple(rank.times(times[built.points(rank.all)], host_factor) for rank in ranks)
+
+
 def schedule_steps(
     steps: Sequence[LoweredStep],
     kind_of_rank: Sequence[int] = (0,),
@@ -82,32 +140,8 @@ def schedule_steps(
     gpu_ns: Sequence[Array] | None = None,
     host_factor: float = 1.0,
 ) -> tuple[RankTimes, ...]:
-    """Replay consecutive steps from an idle GPU on; return the times of each kind of rank.
-
-    Args:
-        steps: One of each kind of rank.
-        kind_of_rank: Kind of each rank.
-        count: Number of steps.
-        gpu_ns: int64 `[works]` of each kind: times of its work; by default the estimates.
-        host_factor: All times of the host are multiplied by it.
-
-    Raises:
-        OptionError: No step, or a send without its receive.
-    """
-    if count < 1:
-        raise OptionError(f"at least one step is needed, not {count}")
-    builder = GraphBuilder()
-    if gpu_ns is None:
-        gpu_ns = [np.array([round(w.estimate.ns) for w in s.works()], np.int64) for s in steps]
-    meetings = _Meetings(kind_of_rank, steps)
-    lanes = [
-        _RankLanes(builder, kind, step, count, gpu_ns[kind], host_factor, meetings)
-        for kind, step in enumerate(steps)
-    ]
-    meetings.join(builder)
-    built = builder.build()
-    times = _core.replay(built.graph)
-    return tuple(rank.times(times[built.points(rank.all)]) for rank in lanes)
+    """Return the times of one replay of a `StepSchedule`, for each kind of rank."""
+    return StepSchedule(steps, kind_of_rank, count=count).replay(gpu_ns, host_factor)
 
 
 def with_steady_loader(
@@ -195,30 +229,29 @@ class _RankLanes:
         kind: int,
         step: LoweredStep,
         count: int,
-        gpu_ns: Array,
-        host_factor: float,
         meetings: _Meetings,
     ) -> None:
-        self._builder, self._count = builder, count
+        self._builder, self._count, self._slowdown = builder, count, step.slowdown
         self._pieces = pieces = _HostPieces(step)
         works = [*step.works()]
-        self._factor = factor = host_factor * step.slowdown[0]
-        if step.slowdown[1] != 1.0:
-            own = np.array([work.collective is None for work in works], dtype=bool)
-            gpu_ns = np.round(np.where(own, step.slowdown[1], 1.0) * gpu_ns).astype(np.int64)
-        length = np.round(pieces.length * factor + pieces.fixed).astype(np.int64)
-        gap = np.round(pieces.gap * factor).astype(np.int64)
-        self._host = builder.add_work(
-            builder.add_lane(THREAD, rank=kind), np.tile(length, count), gaps_ns=np.tile(gap, count)
-        )
-        self._work = self._add_works(kind, works, gpu_ns, meetings)
+        self.estimates_ns = np.array([round(work.estimate.ns) for work in works], dtype=np.int64)
+        """Estimated time of each work, int64 `[works]`."""
+        self._computes = np.array([work.collective is None for work in works], dtype=bool)
+        self._meets = np.array([meetings.is_needed(kind, work) for work in works], dtype=bool)
+        size = len(pieces.length) * count
+        self._host_edges = builder.edge_count + np.arange(2 * size - 1)
+        """Edges of the host's pieces, then of the gaps before all but the first."""
+        self._host = builder.add_work(builder.add_lane(THREAD, rank=kind), [0] * size)
+        self._work_edges = list[tuple[Array, Array]]()
+        """Of each lane its edges, int64 `[n]`, and the works whose times they take, int64 `[n]`."""
+        self._work = self._add_works(kind, works, meetings)
         fetch = step.loop.fetch
         self._has_fetch = fetch is not None
         if fetch is not None and fetch.every_ns:  # processes that make batches
             lane = builder.add_lane(THREAD, rank=kind, index=1)
             ready = min(fetch.ready, count)
             made = builder.add_work(lane, [0] * ready + [round(fetch.every_ns)] * (count - ready))
-            fetches = _FETCH + len(length) * np.arange(count)
+            fetches = _FETCH + len(pieces.length) * np.arange(count)
             builder.add_edges(made.end, self._host.end[fetches], 0, kind="host_wait")
         self._link(step, works)
         parts = (self._host.begin, self._host.end, *self._work)
@@ -226,29 +259,45 @@ class _RankLanes:
         self.all = np.concatenate(parts)
         """Points whose times are needed."""
 
+    def slowed(self, gpu_ns: Array) -> Array:
+        """Return times of works as this rank takes them, int64 `[works]`."""
+        if self._slowdown[1] == 1.0:
+            return gpu_ns
+        return np.round(np.where(self._computes, self._slowdown[1], 1.0) * gpu_ns).astype(np.int64)
+
+    def lags(self, gpu_ns: Array, host_factor: float) -> Iterator[tuple[Array, Array]]:
+        """Yield edges of the builder and their lags, ns, for times of works and of the host."""
+        pieces, factor = self._pieces, host_factor * self._slowdown[0]
+        length = np.round(pieces.length * factor + pieces.fixed).astype(np.int64)
+        gap = np.round(pieces.gap * factor).astype(np.int64)
+        yield (
+            self._host_edges,
+            np.concatenate([np.tile(length, self._count), np.tile(gap, self._count)[1:]]),
+        )
+        alone = np.where(self._meets, 0, gpu_ns)
+        for edges, works in self._work_edges:
+            yield edges, alone[works]
+
     def _add_works(
-        self, kind: int, works: Sequence[GpuWork], durations: Array, meetings: _Meetings
+        self, kind: int, works: Sequence[GpuWork], meetings: _Meetings
     ) -> tuple[Array, Array]:
         """Return begin and end of each work of each step; each stream is a lane."""
         count = self._count
         by_lane: dict[str, list[int]] = defaultdict(list)
         for index, work in enumerate(works):
             by_lane[work.lane].append(index)
-        meets = np.array([meetings.is_needed(kind, work) for work in works], dtype=bool)
-        lengths = np.where(meets, 0, durations)
         begin, end = np.zeros((2, len(works) * count), dtype=np.int64)
         for number, members in enumerate(by_lane.values()):
             lane = self._builder.add_lane(STREAM, rank=kind, index=number)
             every = (np.array(members) + len(works) * np.arange(count)[:, None]).ravel()
-            made = self._builder.add_work(
-                lane, np.tile(lengths[members], count), gaps_ns=_BETWEEN_WORK_NS
-            )
+            first = self._builder.edge_count
+            made = self._builder.add_work(lane, [0] * len(every), gaps_ns=_BETWEEN_WORK_NS)
             begin[every], end[every] = made.begin, made.end
-        for place in np.flatnonzero(np.tile(meets, count)).tolist():
+            self._work_edges.append((first + np.arange(len(every)), every % len(works)))
+        for place in np.flatnonzero(np.tile(self._meets, count)).tolist():
             index = place % len(works)
             for each in works[index].collectives:
-                transfer = int(durations[index])
-                meetings.add(kind, each, int(begin[place]), int(end[place]), transfer)
+                meetings.add(kind, each, int(begin[place]), int(end[place]), index)
         return begin, end
 
     def _link(self, step: LoweredStep, works: Sequence[GpuWork]) -> None:
@@ -274,11 +323,11 @@ class _RankLanes:
             begun, held = begin[own[:-_QUEUE]], host_end[launch[own[_QUEUE:]]]
             builder.add_edges(begun, held, RETURN_NS, kind="queue_limit")
 
-    def times(self, replayed: Array) -> RankTimes:
+    def times(self, replayed: Array, host_factor: float) -> RankTimes:
         """Return the times of the rank from those of `all`."""
         places = np.split(replayed, np.cumsum(self._sizes)[:-1])
         begin, end, work_begin, work_end = (part.reshape(self._count, -1) for part in places)
-        pieces, factor = self._pieces, self._factor
+        pieces, factor = self._pieces, host_factor * self._slowdown[0]
         lead = np.round(pieces.lead * factor).astype(np.int64)
         tail = np.round(pieces.tail * factor).astype(np.int64)
         call_begin = begin[:, pieces.first_of] - lead
@@ -374,8 +423,10 @@ class _Meetings:
             kind: step.slowest_of for kind, step in enumerate(steps) if step.slowest_of is not None
         }
         self._slowest = {usual: kind for kind, usual in self._beside.items()}
-        self._parts: dict[tuple[Any, ...], list[tuple[int, int, int]]] = defaultdict(list)
+        self._parts: dict[tuple[Any, ...], list[tuple[int, int, int, int]]] = defaultdict(list)
         self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._transfers = list[tuple[Array, list[tuple[int, int]]]]()
+        """Of each meeting the edges of its transfer and the parts' kinds and works."""
 
     def kinds(self, kind: int, collective: Collective) -> tuple[int, ...]:
         """Return the kinds of the participating ranks."""
@@ -391,8 +442,9 @@ class _Meetings:
         """Return whether ranks of another kind participate."""
         return any(len(self.kinds(kind, each)) > 1 for each in work.collectives)
 
-    def add(self, kind: int, collective: Collective, begin: int, end: int, transfer: int) -> None:
-        """Add a rank's part in the next collective of its kinds: its begin and end points."""
+    def add(self, kind: int, collective: Collective, begin: int, end: int, work: int) -> None:
+        """Add a rank's part in the next collective of its kinds: begin and end points, its
+        work."""
         kinds = self.kinds(kind, collective)
         what: tuple[Any, ...] = (kinds, collective.kind)
         if collective.peer is not None:
@@ -400,7 +452,7 @@ class _Meetings:
             what = (kinds, "forward" if from_first else "backward")
         number = self._seen[kind, what]
         self._seen[kind, what] += 1
-        self._parts[what, number].append((begin, end, transfer))
+        self._parts[what, number].append((begin, end, kind, work))
 
     def join(self, builder: GraphBuilder) -> None:
         """Let each transfer begin when the last participant has begun.
@@ -419,6 +471,13 @@ class _Meetings:
                     f"collective {number} ({what[1]}) between ranks of kinds {kinds} has "
                     f"{len(parts)} of {len(kinds)} sides"
                 )
-            begin, end, transfer = (list(column) for column in zip(*parts, strict=True))
+            begin, end, ranks, works = (list(column) for column in zip(*parts, strict=True))
             builder.add_edges(begin, [point] * len(begin), 0, kind="rendezvous")
-            builder.add_edges([point] * len(end), end, max(transfer), kind="rendezvous")
+            edges = builder.edge_count + np.arange(len(end))
+            builder.add_edges([point] * len(end), end, 0, kind="rendezvous")
+            self._transfers.append((edges, list(zip(ranks, works, strict=True))))
+
+    def transfers(self, gpu_ns: Sequence[Array]) -> Iterator[tuple[Array, int]]:
+        """Yield the edges of each transfer and its time, ns: that of the slowest part."""
+        for edges, parts in self._transfers:
+            yield edges, max(int(gpu_ns[kind][work]) for kind, work in parts)
