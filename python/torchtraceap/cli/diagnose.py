@@ -71,7 +71,7 @@ def _diagnose(options: Options) -> int:
     if options.json:
         print_text(diagnosis.to_json())
     else:
-        print_diagnosis(diagnosis, options.no_color)
+        print_diagnosis(diagnosis, options.no_color, options.verbose)
     if reasons:
         note(f"gate: {', '.join(reasons)}")
     return FINDINGS if reasons else FINE
@@ -265,6 +265,11 @@ COMMANDS = {
             add_paths,
             add_json,
             option("--html", metavar="FILE", help="also write the report as an HTML page"),
+            option(
+                "--verbose",
+                action="store_true",
+                help="also how well steps are simulated, and each repair of the recording",
+            ),
             add_windows,
             add_scorer,
             option("--gate", action="store_true", help="exit with 1 while a finding is present"),

@@ -98,17 +98,17 @@ def _wants_color(no_color: bool) -> bool:
     return sys.stdout.isatty()
 
 
-def print_diagnosis(diagnosis: Diagnosis, no_color: bool) -> None:
+def print_diagnosis(diagnosis: Diagnosis, no_color: bool, verbose: bool = False) -> None:
     from torchtraceap.report import terminal
 
     if not _wants_color(no_color):
         given = sys.stdout.isatty() or "COLUMNS" in os.environ
         width = terminal_width(100) if given else terminal.DEFAULT_WIDTH
-        return print_text(terminal.render_text(diagnosis, width=width))
+        return print_text(terminal.render_text(diagnosis, width=width, verbose=verbose))
     from rich.console import Console
 
     with standard_output():
-        terminal.print_report(diagnosis, Console(width=terminal_width(100)))
+        terminal.print_report(diagnosis, Console(width=terminal_width(100)), verbose=verbose)
 
 
 def print_tables(tables: Sequence[TextTable], no_color: bool) -> None:

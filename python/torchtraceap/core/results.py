@@ -132,6 +132,15 @@ class TraceFile(Result):
     world_size: int | None
 
 
+_HARMLESS = frozenset(
+    (
+        "bare_backslash", "bare_word", "control_character", "extra_comma", "invalid_utf8",
+        "lone_quote", "missing_comma", "non_finite_number", "number_in_quotes",
+        "rank_from_file_name", "skipped_file", "text_after_end", "unclosed_bracket", "unquoted_key",
+    )
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Diagnostic(Result):
     """A count of things that reading or linking could not take at face value (docs/errors.md)."""
@@ -141,6 +150,11 @@ class Diagnostic(Result):
     first_byte_offset: int | None
     """Offset in the decompressed text; None if it has no place there."""
     message: str
+
+    @property
+    def is_harmless(self) -> bool:
+        """True if the repair loses no event, no time and no rank."""
+        return self.code in _HARMLESS
 
 
 @dataclass(frozen=True, slots=True)

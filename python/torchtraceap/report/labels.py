@@ -77,22 +77,16 @@ def step_note(summary: Summary) -> str:
     return ", ".join(parts)
 
 
-def trust_text(trust: Mapping[str, Any], *, on_host: bool = False, unit: str = "step") -> str:
-    """Describe how well a run can be replayed, in a sentence without a full stop.
+def trust_text(trust: Mapping[str, Any], *, unit: str = "step") -> str:
+    """Describe how well a run can be simulated, in a sentence without a full stop.
 
     Args:
         trust: A `Trust` as its JSON.
-        on_host: The run computes on the host: GPU time plays no part in it.
         unit: Word for a step (`StepTime.unit`).
     """
     error, held = trust["iteration_error"], trust["held_out"]
-    off = "off by < 0.1 %" if abs(error) < 0.001 else f"off by {error * 100:+.1f} %"
+    off = "" if abs(error) < 0.001 else f"; the {unit}s seen are off by {error * 100:+.1f} %"
     if held is None:
-        others = f"with other {unit}s' costs unknown ({trust['held_out_note']})"
-    else:
-        by, mean, noise = (format_percent(held[k]) for k in ("error", "baseline_error", "noise"))
-        others = f"with other {unit}s' costs by {by} (their mean: {mean}; {unit}s vary by {noise})"
-    sensitivity = trust["sensitivity"]
-    gpu, host = (format_percent(min(1.0, sensitivity[k])) for k in ("gpu_share", "host_share"))
-    gpu_text = "" if on_host else f"GPU time by {gpu}, "
-    return f"from its dependencies {off}; {others}; it follows {gpu_text}host time by {host}"
+        return f"no unseen {unit} to compare with ({trust['held_out_note']}){off}"
+    by, noise = (format_percent(held[key]) for key in ("error", "noise"))
+    return f"unseen {unit}s within {by} ({unit}s vary by {noise}){off}"

@@ -161,7 +161,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _findings(view: ReportView) -> str:
-    parts = [f"<p>{escape(view.replay[0].upper() + view.replay[1:])}.</p>" if view.replay else ""]
+    parts = [f"<p>{escape(view.replay)}.</p>" if view.replay else ""]
     if view.findings:
         head = ("", "finding", "cost", "share", "saves", "sure")
         rows = (

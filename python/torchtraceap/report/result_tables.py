@@ -281,7 +281,7 @@ def _steps_table(document: Mapping[str, Any]) -> TextTable:
         median = format_ns(document["median_ns"])
         subject = "A step takes"
         measured += f" (mean; median {median})" if median != measured else ""
-    note = f"{subject} {measured}. Replayed {trust_text(trust)}."
+    note = f"{subject} {measured}. Simulation check: {trust_text(trust)}."
     if not trust["supports_prediction"]:
         note = f"No edit is simulated: {trust['reason']}. {note}"
     notes = [one_line(text, MAX_TEXT) for text in (note, *document["notes"])]

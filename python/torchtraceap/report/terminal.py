@@ -86,58 +86,61 @@ class _Detail(NamedTuple):
     """The number of findings and of their lines in a report."""
 
     full: int
-    code_lines: int
+    has_code: bool
+    """The change of the first finding is shown as code."""
     text_lines: int
     short: int
 
 
 # Tried in order until the report fits a screen.
 _DETAILS = (
-    *(
-        _Detail(full, code_lines, text_lines, 8)
-        for full in (3, 2, 1)
-        for code_lines, text_lines in ((6, 3), (3, 3), (0, 3), (0, 2))
-    ),
-    _Detail(1, 0, 2, 4),
-    _Detail(1, 0, 1, 2),
+    *(_Detail(full, True, text_lines, 8) for full in (3, 2) for text_lines in (3, 2)),
+    *(_Detail(1, has_code, text_lines, 8) for has_code in (True, False) for text_lines in (3, 2)),
+    _Detail(1, False, 2, 4),
+    _Detail(1, False, 1, 2),
 )
 
 
-def render_text(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH) -> str:
-    """Render the report as plain text, without color."""
-    lines = report_lines(build_view(diagnosis), width=width)
+def render_text(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH, verbose: bool = False) -> str:
+    """Render the report as plain text, without color; `verbose` as in `report_lines`."""
+    lines = report_lines(build_view(diagnosis), width=width, verbose=verbose)
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
-def print_report(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the report in color, as wide as the console."""
+def print_report(diagnosis: Diagnosis, console: Console, *, verbose: bool = False) -> None:
+    """Print the report in color, as wide as the console; `verbose` as in `report_lines`."""
     from rich.text import Text
 
-    for line in report_lines(build_view(diagnosis), width=console.width):
+    for line in report_lines(build_view(diagnosis), width=console.width, verbose=verbose):
         text = Text.assemble(*((piece.text, piece.style) for piece in line))
         console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
-def report_lines(view: ReportView, *, width: int = DEFAULT_WIDTH) -> list[Line]:
-    """Return the report as styled lines, at most MAX_LINES where the width allows."""
+def report_lines(
+    view: ReportView, *, width: int = DEFAULT_WIDTH, verbose: bool = False
+) -> list[Line]:
+    """Return the report as styled lines, at most MAX_LINES where the width allows.
+
+    With `verbose`, they add how well unseen steps are simulated and each repair of the recording.
+    """
     columns = max(MIN_WIDTH, min(width, MAX_WIDTH))
     lines: list[Line] = []
     for detail in _DETAILS:
-        lines = list(_report(view, columns, detail))
+        lines = list(_report(view, columns, detail, verbose))
         if len(lines) <= MAX_LINES:
             break
     return [[Piece(replace_controls(piece.text), piece.style) for piece in line] for line in lines]
 
 
-def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
+def _report(view: ReportView, width: int, detail: _Detail, verbose: bool) -> Iterator[Line]:
     yield from _header(view, width)
     yield from _bar(view.segments, width)
     if view.operators:
         parts = (f"{part.label} {format_percent(part.share)}" for part in view.operators)
         yield from _labelled("operators", ", ".join(parts), width, 3)
         yield []
-    if view.replay:
-        yield from _labelled("replay", view.replay, width, 3)
+    if view.replay and (verbose or not view.is_simulated):
+        yield from ([Piece(text, "dim")] for text in _wrap(view.replay, width, 3))
         yield []
     yield from _findings(view, width, detail)
     if view.unchecked:
@@ -150,16 +153,22 @@ def _report(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
         names = ", ".join(check.title for check in view.passed)
         lines = 3 if view.findings else 6  # findings need the room
         yield from _labelled("fine", f"{len(view.passed)} checks: {names}", width, lines)
-    if view.notes:
-        first = f"{format_count(view.notes[0].count)} × {one_line(view.notes[0].message, 300)}"
-        more = f" (and {len(view.notes) - 1} more notes: summary)" if len(view.notes) > 1 else ""
-        yield from _labelled("data", first + more, width, 2)
+    shown = [note for note in view.notes if verbose or not note.is_harmless]
+    for note in shown if verbose else shown[:1]:
+        more = f" (and {len(shown) - 1} more notes: summary)" if len(shown) > 1 else ""
+        text = f"{format_count(note.count)} × {one_line(note.message, 300)}"
+        yield from _labelled("data", text + more * (not verbose), width, 2)
+    harmless = sum(note.count for note in view.notes if note.is_harmless)
+    if harmless and not verbose:
+        plural = "repair" if harmless == 1 else "repairs"
+        yield [Piece(f"recording: {format_count(harmless)} harmless {plural}", "dim")]
     yield from _commands(view, width)
 
 
 def _header(view: ReportView, width: int) -> Iterator[Line]:
     about = " · ".join((view.title, *view.facts))
-    yield [Piece(one_line(about, width), "dim")]
+    for text in _wrap(one_line(about, 3 * width), width, 2):
+        yield [Piece(text, "dim")]
     yield []
     style = "bold red" if view.findings else "bold green" if view.is_healthy else "bold"
     yield from _sides(view.headline, view.sureness, width, style, "")
@@ -176,13 +185,22 @@ def _header(view: ReportView, width: int) -> Iterator[Line]:
 
 
 def _sides(left: str, right: str, width: int, left_style: str, right_style: str) -> Iterator[Line]:
-    """Put two texts on the left and the right, or under each other where they do not fit."""
-    gap = width - display_width(left) - display_width(right)
-    if gap >= 2:
-        yield [Piece(left, left_style), Piece(" " * gap), Piece(right, right_style)]
+    """Put two texts on the left and the right. A left one that is too long goes on below itself,
+    or where little room is left beside the right one, above it."""
+    room = width - display_width(right) - 2
+    number = left[: len(left) - len(left.lstrip("0123456789 "))]  # of a finding: stands out
+    lines = _wrap(left.removeprefix(number), max(room, width // 2) - len(number), 4)
+    lines = [
+        (number if not place else " " * len(number)) + line for place, line in enumerate(lines)
+    ]
+    if room >= width // 2 or room >= display_width(left):
+        gap = width - display_width(lines[0]) - display_width(right)
+        yield [Piece(lines[0], left_style), Piece(" " * gap), Piece(right, right_style)]
+        yield from ([Piece(text, left_style)] for text in lines[1:])
         return
-    for text in _wrap(left, width, 3):
-        yield [Piece(text, left_style)]
+    inner = width - len(number)
+    for place, text in enumerate(_wrap(left.removeprefix(number), inner, 3)):
+        yield [Piece((number if not place else " " * len(number)) + text, left_style)]
     yield [Piece(" " * max(0, width - display_width(right))), Piece(right, right_style)]
 
 
@@ -247,8 +265,7 @@ def _findings(view: ReportView, width: int, detail: _Detail) -> Iterator[Line]:
         saves = entry.saves.removeprefix("saves ").removeprefix("saved by ")
         if entry.is_told_above and not saves.startswith("the same fix"):
             saves = "the same time as above"
-        title = one_line(entry.finding.title, max(12, width - display_width(saves) - 6))
-        yield from _sides(f"{entry.number}  {title}", saves, width, "bold", "")
+        yield from _sides(f"{entry.number}  {entry.finding.title}", saves, width, "bold", "")
     if len(rest) > detail.short:
         yield [Piece(f"and {len(rest) - detail.short} more: see --html or --json", "dim")]
     if view.together:
@@ -274,21 +291,33 @@ def _finding(entry: FindingView, width: int, detail: _Detail) -> Iterator[Line]:
     for number, text in enumerate(_wrap(entry.fix, inner - 9, detail.text_lines)):
         label = "change   " if number == 0 else " " * 9
         yield [Piece("   "), Piece(label, "dim"), Piece(text)]
-    # The lines that the fix adds to the code, if they are few enough to be shown whole.
-    before, after = entry.code_before.splitlines(), entry.code_after.splitlines()
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    added = [
-        line
-        for tag, _, _, begin, end in matcher.get_opcodes()
-        if tag != "equal"
-        for line in after[begin:end]
-    ]
-    code = textwrap.dedent("\n".join(added)).splitlines()
-    for text in code if len(code) <= detail.code_lines else ():
-        room = width - 12
-        cut = text if len(text) <= room else text[: room - 1] + "…"
-        yield [Piece(" " * 12), Piece(cut, "cyan")]
+    lines = list(_diff(entry)) if entry.number == 1 and detail.has_code else []
+    if all(display_width(text) < width - LABEL for _, text in lines):
+        for sign, text in lines:
+            style = {"-": "red", "+": "cyan"}.get(sign, "dim")
+            yield [Piece(" " * (LABEL - 1) + sign + text, style)]
     yield []
+
+
+_KNOWN_HEADS: tuple[list[str], ...] = ([], ["import"], ["from"])
+"""First words of lines above a change that nobody has to be shown."""
+
+
+def _diff(entry: FindingView) -> Iterator[tuple[str, str]]:
+    """Yield the fix as lines of code, whole: what it removes behind a "-", what it adds behind a
+    "+", and what stays behind a blank, without the imports above it that stay."""
+    before, after = (
+        textwrap.dedent(code).splitlines() for code in (entry.code_before, entry.code_after)
+    )
+    while before and before[:1] == after[:1] and before[0].split()[:1] in _KNOWN_HEADS:
+        before, after = before[1:], after[1:]
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for tag, from_, to, begin, end in matcher.get_opcodes():
+        if tag == "equal":
+            yield from ((" ", text) for text in before[from_:to])
+            continue
+        yield from (("-", text) for text in before[from_:to])
+        yield from (("+", text) for text in after[begin:end])
 
 
 def _labelled(label: str, text: str, width: int, max_lines: int) -> Iterator[Line]:

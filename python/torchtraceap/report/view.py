@@ -153,7 +153,9 @@ class ReportView:
     plan: tuple[BeforeAfter, ...]
     """Fixes on top of each other, in order."""
     replay: str
-    """Trust in the replay, or the reason for bounds; empty if nothing was tried."""
+    """How well unseen steps are simulated, or the reason for bounds; empty if nothing was tried."""
+    is_simulated: bool
+    """False where savings are bounds."""
     unchecked: tuple[Check, ...]
     passed: tuple[Check, ...]
     notes: tuple[Diagnostic, ...]
@@ -219,6 +221,7 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
             for fix in plan
         ),
         replay=replay_text(diagnosis),
+        is_simulated=diagnosis.replay is not None and diagnosis.replay.trust.supports_prediction,
         unchecked=_unchecked_checks(diagnosis),
         passed=_passed_checks(diagnosis),
         notes=summary.diagnostics,
@@ -471,11 +474,8 @@ def replay_text(diagnosis: Diagnosis) -> str:
     if replay is None:
         return ""
     if not replay.trust.supports_prediction:
-        return f"savings are bounds: {replay.trust.reason}"
-    measured = f"{format_ns(replay.measured_ns)}{_per_unit(diagnosis, replay.per_step)}"
-    on_host = diagnosis.computes_on == "host"
-    trust = trust_text(replay.trust.to_dict(), on_host=on_host, unit=_unit(diagnosis))
-    return f"{measured}; replayed {trust}"
+        return f"Savings are bounds: {replay.trust.reason}"
+    return f"Simulation check: {trust_text(replay.trust.to_dict(), unit=_unit(diagnosis))}"
 
 
 # ------------------------------------------------------------------------- the verdict in words

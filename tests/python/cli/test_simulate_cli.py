@@ -120,7 +120,7 @@ def test_the_table_says_the_replay_first(slow: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     places = [
         text.index(part)
-        for part in ("Replayed from its dependencies", "Edits, each by itself", "Plan, each on top")
+        for part in ("Simulation check: unseen steps", "Edits, each by itself", "Plan, each on top")
     ]
     assert places == sorted(places)
     assert "loader_workers=4" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import sys
 import unicodedata
 from pathlib import Path
@@ -38,6 +39,54 @@ def test_it_fits_the_width(slow: ttap.Diagnosis, width: int) -> None:
     assert max(map(display_width, lines)) <= max(50, min(width, 120))
     if width >= 80:
         assert len(lines) <= MAX_LINES
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_titles_and_the_headline_are_whole(slow: ttap.Diagnosis, width: int) -> None:
+    long = dataclasses.replace(slow.findings[0], title=" ".join(f"word{n}x" for n in range(14)))
+    told = dataclasses.replace(slow, findings=(slow.findings[0], long))
+    lines = [re.sub(r"(?<=[^\s\d]) {2,}.*", "", line).strip()
+             for line in render_text(told, width=width).splitlines()]  # fmt: skip
+    text = " ".join(" ".join(lines).split())
+    assert [title for title in (f.title for f in told.findings) if title not in text] == []
+
+
+def test_the_change_of_the_first_finding_is_whole(slow: ttap.Diagnosis) -> None:
+    lines = render_text(slow).splitlines()
+    first = slow.findings[0]
+    removed = [line[10:] for line in lines if line.startswith(" " * 9 + "-")]
+    added = [line[10:] for line in lines if line.startswith(" " * 9 + "+")]
+    kept = [line[10:] for line in lines if line.startswith(" " * 10) and line[10:] in first.code]
+    assert (
+        set(removed) <= set(first.code_before.splitlines()) and set(added) & set(removed) == set()
+    )
+    assert set(first.code.splitlines()) - {*added, *kept} <= {
+        line
+        for line in first.code.splitlines()
+        if not line or line.split()[0] in ("import", "from")
+    }
+    # A line that does not fit is never cut: the change is left out.
+    wide = dataclasses.replace(first, code=f"{first.code}\n{'x' * 120}")
+    assert "xxx" not in render_text(dataclasses.replace(slow, findings=(wide,)))
+
+
+def test_harmless_repairs_are_one_line(tmp_path: Path) -> None:
+    path = samples.slow_loader().write(tmp_path / "trace.json")
+    text = path.read_text()
+    events = text.replace('"ph": "X"', '"ph": X').replace('"ph":"X"', '"ph":X')
+    assert events != text
+    path.write_text(events[: events.rindex("]")] + "]} left over")
+    found = ttap.diagnose(path)
+    harmless = [note for note in found.summary.diagnostics if note.is_harmless]
+    assert {note.code for note in harmless} == {"bare_word", "text_after_end"}
+    count = sum(note.count for note in harmless)
+    lines = render_text(found).splitlines()
+    assert [line for line in lines if "repair" in line] == [
+        f"recording: {count:,} harmless repairs"
+    ]
+    assert not any(line.startswith("data ") for line in lines)
+    every = render_text(found, verbose=True)
+    assert [note.message for note in harmless if note.message[:40] not in every] == []
 
 
 def test_the_order_is_verdict_bar_findings_unchecked_fine_gate(slow: ttap.Diagnosis) -> None:
