@@ -133,6 +133,7 @@ __all__: list[str] = [
     "later_lags",
     "launch_queue",
     "matched_by_names",
+    "packed_values",
     "path_cause_names",
     "phase_names",
     "plain_graph",
@@ -146,6 +147,7 @@ __all__: list[str] = [
     "recompiled_rows",
     "replay",
     "replay_chain",
+    "restore_table",
     "row_times",
     "rules",
     "runs_on_host",
@@ -156,6 +158,8 @@ __all__: list[str] = [
     "split_processes",
     "step_part_names",
     "step_pieces",
+    "template_ids",
+    "template_texts",
     "timeline",
     "timelines",
     "token_class_names",
@@ -2993,6 +2997,13 @@ def matched_by_names() -> list[str]:
     Names of TreeDiff.matched_by.
     """
 
+def packed_values(
+    table: EventTable,
+) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.uint8]]:
+    """
+    What the templates of the events leave out, end to end: int64 [n + 1] offsets, uint8 data.
+    """
+
 def path_cause_names() -> list[str]:
     """
     Names of CriticalPath.cause.
@@ -3090,6 +3101,51 @@ def replay_chain(
     int64 [copies, points]: copies of the run one behind the other; carries are (source, destination, lag_ns) from a copy to the next, int64 [carries, 3]. NEVER where a point does not happen.
     """
 
+def restore_table(
+    *,
+    ts_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    dur_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    name: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    category: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    kind: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    phase: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    flags: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    track: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    device: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+    stream: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    correlation: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    external_id: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    template_id: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    values: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    ],
+    strings: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    ],
+    templates: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+    ],
+    tracks: collections.abc.Sequence[tuple[str, str]],
+    metadata: collections.abc.Sequence[tuple[str, str]],
+    diagnostics: collections.abc.Sequence[
+        tuple[
+            str,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex | None,
+            str,
+        ]
+    ],
+    total_objects: typing.SupportsInt | typing.SupportsIndex,
+    text_bytes: typing.SupportsInt | typing.SupportsIndex,
+    path: str,
+) -> EventTable:
+    """
+    The table whose columns [n] these are, in its order, with codes into strings, templates and tracks, (pid, tid). values, strings and templates: offsets and bytes. diagnostics: (code, count, first byte offset, message). Raises SchemaError where they can't be a table's.
+    """
+
 def row_times(
     graph: ExecutionGraph,
     rank: typing.SupportsInt | typing.SupportsIndex,
@@ -3158,6 +3214,16 @@ def step_pieces(
 ) -> StepPieces:
     """
     Every instant of the steps (sorted, disjoint bounds) to a GPU event, an idle cause or, without GPU events, a row of the main thread.
+    """
+
+def template_ids(table: EventTable) -> numpy.typing.NDArray[numpy.uint32]:
+    """
+    uint32 [n]: the template of each event, an index in template_texts.
+    """
+
+def template_texts(table: EventTable) -> list[bytes]:
+    """
+    The templates by id.
     """
 
 def timeline(

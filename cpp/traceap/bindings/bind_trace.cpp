@@ -11,6 +11,7 @@
 #include "traceap/trace/merge.hpp"
 #include "traceap/trace/processes.hpp"
 #include "traceap/trace/read.hpp"
+#include "traceap/trace/stored_table.hpp"
 #include "traceap/trace/write.hpp"
 
 namespace traceap::bindings {
@@ -158,6 +159,99 @@ TablePtr edited_table(const EventTable& table, const AnyArray<std::int64_t>& ts_
   return std::make_shared<EventTable>(edit_table(table, edits, more_events));
 }
 
+// ------------------------------------------------------------------------- from and to a file
+
+using Bytes = AnyArray<std::uint8_t>;
+using Integers = AnyArray<std::int64_t>;
+using StoredTextsTuple = std::tuple<Integers, Bytes>;
+/// (code, count, first byte offset, message).
+using DiagnosticTuple =
+    std::tuple<std::string, std::uint64_t, std::optional<std::uint64_t>, std::string>;
+
+StoredTexts stored_texts(const StoredTextsTuple& texts) {
+  return {items(std::get<0>(texts)), items(std::get<1>(texts))};
+}
+
+TablePtr table_of_file(const Integers& ts_ns, const Integers& dur_ns, const Numbers& name,
+                       const Numbers& category, const Bytes& kind, const Bytes& phase,
+                       const Bytes& flags, const Numbers& track,
+                       const AnyArray<std::int32_t>& device, const Integers& stream,
+                       const Integers& correlation, const Integers& external_id,
+                       const Numbers& template_id, const StoredTextsTuple& values,
+                       const StoredTextsTuple& strings, const StoredTextsTuple& templates,
+                       const Members& tracks, const Members& metadata,
+                       const std::vector<DiagnosticTuple>& diagnostics, std::uint64_t total_objects,
+                       std::uint64_t text_bytes, const std::string& path) {
+  StoredTable stored;
+  stored.ts_ns = items(ts_ns);
+  stored.dur_ns = items(dur_ns);
+  stored.name = items(name);
+  stored.category = items(category);
+  stored.kind = items(kind);
+  stored.phase = items(phase);
+  stored.flags = items(flags);
+  stored.track = items(track);
+  stored.device = items(device);
+  stored.stream = items(stream);
+  stored.correlation = items(correlation);
+  stored.external_id = items(external_id);
+  stored.template_id = items(template_id);
+  stored.values = stored_texts(values);
+  stored.strings = stored_texts(strings);
+  stored.templates = stored_texts(templates);
+  stored.tracks = tracks;
+  stored.metadata = metadata;
+  for (const auto& [code, count, offset, message] : diagnostics) {
+    stored.diagnostics.push_back({code, count, offset, message});
+  }
+  stored.total_objects = total_objects;
+  stored.text_bytes = text_bytes;
+  stored.path = path;
+  const Unlocked unlocked;
+  return std::make_shared<EventTable>(restore_table(stored));
+}
+
+using PackedTuple = py::typing::Tuple<Int64Array, py::array_t<std::uint8_t>>;
+PackedTuple packed_values(const EventTable& table) {
+  PackedRows rows;
+  {
+    const Unlocked unlocked;
+    rows = pack_rows(table);
+  }
+  return py::make_tuple(adopt(std::move(rows.offsets)), adopt(std::move(rows.data)));
+}
+
+py::array_t<std::uint32_t> template_ids(const EventTable& table) {
+  return adopt(table.args.template_id.values());
+}
+
+py::typing::List<py::bytes> template_texts(const EventTable& table) {
+  py::typing::List<py::bytes> texts;
+  for (StringId id = 0; id < table.args.templates.size(); ++id) {
+    texts.append(py::bytes(std::string(table.args.templates[id])));
+  }
+  return texts;
+}
+
+void bind_stored(py::module_& module) {
+  module.def("packed_values", packed_values, py::arg("table"),
+             "What the templates of the events leave out, end to end: int64 [n + 1] offsets, uint8 "
+             "data.");
+  module.def("template_ids", template_ids, py::arg("table"),
+             "uint32 [n]: the template of each event, an index in template_texts.");
+  module.def("template_texts", template_texts, py::arg("table"), "The templates by id.");
+  module.def(
+      "restore_table", table_of_file, py::kw_only(), py::arg("ts_ns"), py::arg("dur_ns"),
+      py::arg("name"), py::arg("category"), py::arg("kind"), py::arg("phase"), py::arg("flags"),
+      py::arg("track"), py::arg("device"), py::arg("stream"), py::arg("correlation"),
+      py::arg("external_id"), py::arg("template_id"), py::arg("values"), py::arg("strings"),
+      py::arg("templates"), py::arg("tracks"), py::arg("metadata"), py::arg("diagnostics"),
+      py::arg("total_objects"), py::arg("text_bytes"), py::arg("path"),
+      "The table whose columns [n] these are, in its order, with codes into strings, templates and "
+      "tracks, (pid, tid). values, strings and templates: offsets and bytes. diagnostics: (code, "
+      "count, first byte offset, message). Raises SchemaError where they can't be a table's.");
+}
+
 }  // namespace
 
 void bind_trace(py::module_& module) {
@@ -197,6 +291,7 @@ void bind_trace(py::module_& module) {
              "The table with its events at other times, int64 [n] twice, without those that are "
              "not kept, bool [n], with other correlation ids where there are such, int64 [n], and "
              "with more_events, JSON objects.");
+  bind_stored(module);
   module.def("trace_json", table_json, py::arg("table"), "The JSON text as bytes.");
 }
 

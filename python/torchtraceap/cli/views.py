@@ -105,14 +105,17 @@ def _convert(options: Options) -> int:
     trace = load([source], options.threads)
     if len(trace.ranks) > 1:
         raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one")
+    table = trace.ranks[0].table
     if lower.endswith(".parquet"):
-        trace.events(with_args=True).to_parquet(target)
+        from torchtraceap.trace.column_file import write_columns
+
+        write_columns(table, target, trace.events(with_args=True))
     else:
         from torchtraceap import _core
         from torchtraceap.core.writing import replacing
 
         with replacing(target) as staged:
-            _core.write_trace(trace.ranks[0].table, staged)
+            _core.write_trace(table, staged)
     note(f"wrote {target}")
     return FINE
 

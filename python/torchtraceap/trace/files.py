@@ -13,6 +13,7 @@ from pathlib import Path
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.errors import MissingFileError, ParseError
+from torchtraceap.trace.column_file import MAGIC, holds_events
 
 __all__ = [
     "assign_ranks",
@@ -132,6 +133,8 @@ def _looks_like_trace(path: Path) -> bool:
             head = file.read(64)
     except OSError:
         return False
+    if head.startswith(MAGIC):
+        return holds_events(path)
     return head.startswith(_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 

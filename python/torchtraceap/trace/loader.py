@@ -15,6 +15,7 @@ from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
 from torchtraceap.trace.files import assign_ranks, expand_paths
 from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.recordings import losses_of, read_recording
 from torchtraceap.trace.trace import Trace
 
 __all__ = ["Progress", "load"]
@@ -31,7 +32,8 @@ def load(
 ) -> Trace:
     """Read a trace: a file, a folder with a file per rank, or a list of files.
 
-    JSON, gzip and zstd are told apart by content. A damaged file is read as far as it makes sense;
+    JSON, gzip, zstd, events in columns (`torchtraceap convert`) and exports of other profilers
+    (docs/formats.md) are told apart by content. A damaged trace is read as far as it makes sense;
     what could not be taken at face value is counted in `Trace.diagnostics`.
 
     Args:
@@ -106,7 +108,7 @@ def _read_all(
         path = files[index]
         try:
             each_report = partial(report, index) if progress else None
-            table = _core.read_trace(path, threads=each, progress=each_report)
+            table = read_recording(path, threads=each, progress=each_report)
             split = _core.split_merged_trace(table, threads=each)
         except ParseError as error:
             if not skip:
@@ -123,7 +125,7 @@ def _read_all(
     if not tables:
         first = f": {failures[0]}" if failures else ""
         raise ParseError(f"none of {len(files)} files is a trace{first}")
-    notes = []
+    notes = [note for found in tables for note in losses_of(found[2])]
     if processes:
         at = min(processes)
         holds = f"{files[at].name} holds {processes[at]} processes"

@@ -494,7 +494,6 @@ GIVEN = {
     ("core/table.py", "gzip.GzipFile('', 'wb', fileobj=file, mtime=0)"),
     ("cli/tables.py", "kept.to_csv(options.csv, spreadsheet=options.spreadsheet)"),
     ("cli/tables.py", "kept.to_parquet(options.parquet)"),
-    ("cli/views.py", "trace.events(with_args=True).to_parquet(target)"),
     (
         "diagnosis/scoring/weight_files.py",
         "save(whole, {_ABOUT: json.dumps(about, sort_keys=True)})",

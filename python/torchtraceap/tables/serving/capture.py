@@ -31,6 +31,7 @@ from torchtraceap.ops.models.families import family_of
 from torchtraceap.tables.serving.annotations import is_side_file
 from torchtraceap.tables.serving.nodes import nodes_in_order
 from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.recordings import read_recording
 
 __all__ = ["CaptureTraces", "CapturedGraph", "Replays", "find_captures"]
 
@@ -123,7 +124,7 @@ class CaptureTraces:
             ParseError: It is no trace.
         """
         if file not in self._graphs:
-            table = _core.read_trace(str(file))
+            table = read_recording(str(file))
             self._graphs[file] = _captured_graphs(RankTrace(table, table.rank))
         return self._graphs[file]
 

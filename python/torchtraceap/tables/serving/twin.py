@@ -23,6 +23,7 @@ from torchtraceap.tables.serving.iterations import served_iterations
 from torchtraceap.tables.serving.nodes import graph_nodes
 from torchtraceap.tables.serving.roles import kinds_of, layers_and_roles
 from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.recordings import read_recording
 
 __all__ = ["Twin"]
 
@@ -86,7 +87,7 @@ class Twin:
     """
 
     def __init__(self, path: Path) -> None:
-        table = _core.read_trace(str(path))
+        table = read_recording(str(path))
         self.part = RankTrace(table, table.rank)
         self._path = path
         passes: dict[tuple[str, ...], _Pass] = {}

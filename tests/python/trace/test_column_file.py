@@ -1,0 +1,213 @@
+"""Events in columns: a file that gives back the same table, or one clear error."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchtraceap as ttap
+from torchtraceap import _core
+from torchtraceap.cli import main
+from torchtraceap.errors import ParseError
+from torchtraceap.trace import column_file
+from torchtraceap.trace.column_file import MAGIC, holds_events, read_columns, write_columns
+from torchtraceap.trace.files import expand_paths
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples/traces").glob("*.json.gz"))
+COLUMNS = ("ts_ns", "dur_ns", "name", "category", "kind", "phase", "flags", "track", "device",
+           "stream", "correlation", "external_id")  # fmt: skip
+
+
+def _events() -> list[dict[str, Any]]:
+    """Everything that is stored in its own way: odd ids, texts, numbers, phases, damage."""
+    on_gpu = {"pid": 0, "tid": 7, "cat": "kernel"}
+    return [
+        {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "py ü"}},
+        {"ph": "M", "name": "thread_name", "pid": 7, "tid": "a", "args": {"name": "main"}},
+        {"ph": "X", "cat": "cpu_op", "name": 'mm "x"\n', "pid": 7, "tid": "a", "ts": 1.5, "dur": 9,
+         "args": {"External id": 3, "Input Dims": [[2, 3], []], "big": 2**70, "f": 1.25e-3,
+                  "t": "text", "n": None, "deep": {"a": [1, {"b": -5}]}}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 7, "tid": "a",
+         "ts": 2, "dur": 1, "args": {"correlation": 11, "External id": 3}},
+        {"ph": "X", "name": "k", "ts": 4, "dur": 5.001, **on_gpu,
+         "args": {"correlation": 11, "stream": 7, "device": 0, "grid": [1, 2, 3]}},
+        {"ph": "X", "name": "k", "ts": 3, "dur": -1, **on_gpu, "args": {"device": 2**40}},
+        {"ph": "s", "name": "ac2g", "cat": "ac2g", "id": 11, "pid": 7, "tid": "a", "ts": 2},
+        {"ph": "f", "name": "ac2g", "cat": "ac2g", "id": 11, "pid": 0, "tid": 7, "ts": 4,
+         "bp": "e"},
+        {"ph": "B", "name": "outer", "pid": 7, "tid": "a", "ts": 1},
+        {"ph": "E", "name": "outer", "pid": 7, "tid": "a", "ts": 30},
+        {"ph": "i", "name": "mark", "pid": 7, "tid": 0, "ts": 5, "s": "g"},
+        {"ph": "C", "name": "count", "pid": 7, "tid": 0, "ts": 6, "args": {"bytes": 12}},
+    ]  # fmt: skip
+
+
+def _trace(folder: Path) -> Path:
+    path = folder / "trace.json"
+    about = {"distributedInfo": {"rank": 2, "world_size": 4}, "odd": [1, "ä", None],
+             "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]}  # fmt: skip
+    path.write_text(json.dumps({**about, "traceEvents": _events()}) + "x")
+    return path
+
+
+def _same(one: _core.EventTable, other: _core.EventTable) -> None:
+    for name in COLUMNS:
+        assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+    assert one.strings == other.strings and one.metadata == other.metadata
+    tracks = [
+        [(t.pid, t.tid, t.process_name, t.process_labels, t.thread_name) for t in table.tracks]
+        for table in (one, other)
+    ]
+    assert tracks[0] == tracks[1]
+    entries = [
+        [(d.code, d.count, d.first_byte_offset, d.message) for d in table.diagnostics]
+        for table in (one, other)
+    ]
+    assert entries[0] == entries[1]
+    about = ("rank", "world_size", "backend", "total_objects", "text_bytes")
+    assert [getattr(one, a) for a in about] == [getattr(other, a) for a in about]
+    assert [d.name for d in one.devices] == [d.name for d in other.devices]
+    assert _core.trace_json(one) == _core.trace_json(other)
+
+
+def _stored(path: Path, folder: Path) -> tuple[_core.EventTable, Path]:
+    table = _core.read_trace(path)
+    target = folder / "events.parquet"
+    write_columns(table, target)
+    return table, target
+
+
+def test_nothing_of_a_trace_is_lost(tmp_path: Path) -> None:
+    table, target = _stored(_trace(tmp_path), tmp_path)
+    assert any(d.count for d in table.diagnostics)
+    _same(table, read_columns(target))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_a_real_trace_is_diagnosed_equally(path: Path, tmp_path: Path) -> None:
+    target, back = tmp_path / "no_suffix", tmp_path / "back.json"
+    table = _core.read_trace(path)
+    write_columns(table, target)
+    _same(table, read_columns(target))
+    one, other = ttap.load(path), ttap.load(target)
+    texts = [_plain(trace.diagnose().to_dict()) for trace in (one, other)]
+    assert texts[0] == texts[1]
+    assert main(["convert", str(target), str(back)]) == 0
+    assert _core.trace_json(_core.read_trace(back)) == _core.trace_json(table)
+    assert target.stat().st_size * 10 < table.text_bytes
+
+
+def _plain(document: dict[str, Any]) -> str:
+    """A document without the name of its file."""
+    return json.dumps({k: v for k, v in document.items() if k not in ("path", "files", "summary")})
+
+
+def test_convert_writes_it_for_other_readers_too(tmp_path: Path) -> None:
+    path, target = _trace(tmp_path), tmp_path / "events.parquet"
+    assert main(["convert", str(path), str(target)]) == 0
+    rows = parquet.read_table(target).to_pylist()
+    kernel = next(row for row in rows if row["name"] == "k" and row["dur_ns"])
+    assert (kernel["ts_ns"], kernel["dur_ns"], kernel["stream"]) == (4000, 5001, 7)
+    assert json.loads(kernel["args"])["grid"] == [1, 2, 3]
+    _same(_core.read_trace(path), read_columns(target))
+    back = tmp_path / "back.json"
+    assert main(["convert", str(target), str(back)]) == 0
+    assert _core.trace_json(_core.read_trace(back)) == _core.trace_json(_core.read_trace(path))
+
+
+def test_a_folder_of_them_is_a_job_of_ranks(tmp_path: Path) -> None:
+    for rank in range(2):
+        trace = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": _events()}
+        (tmp_path / "source.json").write_text(json.dumps(trace))
+        write_columns(_core.read_trace(tmp_path / "source.json"), tmp_path / f"{rank}.parquet")
+    (tmp_path / "source.json").unlink()
+    parquet.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    assert len(expand_paths(tmp_path)[0]) == 2
+    assert [rank.rank for rank in ttap.load(tmp_path).ranks] == [0, 1]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.parquet"
+    parquet.write_table(pa.table({"a": [1]}), other)
+    assert not holds_events(other)
+    with pytest.raises(ParseError, match="another Parquet file"):
+        ttap.load(other)
+    other.write_bytes(MAGIC + b"\0" * 20)
+    assert not holds_events(other)
+    with pytest.raises(ParseError, match=r"other\.parquet: is damaged"):
+        ttap.load(other)
+
+
+def test_every_damaged_byte_is_noticed_or_does_no_harm(tmp_path: Path) -> None:
+    table, target = _stored(EXAMPLES[0], tmp_path)
+    whole = target.read_bytes()
+    expected = _core.trace_json(table)
+    rng = random.Random(3)
+    failed = 0
+    for _ in range(60):
+        data = bytearray(whole)
+        place = rng.randrange(4, len(data))
+        data[place] ^= 1 << rng.randrange(8)
+        target.write_bytes(data if rng.random() < 0.8 else data[:place])
+        try:
+            again = read_columns(target)
+        except ParseError as error:
+            failed += 1
+            assert str(target) in str(error) and "\n" not in str(error)
+        else:
+            assert _core.trace_json(again) == expected
+    assert failed > 40
+
+
+def _rewritten(target: Path, **columns: Any) -> None:
+    """Replace columns of a file, with right checksums: what a stranger could make."""
+    rows = parquet.read_table(target, read_dictionary=["name", "template"])
+    for name, values in columns.items():
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    parquet.write_table(rows, target)
+
+
+def test_made_up_columns_are_refused(tmp_path: Path) -> None:
+    table, target = _stored(_trace(tmp_path), tmp_path)
+    whole, rows = target.read_bytes(), parquet.read_table(target)
+    count = len(table)
+    texts = rows["template"].to_pylist()
+    bad: dict[str, Any] = {
+        "ts_ns": pa.array(range(count, 0, -1)),
+        "dur_ns": pa.array([-1] * count),
+        "track": pa.array([2**32 - 1] * count, pa.uint32()),
+        "flags": pa.array([None] * count, pa.uint8()),
+        "kind": pa.array(["no such kind"] * count),
+        "phase": pa.array(["XX"] * count),
+        "name": pa.array([None] * count, pa.string()),
+        "values": pa.array([b"\xff" * 30] * count),
+        "template": pa.array([b'{"a": '] * count),
+        "stream": pa.array(["text"] * count),
+    }
+    bad_templates = (b"[]", b'{"a": \x07}', b"", b'{"a": "\x12"}', b"\x12")
+    cases = list(bad.items())
+    cases += [("template", pa.array([text] * count)) for text in bad_templates]
+    cases += [("template", pa.array([texts[-1]] * count))]  # of another row
+    cases += [("values", pa.array([b""] * count)), ("values", pa.array([b"\x05" * 9] * count))]
+    for name, values in cases:
+        target.write_bytes(whole)
+        _rewritten(target, **{name: values})
+        with pytest.raises(ParseError, match=r"events\.parquet"):
+            read_columns(target)
+    target.write_bytes(whole)
+    _rewritten(target)
+    _same(table, read_columns(target))
+
+
+def test_a_claim_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target = _stored(_trace(tmp_path), tmp_path)
+    monkeypatch.setattr(column_file, "_ROW_BYTES", 1 << 44)
+    with pytest.raises(ParseError, match="12 events, which memory does not hold"):
+        read_columns(target)
