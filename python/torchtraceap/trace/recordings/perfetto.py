@@ -128,7 +128,7 @@ class _Packets:
     def __init__(self) -> None:
         self._sequences: dict[int, _Sequence] = defaultdict(_Sequence)
         self._tracks: dict[int, _Track] = {}
-        self._processes: dict[int, str] = {}
+        self._processes: dict[int | str, str] = {}
         self._slices: list[tuple[int, _Slice]] = []
         self._stages: list[_Stage] = []
         self._base_ns = 0
@@ -321,7 +321,7 @@ class _Packets:
         return Recording(
             format=_FORMAT,
             groups=groups,
-            process_names={pid: name for pid, name in self._processes.items()},
+            process_names=self._processes,
             thread_names=threads,
             metadata={"baseTimeNanoseconds": self._base_ns} if self._base_ns else {},
             lacks=_LACKS,

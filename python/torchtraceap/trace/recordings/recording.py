@@ -170,7 +170,7 @@ def _argument(groups: Sequence[EventGroup], key: str, more: int) -> Any:
     parts = [group.args.get(key) for group in groups]
     if all(part is None or isinstance(part, np.ndarray) for part in parts):
         columns: list[Array] = [
-            masked.masked_all(len(group.name), dtype=np.int64) if part is None else np.ma.array(part)
+            masked.masked_all(len(group.name), dtype=np.int64) if part is None else part
             for group, part in zip(groups, parts, strict=True)
         ]
         return masked.concatenate([*columns, masked.masked_all(more, dtype=np.int64)])
