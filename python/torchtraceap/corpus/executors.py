@@ -11,10 +11,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any, Protocol
 
 from torchtraceap.core.records import dataclass
@@ -127,7 +129,8 @@ class PoolExecutor:
 
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=serve, args=(theirs,), daemon=True)
-        process.start()
+        with _without_main():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
@@ -164,6 +167,18 @@ class PoolExecutor:
         worker.process.kill()
         worker.process.join()
         worker.pipe.close()
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the program that called us, which every worker would run again: its script may lack the
+    guard that `multiprocessing` asks for, and workers need nothing of it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _resident(pid: int) -> int:

@@ -5,9 +5,14 @@ fleets give: each job comes a random number of times (Poisson of mean 1), so run
 together.
 
 Note [Onset]: for each finding the share of GPU time that it costs is a series over the runs in
-order of time. The place with the largest standardized difference between the runs before and behind
-it is an onset if hardly any reordering of the runs has as large a one: p is at most 0.01 over the
-number of findings, from 2,000 random orders. Of more than 4,000 runs the means of neighbors count.
+order of time: of all runs, and of those of each team, model, device and version. Its statistic is
+the largest standardized difference of the runs before and behind any place of any series, and the
+series with that place is what the step is told of, or a smaller one with all runs that have the
+finding behind it. It stands if hardly any reordering of the runs
+has as large a one: p is at most 0.01 over the number of findings, from 2,000 random orders or more.
+The step is where it is likeliest, by how many runs have the finding (binomial) and by what it costs
+those (normal). A step of a cost that other findings claim, which stepped there in the same week, is
+theirs. Of more than 4,000 runs the means of neighbors count.
 
 Note [Hosts]: if hosts are alike, the straggler of a job is any of its ranks with the same chance. A
 host is bad if its ranks are it so much more often that chance explains it with p at most 0.05 over
@@ -40,7 +45,7 @@ from torchtraceap.errors import OptionError
 __all__ = ["build_report", "report_html", "report_markdown", "similar_runs"]
 
 RESAMPLES = 400
-ORDERS = 2000
+ORDERS, ORDERS_AT_ONCE = 2000, 100
 HOST_ERROR, ONSET_ERROR = 0.05, 0.01
 MOST_POINTS = 4000
 LEAST_RUNS = 5
@@ -58,6 +63,8 @@ class _Fleet:
     runs: Sequence[Json]
     lost: Mapping[str, Array]
     """Share of the run's GPU time by type, float64 `[runs]`."""
+    own: Mapping[str, Array]
+    """The part of `lost` that no finding ranked before it claims."""
     saved: Mapping[str, Array]
     titles: Mapping[str, tuple[str, str]]
     """The title and the most frequent fix by type."""
@@ -126,17 +133,22 @@ def _read(connection: Any) -> _Fleet:
         run.update(json.loads(run["tags"] or "{}") | run)
     place = {run["run"]: number for number, run in enumerate(runs)}
     lost: dict[str, Array] = defaultdict(lambda: np.zeros(len(runs)))
+    own: dict[str, Array] = defaultdict(lambda: np.zeros(len(runs)))
     saved: dict[str, Array] = defaultdict(lambda: np.zeros(len(runs)))
     fixes: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
-    query = "select run, type, cost_share, saving_share, title, fix from findings order by all"
+    query = (
+        "select run, type, cost_share, cost_share * unclaimed_cost_ns / nullif(cost_ns, 0), "
+        "saving_share, title, fix from findings order by all"
+    )
     result = connection.execute(query)
     while rows := result.fetchmany(50_000):
-        for run, name, cost, saving, title, fix in rows:
+        for run, name, cost, mine, saving, title, fix in rows:
             if run in place:
                 lost[name][place[run]] = cost or 0.0
+                own[name][place[run]] = (cost if mine is None else mine) or 0.0
                 saved[name][place[run]] = saving or 0.0
                 fixes[name][title, fix] += 1
-    return _Fleet(runs, lost, saved, {n: fixes[n].most_common(1)[0][0] for n in sorted(fixes)})
+    return _Fleet(runs, lost, own, saved, {n: fixes[n].most_common(1)[0][0] for n in sorted(fixes)})
 
 
 # ------------------------------------------------------------------------------ views
@@ -169,6 +181,7 @@ def _findings(fleet: _Fleet) -> list[Json]:
                 "gpu_hours": float(table[:, column].sum()),
                 "low": float(low[column]),
                 "high": float(high[column]),
+                "own_gpu_hours": float((hours * fleet.own[name]).sum()),
                 "share": float(table[:, column].sum() / (hours.sum() or 1.0)),
                 "saved_gpu_hours": float((hours * fleet.saved[name]).sum()),
                 "first_seen": days[0],
@@ -245,70 +258,161 @@ def _changes(fleet: _Fleet) -> Json:
 
 def _trends(fleet: _Fleet) -> list[Json]:
     """Return where the cost of findings stepped. See Note [Onset]."""
-    together = max(1, -(-len(fleet.runs) // MOST_POINTS))  # runs of a point
-    begins = np.arange(0, len(fleet.runs), together)
-    count = len(begins)
-    if count < 2 * LEAST_RUNS:
-        return []
-    # Only between runs of different times.
-    when = np.array([fleet.runs[row]["recorded_ns"] for row in begins.tolist()])
-    places = np.arange(LEAST_RUNS, count - LEAST_RUNS + 1)
-    places = places[when[places - 1] < when[places]]
-    if not len(places):
-        return []
+    groups = _groups(fleet)
+    # Enough that the smallest p can be below the bound.
+    orders = max(ORDERS, int(2 * len(fleet.titles) / ONSET_ERROR))
     random = np.random.default_rng(0)
     found = []
     for name in fleet.titles:
         shares = fleet.lost[name]
-        means = np.add.reduceat(shares, begins) / np.diff(np.append(begins, len(shares)))
-        spread = float(means.std())
-        if spread == 0:
+        series = [_series(shares[group.rows], group) for group in groups]
+        tops = [top for top, _ in series]
+        if not max(tops, default=0.0):
             continue
-        values = (means - means.mean()) / spread
-        scores = _scores(values, places)
-        best = int(begins[places[np.abs(scores).argmax()]])
-        top = float(np.abs(scores).max())
+        chosen = groups[int(np.argmax(tops))]
         above = 0
-        for _ in range(ORDERS):
-            above += float(np.abs(_scores(random.permutation(values), places)).max()) >= top
-            if above + 1 > (ORDERS + 1) * ONSET_ERROR / len(fleet.titles):
+        for begin in range(0, orders, ORDERS_AT_ONCE):
+            count = min(ORDERS_AT_ONCE, orders - begin)
+            highest = np.zeros(count)
+            for group, (top, values) in zip(groups, series, strict=True):
+                if top:
+                    drawn = random.permuted(np.broadcast_to(values, (count, len(values))), axis=1)
+                    highest = np.maximum(highest, np.abs(_scores(drawn, group.places)).max(axis=1))
+            above += int((highest >= max(tops)).sum())
+            if above + 1 > (orders + 1) * ONSET_ERROR / len(fleet.titles):
                 break
         else:
-            day = fleet.runs[best]["day"]
-            monday = datetime.fromisoformat(day) - timedelta(
-                days=datetime.fromisoformat(day).weekday()
-            )
+            chosen = _narrowed(groups, chosen, shares)
+            mine = shares[chosen.rows]
+            place = _likeliest(mine, chosen)
+            day = fleet.runs[chosen.rows[place]]["day"]
+            begun = datetime.fromisoformat(day)
             found.append(
                 {
                     "type": name,
                     "since": day,
-                    "week": monday.date().isoformat(),
-                    "before_share": float(shares[:best].mean()),
-                    "after_share": float(shares[best:].mean()),
-                    "p": (above + 1) / (ORDERS + 1),
-                    "of": _narrowed(fleet, shares, best),
+                    "week": (begun - timedelta(days=begun.weekday())).date().isoformat(),
+                    "before_share": float(mine[:place].mean()),
+                    "after_share": float(mine[place:].mean()),
+                    "p": (above + 1) / (orders + 1),
+                    "of": chosen.of,
+                    "own_share": float(np.diff([fleet.own[name][chosen.rows][rows].mean()
+                                                for rows in (np.s_[:place], np.s_[place:])])[0]),
                 }
-            )
-    return found
+            )  # fmt: skip
+    return _without_symptoms(found)
+
+
+def _without_symptoms(trends: Sequence[Json]) -> list[Json]:
+    """Return trends without those whose cost another one claims that stepped in the same week."""
+
+    def is_claimed(trend: Json) -> bool:
+        whole = trend["after_share"] - trend["before_share"]
+        return bool(abs(trend["own_share"]) < abs(whole) / 2)
+
+    return [
+        {name: value for name, value in trend.items() if name != "own_share"}
+        for trend in trends
+        if not is_claimed(trend)
+        or not any(
+            (other["of"], other["week"]) == (trend["of"], trend["week"]) and not is_claimed(other)
+            for other in trends
+        )
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Runs of which a cost may have stepped."""
+
+    of: Json | None
+    """The column and its value, or None for all runs."""
+    rows: Array
+    """Their places among the runs, in order of time."""
+    begins: Array
+    """The first of each point: of more than `MOST_POINTS` runs neighbors are one."""
+    places: Array
+    """Points before which a step may be: those of another time than the one before."""
+
+
+def _groups(fleet: _Fleet) -> list[_Group]:
+    """Return all runs, and those of each team, model, device and version; where there is one alone,
+    it is no group."""
+    found: list[tuple[Json | None, list[int]]] = [(None, list(range(len(fleet.runs))))]
+    for name in ("team", "model", "device", "versions"):
+        rows: dict[str, list[int]] = defaultdict(list)
+        for number, run in enumerate(fleet.runs):
+            if run[name] is not None:
+                rows[run[name]].append(number)
+        if len(rows) > 1:
+            found += [({name: value}, chosen) for value, chosen in rows.items()]
+    times = np.array([run["recorded_ns"] for run in fleet.runs])
+    groups = []
+    for of, chosen in found:
+        begins = np.arange(0, len(chosen), max(1, -(-len(chosen) // MOST_POINTS)))
+        places = np.arange(LEAST_RUNS, len(begins) - LEAST_RUNS + 1)
+        when = times[np.array(chosen, dtype=np.int64)[begins]]
+        places = places[when[places - 1] < when[places]]
+        if len(places):
+            groups.append(_Group(of, np.array(chosen), begins, places))
+    return groups
+
+
+def _narrowed(groups: Sequence[_Group], group: _Group, shares: Array) -> _Group:
+    """Return the first smaller group that has every run with the finding behind a step of one."""
+    behind = group.rows[_likeliest(shares[group.rows], group) :]
+    having = behind[shares[behind] > 0]
+    smaller = (
+        each
+        for each in groups
+        if len(each.rows) < len(group.rows) and np.isin(having, each.rows).all()
+    )
+    return next(smaller, group)
+
+
+def _series(shares: Array, group: _Group) -> tuple[float, Array]:
+    """Return the largest score of a group, 0 where all is the same, and its standardized points."""
+    means = np.add.reduceat(shares, group.begins)
+    means /= np.diff(np.append(group.begins, len(shares)))
+    spread = float(means.std())
+    if spread == 0:
+        return 0.0, means
+    values = (means - means.mean()) / spread
+    return float(np.abs(_scores(values, group.places)).max()), values
 
 
 def _scores(values: Array, places: Array) -> Array:
-    """Standardized difference of the means behind and before each place, `[places]`."""
-    sums = np.cumsum(values)[places - 1]
-    count = len(values)
+    """Standardized difference of the means behind and before each place, `[..., places]`."""
+    sums = np.cumsum(values, axis=-1)[..., places - 1]
+    count = values.shape[-1]
     scores: Array = -sums * np.sqrt(count / (places * (count - places)))
     return scores
 
 
-def _narrowed(fleet: _Fleet, shares: Array, place: int) -> Json | None:
-    """Return the one team, model, device or version of which all runs with the finding are."""
-    rows = [row for row in range(place, len(fleet.runs)) if shares[row] > 0]
-    for name in ("team", "model", "device", "versions"):
-        values = {fleet.runs[row][name] for row in rows}
-        everywhere = {run[name] for run in fleet.runs}
-        if len(values) == 1 and len(everywhere) > 1 and None not in values:
-            return {name: values.pop()}
-    return None
+def _likeliest(shares: Array, group: _Group) -> int:
+    """Return the place of a group's runs at which a step is likeliest, in how many of them have the
+    finding and in what it costs those."""
+    places = group.begins[group.places]
+    there = shares > 0
+    count = len(shares)
+    having = np.cumsum(there)[places - 1]
+    gain = _log_likelihood(having, places)
+    gain += _log_likelihood(there.sum() - having, count - places)
+    costs = shares[there]
+    spread = float(costs.std()) if len(costs) else 0.0
+    if spread:
+        inner = (having > 0) & (having < len(costs))
+        values = (costs - costs.mean()) / spread
+        gain[inner] += 0.5 * _scores(values, having[inner]) ** 2
+    return int(places[gain.argmax()])
+
+
+def _log_likelihood(having: Array, count: Array) -> Array:
+    """Return the largest log likelihood of so many among so many."""
+    lacking = count - having
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = [np.where(n > 0, n * np.log(n / count), 0.0) for n in (having, lacking)]
+    return parts[0] + parts[1]
 
 
 def _hosts(ranks: Iterable[Json]) -> list[Json]:
@@ -358,7 +462,7 @@ def _coverage(fleet: _Fleet, failures: Sequence[Json]) -> Json:
     signals: Counter[str] = Counter()
     for run in fleet.runs:
         unchecked: dict[str, list[str]] = json.loads(run["unchecked"] or "{}")
-        types.update(unchecked)
+        types.update(unchecked.keys())
         signals.update({signal for missing in unchecked.values() for signal in missing})
     return {
         "analysed": len(fleet.runs),
@@ -447,10 +551,12 @@ def _tables(report: Mapping[str, Any]) -> list[_Table]:
     tables: list[_Table] = [
         (
             "GPU hours lost by finding",
-            ("finding", "runs", "GPU hours", "90 % interval", "of all", "saved", "first", "last"),
+            ("finding", "runs", "GPU hours", "90 % interval", "its own", "of all", "saved", "first",
+             "last"),
             [
                 (f["type"], f["runs"], hours(f["gpu_hours"]),
-                 f"{hours(f['low'])} to {hours(f['high'])}", share(f["share"]),
+                 f"{hours(f['low'])} to {hours(f['high'])}", hours(f["own_gpu_hours"]),
+                 share(f["share"]),
                  hours(f["saved_gpu_hours"]), f["first_seen"], f["last_seen"])
                 for f in report["findings"]
             ],

@@ -14,6 +14,6 @@ __all__ = ["serve"]
 def serve(pipe: Connection) -> None:
     """Answer every task with its outcome."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the builder ends its workers
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, OSError):  # the builder has ended
         while True:
             pipe.send(analyse(pipe.recv()))

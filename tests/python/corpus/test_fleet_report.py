@@ -39,7 +39,7 @@ class Fleet:
 
     def add(
         self, day: date, costs: dict[str, float], *, hosts: Sequence[str] = (), late: int = -1,
-        hours: float = 1.0, **columns: Any,
+        hours: float = 1.0, own: dict[str, float] | None = None, **columns: Any,
     ) -> str:  # fmt: skip
         run = f"{len(self.outcomes):024x}"
         at = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() + len(self.outcomes)
@@ -50,7 +50,8 @@ class Fleet:
         }  # fmt: skip
         findings = [
             {"run": run, "type": name, "title": name, "fix": f"mend {name}", "cost_share": share,
-             "saving_share": share / 2}
+             "cost_ns": int(share * 1e9), "saving_share": share / 2,
+             "unclaimed_cost_ns": int((own or costs)[name] * 1e9)}
             for name, share in costs.items()
         ]  # fmt: skip
         facts = [
@@ -111,6 +112,47 @@ def test_hours_order_and_onset_are_those_that_were_planted(
     assert (trend["type"], trend["week"]) == (TYPES[0], week)
     assert found[TYPES[0]]["first_seen"][:8] >= week[:8]
     assert trend["before_share"] < trend["after_share"]
+
+
+def test_a_step_is_told_of_the_team_that_has_it(tmp_path: Path) -> None:
+    """One team's cost grows in a week, beside what all teams had before."""
+    chance = random.Random(7)
+    fleet = Fleet(tmp_path / "fleet")
+    for number in range(480):
+        week, team = number // 40, f"t{chance.randrange(4)}"
+        share = chance.uniform(0.05, 0.1) if chance.random() < 0.3 else 0.0
+        if team == "t2" and week >= 7:
+            share = chance.uniform(0.1, 0.2)
+        day = MONDAY + timedelta(days=7 * week + number % 40 // 6)
+        fleet.add(day, {"cpu_bound": share} if share else {}, team=team)
+    (trend,) = fleet.report()["trends"]
+    week = (MONDAY + timedelta(days=49)).isoformat()
+    assert (trend["week"], trend["of"]) == (week, {"team": "t2"})
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_a_step_of_a_symptom_is_that_of_its_cause(tmp_path: Path, claimed: bool) -> None:
+    chance = random.Random(3)
+    fleet = Fleet(tmp_path / "fleet")
+    for number in range(200):
+        share = chance.uniform(0.1, 0.2) if number >= 100 else 0.0
+        costs = {"pageable_readback": share, "high_memcpy": share} if share else {}
+        own = {**costs, "high_memcpy": 0.0} if claimed and costs else None
+        fleet.add(MONDAY + timedelta(days=number // 10), costs, own=own)
+    report = fleet.report()
+    told = [each["type"] for each in report["trends"]]
+    assert told == (["pageable_readback"] if claimed else ["high_memcpy", "pageable_readback"])
+    found = {each["type"]: each for each in report["findings"]}["high_memcpy"]
+    assert found["own_gpu_hours"] == pytest.approx(0.0 if claimed else found["gpu_hours"])
+
+
+def test_forty_kinds_of_findings_leave_a_step_its_chance(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    for number in range(120):
+        costs = {f"type{number % 40}": 0.1}
+        day = MONDAY + timedelta(days=number // 10)
+        fleet.add(day, costs | ({"new": 0.2} if number > 59 else {}))
+    assert [each["type"] for each in fleet.report()["trends"]] == ["new"]
 
 
 @pytest.mark.slow
@@ -178,7 +220,8 @@ def test_views_by_team_and_tag_and_what_to_gain(tmp_path: Path) -> None:
     fleet.store.create({"sources": [], "tags": ["cluster=x"]})
     fleet.add(MONDAY, {"cpu_bound": 0.5}, team="a", hours=10.0, tags='{"cluster": "east"}')
     best = fleet.add(MONDAY, {"cpu_bound": 0.1, "straggler": 0.3}, team="b", hours=100.0)
-    fleet.add(MONDAY, {}, unchecked='{"straggler": ["collectives"]}')
+    for _ in range(2):
+        fleet.add(MONDAY, {}, unchecked='{"straggler": ["collectives"]}')
     report = fleet.report()
     assert [each["value"] for each in report["by"]["team"]] == ["b", "a"]
     assert [each["value"] for each in report["by"]["cluster"]] == ["east"]
@@ -186,7 +229,7 @@ def test_views_by_team_and_tag_and_what_to_gain(tmp_path: Path) -> None:
     assert report["most_to_gain"][0]["run"] == best
     assert report["most_to_gain"][0]["type"] == "straggler"
     assert report["most_to_gain"][0]["gpu_hours"] == pytest.approx(15.0)
-    assert report["coverage"]["missing_signals"] == [{"signal": "collectives", "runs": 1}]
+    assert report["coverage"]["missing_signals"] == [{"signal": "collectives", "runs": 2}]
 
 
 def test_an_empty_corpus_has_a_report(tmp_path: Path) -> None:
