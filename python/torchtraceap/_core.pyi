@@ -89,6 +89,7 @@ __all__: list[str] = [
     "build_tokens",
     "build_tree",
     "build_windows",
+    "checksum",
     "classify_copy",
     "closing_edges",
     "collective_kind_names",
@@ -2661,6 +2662,11 @@ def build_windows(
     Windows of equal time, or of length_ns, over the profiled time or bounds.
     """
 
+def checksum(data: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]) -> int:
+    """
+    CRC-32 of uint8 [n].
+    """
+
 def classify_copy(name: str) -> tuple[CopyDirection, HostMemory]:
     """
     Which way a copy goes and the host's memory, by the name of a GPU event; UNKNOWN for kernels.
@@ -3111,8 +3117,14 @@ def restore_table(
     phase: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
     flags: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
     track: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
-    device: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-    stream: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    device: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    ],
+    stream: tuple[
+        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+        typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    ],
     correlation: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     external_id: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     template_id: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
@@ -3141,9 +3153,10 @@ def restore_table(
     total_objects: typing.SupportsInt | typing.SupportsIndex,
     text_bytes: typing.SupportsInt | typing.SupportsIndex,
     path: str,
+    threads: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> EventTable:
     """
-    The table whose columns [n] these are, in its order, with codes into strings, templates and tracks, (pid, tid). values, strings and templates: offsets and bytes. diagnostics: (code, count, first byte offset, message). Raises SchemaError where they can't be a table's.
+    The table whose columns [n] these are, in its order, with codes into strings, templates and tracks, (pid, tid); a category is len(strings) where there is none. device and stream: distinct values and codes. values, strings and templates: offsets and bytes. diagnostics: (code, count, first byte offset, message). Raises SchemaError where they can't be a table's.
     """
 
 def row_times(

@@ -164,6 +164,9 @@ TablePtr edited_table(const EventTable& table, const AnyArray<std::int64_t>& ts_
 using Bytes = AnyArray<std::uint8_t>;
 using Integers = AnyArray<std::int64_t>;
 using StoredTextsTuple = std::tuple<Integers, Bytes>;
+/// (distinct values, indices into them).
+template <typename T>
+using CodesTuple = std::tuple<AnyArray<T>, Numbers>;
 /// (code, count, first byte offset, message).
 using DiagnosticTuple =
     std::tuple<std::string, std::uint64_t, std::optional<std::uint64_t>, std::string>;
@@ -175,13 +178,14 @@ StoredTexts stored_texts(const StoredTextsTuple& texts) {
 TablePtr table_of_file(const Integers& ts_ns, const Integers& dur_ns, const Numbers& name,
                        const Numbers& category, const Bytes& kind, const Bytes& phase,
                        const Bytes& flags, const Numbers& track,
-                       const AnyArray<std::int32_t>& device, const Integers& stream,
-                       const Integers& correlation, const Integers& external_id,
-                       const Numbers& template_id, const StoredTextsTuple& values,
-                       const StoredTextsTuple& strings, const StoredTextsTuple& templates,
-                       const Members& tracks, const Members& metadata,
-                       const std::vector<DiagnosticTuple>& diagnostics, std::uint64_t total_objects,
-                       std::uint64_t text_bytes, const std::string& path) {
+                       const CodesTuple<std::int32_t>& device,
+                       const CodesTuple<std::int64_t>& stream, const Integers& correlation,
+                       const Integers& external_id, const Numbers& template_id,
+                       const StoredTextsTuple& values, const StoredTextsTuple& strings,
+                       const StoredTextsTuple& templates, const Members& tracks,
+                       const Members& metadata, const std::vector<DiagnosticTuple>& diagnostics,
+                       std::uint64_t total_objects, std::uint64_t text_bytes,
+                       const std::string& path, unsigned threads) {
   StoredTable stored;
   stored.ts_ns = items(ts_ns);
   stored.dur_ns = items(dur_ns);
@@ -191,8 +195,8 @@ TablePtr table_of_file(const Integers& ts_ns, const Integers& dur_ns, const Numb
   stored.phase = items(phase);
   stored.flags = items(flags);
   stored.track = items(track);
-  stored.device = items(device);
-  stored.stream = items(stream);
+  stored.device = {items(std::get<0>(device)), items(std::get<1>(device))};
+  stored.stream = {items(std::get<0>(stream)), items(std::get<1>(stream))};
   stored.correlation = items(correlation);
   stored.external_id = items(external_id);
   stored.template_id = items(template_id);
@@ -208,7 +212,7 @@ TablePtr table_of_file(const Integers& ts_ns, const Integers& dur_ns, const Numb
   stored.text_bytes = text_bytes;
   stored.path = path;
   const Unlocked unlocked;
-  return std::make_shared<EventTable>(restore_table(stored));
+  return std::make_shared<EventTable>(restore_table(stored, threads));
 }
 
 using PackedTuple = py::typing::Tuple<Int64Array, py::array_t<std::uint8_t>>;
@@ -246,10 +250,15 @@ void bind_stored(py::module_& module) {
       py::arg("track"), py::arg("device"), py::arg("stream"), py::arg("correlation"),
       py::arg("external_id"), py::arg("template_id"), py::arg("values"), py::arg("strings"),
       py::arg("templates"), py::arg("tracks"), py::arg("metadata"), py::arg("diagnostics"),
-      py::arg("total_objects"), py::arg("text_bytes"), py::arg("path"),
+      py::arg("total_objects"), py::arg("text_bytes"), py::arg("path"), py::arg("threads") = 0,
       "The table whose columns [n] these are, in its order, with codes into strings, templates and "
-      "tracks, (pid, tid). values, strings and templates: offsets and bytes. diagnostics: (code, "
-      "count, first byte offset, message). Raises SchemaError where they can't be a table's.");
+      "tracks, (pid, tid); a category is len(strings) where there is none. device and stream: "
+      "distinct values and codes. values, strings and templates: offsets and bytes. diagnostics: "
+      "(code, count, first byte offset, message). Raises SchemaError where they can't be a "
+      "table's.");
+  module.def(
+      "checksum", [](const Bytes& data) { return checksum(items(data)); }, py::arg("data"),
+      "CRC-32 of uint8 [n].");
 }
 
 }  // namespace

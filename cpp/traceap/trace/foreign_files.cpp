@@ -56,12 +56,12 @@ bool is_execution_trace(std::string_view head) {
 
 std::string_view describe_foreign_file(std::string_view head) {
   if (head.starts_with("SQLite format 3")) {
-    return "this is an SQLite database, such as an export of Nsight Systems, which is not read: "
-           "record with torch.profiler and export_chrome_trace, or open it in Nsight Systems";
+    return "this is an SQLite database, such as an export of Nsight Systems: give the file itself, "
+           "unpacked";
   }
   if (head.starts_with("NVIDIA Tegra Profiler Report")) {
-    return "this is a report of Nsight Systems (.nsys-rep), which is not read: record with "
-           "torch.profiler and export_chrome_trace, or open it in Nsight Systems";
+    return "this is a report of Nsight Systems (.nsys-rep), which is not read: give what "
+           "`nsys export --type sqlite` makes of it";
   }
   if (head.starts_with(std::string_view("NVR\0", 4))) {
     return "this is a report of Nsight Compute (.ncu-rep), which is not read: it holds counters of "
@@ -79,18 +79,15 @@ std::string_view describe_foreign_file(std::string_view head) {
            "with torch.profiler and profile_memory=True";
   }
   if (contains(head.substr(0, kWhereNamesStand), "\"rocprofiler-sdk-tool\"")) {
-    return "this is the JSON of rocprofv3, which is not read: record with torch.profiler and "
-           "export_chrome_trace";
+    return "this is the JSON of rocprofv3: give the file itself, unpacked";
   }
   if (is_xplane(head)) {
-    return "this is an XPlane profile of XLA (JAX, TensorFlow), which is not read: give the "
-           ".trace.json.gz that the profiler writes beside it";
+    return "this is an XPlane profile of XLA (JAX, TensorFlow): give the file itself, as it is or "
+           "packed with gzip";
   }
   if (is_perfetto(head)) {
-    return "this is a Perfetto trace as protocol buffers, which is not read: convert it with "
-           "Perfetto's `traceconv json`, or record with torch.profiler and export_chrome_trace to "
-           "a "
-           ".json file";
+    return "this is a Perfetto trace as protocol buffers: give the file itself, as it is or packed "
+           "with gzip";
   }
   if (head.starts_with("PK\x03\x04")) {
     return "this is a zip archive: unpack it and give the trace inside";

@@ -1,8 +1,12 @@
 #include "traceap/trace/stored_table.hpp"
 
+#include <isa-l/crc.h>
+
 #include <algorithm>
+#include <future>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "traceap/base/error.hpp"
@@ -26,12 +30,11 @@ void check_texts(const StoredTexts& texts, const std::string& what) {
 }
 
 template <class T>
-void check_codes(std::span<const T> codes, std::size_t size, const std::string& what,
-                 std::optional<T> absent = std::nullopt) {
-  for (const T code : codes) {
-    if (code >= size && code != absent) {
-      throw SchemaError(what + ": code " + std::to_string(code) + " of " + std::to_string(size));
-    }
+void check_codes(std::span<const T> codes, std::size_t size, const std::string& what) {
+  T most = 0;
+  for (const T code : codes) most = std::max(most, code);
+  if (most >= size) {
+    throw SchemaError(what + ": code " + std::to_string(most) + " of " + std::to_string(size));
   }
 }
 
@@ -40,9 +43,9 @@ void check_lengths(const StoredTable& s) {
   require(rows > 0, "at least one event was expected");
   require(rows < kNoRow, "more than 4294967294 events");
   const bool all_equal =
-      s.dur_ns.size() == rows && s.stream.size() == rows && s.correlation.size() == rows &&
+      s.dur_ns.size() == rows && s.stream.codes.size() == rows && s.correlation.size() == rows &&
       s.external_id.size() == rows && s.name.size() == rows && s.category.size() == rows &&
-      s.track.size() == rows && s.template_id.size() == rows && s.device.size() == rows &&
+      s.track.size() == rows && s.template_id.size() == rows && s.device.codes.size() == rows &&
       s.kind.size() == rows && s.phase.size() == rows && s.flags.size() == rows &&
       s.values.size() == rows;
   require(all_equal, "columns of equal length were expected");
@@ -98,9 +101,9 @@ TemplateNeeds needs_of(std::string_view text) {
 /// Do these bytes hold the values, and nothing else? Whoever reads them later trusts it.
 bool holds_values(std::string_view bytes, const TemplateNeeds& needs) {
   if (needs.only_integers) {
-    const auto ends = std::count_if(bytes.begin(), bytes.end(), [](char c) { return c >= 0; });
-    return static_cast<std::size_t>(ends) == needs.kinds.size() &&
-           (bytes.empty() || bytes.back() >= 0);
+    std::size_t ends = 0;
+    for (const char c : bytes) ends += c >= 0 ? 1 : 0;
+    return ends == needs.kinds.size() && (bytes.empty() || bytes.back() >= 0);
   }
   std::size_t at = 0;
   for (const char kind : needs.kinds) {
@@ -138,7 +141,8 @@ void check_values(const StoredTable& s) {
   }
 }
 
-void check_all(const StoredTable& s) {
+/// All but the packed values.
+void check_columns(const StoredTable& s) {
   check_lengths(s);
   check_texts(s.values, "values");
   check_texts(s.strings, "name");
@@ -147,13 +151,14 @@ void check_all(const StoredTable& s) {
               std::numeric_limits<std::uint32_t>::max(),
           "values: more than 4 GiB");
   check_codes(s.name, s.strings.size(), "name");
-  check_codes(s.category, s.strings.size(), "category", std::optional<std::uint32_t>(kNoString));
+  check_codes(s.category, s.strings.size() + 1, "category");
+  check_codes(s.device.codes, s.device.distinct.size(), "device");
+  check_codes(s.stream.codes, s.stream.distinct.size(), "stream");
   check_codes(s.track, s.tracks.size(), "track");
   check_codes(s.template_id, s.templates.size(), "template");
   check_codes<std::uint8_t>(s.kind, kEventKindCount, "kind");
   check_times(s);
   check_tracks(s);
-  check_values(s);
 }
 
 /// The ids that texts get in a pool, or nothing where they are their places.
@@ -172,10 +177,28 @@ std::vector<StringId> renumbered(std::span<const std::uint32_t> codes,
                                  const std::vector<StringId>& ids) {
   std::vector<StringId> column(codes.begin(), codes.end());
   if (ids.empty()) return column;
-  for (StringId& code : column) {
-    if (code != kNoString) code = ids[code];
-  }
+  for (StringId& code : column) code = ids[code];
   return column;
+}
+
+/// A narrow column of few distinct values: these are widened once, and not row by row.
+template <class T, T kAbsent>
+void restore_codes(std::span<const T> distinct, std::span<const std::uint32_t> codes,
+                   NarrowColumn<T, kAbsent>& column) {
+  NarrowColumn<T, kAbsent> values;
+  values.append(distinct);
+  column = values.pick(codes);
+}
+
+/// The ids of `size` texts and, if wanted, that of none behind them.
+std::vector<StringId> all_ids(const std::vector<StringId>& ids, std::size_t size, bool with_none) {
+  std::vector<StringId> all = ids;
+  if (all.empty()) {
+    all.resize(size);
+    std::iota(all.begin(), all.end(), 0);
+  }
+  if (with_none) all.push_back(kNoString);
+  return all;
 }
 
 template <class T>
@@ -204,26 +227,32 @@ void restore_tracks(const StoredTable& s, EventTable& t) {
 
 }  // namespace
 
-EventTable restore_table(const StoredTable& s) {
-  check_all(s);
+EventTable restore_table(const StoredTable& s, unsigned threads) {
+  check_columns(s);
+  // Where there is one thread only, they are checked when the rest is done.
+  std::future<void> checked = std::async(threads == 1 ? std::launch::deferred : std::launch::async,
+                                         [&s] { check_values(s); });
   EventTable t;
   t.ts_ns = to_vector(s.ts_ns);
   t.dur_ns = to_vector(s.dur_ns);
   const std::vector<StringId> ids = intern_all(s.strings, t.strings);
   t.name = renumbered(s.name, ids);
-  t.category.append(renumbered(s.category, ids));
-  t.args.template_id.append(renumbered(s.template_id, intern_all(s.templates, t.args.templates)));
+  restore_codes<StringId, kNoString>(all_ids(ids, s.strings.size(), true), s.category, t.category);
+  const std::vector<StringId> shapes = intern_all(s.templates, t.args.templates);
+  restore_codes<StringId, kNoString>(all_ids(shapes, s.templates.size(), false), s.template_id,
+                                     t.args.template_id);
   t.kind.resize(s.kind.size());
   std::transform(s.kind.begin(), s.kind.end(), t.kind.begin(),
                  [](std::uint8_t kind) { return static_cast<EventKind>(kind); });
   t.phase.assign(s.phase.begin(), s.phase.end());
   t.flags = to_vector(s.flags);
   t.track = to_vector(s.track);
-  t.device.append(s.device);
-  t.stream.append(s.stream);
+  restore_codes(s.device.distinct, s.device.codes, t.device);
+  restore_codes(s.stream.distinct, s.stream.codes, t.stream);
   t.correlation.append(s.correlation);
   t.external_id.append(s.external_id);
   restore_values(s.values, t.args);
+  checked.get();
   restore_tracks(s, t);
   t.metadata = s.metadata;
   clean_metadata(t.metadata, t.diagnostics);
@@ -236,6 +265,10 @@ EventTable restore_table(const StoredTable& s) {
   t.total_objects = s.total_objects;
   t.text_bytes = s.text_bytes;
   return t;
+}
+
+std::uint32_t checksum(std::span<const std::uint8_t> bytes) {
+  return crc32_gzip_refl(0, bytes.data(), bytes.size());
 }
 
 PackedRows pack_rows(const EventTable& table) {

@@ -25,11 +25,20 @@ struct StoredTexts {
   }
 };
 
+/// A column of few distinct values: indices into them.
+template <class T>
+struct StoredCodes {
+  std::span<const T> distinct;
+  std::span<const std::uint32_t> codes;
+};
+
 /// What an EventTable is restored from; columns mean what they mean there.
 struct StoredTable {
-  std::span<const std::int64_t> ts_ns, dur_ns, stream, correlation, external_id;
-  std::span<const std::uint32_t> name, category, track, template_id;
-  std::span<const std::int32_t> device;
+  std::span<const std::int64_t> ts_ns, dur_ns, correlation, external_id;
+  std::span<const std::uint32_t> name, track, template_id;
+  std::span<const std::uint32_t> category;  ///< strings.size() where there is none
+  StoredCodes<std::int32_t> device;
+  StoredCodes<std::int64_t> stream;
   std::span<const std::uint8_t> kind, phase, flags;
   StoredTexts values;                                         ///< packed values of each row
   StoredTexts strings, templates;                             ///< by id
@@ -40,9 +49,12 @@ struct StoredTable {
   std::uint64_t total_objects = 0, text_bytes = 0;
 };
 
-/// The table that these columns were taken from: nothing is parsed again. Throws SchemaError where
-/// they can't be those of a table.
-EventTable restore_table(const StoredTable& stored);
+/// The table that these columns were taken from: nothing is parsed again. Two threads if wanted.
+/// Throws SchemaError where the columns can't be those of a table.
+EventTable restore_table(const StoredTable& stored, unsigned threads = 0);
+
+/// CRC-32 (that of gzip) of some bytes: finds damage, proves nothing about who wrote them.
+std::uint32_t checksum(std::span<const std::uint8_t> bytes);
 
 struct PackedRows {
   std::vector<std::int64_t> offsets;  ///< rows + 1

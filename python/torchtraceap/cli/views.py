@@ -99,14 +99,18 @@ def _tree(options: Options) -> int:
 def _convert(options: Options) -> int:
     source, target = options.source, options.target
     lower = target.lower()
-    if not lower.endswith((".json", ".json.gz", ".parquet")):
-        raise UsageError(f"{target}: the name must end in .json, .json.gz or .parquet")
+    if not lower.endswith((".json", ".json.gz", ".arrow", ".parquet")):
+        raise UsageError(f"{target}: the name must end in .json, .json.gz, .arrow or .parquet")
     check_output(target, [source])
     trace = load([source], options.threads)
     if len(trace.ranks) > 1:
         raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one")
     table = trace.ranks[0].table
-    if lower.endswith(".parquet"):
+    if lower.endswith(".arrow"):
+        from torchtraceap.trace.packed_file import write_packed
+
+        write_packed(table, target)
+    elif lower.endswith(".parquet"):
         from torchtraceap.trace.column_file import write_columns
 
         write_columns(table, target, trace.events(with_args=True))
@@ -260,11 +264,11 @@ COMMANDS = {
             option(
                 "source", metavar="IN", type=trace_path, help="a trace file; - is standard input"
             ),
-            option("target", metavar="OUT", help="ends in .json, .json.gz or .parquet"),
+            option("target", metavar="OUT", help="ends in .json, .json.gz, .arrow or .parquet"),
             add_threads,
         ),
         _convert,
-        ("convert damaged.json.gz whole.json.gz", "convert trace.json.gz events.parquet"),
+        ("convert damaged.json.gz whole.json.gz", "convert trace.json.gz trace.arrow"),
     ),
     "merge": Command(
         summary_of("merge"),

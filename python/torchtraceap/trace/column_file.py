@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,16 @@ from torchtraceap.errors import MissingDependencyError, ParseError, SchemaError
 if TYPE_CHECKING:
     from torchtraceap.core.table import ColumnTable
 
-__all__ = ["MAGIC", "holds_events", "read_columns", "write_columns"]
+__all__ = [
+    "MAGIC",
+    "describe",
+    "holds_events",
+    "import_pyarrow",
+    "read_about",
+    "read_columns",
+    "restore",
+    "write_columns",
+]
 
 MAGIC = b"PAR1"
 SCHEMA = "torchtraceap.columns/1"
@@ -59,25 +69,12 @@ def write_columns(
     """
     from torchtraceap.core.writing import replacing_stream
 
-    pa, parquet = _import_pyarrow()
+    pa, parquet = import_pyarrow()
     columns = _stored_columns(pa, table)
     if shown is not None:
         more = pa.table(shown)
         columns = {name: more[name] for name in more.column_names} | columns
-    about = json.dumps(
-        {
-            "schema": SCHEMA,
-            "total_objects": table.total_objects,
-            "text_bytes": table.text_bytes,
-            "tracks": [(track.pid, track.tid) for track in table.tracks],
-            "metadata": table.metadata,
-            "diagnostics": [
-                (d.code, d.count, d.first_byte_offset, d.message) for d in table.diagnostics
-            ],
-        },
-        separators=(",", ":"),
-    ).encode()
-    rows = pa.table(columns).replace_schema_metadata({_KEY: about, _CHECKSUM: _checksum(about)})
+    rows = pa.table(columns).replace_schema_metadata(describe(table, SCHEMA))
     changing = {name: "DELTA_BINARY_PACKED" for name in _DIFFERENCES if name in columns}
     changing["values"] = "DELTA_LENGTH_BYTE_ARRAY"
     with replacing_stream(path) as stream:
@@ -92,6 +89,27 @@ def write_columns(
             write_page_checksum=True,
             write_statistics=["ts_ns", "kind", "name"],
         )
+
+
+def describe(
+    table: _core.EventTable, schema: str, more: Mapping[str, Any] | None = None
+) -> dict[bytes, bytes]:
+    """Return the metadata of a file: what a table has beside its columns, with a checksum."""
+    about = json.dumps(
+        {
+            "schema": schema,
+            "total_objects": table.total_objects,
+            "text_bytes": table.text_bytes,
+            "tracks": [(track.pid, track.tid) for track in table.tracks],
+            "metadata": table.metadata,
+            "diagnostics": [
+                (d.code, d.count, d.first_byte_offset, d.message) for d in table.diagnostics
+            ],
+            **(more or {}),
+        },
+        separators=(",", ":"),
+    ).encode()
+    return {_KEY: about, _CHECKSUM: _checksum(about).encode()}
 
 
 def _stored_columns(pa: Any, table: _core.EventTable) -> dict[str, Any]:
@@ -160,13 +178,13 @@ def read_columns(path: PathLike, *, threads: int = 0) -> _core.EventTable:
         MissingDependencyError: pyarrow is not installed.
         ParseError: It is no such file, is damaged, or needs more memory than there is.
     """
-    pa, parquet = _import_pyarrow()
+    pa, parquet = import_pyarrow()
     check_file(path)
     place = os.fspath(path)
     limits = {"thrift_string_size_limit": 1 << 30, "thrift_container_size_limit": 1 << 24}
     try:
         with parquet.ParquetFile(path, **limits) as file:
-            about = _read_about(file.schema_arrow.metadata or {}, place)
+            about = read_about(file.schema_arrow.metadata or {}, SCHEMA, place)
             metadata = file.metadata
             _check_size(metadata, place)
         with parquet.ParquetFile(
@@ -178,7 +196,7 @@ def read_columns(path: PathLike, *, threads: int = 0) -> _core.EventTable:
             **limits,
         ) as file:
             rows = file.read(columns=list(_READ), use_threads=threads != 1)
-            return _restore(pa, rows.combine_chunks(), about, place)
+            return restore(about, place, threads, **_core_columns(pa, rows.combine_chunks()))
     except (SchemaError, KeyError, TypeError) as error:
         raise ParseError(f"{place}: is no file of events in columns: {_said(error)}") from None
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -191,7 +209,12 @@ def _said(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _import_pyarrow() -> tuple[Any, Any]:
+def import_pyarrow() -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        MissingDependencyError: pyarrow is not installed.
+    """
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -208,18 +231,22 @@ def _checksum(about: bytes) -> str:
     return hashlib.sha256(about).hexdigest()
 
 
-def _read_about(found: dict[bytes, bytes], place: str) -> dict[str, Any]:
-    """Return what the metadata of a file says of the table."""
+def read_about(found: dict[bytes, bytes], schema: str, place: str) -> dict[str, Any]:
+    """Return what `describe` said of a table.
+
+    Raises:
+        ParseError: There is no such metadata, it is damaged, or of another schema.
+    """
     if _KEY not in found:
         raise ParseError(
             f"{place}: expected events in columns, which `torchtraceap convert` writes, found "
-            "another Parquet file"
+            "a file of another kind"
         )
     if found.get(_CHECKSUM, b"").decode("ascii", "replace") != _checksum(found[_KEY]):
         raise ParseError(f"{place}: is damaged: the checksum of its metadata is another one")
     about = parse_json(found[_KEY], place, wide=True)
-    if about.get("schema") != SCHEMA:
-        raise ParseError(f"{place}: expected the schema {SCHEMA}, found {about.get('schema')!r}")
+    if about.get("schema") != schema:
+        raise ParseError(f"{place}: expected the schema {schema}, found {about.get('schema')!r}")
     check_fields(about, _CHOICES, place)
     return about
 
@@ -239,35 +266,52 @@ def _check_size(metadata: Any, place: str) -> None:
         )
 
 
-def _restore(pa: Any, rows: Any, about: dict[str, Any], place: str) -> _core.EventTable:
-    columns = {name: _whole(pa, rows.column(name)) for name in _READ}
-    for name in _PLAIN:
-        if columns[name].null_count:
-            raise SchemaError(f"{name}: a value for each event was expected")
-    numbers = {name: columns[name].to_numpy() for name in _PLAIN}
-    for name, absent in _ABSENT.items():
-        numbers[name] = columns[name].fill_null(absent).to_numpy(zero_copy_only=False)
-    name_codes, strings = _texts(columns["name"], "name")
-    category_codes, strings = _join_categories(columns["category"], strings)
-    template_codes, templates = _texts(columns["template"], "template")
-    kinds = _core.kind_names()
+def restore(about: dict[str, Any], place: str, threads: int, **columns: Any) -> _core.EventTable:
+    """Return the table of some columns and of what `read_about` found.
+
+    Raises:
+        SchemaError: They can't be those of a table.
+    """
     return _core.restore_table(
-        **numbers,
-        name=name_codes,
-        category=category_codes,
-        kind=_small_codes(columns["kind"], "kind", kinds.index),
-        phase=_small_codes(columns["phase"], "phase", ord),
-        template_id=template_codes,
-        values=_buffers(columns["values"]),
-        strings=strings,
-        templates=templates,
+        **columns,
         tracks=[(str(pid), str(tid)) for pid, tid in about["tracks"]],
         metadata=[(str(key), str(value)) for key, value in about["metadata"]],
         diagnostics=[tuple(entry) for entry in about["diagnostics"]],
         total_objects=about["total_objects"],
         text_bytes=about["text_bytes"],
         path=place,
+        threads=threads,
     )
+
+
+def _core_columns(pa: Any, rows: Any) -> dict[str, Any]:
+    """Return the arguments of `_core.restore_table` that are columns."""
+    columns = {name: _whole(pa, rows.column(name)) for name in _READ}
+    for name in _PLAIN:
+        if columns[name].null_count:
+            raise SchemaError(f"{name}: a value for each event was expected")
+    numbers: dict[str, Any] = {name: columns[name].to_numpy() for name in _PLAIN}
+    for name, absent in _ABSENT.items():
+        filled = columns[name].fill_null(absent)
+        if name in ("device", "stream"):
+            coded = filled.dictionary_encode()
+            numbers[name] = coded.dictionary.to_numpy(), coded.indices.to_numpy()
+        else:
+            numbers[name] = filled.to_numpy(zero_copy_only=False)
+    name_codes, strings = _texts(columns["name"], "name")
+    category_codes, strings = _join_categories(columns["category"], strings)
+    template_codes, templates = _texts(columns["template"], "template")
+    return {
+        **numbers,
+        "name": name_codes,
+        "category": category_codes,
+        "kind": _small_codes(columns["kind"], "kind", _core.kind_names().index),
+        "phase": _small_codes(columns["phase"], "phase", ord),
+        "template_id": template_codes,
+        "values": _buffers(columns["values"]),
+        "strings": strings,
+        "templates": templates,
+    }
 
 
 def _whole(pa: Any, column: Any) -> Any:
@@ -308,7 +352,8 @@ def _join_categories(column: Any, strings: _Texts) -> tuple[npt.NDArray[np.uint3
     joined = np.concatenate([strings[1][begin:end], data[offsets[0] : offsets[-1]]])
     places = np.concatenate([strings[0] - begin, (offsets[1:] - offsets[0]) + (end - begin)])
     codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.where(codes < 0, _core.NO_STRING, codes + known).astype(np.uint32), (places, joined)
+    none = len(places) - 1
+    return np.where(codes < 0, none, codes + known).astype(np.uint32), (places, joined)
 
 
 def _small_codes(column: Any, what: str, code: Any) -> npt.NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.errors import MissingFileError, ParseError
+from torchtraceap.trace import packed_file
 from torchtraceap.trace.column_file import MAGIC, holds_events
 
 __all__ = [
@@ -135,6 +136,8 @@ def _looks_like_trace(path: Path) -> bool:
         return False
     if head.startswith(MAGIC):
         return holds_events(path)
+    if head.startswith(packed_file.MAGIC):
+        return True
     return head.startswith(_MAGIC) or head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
 
 

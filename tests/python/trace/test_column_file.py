@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.cli import main
 from torchtraceap.errors import ParseError
-from torchtraceap.trace import column_file
+from torchtraceap.trace import column_file, packed_file
 from torchtraceap.trace.column_file import MAGIC, holds_events, read_columns, write_columns
 from torchtraceap.trace.files import expand_paths
+from torchtraceap.trace.packed_file import read_packed, write_packed
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -84,24 +88,56 @@ def _stored(path: Path, folder: Path) -> tuple[_core.EventTable, Path]:
     return table, target
 
 
-def test_nothing_of_a_trace_is_lost(tmp_path: Path) -> None:
-    table, target = _stored(_trace(tmp_path), tmp_path)
+FORMS: dict[str, tuple[Callable[..., None], Callable[..., _core.EventTable]]] = {
+    "parquet": (write_columns, read_columns),
+    "arrow": (write_packed, read_packed),
+    "mapped": (partial(write_packed, pack=False), read_packed),
+}
+EVERY = pytest.mark.parametrize("form", FORMS)
+
+
+@EVERY
+def test_nothing_of_a_trace_is_lost(form: str, tmp_path: Path) -> None:
+    table = _core.read_trace(_trace(tmp_path))
     assert any(d.count for d in table.diagnostics)
-    _same(table, read_columns(target))
+    write, read = FORMS[form]
+    write(table, tmp_path / "stored")
+    _same(table, read(tmp_path / "stored"))
+    _same(table, read(tmp_path / "stored", threads=1))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ids_of_any_size(count: int, tmp_path: Path) -> None:
+    """Correlations are stored from the lowest one on, which may be far from the highest."""
+    ids = [-(2**62), 2**62, 0][:count]
+    path = tmp_path / "trace.json"
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 1, "ts": -5 + i, "dur": 1,
+         "args": {"correlation": one, "stream": -one, "device": i}}
+        for i, one in enumerate(ids)
+    ]  # fmt: skip
+    path.write_text(json.dumps(events))
+    table = _core.read_trace(path)
+    for write, read in FORMS.values():
+        write(table, tmp_path / "stored")
+        _same(table, read(tmp_path / "stored"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_a_real_trace_is_diagnosed_equally(path: Path, tmp_path: Path) -> None:
+@EVERY
+def test_a_real_trace_is_diagnosed_equally(form: str, path: Path, tmp_path: Path) -> None:
     target, back = tmp_path / "no_suffix", tmp_path / "back.json"
     table = _core.read_trace(path)
-    write_columns(table, target)
-    _same(table, read_columns(target))
+    write, read = FORMS[form]
+    write(table, target)
+    _same(table, read(target))
     one, other = ttap.load(path), ttap.load(target)
     texts = [_plain(trace.diagnose().to_dict()) for trace in (one, other)]
     assert texts[0] == texts[1]
     assert main(["convert", str(target), str(back)]) == 0
     assert _core.trace_json(_core.read_trace(back)) == _core.trace_json(table)
-    assert target.stat().st_size * 10 < table.text_bytes
+    if form != "mapped":
+        assert target.stat().st_size * 10 < table.text_bytes
 
 
 def _plain(document: dict[str, Any]) -> str:
@@ -117,8 +153,9 @@ def test_convert_writes_it_for_other_readers_too(tmp_path: Path) -> None:
     assert (kernel["ts_ns"], kernel["dur_ns"], kernel["stream"]) == (4000, 5001, 7)
     assert json.loads(kernel["args"])["grid"] == [1, 2, 3]
     _same(_core.read_trace(path), read_columns(target))
-    back = tmp_path / "back.json"
-    assert main(["convert", str(target), str(back)]) == 0
+    back, packed = tmp_path / "back.json", tmp_path / "events.arrow"
+    assert main(["convert", str(target), str(packed)]) == 0
+    assert main(["convert", str(packed), str(back)]) == 0
     assert _core.trace_json(_core.read_trace(back)) == _core.trace_json(_core.read_trace(path))
 
 
@@ -137,7 +174,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.parquet"
     parquet.write_table(pa.table({"a": [1]}), other)
     assert not holds_events(other)
-    with pytest.raises(ParseError, match="another Parquet file"):
+    with pytest.raises(ParseError, match="a file of another kind"):
         ttap.load(other)
     other.write_bytes(MAGIC + b"\0" * 20)
     assert not holds_events(other)
@@ -145,8 +182,11 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ttap.load(other)
 
 
-def test_every_damaged_byte_is_noticed_or_does_no_harm(tmp_path: Path) -> None:
-    table, target = _stored(EXAMPLES[0], tmp_path)
+@EVERY
+def test_every_damaged_byte_is_noticed_or_does_no_harm(form: str, tmp_path: Path) -> None:
+    table, target = _core.read_trace(EXAMPLES[0]), tmp_path / "stored"
+    write, read = FORMS[form]
+    write(table, target)
     whole = target.read_bytes()
     expected = _core.trace_json(table)
     rng = random.Random(3)
@@ -157,7 +197,7 @@ def test_every_damaged_byte_is_noticed_or_does_no_harm(tmp_path: Path) -> None:
         data[place] ^= 1 << rng.randrange(8)
         target.write_bytes(data if rng.random() < 0.8 else data[:place])
         try:
-            again = read_columns(target)
+            again = read(target)
         except ParseError as error:
             failed += 1
             assert str(target) in str(error) and "\n" not in str(error)
@@ -204,6 +244,36 @@ def test_made_up_columns_are_refused(tmp_path: Path) -> None:
     target.write_bytes(whole)
     _rewritten(target)
     _same(table, read_columns(target))
+
+
+def test_made_up_packed_columns_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, target = _core.read_trace(_trace(tmp_path)), tmp_path / "events.arrow"
+    pack, count = packed_file._pack, len(table)
+    numbers = {
+        "step_ns": [-5] * count, "dur_ns": [-1] * count, "name": [2**32 - 1] * count,
+        "category": [10**6] * count, "kind": [200] * count, "track": [2**31] * count,
+        "template": [999] * count, "device": [-1] * count, "stream": [77] * count,
+        "values_bytes": [2**40] * count, "strings_bytes": [-3] * 5, "flags": [0] * (count + 1),
+        "templates": list(b'{"a": ' * 500), "values": [255] * 4, "stream_values": [],
+    }  # fmt: skip
+    for name, values in numbers.items():
+
+        def packed(table: _core.EventTable, name: str = name, values: Any = values) -> Any:
+            columns, about = pack(table)
+            return {**columns, name: np.array(values, dtype=np.int64)}, about
+
+        monkeypatch.setattr(packed_file, "_pack", packed)
+        write_packed(table, target)
+        with pytest.raises(ParseError, match=r"events\.arrow"):
+            read_packed(target)
+    monkeypatch.setattr(packed_file, "_pack", pack)
+    other = pa.table({"a": [1]})
+    with pa.ipc.new_file(str(target), other.schema) as writer:
+        writer.write_table(other)
+    with pytest.raises(ParseError, match="a file of another kind"):
+        ttap.load(target)
 
 
 def test_a_claim_beyond_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

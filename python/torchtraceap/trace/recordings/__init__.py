@@ -19,6 +19,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Diagnostic
 from torchtraceap.core.stored import parse_value
 from torchtraceap.errors import SchemaError
+from torchtraceap.trace import packed_file
 from torchtraceap.trace.column_file import MAGIC, read_columns
 from torchtraceap.trace.recordings.recording import RECORDED_BY
 
@@ -80,6 +81,8 @@ def read_recording(
     head = _head_of(path)
     if head.startswith(MAGIC):
         return read_columns(path, threads=threads)
+    if head.startswith(packed_file.MAGIC):
+        return packed_file.read_packed(path, threads=threads)
     for name, is_its in _READERS:
         if is_its(head):
             reader = import_module(f"{__name__}.{name}")
@@ -90,7 +93,9 @@ def read_recording(
 
 def is_binary_recording(head: bytes) -> bool:
     """Return True if a file that begins so has to be read as a whole."""
-    return head.startswith(MAGIC) or any(is_its(head) for _, is_its in _READERS)
+    return head.startswith((MAGIC, packed_file.MAGIC)) or any(
+        is_its(head) for _, is_its in _READERS
+    )
 
 
 def losses_of(table: _core.EventTable) -> list[Diagnostic]:
