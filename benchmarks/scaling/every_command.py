@@ -36,6 +36,11 @@ SPECIAL = {
     ),
     "generate": ("OUT/set --count 12 --seed 1",),
     "shard": ("TABLES --device 'H100 SXM' --ranks 8",),
+    "plan": (
+        "WORKLOAD --device H100-SXM=2.5 --device L4=0.6 --samples 1M",
+        "--layers 96 --hidden 12288 --heads 96 --sequence 2048 --device 'A100 SXM 80GB=2' "
+        "--gpus 256,512 --batch 1536 --tokens 300B",
+    ),
     "parallelism": (
         "--layers 96 --hidden 12288 --heads 96 --sequence 2048 --device 'A100 SXM 80GB' --gpus 512 "
         "--batch 1536",

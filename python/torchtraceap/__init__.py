@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis.result import Diagnosis
     from torchtraceap.lab.bench.measured import measured
     from torchtraceap.lab.jobs.parallelism import choose_parallelism
+    from torchtraceap.lab.planning import TrainingPlan, plan
     from torchtraceap.lab.prediction import Loading, Prediction, predict
     from torchtraceap.lab.sharding import choose_sharding
     from torchtraceap.ops import durations, models
@@ -50,6 +51,7 @@ _LAZY = {
     "Summary": "torchtraceap.core.results",
     "Timeline": "torchtraceap.core.results",
     "Trace": "torchtraceap.trace.trace",
+    "TrainingPlan": "torchtraceap.lab.planning",
     "Windows": "torchtraceap.core.results",
     "choose_parallelism": "torchtraceap.lab.jobs.parallelism",
     "choose_sharding": "torchtraceap.lab.sharding",
@@ -58,6 +60,7 @@ _LAZY = {
     "load_execution_trace": "torchtraceap.trace.execution",
     "measured": "torchtraceap.lab.bench.measured",
     "on_trace_ready": "torchtraceap.record",
+    "plan": "torchtraceap.lab.planning",
     "predict": "torchtraceap.lab.prediction",
     "profile": "torchtraceap.record",
     "read_memory_timeline": "torchtraceap.tables.gpu.memory_timeline",
@@ -83,6 +86,7 @@ __all__ = [
     "Summary",
     "Timeline",
     "Trace",
+    "TrainingPlan",
     "Windows",
     "__version__",
     "choose_parallelism",
@@ -99,6 +103,7 @@ __all__ = [
     "measured",
     "models",
     "on_trace_ready",
+    "plan",
     "predict",
     "profile",
     "read_memory_timeline",

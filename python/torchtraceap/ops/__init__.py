@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torchtraceap.ops.models import Tensor as Tensor
     from torchtraceap.ops.models.families import FAMILIES as FAMILIES
     from torchtraceap.ops.models.families import family_of as family_of
+    from torchtraceap.ops.models.registry import work_of_call as work_of_call
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
@@ -75,5 +76,6 @@ else:
             ".kernel_names": ("canonical_name",),
             ".models": ("OpCall", "Tensor"),
             ".models.families": ("FAMILIES", "family_of"),
+            ".models.registry": ("work_of_call",),
         },
     )

@@ -694,7 +694,7 @@ def test_the_width_is_that_of_the_standard_library(
     assert terminal_width(93) == shutil.get_terminal_size((93, 40)).columns
 
 
-@pytest.mark.parametrize("command", ["predict", "parallelism", "bench"])
+@pytest.mark.parametrize("command", ["predict", "plan", "bench"])
 def test_what_runs_code_of_the_user_says_so_first(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

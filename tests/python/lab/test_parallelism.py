@@ -15,8 +15,9 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs import Machine, TrainingJob, calibrate, job_memory
 from torchtraceap.lab.jobs.composition import published_jobs
 from torchtraceap.lab.jobs.jobs import Cluster, Transformer
-from torchtraceap.lab.jobs.parallelism import RESERVED_BYTES, choose_parallelism
+from torchtraceap.lab.jobs.parallelism import choose_parallelism, job_fit
 from torchtraceap.lab.jobs.terms import COEFFICIENTS, Terms, step_parts
+from torchtraceap.ops import device_named
 
 GPT = {"layers": 24, "hidden": 2048, "heads": 16, "sequence": 2048}
 A100S = {"device": "A100 SXM 80GB", "gpus": 64}
@@ -27,7 +28,7 @@ def all_reduce_ns(size: float, ranks: int) -> float:
     return 20_000 + size * 2 * (ranks - 1) / ranks / 200
 
 
-MACHINE = Machine(3e14, 2e12, all_reduce_ns, memory_bytes=80e9)
+MACHINE = Machine(3e14, 2e12, all_reduce_ns)
 
 
 def megatron(hidden: int, heads: int, layers: int, stages: int, chunks: int) -> TrainingJob:
@@ -110,7 +111,9 @@ def test_strategies_are_ranked_and_fit() -> None:
     for strategy in found.strategies:
         assert strategy.job.gpus == 64
         assert strategy.low_ns < strategy.step_ns < strategy.high_ns
-        assert strategy.memory.total <= 80e9 - RESERVED_BYTES
+        fit = job_fit(strategy.job, device_named("A100 SXM 80GB"))
+        assert fit is not None and fit.fits
+        assert strategy.memory.total < fit.needed <= fit.capacity < 80 * 2**30
         assert 0 < strategy.utilization < 1
         assert not strategy.unmeasured
 

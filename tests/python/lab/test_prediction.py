@@ -51,7 +51,8 @@ def test_a_prediction_has_the_document_that_it_promises(trained: ttap.Prediction
     assert document["schema"] == "torchtraceap.prediction/1"
     assert list(document)[1:] == [
         "source", "device", "dtype", "world_size", "strategy", "calibrated_by", "versions", "step",
-        "gpu", "host_ns", "bound_by", "memory_bytes", "ops", "sequence", "unknown", "notes",
+        "unprofiled", "gpu", "host_ns", "bound_by", "memory_bytes", "memory_fit", "ops", "sequence",
+        "unknown", "notes",
     ]  # fmt: skip
     step, gpu = document["step"], document["gpu"]
     assert 0 < step["low_ns"] <= step["predicted_ns"] <= step["high_ns"]

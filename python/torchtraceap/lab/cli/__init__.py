@@ -13,9 +13,13 @@ ENTRIES = {
         "what a step of a model would take on a GPU where it never ran, and its trace",
         "torchtraceap.lab.cli.predict",
     ),
+    "plan": Entry(
+        "which GPUs, how many, split how, for a run: time, memory and price",
+        "torchtraceap.lab.cli.plan",
+    ),
     "parallelism": Entry(
         "which split of a training job over GPUs is the fastest that fits, without a trace",
-        "torchtraceap.lab.cli.predict",
+        "torchtraceap.lab.cli.plan",
     ),
     "shard": Entry(
         "which rank should hold which embedding table, by what a step would take",

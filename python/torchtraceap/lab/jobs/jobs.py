@@ -324,8 +324,6 @@ class Machine:
     node_bandwidth: float = NODE_BANDWIDTH
     """Bytes per second in one direction between a node and the others."""
     node_latency_ns: float = NODE_LATENCY_NS
-    memory_bytes: float = 0.0
-    """Memory of a GPU in bytes; 0 if unknown."""
 
     @classmethod
     def of(
@@ -353,7 +351,6 @@ class Machine:
             partial(_measured_all_reduce, known.id),
             gpus_per_node,
             node_bandwidth,
-            memory_bytes=float(known.memory_bytes),
         )
 
     def all_reduces(self, size: float, ranks: int, ranks_per_node: int) -> tuple[float, float]:

@@ -34,6 +34,7 @@ from torchtraceap.lab.jobs.jobs import (
     check_size,
 )
 from torchtraceap.lab.jobs.terms import JobMemory, job_memory
+from torchtraceap.lab.memory import MemoryFit, fit_memory
 from torchtraceap.ops import Device, UnknownDurationError, resolve_device
 
 if TYPE_CHECKING:
@@ -44,14 +45,13 @@ __all__ = [
     "RefusedStrategy",
     "Strategy",
     "choose_parallelism",
+    "job_fit",
     "parallelism_tables",
+    "plain_job",
     "result_tables",
 ]
 
 SCHEMA = "torchtraceap.parallelism/1"
-RESERVED_BYTES = 4 * 2**30
-"""The part of a GPU's memory that is left to the CUDA context, NCCL's buffers and fragmentation (a
-guess)."""
 LARGEST_MICRO_BATCH = 64
 CHUNKS = (1, 2, 3)
 _MAX_ROWS, _MAX_REASONS, _MAX_TEXT = 15, 8, 200
@@ -201,14 +201,12 @@ def choose_parallelism(
     )
     published = published_jobs()
     predictor = measured or published.model_for(machine, device)
-    plain = TrainingJob(
-        global_batch, 1, sizes.hidden, sizes.layers, sizes.sequence, 1, 1, 1, sizes.vocabulary,
-        sizes.heads, sizes.key_value_heads, sizes.head_size, sizes.feed_forward, sizes.gated,
-        flash_attention,
-    )  # fmt: skip
-    fitting, refused = _fitting_jobs(plain, where.gpus, micro_batches, recompute, zero, machine)
+    plain = plain_job(sizes, global_batch, flash_attention)
+    fitting, refused = _fitting_jobs(
+        plain, where.gpus, micro_batches, recompute, zero, machine, device
+    )
     notes = [] if measured else [published.source]
-    if not machine.memory_bytes:
+    if not device.memory_bytes:
         notes.append("the memory of the GPU is not known: nothing was refused for lack of it")
     if not flash_attention:
         notes.append(
@@ -216,7 +214,7 @@ def choose_parallelism(
         )
     notes.append(
         "memory is that of parameters, gradients, Adam's state and activations in half precision; "
-        f"{RESERVED_BYTES // 2**30} GiB are left free"
+        "what the allocator, libraries and collectives take comes on top of it (guesses)"
     )
     return Parallelism(
         sizes,
@@ -229,6 +227,15 @@ def choose_parallelism(
     )
 
 
+def plain_job(model: Transformer, global_batch: int, flash_attention: bool) -> TrainingJob:
+    """Return the job that trains a model on one GPU, one sequence at a time."""
+    return TrainingJob(
+        global_batch, 1, model.hidden, model.layers, model.sequence, 1, 1, 1, model.vocabulary,
+        model.heads, model.key_value_heads, model.head_size, model.feed_forward, model.gated,
+        flash_attention,
+    )  # fmt: skip
+
+
 def _fitting_jobs(
     plain: TrainingJob,
     gpus: int,
@@ -236,6 +243,7 @@ def _fitting_jobs(
     recompute: Sequence[str],
     zero: Sequence[int],
     machine: Machine,
+    device: Device,
 ) -> tuple[list[TrainingJob], list[RefusedStrategy]]:
     """Return all ways to split a job over GPUs that fit, and the refused ones."""
     micros = tuple(micro_batches) or tuple(2**n for n in range(LARGEST_MICRO_BATCH.bit_length()))
@@ -256,7 +264,7 @@ def _fitting_jobs(
             continue
         for micro in shares:
             split = replace(plain, micro_batch=micro, tensor=tensor, data=data, pipeline=pipeline)
-            found, reason = _fit_memory(list(_variants(split, recompute, zero)), machine)
+            found, reason = _fitting_variants(list(_variants(split, recompute, zero)), device)
             fitting += found
             if reason:
                 refused.append(RefusedStrategy(tensor, data, pipeline, micro, reason))
@@ -302,19 +310,24 @@ def _variants(
         yield replace(plain, recompute=way, sequence_parallel=split, zero=stage, chunks=chunks)
 
 
-def _fit_memory(jobs: list[TrainingJob], machine: Machine) -> tuple[list[TrainingJob], str]:
+def job_fit(job: TrainingJob, device: Device) -> MemoryFit | None:
+    """Return whether a job fits into the memory of its GPUs; None if that is not known."""
+    memory = job_memory(job)
+    return fit_memory(memory.total, memory.activations, device, ranks=job.gpus)
+
+
+def _fitting_variants(jobs: list[TrainingJob], device: Device) -> tuple[list[TrainingJob], str]:
     """Return the jobs that fit into memory, and the reason if none does."""
     if not jobs:
         return [], "flash attention leaves nothing to compute again selectively"
-    if not machine.memory_bytes:
-        return jobs, ""
-    room = machine.memory_bytes - RESERVED_BYTES
-    needs = [job_memory(job).total for job in jobs]
-    found = [job for job, need in zip(jobs, needs, strict=True) if need <= room]
+    fits = [job_fit(job, device) for job in jobs]
+    found = [job for job, fit in zip(jobs, fits, strict=True) if fit is None or fit.fits]
     if found:
         return found, ""
+    least = min((fit for fit in fits if fit is not None), key=lambda fit: fit.needed)
     return [], (
-        f"needs at least {min(needs) / 1e9:.1f} GB of memory, a GPU has {room / 1e9:.1f} GB to give"
+        f"needs at least {least.needed / 1e9:.1f} GB of memory, a GPU has "
+        f"{least.capacity / 1e9:.1f} GB to give"
     )
 
 

@@ -23,7 +23,7 @@ from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
 from torchtraceap.report import Segment, compressed_json, render_document, table_data
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.result import Prediction
+    from torchtraceap.lab.prediction.result import MemoryNeed, Prediction
     from torchtraceap.trace import RankTrace
 
 __all__ = ["render_predictions", "write_prediction_page"]
@@ -74,11 +74,11 @@ def write_prediction_page(found: Sequence[Prediction], path: Path, inputs: Seque
 
 def render_predictions(found: Sequence[Prediction]) -> str:
     """Render predictions as a page; equal predictions give equal text."""
-    ordered = sorted(found, key=lambda each: each.step.predicted_ns)
+    ordered = sorted(found, key=lambda each: each.unprofiled.predicted_ns)
     best = ordered[0]
     first = "The fastest step takes" if len(ordered) > 1 else "A step takes"
     device = one_line(best.device, 60)
-    low, high = format_ns(best.step.low_ns), format_ns(best.step.high_ns)
+    low, high = format_ns(best.unprofiled.low_ns), format_ns(best.unprofiled.high_ns)
     labels = []
     for each in ordered:
         parts = [each.device]
@@ -115,7 +115,7 @@ def render_predictions(found: Sequence[Prediction]) -> str:
             "absent": [],
         },
         {"tables": compressed_json({"ops": tables})},
-        headline=f"{first} {format_ns(best.step.predicted_ns)} on {device}",
+        headline=f"{first} {format_ns(best.unprofiled.predicted_ns)} on {device}",
         explanation=f"9 of 10 between {low} and {high} · bound by {BOUND_LABELS[best.bound_by]}",
         rows=rows,
         keys=_legend(segment for row in rows for segment in row["segments"]),
@@ -153,15 +153,21 @@ def _rows(found: Sequence[Prediction]) -> list[dict[str, Any]]:
             {
                 "time": format_ns(step.predicted_ns),
                 "between": f"{format_ns(step.low_ns)} to {format_ns(step.high_ns)}",
-                "facts": f"bound by {BOUND_LABELS[each.bound_by]}",
+                "facts": f"while profiled ({format_ns(each.unprofiled.predicted_ns)} otherwise), "
+                f"bound by {BOUND_LABELS[each.bound_by]}",
                 "segments": segments,
                 "low_share": step.low_ns / longest,
                 "high_share": step.high_ns / longest,
                 "memory": memory,
-                "memory_text": "" if need is None else f"{format_bytes(need.peak)} at once",
+                "memory_text": "" if need is None else _memory_text(each, need),
             }
         )
     return rows
+
+
+def _memory_text(found: Prediction, need: MemoryNeed) -> str:
+    fit = found.memory_fit
+    return f"{format_bytes(need.peak)} at once" + ("" if fit is None else f", {fit.verdict}")
 
 
 def _legend(segments: Iterable[Segment]) -> list[Segment]:

@@ -28,14 +28,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap._version import __version__
-from torchtraceap.core import Array, PredictedTime, Timeline, format_ns
+from torchtraceap.core import Array, PathLike, PredictedTime, Timeline, format_ns
 from torchtraceap.errors import OptionError
+from torchtraceap.lab.memory import fit_memory
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.capture.profile import capture_profile
+from torchtraceap.lab.prediction.lowering.durations import op_call
 from torchtraceap.lab.prediction.lowering.host import TAIL, HostModel
 from torchtraceap.lab.prediction.lowering.loop import Loading, with_loading
 from torchtraceap.lab.prediction.lowering.lower import lower, with_measured_times
+from torchtraceap.lab.prediction.lowering.operators import launching_ops
 from torchtraceap.lab.prediction.lowering.recorded_host import (
     PROBE_DEVIATION,
     RecordedCalls,
@@ -49,7 +53,7 @@ from torchtraceap.lab.prediction.result import (
     known_memory,
     memory_need,
 )
-from torchtraceap.lab.prediction.sources import captured_step
+from torchtraceap.lab.prediction.sources import CapturedStep, captured_step
 from torchtraceap.lab.prediction.timeline import (
     Recording,
     StepSchedule,
@@ -57,7 +61,14 @@ from torchtraceap.lab.prediction.timeline import (
     schedule_steps,
     with_steady_loader,
 )
-from torchtraceap.ops import Device, KindTimes, device_named, find_device, fit_calibration
+from torchtraceap.ops import (
+    Device,
+    KindTimes,
+    device_named,
+    find_device,
+    fit_calibration,
+    work_of_call,
+)
 from torchtraceap.tables import step_time
 from torchtraceap.trace import RankTrace, Trace, load
 
@@ -72,6 +83,7 @@ __all__ = [
     "launching_operators",
     "lower_steps",
     "predict",
+    "predict_captured",
     "step_interval",
 ]
 
@@ -81,6 +93,8 @@ _BUSY, _IDLE = 0.9, 0.6
 
 Between them an error of either could change the answer.
 """
+_YOUNG_TYPES = ("bf16", "fp8", "fp4")
+"""Types that not every GPU computes."""
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm", "diffusers")
 
 
@@ -137,16 +151,51 @@ def predict(
         source, inputs, loss=loss, optimizer=optimizer, dtype=dtype, batch=batch,
         world_size=world_size, strategy=strategy, device=chip, sharding=sharding,
     )  # fmt: skip
-    traces = tuple(calibrate)
-    profile = captured.profile
+    return predict_captured(
+        captured, chip, dtype=dtype, strategy=strategy, steps=steps,
+        recorded=source if captured.profile is not None else None,
+        calibrate=tuple(calibrate), loading=loading, probed=probed,
+    )  # fmt: skip
+
+
+def predict_captured(
+    captured: CapturedStep,
+    device: Device,
+    *,
+    dtype: object = None,
+    strategy: str | None = None,
+    steps: int = 3,
+    recorded: PathLike | None = None,
+    calibrate: Sequence[Trace] = (),
+    loading: Loading | None = None,
+    probed: RecordedCalls | None = None,
+) -> Prediction:
+    """Predict a captured step on a GPU; several predictions may share a capture.
+
+    Args:
+        captured: The step of each kind of rank.
+        device: The GPU.
+        dtype, strategy: Those of the capture, which the result repeats.
+        recorded: Path of the trace of a GPU that was captured.
+        steps, calibrate, loading, probed: See `predict`.
+    """
+    profile, traces, chip = captured.profile, tuple(calibrate), device
     recorded_on = profile.device if profile is not None else None
     ran_on = None if recorded_on is None else find_device(recorded_on)
-    own = [load(source)] if ran_on is chip else []  # its machine is the one that is asked for
-    lowered = lower_steps(
-        captured.captures, chip, traces, hosts=[*own, *traces], loading=loading, probed=probed
-    )
-    if profile is not None and ran_on is not None:
-        lowered = [with_measured_times(lowered[0], profile.capture, profile.measured_ns, ran_on)]
+    # The machine of a recorded step is the one that is asked for if its GPU is.
+    own = [load(recorded)] if recorded is not None and ran_on is chip else []
+    _check_types(captured.captures, chip)
+
+    def lowered_steps(is_profiled: bool) -> list[LoweredStep]:
+        found = lower_steps(
+            captured.captures, chip, traces, hosts=[*own, *traces], loading=loading,
+            probed=probed, is_profiled=is_profiled,
+        )  # fmt: skip
+        if profile is None or ran_on is None:
+            return found
+        return [with_measured_times(found[0], profile.capture, profile.measured_ns, ran_on)]
+
+    lowered = lowered_steps(is_profiled=True)
     trace, fetch_ns = _synthesize(lowered, captured.kind_of_rank, chip, steps)
     step = step_time(trace.ranks)
     assert step is not None  # every step is marked
@@ -158,21 +207,26 @@ def predict(
     first = captured.captures[0]
     memory_note = known_memory(first) if first.storages is None else None
     needs = [need for need in map(memory_need, captured.captures) if need is not None]
+    need = max(needs, key=lambda need: need.peak, default=None)
+    ranks = len(captured.kind_of_rank)
+    fit = None if need is None else fit_memory(need.peak, need.activations, chip, ranks=ranks)
     modules = {name: sys.modules.get(name) for name in _LIBRARIES}
     versions = {n: str(getattr(m, "__version__", "")) for n, m in modules.items() if m}
     return Prediction(
         source=captured.source,
         device=chip.name,
         dtype=None if dtype is None else str(dtype).removeprefix("torch."),
-        world_size=len(captured.kind_of_rank),
+        world_size=ranks,
         strategy=strategy,
         calibrated_by=tuple(trace.ranks[0].path for trace in traces),
         versions={"torchtraceap": __version__, **versions},
         step=PredictedTime(predicted, round(low), round(high)),
+        unprofiled=_step_time(lowered_steps(is_profiled=False), captured.kind_of_rank),
         gpu=gpu,
         host_ns=round(lowered[0].host_ns),
         bound_by=bound_by,
-        memory_bytes=max(needs, key=lambda need: need.peak, default=None),
+        memory_bytes=need,
+        memory_fit=fit,
         ops=shares,
         sequence=tuple(op.op.name for op in ops),
         unknown=unknown,
@@ -206,6 +260,7 @@ def lower_steps(
     hosts: Sequence[Trace] | None = None,
     loading: Loading | None = None,
     probed: RecordedCalls | None = None,
+    is_profiled: bool = True,
 ) -> list[LoweredStep]:
     """Return captured steps lowered to a GPU.
 
@@ -216,16 +271,21 @@ def lower_steps(
         hosts: Traces of the machine that calibrate host times; by default the same.
         loading: The input pipeline; None if batches are on the GPU.
         probed: Calls recorded on a processor like the machine's.
+        is_profiled: True if the step is recorded, as those behind the host times were.
     """
-    calibration, host = None, HostModel(device)
+    calibration = None
     if calibrate:
         times = KindTimes.merge([trace.kind_times() for trace in calibrate])
         calibration = fit_calibration(times, for_other_program=True)
+    parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
+    is_measured = probed is not None or bool(parts)
+    host = HostModel(device, None if is_profiled or is_measured else "none")
     if probed is not None:
         host = host.calibrated([probed], deviation=PROBE_DEVIATION)
-    parts = [part for trace in (calibrate if hosts is None else hosts) for part in trace.ranks]
     if parts:
         host = host.calibrated([recorded_calls(part) for part in parts])
+    if is_measured and not is_profiled:
+        host = host.without_profiler("stack" if any(map(_has_stacks, parts)) else "plain")
     found = []
     for capture in captures:
         step = lower(capture, device, host=host, calibration=calibration)
@@ -233,6 +293,38 @@ def lower_steps(
             step if loading is None else with_loading(step, capture, loading, host, device)
         )
     return found
+
+
+def _has_stacks(part: RankTrace) -> bool:
+    return bool((part.table.kind == _core.EventKind.PYTHON_FUNCTION).any())
+
+
+def _check_types(captures: Iterable[Capture], device: Device) -> None:
+    """Check that the device has units for the types of matrix products.
+
+    Raises:
+        OptionError: It has none, and torch would emulate the type at a rate that nobody measured.
+    """
+    if not device.id:
+        return
+    for op in (op for capture in captures for op in launching_ops(capture)):
+        work, _ = work_of_call(op_call(op))
+        label = "" if work is None or work.unit != "matrix" else work.dtype
+        if label in _YOUNG_TYPES and label not in device.matrix and label not in device.vector:
+            others = ", ".join(dict.fromkeys([*device.matrix, *device.vector]))
+            raise OptionError(
+                f"{device.name} has no units for {label} ({op.name}), which torch would emulate "
+                f"much slower or refuse; it has {others}"
+            )
+
+
+def _step_time(steps: Sequence[LoweredStep], kind_of_rank: Sequence[int]) -> PredictedTime:
+    """Return the time of a step of all ranks with its interval."""
+    together, kinds = add_slowest_ranks(steps, kind_of_rank)
+    times = schedule_steps(with_steady_loader(together, kinds), kinds)
+    predicted = max(rank.step_length_ns() for rank in times)
+    low, high = step_interval(steps, kind_of_rank, predicted)
+    return PredictedTime(predicted, round(low), round(high))
 
 
 def _synthesize(
@@ -318,7 +410,7 @@ def _notes(
     fetch_ns: float,
     probed: RecordedCalls | None,
 ) -> tuple[str, ...]:
-    notes = ["Times are those of a run that is being profiled"]
+    notes = ["The trace, its parts and host times are those of a run that is being profiled"]
     if loading is None:
         notes[0] += "; the program around the step (loading, copies from the host) is not in it."
     else:

@@ -25,6 +25,7 @@ from torchtraceap.core import (
     write_paths,
 )
 from torchtraceap.errors import OptionError
+from torchtraceap.lab.memory import MemoryFit
 from torchtraceap.lab.prediction.capture.calls import (
     Capture,
     Phase,
@@ -86,6 +87,8 @@ class Prediction(Result):
     versions: Mapping[str, str]
     step: PredictedTime
     """Wall time of a profiled step in the steady state; the bounds are the 5 and 95 % quantiles."""
+    unprofiled: PredictedTime
+    """The same of a step that nobody records."""
     gpu: Timeline
     """GPU time of a step by the definitions of `summary`, the mean over ranks and steps."""
     host_ns: int
@@ -93,6 +96,8 @@ class Prediction(Result):
     bound_by: str
     """gpu, host, borderline, communication or data."""
     memory_bytes: MemoryNeed | None
+    memory_fit: MemoryFit | None
+    """Whether the memory suffices; None if the need or the memory of the device is not known."""
     ops: tuple[OpShare, ...]
     sequence: tuple[str, ...]
     """The launching operators of a step in host order."""

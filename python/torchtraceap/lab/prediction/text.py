@@ -16,6 +16,7 @@ from torchtraceap.core import (
 from torchtraceap.report import TextTable
 
 if TYPE_CHECKING:
+    from torchtraceap.core import PredictedTime
     from torchtraceap.lab.prediction.result import Prediction
 
 __all__ = ["BOUND_LABELS", "comparison_table", "prediction_tables", "step_shares"]
@@ -39,7 +40,7 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
     tables = [_step_table(found)]
     if found.memory_bytes is not None:
         needs = [(name, format_bytes(size)) for name, size in found.memory_bytes.to_dict().items()]
-        tables.append(TextTable("Memory of its tensors", ("", "bytes"), needs))
+        tables.append(TextTable(_memory_title(found), ("", "bytes"), needs))
     rows = [
         (
             op.name,
@@ -62,14 +63,21 @@ def prediction_tables(found: Prediction) -> list[TextTable]:
     return tables
 
 
+def _memory_title(found: Prediction) -> str:
+    fit = found.memory_fit
+    return "Memory of its tensors" + ("" if fit is None else f": {fit.verdict}")
+
+
 def _step_table(found: Prediction) -> TextTable:
     """Return the times of the step, with a bar of its parts and the notes."""
     step, gpu = found.step, found.gpu
     job = "" if found.world_size == 1 else f", {found.world_size} GPUs, {found.strategy or 'ddp'}"
     bound = BOUND_LABELS[found.bound_by]
-    title = f"Step {format_ns(step.predicted_ns)} on {found.device}{job}, bound by {bound}"
+    alone = found.unprofiled
+    title = f"Step {format_ns(alone.predicted_ns)} on {found.device}{job}, bound by {bound}"
     rows = [
-        ("step", format_ns(step.predicted_ns), f"9 of 10 between {_span(found)}"),
+        ("step", format_ns(alone.predicted_ns), f"9 of 10 between {_span(alone)}"),
+        ("while profiled", format_ns(step.predicted_ns), f"9 of 10 between {_span(step)}"),
         ("GPU busy", format_ns(gpu.busy_ns), _share(gpu.busy_ns, found)),
         ("host", format_ns(found.host_ns), "if it never waits"),
     ]
@@ -103,35 +111,39 @@ def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
 
 def comparison_table(found: Sequence[Prediction]) -> TextTable:
     """Return a table of devices and strategies, fastest first, with bars to scale."""
-    longest = max(each.step.predicted_ns for each in found)
+    longest = max(each.unprofiled.predicted_ns for each in found)
     rows = [
         (
             each.device,
             each.strategy or "",
+            format_ns(each.unprofiled.predicted_ns),
+            _span(each.unprofiled),
             format_ns(each.step.predicted_ns),
-            _span(each),
-            "█" * max(1, round(20 * each.step.predicted_ns / max(longest, 1))),
+            "█" * max(1, round(20 * each.unprofiled.predicted_ns / max(longest, 1))),
             _share(each.gpu.busy_ns, each),
             each.bound_by,
             "" if each.memory_bytes is None else format_bytes(each.memory_bytes.peak),
+            "" if each.memory_fit is None else each.memory_fit.verdict,
         )
-        for each in sorted(found, key=lambda each: each.step.predicted_ns)
+        for each in sorted(found, key=lambda each: each.unprofiled.predicted_ns)
     ]
     columns = (
         "device",
         "strategy",
         "step",
         "9 of 10 between",
+        "while profiled",
         "",
         "GPU busy",
         "bound by",
         "memory",
+        "of the GPU's",
     )
-    return TextTable("", columns, rows, first=(0, 1, 2, 3))
+    return TextTable("", columns, rows, first=(0, 1, 2, 9, 3))
 
 
-def _span(found: Prediction) -> str:
-    return f"{format_ns(found.step.low_ns)} and {format_ns(found.step.high_ns)}"
+def _span(step: PredictedTime) -> str:
+    return f"{format_ns(step.low_ns)} and {format_ns(step.high_ns)}"
 
 
 def _share(ns: int, found: Prediction) -> str:

@@ -312,6 +312,18 @@ class HostModel:
         found.covariance = self.covariance - gain @ self.covariance
         return found
 
+    def without_profiler(self, recorded_with: str) -> HostModel:
+        """Return the model of the same machine if nobody records.
+
+        Args:
+            recorded_with: One of `PROFILERS`, that of the calls behind a calibrated model.
+        """
+        found = copy(self)
+        found.factors = self.factors + np.log(
+            np.array(PROFILERS["none"]) / np.array(PROFILERS[recorded_with])
+        )
+        return found
+
     def times_of(self, calls: Sequence[CallContext], launches_per_call: Sequence[int]) -> HostTimes:
         """Return host times for calls known by their contexts alone."""
         factor = dict(zip(GROUPS, np.exp(self.factors).tolist(), strict=True))
