@@ -79,6 +79,7 @@ struct Signals {
   Interval profiled;   ///< tree.profiled
   DetectOptions options;
   IntervalSet gpu_idle;                 ///< complement of gpu.busy, as far as it is judged
+  IntervalSet host_idle;                ///< without gaps between nodes of one replay of a graph
   std::vector<Copy> copies;             ///< every memcpy-class GPU event, by start
   std::vector<Row> api_rows;            ///< complete runtime and driver calls by start
   bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists

@@ -4,6 +4,7 @@
 #include "traceap/base/interrupt.hpp"
 #include "traceap/detect/finding.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/stalls.hpp"
 
 namespace traceap {
 namespace {
@@ -97,6 +98,9 @@ Signals build_signals(const EventTable& table, const EventTree& tree, GpuInterva
                   .options = options};
   signals.gpu_idle = set_difference(set_complement(signals.gpu.busy, signals.profiled),
                                     set_union(signals.gpu.not_judged, tree.recording.missing));
+  // Nothing that the host does opens a gap between two nodes of one replay of a graph.
+  signals.host_idle =
+      set_difference(signals.gpu_idle, idle_with_cause(signals, {IdleCause::kWithinGraph}));
   signals.copies = build_copies(table, tree);
   signals.api_rows = complete_api_rows(table);
   signals.has_host_ops = any_host_op(table);

@@ -31,7 +31,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.core.formatting import format_ns, format_share
 from torchtraceap.core.intervals import EMPTY, covered_ns
-from torchtraceap.core.knowledge import load_knowledge
+from torchtraceap.core.knowledge import in_unit, load_knowledge
 from torchtraceap.core.progress import progress_stage
 from torchtraceap.core.results import (
     PAPER_TYPES,
@@ -185,7 +185,9 @@ def _in_order(findings: Sequence[Finding], lead: Finding | None) -> list[Finding
 def _with_advice(
     trace: Ranks, by_type: Mapping[str, PerRank], findings: Sequence[Finding], step: StepTime | None
 ) -> list[Finding]:
-    """Return findings with advice that fits the trace, and with why they cost what they do."""
+    """Return findings with advice that fits the trace, and with why they cost what they do; they
+    speak of iterations where a serving engine marks the steps."""
+    unit = step.unit if step else "step"
     whole_ns = step.measured_ns if step else sum(rank.profiled_ns for rank in trace.ranks)
     entries = [load_knowledge()[finding.type] for finding in findings]
     wanted = {word for entry in entries for words, _ in entry.instead for word in words} | {"xla"}
@@ -194,8 +196,9 @@ def _with_advice(
     return [
         replace(
             finding,
-            why=_why(finding, by_type[finding.type], whole_ns),
-            fix=text.fix,
+            title=in_unit(finding.title, unit),
+            why=in_unit(_why(finding, by_type[finding.type], whole_ns), unit),
+            fix=in_unit(text.fix, unit),
             code_before=text.code_before,
             code=text.code_after,
         )

@@ -202,6 +202,30 @@ TEST_CASE("mixed iterations that take much longer stall decode",
   CHECK(judged(1'300).verdict == Verdict::kAbsent);
 }
 
+TEST_CASE("prompts that are read between two decodes stall requests that go on",
+          "[detect][prefill_stalls_decode]") {
+  const auto judged = [](const char* prefill, double prefill_us, int place) {
+    TraceText text;
+    double t = 1'000;
+    for (int i = 0; i < 8; ++i) {
+      text.host("user_annotation", i == place ? prefill : "step[DECODE bs=64]", t, 40);
+      text.host("cuda_runtime", "cudaGraphLaunch", t + 5, 20,
+                R"("correlation":)" + std::to_string(100 + i));
+      const double length = i == place ? prefill_us : 1'000;
+      text.gpu("kernel", "kernel", t + 40, length, 7, 100 + i);
+      t += length + 40;
+    }
+    return judge("prefill_stalls_decode", text);
+  };
+  const char* some = "step[EXTEND bs=2 toks=900]";
+  CHECK(judged(some, 3'000, 4).verdict == Verdict::kPresent);
+  CHECK(judged(some, 3'000, 4).cost_ns == 3'000'000);
+  CHECK(judged(some, 300, 4).verdict == Verdict::kAbsent);
+  CHECK(judged(some, 3'000, 0).verdict == Verdict::kAbsent);  // nothing generated before
+  CHECK(judged(some, 3'000, 7).verdict == Verdict::kAbsent);  // or goes on behind
+  CHECK(judged("step[EXTEND bs=64 toks=900]", 3'000, 4).verdict == Verdict::kAbsent);
+}
+
 TEST_CASE("a GPU that idles while tokens are drafted", "[detect][idle_draft]") {
   const Iterations drafting = scheduled("vllm/v1/spec_decode/eagle.py(100): propose");
   const Finding finding = drafting.judge("idle_draft");
@@ -217,7 +241,8 @@ TEST_CASE("graphs that are captured while an engine serves are recaptures",
     Iterations iterations;
     int number = 0;
     iterations.between = [=](TraceText& text, double t) mutable {
-      if (++number < 2 || number >= 2 + captures) return;
+      // The first stands behind the first iteration.
+      if (++number > captures) return;
       text.host("cuda_runtime", "cudaStreamBeginCapture", t, 10);
       text.host("cuda_runtime", "cudaStreamEndCapture", t + 290, 10);
     };

@@ -49,6 +49,10 @@ class ServedRun:
     mixed: tuple[int, ...] = ()
     """Iterations that also read a piece of a prompt."""
     mixed_factor: float = 1.0
+    prefills: tuple[int, ...] = ()
+    """Iterations that read prompts alone."""
+    prefill_factor: float = 1.0
+    prefill_requests: int = 1
     captures: tuple[int, ...] = ()
     """Iterations in front of which a graph is captured."""
     capture_us: float = 0.0
@@ -63,6 +67,15 @@ class ServedRun:
     def annotation(self, number: int) -> str:
         """Return the engine's annotation of an iteration."""
         batch, mixed = self.batch, number in self.mixed
+        if number in self.prefills:
+            count = self.prefill_requests
+            return {
+                "vllm": f"execute_context_{count}(512)_generation_0(0)",
+                "sglang": f"step[EXTEND bs={count} toks=512]",
+                "atom": f"prefill[bs={count} tok=512 ctx=[512]]",
+                "tensorrt-llm": f"[Executor] _forward_step {number}: {count} ctx reqs, "
+                "512 ctx tokens, 0 gen reqs",
+            }[self.engine]
         if self.engine == "sglang":
             if mixed:
                 return f"step[MIXED bs={batch + 1} c=1 g={batch}]"
@@ -149,6 +162,7 @@ class _Recorder:
         all_kernels = [kernel for (_, kernel, _), _ in Served(dense=run.layers).kernels()]
         kernels = [kernel for kernel in all_kernels if "cross_device" not in kernel]  # one GPU
         factor = run.mixed_factor if number in run.mixed else 1.0
+        factor = run.prefill_factor if number in run.prefills else factor
         length = run.kernel_us + run.row_us * run.graph_batch / len(kernels)
         rows = run.graph_batch if run.pieces else run.batch
         size = -(-len(kernels) // max(1, run.pieces)) if run.pieces else 1
@@ -275,13 +289,18 @@ def _padding(run: ServedRun, rng: random.Random) -> tuple[ServedRun, ServedRun]:
 
 
 def _recapture(run: ServedRun, rng: random.Random) -> tuple[ServedRun, ServedRun]:
-    captures = tuple(sorted(rng.sample(range(2, run.iterations), rng.randint(2, 3))))
+    captures = tuple(sorted(rng.sample(range(1, run.iterations), rng.randint(2, 3))))
     late = replace(run, captures=captures, capture_us=_span_us(run) * rng.uniform(2.5, 5.0))
     return late, replace(run, captures=())
 
 
 def _mixed(run: ServedRun, rng: random.Random) -> tuple[ServedRun, ServedRun]:
-    mixed = tuple(sorted(rng.sample(range(2, run.iterations), rng.randint(1, 3))))
+    if rng.random() < 0.5:
+        # The first iteration that reads alone may be the beginning, behind the last may be nothing.
+        reading = tuple(sorted(rng.sample(range(1, run.iterations - 1), rng.randint(1, 3))))
+        late = replace(run, prefills=reading, prefill_factor=rng.uniform(2.0, 8.0), pieces=1)
+        return late, replace(late, prefills=(), iterations=run.iterations - len(reading))
+    mixed = tuple(sorted(rng.sample(range(run.iterations), rng.randint(1, 3))))
     late = replace(run, mixed=mixed, mixed_factor=rng.uniform(2.0, 8.0), pieces=1)
     return late, replace(late, mixed_factor=1.0)
 
@@ -319,6 +338,13 @@ LOOK_ALIKES = {
     "pieces that are launched ahead": {"pieces": 24, "launch_us": 4.0},
     "kernels that are launched ahead": {"pieces": 0, "launch_us": 4.0, "kernel_us": 20.0},
     "small pieces of prompts": {"mixed": (3, 4, 5), "mixed_factor": 1.2},
+    "batches that are read as a whole": {
+        "prefills": (1, 6),
+        "prefill_factor": 5.0,
+        "prefill_requests": 64,
+    },
+    "prompts at the end": {"prefills": (10, 11), "prefill_factor": 5.0},
+    "a short prompt": {"prefills": (4,), "prefill_factor": 0.3},
     "one size that nobody foresaw": {"captures": (5,), "capture_us": 100.0},
     "a draft that keeps the GPU busy": {"drafts": 20, "draft_kernel_us": 15.0, "copied": False},
     "a scheduler that is slow beside the GPU": {"scheduling_us": 1200.0},

@@ -30,17 +30,21 @@ bool in_every_other_step(const Signals& signals, const std::vector<GraphCapture>
   return with_capture.size() >= kMinSteps && 2 * with_capture.size() >= steady_steps(signals.tree);
 }
 
-/// Where an engine serves, graphs are captured before the first iteration; what it captures from
-/// the second on stalls requests. One may be a size that nobody foresaw.
-bool stall_service(const Signals& signals, const std::vector<GraphCapture>& captures) {
-  constexpr std::size_t kMinInService = 2;
+/// Where an engine serves, graphs are captured before the first iteration; what it captures behind
+/// that stalls requests.
+bool is_in_service(const Signals& signals, const GraphCapture& capture) {
   const auto& iterations = signals.served.iterations;
-  if (iterations.size() < 2) return false;
-  const auto in_service =
-      std::count_if(captures.begin(), captures.end(), [&](const GraphCapture& capture) {
-        return capture.host.start_ns >= iterations[0].host.end_ns;
-      });
-  return static_cast<std::size_t>(in_service) >= kMinInService;
+  return signals.served.marked && iterations.size() >= 2 &&
+         capture.host.start_ns >= iterations[0].host.end_ns;
+}
+
+/// One may be a size that nobody foresaw.
+bool stall_service(const Signals& signals, const std::vector<GraphCapture>& captures) {
+  constexpr std::ptrdiff_t kMinInService = 2;
+  return kMinInService <=
+         std::count_if(captures.begin(), captures.end(), [&](const GraphCapture& capture) {
+           return is_in_service(signals, capture);
+         });
 }
 
 /// Is hardly any graph replayed, up to the end?
@@ -65,11 +69,12 @@ GraphCaptures find_graph_captures(const Signals& signals) {
   const WarmUp& warm_up = signals.tree.warm_up;
   GraphCaptures split;
   for (const GraphCapture& capture : find_graph_captures(signals.table, signals.tree)) {
-    const bool steady = warm_up.known && capture.host.start_ns >= warm_up.end_ns;
+    const bool steady = (warm_up.known && capture.host.start_ns >= warm_up.end_ns) ||
+                        is_in_service(signals, capture);
     (steady ? split.again : split.first).push_back(capture);
   }
   split.sure = warm_up.by_steps;
-  const bool anew = (signals.served.marked && stall_service(signals, split.again)) ||
+  const bool anew = stall_service(signals, split.again) ||
                     (warm_up.by_steps ? in_every_other_step(signals, split.again)
                                       : go_on_to_the_end(signals, split.again));
   if (!anew) {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "traceap/base/interrupt.hpp"
 #include "traceap/base/text.hpp"
 #include "traceap/detect/queries/matmul.hpp"
+#include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/pointwise.hpp"
 
 namespace traceap {
@@ -136,6 +138,16 @@ bool follows(const Signals& signals, Row before, Row after) {
   return signals.table.ts_ns[after] - signals.table.end_ns(before) <= kReachNs;
 }
 
-bool is_training(const Signals& signals) { return signals.tree.workload.role == Role::kTraining; }
+std::optional<Finding> judge_unserved(const Signals& signals) {
+  if (!signals.has_gpu) return abstain({"GPU events"});
+  if (signals.tree.workload.role == Role::kTraining) return absent();
+  return std::nullopt;
+}
+
+Finding finish_served(const Signals& signals, Draft draft, std::string places, std::size_t count) {
+  draft.count(std::move(places), count);
+  draft.text("kernel", most_frequent_names(signals.table, draft.evidence, 1));
+  return finish_finding(signals, std::move(draft));
+}
 
 }  // namespace traceap

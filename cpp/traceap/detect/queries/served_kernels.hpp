@@ -2,8 +2,11 @@
 // What the kernels of a served model do, and which follow each other.
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "traceap/detect/evidence.hpp"
 #include "traceap/detect/finding.hpp"
 
 namespace traceap {
@@ -42,7 +45,11 @@ std::vector<std::vector<ServedKernel>> served_kernels(const Signals& signals);
 /// begins within 50 us of the end of the one before.
 bool follows(const Signals& signals, Row before, Row after);
 
-/// Does the program compute gradients? What serves a model has advice of its own.
-bool is_training(const Signals& signals);
+/// The verdict where there is nothing to look for: without GPU events, and where gradients are
+/// computed, since what serves a model has advice of its own.
+std::optional<Finding> judge_unserved(const Signals& signals);
+
+/// The finding of a rule that tells by names of kernels what each of `count` places costs.
+Finding finish_served(const Signals& signals, Draft draft, std::string places, std::size_t count);
 
 }  // namespace traceap

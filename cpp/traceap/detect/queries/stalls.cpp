@@ -19,9 +19,7 @@ Interval stall_window(const Signals& signals, Interval host_call) {
 }
 
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals) {
-  // Nothing that the host does opens a gap between two nodes of one replay of a graph.
-  return set_difference(set_intersection(make_union(std::move(intervals)), signals.gpu_idle),
-                        idle_with_cause(signals, {IdleCause::kWithinGraph}));
+  return set_intersection(make_union(std::move(intervals)), signals.host_idle);
 }
 
 IntervalSet unexplained_idle_inside(const Signals& signals, std::vector<Interval> intervals) {

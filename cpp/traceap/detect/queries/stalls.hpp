@@ -16,7 +16,7 @@ namespace traceap {
 /// the call only where that event comes more than kRefillReachNs later, since the host did
 /// something else first, and where no GPU work ran during the call: the queue was dry before.
 Interval stall_window(const Signals& signals, Interval host_call);
-/// GPU idle inside any of the intervals, without gaps between nodes of one replay of a graph.
+/// What of the intervals is in `Signals::host_idle`.
 IntervalSet idle_inside(const Signals& signals, std::vector<Interval> intervals);
 /// The same without the idle time that data loading, compilation or the profiler explain, and
 /// without what waits for work outside the file, nor what lies before the first GPU event: what the

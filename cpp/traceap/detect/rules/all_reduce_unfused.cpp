@@ -64,8 +64,7 @@ std::vector<Chain> find_chains(const Signals& signals) {
 }
 
 Finding detect(const Signals& signals) {
-  if (!signals.has_gpu) return abstain({"GPU events"});
-  if (is_training(signals)) return absent();
+  if (auto early = judge_unserved(signals)) return *early;
   const std::vector<Chain> chains = find_chains(signals);
   if (chains.size() < kMinChains) return absent();
   Draft draft(kSaving);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/served_kernels.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -29,10 +28,10 @@ bool lacks_fp8(const EventTable& table) {
 }
 
 Finding detect(const Signals& signals) {
-  if (!signals.has_gpu) return abstain({"GPU events"});
-  if (is_training(signals) || lacks_fp8(signals.table)) return absent();
+  if (auto early = judge_unserved(signals)) return *early;
+  if (lacks_fp8(signals.table)) return absent();
   Draft draft(kSaving);
-  std::vector<Row> products;
+  std::size_t products = 0;
   for (const std::vector<ServedKernel>& stream : served_kernels(signals)) {
     for (std::size_t i = 0; i + 1 < stream.size(); ++i) {
       const ServedKernel &own = stream[i], &next = stream[i + 1];
@@ -43,14 +42,12 @@ Finding detect(const Signals& signals) {
         draft.cost.push_back(interval_of(signals.table, row));
         draft.evidence.push_back(row);
       }
-      products.push_back(next.row);
+      ++products;
     }
   }
-  if (products.size() < kMinProducts) return absent();
+  if (products < kMinProducts) return absent();
   draft.confidence = 0.8;  // which tensor is dequantized the trace does not say
-  draft.count("products", products.size());
-  draft.text("kernel", most_frequent_names(signals.table, draft.evidence, 1));
-  return finish_finding(signals, std::move(draft));
+  return finish_served(signals, std::move(draft), "products", products);
 }
 
 }  // namespace

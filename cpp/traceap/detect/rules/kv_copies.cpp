@@ -7,7 +7,6 @@
 
 #include <vector>
 
-#include "traceap/detect/queries/names.hpp"
 #include "traceap/detect/queries/overlap.hpp"
 #include "traceap/detect/queries/served_kernels.hpp"
 #include "traceap/detect/rules.hpp"
@@ -35,8 +34,8 @@ void add_before(const Signals& signals, const std::vector<ServedKernel>& stream,
 }
 
 Finding detect(const Signals& signals) {
-  if (!signals.has_gpu) return abstain({"GPU events"});
-  if (is_training(signals) || signals.tree.workload.role == Role::kDiffusion) return absent();
+  if (auto early = judge_unserved(signals)) return *early;
+  if (signals.tree.workload.role == Role::kDiffusion) return absent();
   std::vector<Row> copies;
   for (const std::vector<ServedKernel>& stream : served_kernels(signals)) {
     for (std::size_t i = 0; i < stream.size(); ++i) {
@@ -50,9 +49,7 @@ Finding detect(const Signals& signals) {
   draft.cost = set_difference(make_union(std::move(draft.cost)), shared_compute_time(signals));
   draft.evidence = copies;
   draft.confidence = 0.7;  // what is copied the trace does not say
-  draft.count("copies", copies.size());
-  draft.text("kernel", most_frequent_names(signals.table, copies, 1));
-  return finish_finding(signals, std::move(draft));
+  return finish_served(signals, std::move(draft), "copies", copies.size());
 }
 
 }  // namespace

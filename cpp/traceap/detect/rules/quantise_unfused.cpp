@@ -35,8 +35,7 @@ bool feeds_product(const std::vector<ServedKernel>& stream, std::size_t place) {
 }
 
 Finding detect(const Signals& signals) {
-  if (!signals.has_gpu) return abstain({"GPU events"});
-  if (is_training(signals)) return absent();
+  if (auto early = judge_unserved(signals)) return *early;
   Draft draft(kSaving);
   std::vector<Row> makers;
   for (const std::vector<ServedKernel>& stream : served_kernels(signals)) {
@@ -51,10 +50,9 @@ Finding detect(const Signals& signals) {
   }
   if (draft.evidence.size() < kMinKernels) return absent();
   draft.confidence = 0.8;  // that a fused kernel exists for these shapes is assumed
-  draft.count("kernels", draft.evidence.size());
-  draft.text("kernel", most_frequent_names(signals.table, draft.evidence, 1));
   draft.text("behind", most_frequent_names(signals.table, makers, 1));
-  return finish_finding(signals, std::move(draft));
+  const std::size_t kernels = draft.evidence.size();
+  return finish_served(signals, std::move(draft), "kernels", kernels);
 }
 
 }  // namespace

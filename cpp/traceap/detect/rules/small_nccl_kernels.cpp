@@ -53,10 +53,11 @@ bool is_small(const Signals& signals, const Collective& collective) {
 /// Is it a kernel that is small by design: an all-reduce of one or two shots, which reads its
 /// peers' memory, or an exchange of tokens between experts? The next layer of the model hangs on
 /// each, and there is no quicker kernel.
-bool is_small_by_design(const Signals& signals, Row row) {
-  return contains_any(to_lower(signals.table.name_of(row)),
+bool is_small_by_design(const Signals& signals, const Collective& collective) {
+  return is_expert_exchange(collective.kind) ||
+         contains_any(to_lower(signals.table.name_of(collective.row)),
                       {"cross_device_reduce", "one_shot", "oneshot", "two_shot", "twoshot",
-                       "lamport", "multimem", "dispatch", "combine"});
+                       "lamport", "multimem"});
 }
 
 /// Does computation hide most of the collective? Then nobody waits for it.
@@ -115,7 +116,7 @@ void add_runs(const Signals& signals, std::span<const Collective> members, Draft
 Finding detect(const Signals& signals) {
   if (auto early = judge_without_collectives(signals)) return *early;
   std::vector<Collective> all = signals.collectives;
-  std::erase_if(all, [&](const Collective& c) { return is_small_by_design(signals, c.row); });
+  std::erase_if(all, [&](const Collective& c) { return is_small_by_design(signals, c); });
   if (all.empty()) return absent();
   const auto device = [&](const Collective& c) { return signals.table.device[c.row]; };
   std::stable_sort(all.begin(), all.end(), [&](const Collective& a, const Collective& b) {

@@ -17,9 +17,10 @@ from typing import Any
 
 from torchtraceap.core.records import dataclass
 
-__all__ = ["Advice", "KnowledgeEntry", "load_knowledge"]
+__all__ = ["Advice", "KnowledgeEntry", "in_unit", "load_knowledge"]
 
 _OPTIONAL = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+_STEP = re.compile(r"(?<![\w.`])step(?=s?(?:[\s,.;:)]|$))")
 _PLACEHOLDER = re.compile(r"\{([\w -]+)(?::([^|{}]+)\|([^|{}]+))?\}")
 
 
@@ -149,6 +150,11 @@ class KnowledgeEntry:
         """
         fitting = (advice for words, advice in self.instead if words <= circumstances)
         return next(fitting, _WITHOUT_CHANGE if "xla" in circumstances else self.advice)
+
+
+def in_unit(text: str, unit: str) -> str:
+    """Return a text of an entry with another word for a step, such as "iteration"."""
+    return text if unit == "step" else _STEP.sub(unit, text)
 
 
 def _advice(fields: Mapping[str, Any], default: Advice | None = None) -> Advice:
