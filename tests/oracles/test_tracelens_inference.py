@@ -23,9 +23,6 @@ REFERENCE = SERVING / "vllm_piecewise_inference_report"
 pytestmark = pytest.mark.skipif(
     not (TRACE.exists() and REFERENCE.is_dir()), reason="the public trace or its report is absent"
 )
-LEAST_ROWS = 0.9
-"""Share of their rows that stand in ours. Those that don't are made of operators that TraceLens
-invents (`pseudo_op::`), and attention whose work their model reads from the annotation."""
 KEYS = {
     "ops_summary": ("name", "parent_module", "Count", "Categories", "call_stack_first"),
     "ops_summary_by_category": ("op category", "parent_module", "Count", "call_stack_first"),
@@ -66,7 +63,7 @@ def close(ours: Any, theirs: str) -> bool:
 def found(name: str, sheet: dict[str, list[Any]]) -> list[bool]:
     rows = rows_of(name)
     params = tuple(column for column in rows[0] if column.startswith("param: "))
-    keys = KEYS.get(name, ("name", *params, "name_count"))
+    keys = KEYS.get(name, ("name", *params, "name_count", "num_kernels"))
     figures = FIGURES.get(name, OF_FAMILIES)
     count = len(next(iter(sheet.values()), []))
     ours: dict[tuple[str, ...], list[int]] = {}
@@ -83,23 +80,11 @@ def found(name: str, sheet: dict[str, list[Any]]) -> list[bool]:
     ]
 
 
-def test_nine_of_ten_rows_are_theirs(sheets: dict[str, dict[str, list[Any]]]) -> None:
-    names = sorted(path.stem for path in REFERENCE.glob("*.csv"))
-    hits = {name: found(name, sheets.get(name, {})) if name in sheets else
-            [False] * len(rows_of(name)) for name in names}  # fmt: skip
-    total = sum(map(len, hits.values()))
-    missed = {name: rows.count(False) for name, rows in hits.items() if not all(rows)}
-    assert sum(map(sum, hits.values())) >= LEAST_ROWS * total, missed
-
-
-@pytest.mark.parametrize(
-    "name", ["gpu_timeline", "ops_summary", "ops_summary_by_category", "ops_unique_args", "GEMM",
-             "RMSNorm_fwd", "UnaryElementwise"],
-)  # fmt: skip
-def test_whole_sheets_are_theirs(name: str, sheets: dict[str, dict[str, list[Any]]]) -> None:
+@pytest.mark.parametrize("name", sorted(path.stem for path in REFERENCE.glob("*.csv")))
+def test_all_rows_are_theirs(name: str, sheets: dict[str, dict[str, list[Any]]]) -> None:
     assert all(found(name, sheets[name]))
-    missing = set(rows_of(name)[0]) - set(sheets[name])
-    assert missing <= {"num_kernels"}
+    of_stacks = {"entry_point", "call_stack_full"} & {*rows_of(name)[0]}
+    assert set(sheets[name]) == set(rows_of(name)[0]) - of_stacks
 
 
 def test_the_merged_trace_keeps_every_gpu_event() -> None:
@@ -117,6 +102,6 @@ def test_the_command_writes_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = str(tmp_path / "out")
     command = ["report", str(TRACE), "--tracelens-inference", folder]
     assert main([*command, "--capture", str(CAPTURE)]) == 0
-    assert "wrote 8 tables" in capsys.readouterr().err
+    assert "wrote 10 tables" in capsys.readouterr().err
     assert (tmp_path / "out/ops_unique_args.csv").exists()
     assert main(["report", str(TRACE), "--html", "x.html", "--capture", str(CAPTURE)]) == 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ __all__ = [
     "TABLE",
     "EventRows",
     "build_events",
+    "event_text",
 ]
 
 
@@ -102,6 +105,14 @@ def build_events(
     if with_args:
         columns["args"] = JsonCodes(np.arange(len(rows), dtype=np.int32), _Arguments(table, rows))
     return EventRows(columns, [(table, rows)], notes=() if len(rows) else ("No event matches.",))
+
+
+def event_text(event: dict[str, Any]) -> str:
+    """Return an event, whose times are integers in ns, as JSON with exact microseconds."""
+    times = {key: event[key] for key in ("ts", "dur") if key in event}
+    rest = {key: value for key, value in event.items() if key not in times}
+    written = (f',"{key}":{ns // 1000}.{ns % 1000:03d}' for key, ns in times.items())
+    return json.dumps(rest)[:-1] + "".join(written) + "}"
 
 
 def _all_columns(table: _core.EventTable) -> dict[str, MadeColumn]:

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ import numpy as np
 from torchtraceap import _core
 from torchtraceap.compat.tracelens.launchers import CompatTree
 from torchtraceap.compat.tracelens.perf_sheets import (
+    NOTE,
     ModeledOps,
     family_sheets,
     unified_perf_summary,
@@ -40,6 +39,7 @@ from torchtraceap.compat.tracelens.sheets import (
 )
 from torchtraceap.compat.tracelens.summaries import Launchers, gpu_timeline, launchers_of
 from torchtraceap.core.aliases import Array, PathLike
+from torchtraceap.tables.events import event_text
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.serving.attribution import Attribution, attribute
 from torchtraceap.trace.ranks import RankTrace
@@ -48,6 +48,7 @@ __all__ = ["inference_sheets", "merged_rank"]
 
 _BEGIN_CAPTURE = "StreamBeginCapture"
 _MODULE = "nn.Module: "
+_MOE = "vllm::moe_forward"
 _KINDS = (_core.EventKind.CPU_OP, _core.EventKind.RUNTIME, _core.EventKind.DRIVER)
 _LINKS = ("External id", "Ev Idx", "Sequence number", "Python parent id", "Python id")
 """Arguments of captured events that link them to others of their own file."""
@@ -71,13 +72,10 @@ def merged_rank(part: RankTrace, capture: PathLike | None = None) -> RankTrace:
     table = part.table
     events, replaced = _captured_events(part, found)
     texts = [table.event_json(row) for row in range(len(table)) if row not in replaced]
-    texts += map(_event_text, events)
+    texts += map(event_text, events)
     members = "".join(f"{json.dumps(key)}:{text}," for key, text in table.metadata)
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "merged.json")
-        path.write_text(f'{{{members}"traceEvents":[{",".join(texts)}]}}', "utf-8")
-        merged = _core.read_trace(path)
-    return RankTrace(merged, part.rank)
+    merged = f'{{{members}"traceEvents":[{",".join(texts)}]}}'
+    return RankTrace(_core.read_trace_bytes(merged.encode(), str(part.path)), part.rank)
 
 
 def _captured_events(part: RankTrace, found: Attribution) -> tuple[list[_Event], set[int]]:
@@ -167,14 +165,6 @@ def _begin_of_capture(captured: RankTrace, call: int) -> int:
     return int(begins[before - 1]) if before else int(captured.table.ts_ns[call])
 
 
-def _event_text(event: _Event) -> str:
-    """Return an event, whose times are integers in ns, as JSON with exact microseconds."""
-    times = {key: event[key] for key in ("ts", "dur") if key in event}
-    rest = {key: value for key, value in event.items() if key not in times}
-    written = (f',"{key}":{ns // 1000}.{ns % 1000:03d}' for key, ns in times.items())
-    return json.dumps(rest)[:-1] + "".join(written) + "}"
-
-
 # ------------------------------------------------------------------------------------ modules
 
 
@@ -201,6 +191,70 @@ def _parent_module(stack: list[str]) -> str:
     return name if number.isdigit() else stack[1]
 
 
+def _with_pseudo_ops(tree: CompatTree) -> CompatTree:
+    """Return the rank with operators that TraceLens puts around kernels of experts, for sheets of
+    work: see its `create_pseudo_ops_moe_unfused_triton`."""
+    part, table = tree.part, tree.part.table
+    strings, parent = table.strings, part.tree.parent
+    if _MOE not in strings:
+        return tree
+    moe = strings.index(_MOE)
+    rows = part.tree.gpu_rows.astype(np.int64)
+    calls = part.tree.launch[rows].astype(np.int64)
+    seen: dict[int, int] = {}
+    events = []
+    linked = calls != _core.NO_ROW
+    for row, call in zip(rows[linked].tolist(), calls[linked].tolist(), strict=True):
+        name = strings[table.name[row]].lower()
+        kind = "finalize_matmul_scatter" if "matmul_scatter" in name else ""
+        if "matmul_ogs" not in name and not kind:
+            continue
+        above = call
+        while above != _core.NO_ROW and table.name[above] != moe:
+            above = int(parent[above])
+        if above == _core.NO_ROW:
+            continue
+        if not kind:
+            seen[above] = seen.get(above, 0) + 1
+            kind = "up" if seen[above] == 1 else "down"
+        gated = " gated" * ("_swiglu" in name or "_glu" in name)
+        event, around = json.loads(table.event_json(call)), json.loads(table.event_json(above))
+        args = {key: value for key, value in around.get("args", {}).items() if key not in _LINKS}
+        times = {"ts": int(table.ts_ns[call]), "dur": int(table.dur_ns[call])}
+        place = {key: event[key] for key in ("ph", "pid", "tid")}
+        place |= {"cat": "cpu_op", "name": f"pseudo_op::moe_triton_unfused_{kind}"}
+        note = {NOTE: f"{_chosen_experts(tree, above)}{gated}"}
+        events.append(event_text({**place, **times, "args": args | note}))
+    if not events:
+        return tree
+    edited = _core.edit_table(
+        table,
+        ts_ns=table.ts_ns,
+        dur_ns=table.dur_ns,
+        kept=np.ones(len(table), dtype=np.uint8),
+        correlation=table.correlation,
+        more_events=events,
+    )
+    return CompatTree(RankTrace(edited, part.rank))
+
+
+def _chosen_experts(tree: CompatTree, moe_row: int) -> int:
+    """Return the experts of a token, by the operator TopK inside; theirs where it is not there."""
+    table, parent = tree.part.table, tree.part.tree.parent
+    end_ns = int(table.ts_ns[moe_row] + table.dur_ns[moe_row])
+    row = moe_row + 1
+    while row < len(table) and int(table.ts_ns[row]) <= end_ns:
+        if "TopK" in table.name_of(row):
+            above = row
+            while above != _core.NO_ROW and above != moe_row:
+                above = int(parent[above])
+            concrete = json.loads(table.event_json(row)).get("args", {}).get("Concrete Inputs", [])
+            if above == moe_row and len(concrete) > 1 and str(concrete[1]).isdecimal():
+                return int(concrete[1])
+        row += 1
+    return 4
+
+
 def inference_sheets(part: RankTrace, capture: PathLike | None = None) -> dict[str, Sheet]:
     """Return the sheets of TraceLens's inference report of one rank.
 
@@ -219,11 +273,12 @@ def inference_sheets(part: RankTrace, capture: PathLike | None = None) -> dict[s
     stacks = _stacks(tree, launchers.calls.rows)
     numbers = np.arange(len(stacks))
     modules = encode(lambda place: _parent_module(stacks[place]), numbers)
-    ops = ModeledOps(tree)
+    ops = ModeledOps(_with_pseudo_ops(tree), counts_kernels=True)
     sheets["ops_summary_by_category"] = _by_category(launchers, modules, stacks)
     sheets["ops_summary"] = _by_name(launchers, modules, stacks)
     sheets["ops_unique_args"] = _by_arguments(launchers, modules, stacks)
-    sheets["unified_perf_summary"] = unified_perf_summary(ops, launchers)
+    modeled = launchers if ops.tree is tree else launchers_of(ops.tree)
+    sheets["unified_perf_summary"] = unified_perf_summary(ops, modeled)
     return sheets | dict(family_sheets(ops))
 
 

@@ -38,9 +38,12 @@ from torchtraceap.ops.models.tracelens.work import (
     Work,
 )
 from torchtraceap.tables.grouping import Groups
+from torchtraceap.tables.ops.calls import names_of_batches
 
-__all__ = ["family_sheets", "unified_perf_summary"]
+__all__ = ["NOTE", "family_sheets", "unified_perf_summary"]
 
+NOTE = "experts"
+"""Argument in which a made-up operator says what its model needs."""
 _ONE_SHEET = ("GEMM", "UnaryElementwise", "BinaryElementwise", "Normalization")
 _LISTED_AS_BACKWARD = (
     "flash_attn::_flash_attn_varlen_backward",
@@ -53,10 +56,15 @@ class ModeledOps:
     """Operators with a model, their work, and the GPU time below them.
 
     Models run once for each distinct set of arguments.
+
+    Args:
+        tree: The rank.
+        counts_kernels: Sheets of families say how many kernels a call launches, as those of the
+            inference report do.
     """
 
-    def __init__(self, tree: CompatTree) -> None:
-        self.tree = tree
+    def __init__(self, tree: CompatTree, *, counts_kernels: bool = False) -> None:
+        self.tree, self.counts_kernels = tree, counts_kernels
         names = np.unique(tree.name[tree.op_rows]).tolist()
         modeled = np.zeros(len(tree.strings), dtype=bool)
         modeled[[i for i in names if find_model(tree.strings[i])]] = True
@@ -67,7 +75,11 @@ class ModeledOps:
         self.busy_us = tree.busy_us(self.below)
         self.texts = [tree.texts(key, self.rows) for key in ARGUMENTS]
         transpose, transposes = self._transposes()
-        keys = Groups(tree.name[self.rows], *(codes for codes, _ in self.texts), transpose)
+        batch = names_of_batches(tree.part, self.rows)
+        noted, notes = tree.texts(NOTE, self.rows)
+        batch = np.where(noted >= 0, len(tree.strings) + noted, batch)
+        strings = [*tree.strings, *notes]
+        keys = Groups(tree.name[self.rows], *(codes for codes, _ in self.texts), transpose, batch)
         self.key = keys.index
         """int64: the number of the distinct call of each row."""
         self.works: list[Any] = []
@@ -75,8 +87,10 @@ class ModeledOps:
             name = tree.strings[tree.name[self.rows[row]]]
             texts = [words[codes[row]] if codes[row] >= 0 else None for codes, words in self.texts]
             told = transposes[transpose[row]] if transpose[row] >= 0 else None
+            said = strings[batch[row]] if batch[row] >= 0 else None
+            arguments = (texts[0], texts[1], texts[2], texts[3])
             try:
-                self.works.append(run_model(name, (texts[0], texts[1], texts[2], texts[3]), told))
+                self.works.append(run_model(name, arguments, told, said))
             except ModelAbsentError:
                 self.works.append("absent")
             except UnmodeledError:
@@ -205,6 +219,9 @@ def _family_sheet(
         ]
     if tree.detect_recompute:
         sheet["is_recompute"] = tree.recompute[rows[groups.first]].tolist()
+    if ops.counts_kernels:
+        counts = np.bincount(owner, minlength=len(places))
+        sheet["num_kernels"] = counts[groups.first].tolist()
     sheet |= _work_columns(of_first, "_first")
     for title, rate in rates(works, ops.key[places], busy).items():
         found = statistics(groups, rate)

@@ -19,7 +19,16 @@ from torchtraceap.ops.models.registry import cached_work_of
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.trace.ranks import RankTrace
 
-__all__ = ["MOST_KERNELS", "Calls", "GpuCalls", "KindOfCall", "Texts", "kind_of_call", "reason_of"]
+__all__ = [
+    "MOST_KERNELS",
+    "Calls",
+    "GpuCalls",
+    "KindOfCall",
+    "Texts",
+    "kind_of_call",
+    "names_of_batches",
+    "reason_of",
+]
 
 Texts = tuple[str | None, str | None, str | None, str | None]
 """Texts of `Input Dims`, `Input type`, `Input Strides` and `Concrete Inputs`."""
@@ -97,7 +106,7 @@ class Calls:
         self.rows: Array = np.flatnonzero(is_op & launched if self.gpu and launched_only else is_op)
         self._columns = [table.text_codes(key, rows=self.rows) for key in _KEYS]
         codes = [column[0].astype(np.int64) for column in self._columns]
-        self._batch = _names_of_batches(part, self.rows)
+        self._batch = names_of_batches(part, self.rows)
         self.groups = Groups(table.name[self.rows].astype(np.int64), *codes, self._batch)
         self.group = self.groups.index
         self._owned = _names_by_owner(part, self.strings, self.rows[self.groups.first])
@@ -151,7 +160,7 @@ def _texts_at(codes: Array, texts: Sequence[str]) -> list[str | None]:
     return [known[code] for code in codes.tolist()]
 
 
-def _names_of_batches(part: RankTrace, rows: Array) -> Array:
+def names_of_batches(part: RankTrace, rows: Array) -> Array:
     """Return the name of the range around each operator that says what an engine works on.
 
     int64 `[rows]`; -1 for operators whose model does not ask for it, and outside of such ranges.

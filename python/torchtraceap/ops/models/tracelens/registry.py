@@ -65,6 +65,7 @@ def _build_registry() -> dict[str, Entry]:
     add(fused.SSM.items(), "SSM", "SSM_fwd", "SSM_bwd")
     add(fused.ROPE.items(), "RoPE", "RoPE_fwd", "RoPE_bwd")
     add(serving.FUSED_EXPERTS.items(), "MoE_fused", "MoE_fused", "MoE_fused")
+    add(serving.EXPERTS_APART.items(), "MoE_unfused", "MoE_unfused", "MoE_unfused")
     add(serving.ATTENTION.items(), "InferenceAttention", *["InferenceAttention"] * 2)
     add(serving.QUANT.items(), "GroupQuant", "GroupQuant", "GroupQuant")
     add(serving.ROPE.items(), "RoPE", "RoPE_fwd", "RoPE_bwd")
@@ -99,6 +100,7 @@ def run_model(
     name: str,
     texts: tuple[str | None, str | None, str | None, str | None],
     transpose: tuple[bool | None, bool | None] | None = None,
+    batch: str | None = None,
 ) -> Work | None:
     """Compute the work of a call; None if the model cannot read its arguments.
 
@@ -106,6 +108,7 @@ def run_model(
         name: Name of the operator.
         texts: JSON texts of Input Dims, Input type, Input Strides and Concrete Inputs.
         transpose: Transposed operands of a product; see `transpose_of`.
+        batch: Name of the range around the call in which an engine says what it works on.
 
     Raises:
         UnmodeledError: The operator has no model.
@@ -117,7 +120,7 @@ def run_model(
     try:
         dims, strides = _parse_sizes(texts[0]), _parse_sizes(texts[2])
         types, concrete = _parse_json(texts[1]), _parse_json(texts[3])
-        work = model(Call(name, dims, types, strides, concrete, transpose))
+        work = model(Call(name, dims, types, strides, concrete, transpose, batch))
         sensible = work.flops <= _MOST_WORK and (work.bytes or 0) <= _MOST_WORK
         return work if sensible else None
     except FAILURES:

@@ -10,12 +10,15 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from torchtraceap import _core
+from torchtraceap.ops.models.arguments import lengths_of
 from torchtraceap.ops.models.tracelens.norm import norm_params, rms_work
 from torchtraceap.ops.models.tracelens.work import Call, Model, Work, bytes_of, precision_of
 
 __all__ = [
     "ATTENTION",
     "COLLECTIVES",
+    "EXPERTS_APART",
     "FUSED_EXPERTS",
     "GATED",
     "HYPER",
@@ -285,8 +288,32 @@ def _needs_annotations(call: Call) -> Work:
     raise ValueError(call.name)
 
 
+def _unified(call: Call) -> Work:
+    """Count attention of vLLM by the lengths in the name of the iteration: prompts are causal."""
+    mark = _core.read_iteration_name(call.batch) if call.batch else None
+    lengths = lengths_of(mark) if mark else []
+    if len(lengths) != 2:
+        return _needs_annotations(call)
+    (tokens, heads, width), (keys, kv_heads, _), (_, v_heads, v_width) = call.dims[:3]
+    query, cached = call.types[:2]
+    p = {
+        "B": 1, "N_Q": tokens, "H_Q": heads, "H_V": v_heads, "H_K": kv_heads, "N_KV": keys,
+        "H_KV": kv_heads, "d_h_qk": width, "d_h_v": v_width, "dropout": 0.0, "causal": False,
+        "flash_impl": True,
+    }  # fmt: skip
+    for kind, sums in zip("cg", lengths, strict=True):
+        for name, value in zip(("sq", "sk", "sqsq", "sqsk"), sums, strict=True):
+            p[f"{kind}_{name}"] = value
+    p |= {"dtype_Q": query, "dtype_KV": cached}
+    (c_sq, c_sk, c_squares, c_pairs), (g_sq, g_sk, _, g_pairs) = lengths
+    flops = 2 * heads * (width + v_width) * (c_pairs - c_squares / 2 + g_pairs)
+    elements = (c_sq + g_sq) * heads * (width + v_width)
+    elements += (c_sk + g_sk) * kv_heads * (width + v_width)
+    return Work(p, flops, elements * (bytes_of(query) or 2), precision_of("matrix", query))
+
+
 ATTENTION: dict[str, Model] = {
-    "vllm::unified_attention_with_output": _needs_annotations,
+    "vllm::unified_attention_with_output": _unified,
     "vllm::gdn_attention_core": _needs_annotations,
     "aiter::linear_attention_with_output_base": _needs_annotations,
     "aiter::mha_batch_prefill": _needs_annotations,
@@ -327,6 +354,32 @@ def _fused_experts(call: Call) -> Work:
     )  # fmt: skip
     return Work(p, flops, moved, precision_of("matrix", x))
 
+
+def _experts_apart(call: Call, *, is_up: bool) -> Work:
+    """Count a product of all experts; their inner width is taken for that of the tokens."""
+    (tokens, width), (_, experts) = call.dims[:2]
+    # Of the range around it stands here what `pseudo_ops` notes: "4 gated".
+    topk, *rest = (call.batch or "").split()
+    chosen, gated = int(topk), rest == ["gated"]
+    dtype = call.types[0]
+    p = {
+        "num_tokens": tokens, "hidden_dim": width, "inter_dim": width, "num_experts": experts,
+        "topk": chosen, "gated": gated, "input_dtype": dtype, "weight_dtype": "FP4",
+    }  # fmt: skip
+    times = 2 if gated and is_up else 1
+    read = experts * (1 - ((experts - chosen) / experts) ** tokens)
+    moved = tokens * width * (1 + chosen) * (bytes_of(dtype) or 2)
+    moved += times * read * width * width * _FP4_BYTES
+    return Work(p, 2 * times * tokens * chosen * width * width, moved, "matrix_fp4")
+
+
+_FP4_BYTES = 0.5
+
+EXPERTS_APART: dict[str, Model] = {
+    "pseudo_op::moe_triton_unfused_up": partial(_experts_apart, is_up=True),
+    "pseudo_op::moe_triton_unfused_down": partial(_experts_apart, is_up=False),
+}
+"""Operators that the inference report puts around the kernels of `vllm::moe_forward`."""
 
 FUSED_EXPERTS: dict[str, Model] = {
     "aiter::fmoe_fp8_blockscale_g1u1": _fused_experts,

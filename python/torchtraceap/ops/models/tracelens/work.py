@@ -52,6 +52,8 @@ class Call:
     concrete: Any
     transpose: tuple[bool | None, bool | None] | None = None
     """Transposition of the operands of a product, if the kernel's name reveals it."""
+    batch: str | None = None
+    """Name of the range around the call in which an engine says what it works on."""
 
 
 @dataclass(frozen=True, slots=True)
