@@ -8,6 +8,7 @@ at the replay. Where no capture is known, the name of a kernel may tell its shap
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,11 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.ops.models import model_of
-from torchtraceap.ops.models.kernel_shapes import product_of_kernel
+from torchtraceap.ops.models.kernel_shapes import (
+    KernelLaunch,
+    counts_threads,
+    product_of_kernel,
+)
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.ops.calls import MOST_KERNELS, Calls, KindOfCall, kind_of_call
 from torchtraceap.tables.serving.attribution import Attribution
@@ -24,6 +29,17 @@ from torchtraceap.tables.serving.nodes import graph_nodes
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["ReplayedCalls"]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes of a grid or a block; empty where the text is something else."""
+    try:
+        sizes = json.loads(text)
+    except ValueError:
+        return ()
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        return ()
+    return tuple(sizes)
 
 
 class ReplayedCalls:
@@ -72,30 +88,51 @@ class ReplayedCalls:
         self._add_named(part, known)
 
     def _add_named(self, part: RankTrace, known: Attribution) -> None:
-        """Add the replayed kernels of decode whose names tell their shapes, each a call."""
+        """Add the replayed kernels whose names tell of a product, each a call."""
         iterations, table = served_iterations(part), part.table
         rows = np.zeros(len(iterations) + 1, dtype=np.int64)
+        is_most = np.ones(len(rows), dtype=bool)
         for number, (mark, phase) in enumerate(
             zip(iterations.marks, iterations.phase, strict=True)
         ):
-            if mark is not None and phase == "decode":
-                rows[number] = mark.graph_batch or batch_of(mark) or 0
-        own_rows = rows[iterations.of_event]
-        events = np.flatnonzero(
-            graph_nodes(part).replayed & (known.captured_part < 0) & (own_rows > 0)
-        )
-        names = table.name[part.tree.gpu_rows[events]].astype(np.int64)
-        groups = Groups(names, own_rows[events])
+            rows[number] = (mark.graph_batch or batch_of(mark) or 0) if mark is not None else 0
+            # A prompt is cut for its last product: its rows are not those of the batch.
+            is_most[number] = phase != "decode"
+        events = np.flatnonzero(graph_nodes(part).replayed & (known.captured_part < 0))
+        event_rows = part.tree.gpu_rows[events].astype(np.int64)
+        names, own = table.name[event_rows].astype(np.int64), iterations.of_event[events]
+        launched = [table.text_codes(key, event_rows) for key in ("grid", "block")]
+        codes = [column[0].astype(np.int64) for column in launched]
+        groups = Groups(names, rows[own], is_most[own].astype(np.int64), *codes)
         place = np.full(len(groups), -1, dtype=np.int64)
-        for group, first in enumerate(groups.first.tolist()):
+        counts = [device.sm_count for device in table.devices if device.sm_count]
+        launches = []
+        for first in groups.first.tolist():
+            grid, block = (
+                _sizes(texts[code[first]]) if code[first] >= 0 else ()
+                for code, (_, texts) in zip(codes, launched, strict=True)
+            )
             name = table.strings[names[first]]
-            product = product_of_kernel(name, int(own_rows[events[first]]))
+            launches.append(KernelLaunch(name, grid, block, min(counts, default=None)))
+        threads = counts_threads(launches)
+        for group, first in enumerate(groups.first.tolist()):
+            launch = replace(launches[group], counts_threads=threads)
+            product = product_of_kernel(
+                launch, int(rows[own[first]]), is_most=bool(is_most[own[first]])
+            )
             if product is None:
                 continue
             place[group] = len(self.kinds)
-            dims = json.dumps([[product.rows, product.k], [product.n, product.k]])
-            texts = (dims, None, None, None)
-            self.kinds.append(KindOfCall(canonical_name(name), texts, (name,), product.work, ""))
+            dims = None
+            if product.is_exact:
+                dims = json.dumps([[product.rows[0], product.k], [product.n[0], product.k]])
+            why_not = "" if product.work else f"the kernel's name tells no k, but {product}"
+            name = launch.name
+            self.kinds.append(
+                KindOfCall(
+                    canonical_name(name), (dims, None, None, None), (name,), product.work, why_not
+                )
+            )
         told = place[groups.index] >= 0
         calls = len(self.kind) + np.arange(int(told.sum()))
         self.events = np.concatenate([self.events, events[told]])
