@@ -67,7 +67,8 @@ def _serving(options: Options) -> int:
         return FINE
     from torchtraceap.report.result_tables import serving_tables
 
-    print_text(str(result.time or "No iteration was found."))
+    time = result.time
+    print_text(f"{time}\n{time.operators_line}" if time else "No iteration was found.")
     if result.steady:
         print_text(str(result.steady))
     print_tables(serving_tables(result), options.no_color)

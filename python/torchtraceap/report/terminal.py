@@ -176,6 +176,8 @@ def _header(view: ReportView, width: int) -> Iterator[Line]:
         yield [Piece(text)]
     for text in _wrap(view.serving, width, 2):
         yield [Piece(text, "bold")]
+    for text in _wrap(view.operators_line, width, 2):
+        yield [Piece(text)]
     if view.recording:
         for text in _wrap(f"recording: {view.recording}", width, 3):
             yield [Piece(text, "bold")]

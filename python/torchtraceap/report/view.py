@@ -131,6 +131,8 @@ class ReportView:
     explanation: str
     serving: str
     """Where the time of a token goes, of a serving engine; else empty."""
+    operators_line: str
+    """How much of its GPU time has an operator; else empty."""
     recording: str
     """Shortcomings of the recording (`recording_line`); empty where it is fine."""
     sureness: str
@@ -189,13 +191,15 @@ def build_view(diagnosis: Diagnosis) -> ReportView:
             path_argument = shlex.quote(one_line(folders.pop(), 300))
         else:
             path_argument = f"{shlex.quote(one_line(paths[0], 300))} ..." if paths else ""
+    served = diagnosis.serving
     return ReportView(
         title=title_of(summary),
         files=tuple(paths),
         facts=facts_of(summary),
         headline=headline_of(diagnosis),
         explanation=_explanation(diagnosis, profiled_ns),
-        serving=str(served) if (served := diagnosis.serving) else "",
+        serving=str(served) if served else "",
+        operators_line=served.operators_line if served else "",
         recording=recording_line(diagnosis.trace),
         sureness=_sureness(diagnosis),
         step_ns=diagnosis.step.measured_ns if diagnosis.step else None,

@@ -259,7 +259,7 @@ def _of_first_rank(matched: MatchedCollectives) -> dict[str, Column]:
         for match, name in zip(chosen.tolist(), steps_of(rank, rows).to_list(), strict=True):
             steps[match] = name
         phases[chosen] = rank.tree.phase[rows]
-        streams[chosen] = rank.table.stream[rows]
+        streams[chosen] = matched.streams_of(index, rows)
     return {
         "step": encode_texts(steps),
         "phase": TextCodes(phases, _core.phase_names()),

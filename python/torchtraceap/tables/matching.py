@@ -15,6 +15,8 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import distinct
 from torchtraceap.core.writing import check_target, replacing
 from torchtraceap.errors import OptionError
+from torchtraceap.tables.serving.annotations import with_messages
+from torchtraceap.tables.serving.capture import find_captures
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
@@ -42,8 +44,12 @@ def rank_collectives(trace: Ranks) -> _core.RankCollectives:
     """Return the matches and clocks as the core gives them; made once for a trace."""
     return trace.cached(
         "collectives",
-        lambda: _core.collectives([(rank.table, rank.tree, rank.rank) for rank in trace.ranks]),
+        lambda: _core.collectives([(*_noted(rank), rank.rank) for rank in trace.ranks]),
     )
+
+
+def _noted(part: RankTrace) -> tuple[_core.EventTable, _core.EventTree]:
+    return with_messages(part, find_captures(part.path))
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,11 @@ class MatchedCollectives:
     @property
     def matches(self) -> int:
         return self.core.matches
+
+    def streams_of(self, index: int, rows: Array) -> Array:
+        """Return the streams of GPU events of a rank, int64; NO_ID where none is recorded."""
+        streams: Array = _noted(self.trace.ranks[index])[0].stream[rows]
+        return streams
 
     # The core hands out new lists each time: asked for by match, that would be quadratic.
 

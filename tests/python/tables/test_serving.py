@@ -549,6 +549,21 @@ def test_names_of_replayed_products_tell_their_shapes(
     assert all(row["dims"] is None for row in records(mixed))
 
 
+def test_tiles_of_replayed_products_bound_their_shapes(tmp_path: Path) -> None:
+    served = Served(dense=4, iterations=2, batch=48)
+    document = served.trace()
+    for event in document["traceEvents"]:
+        if event["name"].startswith("nvjet_tst_128x8"):
+            event["name"] = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_tn"
+            event["args"] |= {"grid": [32, 1, 1], "block": [128, 1, 1]}
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    rows = records(ttap.load(tmp_path / "trace.json").roofline())
+    (row,) = (row for row in rows if row["name"].startswith("ampere_"))
+    assert row["why_not"] == "the kernel's name tells no k, but rows 48, n 3969 to 4096"
+    assert (row["count"], row["flops"], row["has_model"]) == (8, None, False)
+    assert row["gpu_ns"] == 8 * 20_000 and row["family"] == "gemm"
+
+
 def test_tables_say_on_what_evidence(tmp_path: Path) -> None:
     served = Served(dense=2, node_ids=True, iterations=2)
     trace = ttap.load(served.write(tmp_path))
@@ -673,3 +688,96 @@ def test_the_command_prints_what_the_function_returns(
     assert "decode" in text and "4 layers" in text
     assert main(["serving", str(path), "--capture", str(tmp_path / "none")]) == 2
     assert main(["serving", str(path), "--eager", str(tmp_path / "none")]) == 2
+
+
+def test_operators_and_modules_of_a_capture_have_the_time_of_its_replays(tmp_path: Path) -> None:
+    served = Served(dense=3)
+    trace = ttap.load(served.write(tmp_path))
+    busy_ns = trace.ranks[0].timeline().busy_ns
+    ops = {row["name"]: row for row in records(trace.ops())}
+    products = sum(operator == "aten::mm" for (operator, _, _), _ in served.kernels())
+    assert ops["aten::mm"]["kind"] == "replayed operator"
+    assert ops["aten::mm"]["count"] == ops["aten::mm"]["gpu_events"] == 6 * products
+    assert ops["aten::mm"]["exclusive_gpu_ns"] == 6 * products * 20_000
+    assert ops["cudaGraphLaunch"]["exclusive_gpu_ns"] == 0
+    assert ops["cudaGraphLaunch"]["subtree_gpu_ns"] == busy_ns
+    assert ops["cudaGraphLaunch"]["launches"] == 6
+    for by in ("name", "args", "category", "call"):
+        assert trace.ops(by=by)["exclusive_gpu_ns"].sum() == busy_ns, by
+    families = {row["family"]: row for row in records(trace.ops(by="category"))}
+    assert families["gemm"]["exclusive_gpu_ns"] == ops["aten::mm"]["exclusive_gpu_ns"]
+    calls = [row for row in records(trace.ops(by="call")) if row["kind"] == "replayed operator"]
+    assert {row["module"] for row in calls} == {None, *(f"DecoderLayer_{i}" for i in range(3))}
+    modules = {row["module"]: row for row in records(trace.modules())}
+    layer = sum(row["exclusive_gpu_ns"] for row in calls if row["module"] == "DecoderLayer_1")
+    assert modules["DecoderLayer_1"]["own_gpu_ns"] == layer > 0
+    assert modules["DecoderLayer_1"]["attribution"] == "capture"
+    assert sum(row["own_gpu_ns"] for row in modules.values()) == busy_ns
+    roots = [row for row in modules.values() if row["parent_id"] is None]
+    assert sum(row["gpu_ns"] for row in roots) == busy_ns
+
+
+def test_names_of_annotated_modules_are_a_tree(tmp_path: Path) -> None:
+    served = Served(dense=2, node_ids=True)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(served.trace()))
+    (tmp_path / "kernel_annotations.pkl").write_bytes(pickle.dumps(served.annotations()))
+    trace = ttap.load(path)
+    modules = {row["module"]: row for row in records(trace.modules())}
+    below = [row["gpu_ns"] for name, row in modules.items() if name.startswith("model.layers.1.")]
+    assert len(below) > 4
+    assert modules["model.layers.1"]["gpu_ns"] == sum(below)
+    assert modules["model.layers.1"]["own_gpu_ns"] == 0
+    busy_ns = trace.ranks[0].timeline().busy_ns
+    assert sum(row["own_gpu_ns"] for row in modules.values()) == busy_ns
+    assert trace.ops()["exclusive_gpu_ns"].sum() == busy_ns
+    document = served.trace()
+    document["traceEvents"] = [
+        event for event in document["traceEvents"] if event["cat"] != "user_annotation"
+    ]
+    path.write_text(json.dumps(document))
+    assert ttap.load(path).modules().facts["source"] == "graphs"
+
+
+def test_the_first_screen_says_how_much_has_an_operator(tmp_path: Path) -> None:
+    trace = ttap.load(Served(dense=3).write(tmp_path))
+    diagnosis = trace.diagnose()
+    assert diagnosis.serving is not None
+    line = "operator known for 100 % of GPU time: capture 100 %"
+    assert diagnosis.serving.operators_line == line
+    assert line in str(diagnosis)
+    assert diagnosis.to_dict()["serving"]["operators"]["capture"] == 1.0
+
+
+def test_messages_of_replayed_collectives_come_from_annotations(tmp_path: Path) -> None:
+    served = Served(dense=2, node_ids=True)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(served.trace()))
+    before = records(ttap.load(path).collectives())
+    assert len(before) == 24 and all(row["bytes"] is None for row in before)
+    noted = served.annotations()
+    message = {
+        "Collective name": "allreduce",
+        "In msg nelems": 64 * 4096,
+        "Out msg nelems": 64 * 4096,
+        "dtype": "BFloat16",
+        "Group size": 8,
+        "Process Group Name": "tp",
+        "Process Group Ranks": list(range(8)),
+        "stream": 61,
+    }
+    for (operator, _, _), fields in zip(
+        (kernel for kernel, _ in served.kernels()), noted.values(), strict=True
+    ):
+        if operator == "vllm::all_reduce":
+            fields[0] |= message
+    (tmp_path / "kernel_annotations.pkl").write_bytes(pickle.dumps(noted))
+    trace = ttap.load(path)
+    rows = records(trace.collectives())
+    assert len(rows) == 24
+    for row in rows:
+        assert row["kind"] == "all_reduce" and row["group"] == "tp" and row["group_size"] == 8
+        assert row["bytes"] == 2 * 64 * 4096 and row["dtype"] == "bfloat16"
+        assert row["stream"] == 61
+        name = trace.ranks[0].table.name_of(row["row"][0])
+        assert "cross_device_reduce" in name

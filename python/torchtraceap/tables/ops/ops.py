@@ -16,13 +16,15 @@ from torchtraceap.tables.catalog import PageView, TableSpec, check_choice
 from torchtraceap.tables.gpu.gpu_events import row_numbers
 from torchtraceap.tables.grouping import Groups, order_by, phases_of, steps_of, threads_of
 from torchtraceap.tables.ops.module_paths import modules_of
+from torchtraceap.tables.serving.annotations import fill
 from torchtraceap.tables.serving.attribution import attribute
+from torchtraceap.tables.serving.nodes import graph_nodes
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = ["TABLE", "Owners", "build_ops"]
 
-KINDS = ("operator", "launch", "no launch", "hlo operation")
-_OPERATOR, _LAUNCH, _ORPHAN, _HLO = range(4)
+KINDS = ("operator", "launch", "no launch", "hlo operation", "replayed operator")
+_OPERATOR, _LAUNCH, _ORPHAN, _HLO, _REPLAYED = range(5)
 ORPHAN_NAME = "(no launch in the trace)"
 
 _STATISTICS = ("mean", "median", "std", "min", "max")
@@ -36,11 +38,13 @@ _ARGUMENTS = {
 
 class Owners:
     """All that can own GPU time, by start: calls of operators, launch calls that no operator
-    encloses, and GPU events whose launch the trace lacks.
+    encloses, GPU events whose launch the trace lacks, and calls of operators that were recorded
+    into a graph, as far as they are known, each behind the call that replays it.
 
     Attributes:
         part: The rank.
         names: Names by code.
+        of_event: int64 `[gpu rows]`: the place of the owner of each of `tree.gpu_rows`.
         rows: int64 `[n]`, as the next: row of the operator or launch call; of the GPU event itself
             where it has no launch.
         kind: Index in KINDS.
@@ -92,6 +96,62 @@ class Owners:
         self.backward_ns = of_host(costs.backward_gpu_ns)
         self.subtree_backward_ns = of_host(costs.subtree_backward_gpu_ns)
         self.outermost: Array = orphan | (costs.is_repeated[rows] == 0)
+        owner = costs.owner[tree.gpu_rows]
+        self.of_event: Array = np.searchsorted(
+            rows, np.where(owner == _core.NO_ROW, tree.gpu_rows, owner)
+        )
+        self._split_replays()
+
+    def _split_replays(self) -> None:
+        """Take what graphs replay from the owner of the launch, for the operators behind it."""
+        part, known = self.part, attribute(self.part)
+        events = np.flatnonzero(graph_nodes(part).replayed & (known.operator.codes >= 0))
+        if not len(events):
+            return
+        call = np.full(len(events), -1, dtype=np.int64)
+        source, captured = known.captured_part[events], known.captured_row[events]
+        for number, each in enumerate(known.captures):
+            own = source == number
+            call[own] = each.tree.op[captured[own]]
+        rows = part.tree.gpu_rows[events]
+        launch = part.tree.launch[rows].astype(np.int64)
+        operator = known.operator.codes[events].astype(np.int64)
+        groups = Groups(launch, operator, source, call)
+        count, first = len(self), groups.first
+        before = self.of_event[events]
+        self.of_event[events] = count + groups.index
+        exclusive_ns = part.costs.exclusive_ns[rows]
+        left_ns = self.exclusive_ns - sums.sum_by_index(before, exclusive_ns, count)
+        owners, dense = np.unique(self.of_event, return_inverse=True)
+        own_ns = np.zeros(count + len(groups), dtype=np.int64)
+        own_ns[owners] = _core.gpu_union_by_group(
+            part.table, part.tree, dense.astype(np.int32), len(owners)
+        )
+        touched = np.zeros(count, dtype=bool)
+        touched[before] = True
+        no_time = np.zeros(len(groups), dtype=np.int64)
+        joined = {
+            "rows": (self.rows, launch[first]),
+            "kind": (self.kind, np.full(len(groups), _REPLAYED)),
+            "name": (self.name, len(self.names) + operator[first]),
+            "exclusive_ns": (np.maximum(left_ns, 0), groups.sum(exclusive_ns)),
+            "own_ns": (np.where(touched, own_ns[:count], self.own_ns), own_ns[count:]),
+            "subtree_ns": (self.subtree_ns, own_ns[count:]),
+            "gpu_events": (
+                self.gpu_events - np.bincount(before, minlength=count),
+                groups.count,
+            ),
+            "outermost": (self.outermost, np.ones(len(groups), dtype=bool)),
+        }
+        for name in ("launches", "host_ns", "self_host_ns", "backward_ns", "subtree_backward_ns"):
+            joined[name] = (getattr(self, name), no_time)
+        order = np.argsort(np.concatenate(joined["rows"]), kind="stable")
+        for name, parts in joined.items():
+            setattr(self, name, np.concatenate(parts)[order])
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        self.of_event = place[self.of_event]
+        self.names = [*self.names, *known.operator.texts]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -122,7 +182,7 @@ def build_ops(part: RankTrace, *, by: str = "name") -> ColumnTable:
         said.append(
             "Operators are HLO operations of XLA; their host time is that of their launch calls."
         )
-    elif not (calls.kind == _OPERATOR).any():
+    elif not np.isin(calls.kind, (_OPERATOR, _REPLAYED)).any():
         said.append(
             "The trace has no operators: the rows are launch calls and GPU events without one."
             if len(calls)
@@ -229,7 +289,7 @@ def _by_category(calls: Owners) -> View:
         "operators": total(name_family),
         "count": total(op_family),
         "exclusive_gpu_ns": total(event_family, part.costs.exclusive_ns[part.tree.gpu_rows]),
-        "own_gpu_ns": total(*_own_by_family(part, event_family)),
+        "own_gpu_ns": total(*_own_by_family(calls, event_family)),
         "gpu_events": total(event_family),
         "launches": total(event_family[linked[launches.first]]),
         "self_host_ns": total(op_family, calls.self_host_ns[is_op]),
@@ -254,7 +314,7 @@ def _by_call(calls: Owners) -> View:
         "thread": threads_of(part, rows),
         "step": steps_of(part, rows),
         "phase": phases_of(part, rows),
-        "module": modules_of(part, rows),
+        "module": _modules(calls),
         "start_ns": part.table.ts_ns[rows],
         "duration_ns": calls.host_ns,
         "self_host_ns": calls.self_host_ns,
@@ -278,6 +338,23 @@ _VIEWS: dict[str, Callable[[Owners], View]] = {
     "args": _by_args,
     "call": _by_call,
 }
+
+
+def _modules(calls: Owners) -> TextCodes:
+    """Return the module around each call; around that of the capture for what is replayed."""
+    part, places = calls.part, np.flatnonzero(calls.kind == _REPLAYED)
+    modules = modules_of(part, calls.rows)
+    if not len(places):
+        return modules
+    owners, first = np.unique(calls.of_event, return_index=True)
+    events = first[np.searchsorted(owners, places)]
+    outside = modules.codes.copy()
+    outside[places] = -1
+    replayed = np.full(len(calls), -1, dtype=np.int32)
+    replayed[places] = attribute(part).module.codes[events]
+    return fill(
+        TextCodes(outside, modules.texts), TextCodes(replayed, attribute(part).module.texts)
+    )
 
 
 def _shown(calls: Owners) -> Sequence[str]:
@@ -327,10 +404,9 @@ def _attribution(calls: Owners, group: Array) -> TextCodes:
     """Return the evidence that most of the GPU time of each group of calls rests on; absent
     without any."""
     part = calls.part
-    events, owner = part.tree.gpu_rows, part.costs.owner[part.tree.gpu_rows]
-    place = np.searchsorted(calls.rows, np.where(owner == _core.NO_ROW, events, owner))
     size = int(group.max(initial=-1)) + 1
-    return attribute(part).of_groups(group[place], part.table.dur_ns[events], size)
+    duration_ns = part.table.dur_ns[part.tree.gpu_rows]
+    return attribute(part).of_groups(group[calls.of_event], duration_ns, size)
 
 
 def _ranked(columns: dict[str, Column], *, ties: Column) -> dict[str, Column]:
@@ -375,12 +451,9 @@ def _families(calls: Owners) -> dict[tuple[int, int], str]:
 
 
 def _find_families(calls: Owners) -> dict[tuple[int, int], str]:
-    table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
-    # Names of the GPU events that calls of each (kind, name) own, longest time first. The call that
-    # has an event is its owner, or the event itself.
-    events = tree.gpu_rows
-    owner = costs.owner[events]
-    call = np.searchsorted(calls.rows, np.where(owner == _core.NO_ROW, events, owner))
+    table, call = calls.part.table, calls.of_event
+    # Names of the GPU events that calls of each (kind, name) own, longest time first.
+    events = calls.part.tree.gpu_rows
     pairs = Groups(calls.kind[call], calls.name[call], table.name[events])
     order = order_by(pairs.sum(table.dur_ns[events]), descending=[True])
     kernels: dict[tuple[int, int], list[str]] = {}
@@ -391,7 +464,7 @@ def _find_families(calls: Owners) -> dict[tuple[int, int], str]:
     first = Groups(calls.kind, calls.name).first
     for kind, name in zip(calls.kind[first].tolist(), calls.name[first].tolist(), strict=True):
         launched = kernels.get((kind, name), [])
-        if kind == _OPERATOR:
+        if kind in (_OPERATOR, _REPLAYED):
             family = family_of(calls.names[name], launched)
         else:
             # A launch call says nothing of its kernels' family, unless they are all of one.
@@ -406,7 +479,7 @@ def _find_families(calls: Owners) -> dict[tuple[int, int], str]:
 def _event_families(calls: Owners) -> TextCodes:
     """Return the family of each GPU event: copies, memsets and collectives have their own, kernels
     that of their operator, else that of their own name."""
-    table, tree, costs = calls.part.table, calls.part.tree, calls.part.costs
+    table, tree = calls.part.table, calls.part.tree
     events = tree.gpu_rows
     gpu_class = tree.gpu_class[events]
     fixed = np.select(
@@ -418,33 +491,28 @@ def _event_families(calls: Owners) -> TextCodes:
         [0, 1, 2],
         -1,
     )
-    owner = costs.owner[events]
-    by_op = (owner != _core.NO_ROW) & (
-        table.kind[np.where(owner == _core.NO_ROW, 0, owner)] == _core.EventKind.CPU_OP
-    )
-    source = table.name[np.where(by_op, owner, events)].astype(np.int64)
-    keys, index = np.unique(
-        np.where(fixed >= 0, -1 - fixed, 2 * source + by_op), return_inverse=True
-    )
+    kind, name = calls.kind[calls.of_event], calls.name[calls.of_event]
+    by_op = np.isin(kind, (_OPERATOR, _REPLAYED))
+    kind = np.where(by_op, kind, -1)
+    name = np.where(by_op, name, table.name[events])
+    is_fixed = fixed >= 0
+    groups = Groups(fixed, np.where(is_fixed, 0, kind), np.where(is_fixed, 0, name))
     families = _families(calls)
     texts = []
-    for key in keys.tolist():
-        if key < 0:
-            texts.append((_COMMUNICATION, _MEMCPY, _MEMSET)[-1 - key])
-        elif key % 2:
-            texts.append(families[_OPERATOR, key // 2])
+    for i in groups.first.tolist():
+        if is_fixed[i]:
+            texts.append((_COMMUNICATION, _MEMCPY, _MEMSET)[fixed[i]])
+        elif by_op[i]:
+            texts.append(families[int(kind[i]), int(name[i])])
         else:
-            texts.append(family_of("", (calls.names[key // 2],)))
-    column = encode_texts(texts)
-    return TextCodes(column.codes[index], column.texts)
+            texts.append(family_of("", (calls.names[name[i]],)))
+    return encode_texts(texts).take(groups.index)
 
 
-def _own_by_family(part: RankTrace, family: Array) -> tuple[Array, Array]:
+def _own_by_family(calls: Owners, family: Array) -> tuple[Array, Array]:
     """Return families and union times of the events that each call owns in each family."""
-    events = part.tree.gpu_rows
-    owner = part.costs.owner[events]
-    call = np.where(owner == _core.NO_ROW, events, owner).astype(np.int64)
-    groups = Groups(call, family)
+    part = calls.part
+    groups = Groups(calls.of_event, family.astype(np.int64))
     union = _core.gpu_union_by_group(
         part.table, part.tree, groups.index.astype(np.int32), len(groups)
     )

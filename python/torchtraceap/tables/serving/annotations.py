@@ -9,19 +9,24 @@ either as the trace has it, or `(graph id << 32) | node id`. The Python stacks o
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import TextCodes, encode_texts
 from torchtraceap.core.formatting import short_repr
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.stored import parse_json, read_stored
 from torchtraceap.errors import SchemaError
+from torchtraceap.tables.events import event_text
 from torchtraceap.tables.serving.nodes import GraphNodes, graph_nodes
 from torchtraceap.trace.ranks import RankTrace
 
@@ -32,6 +37,7 @@ __all__ = [
     "is_side_file",
     "read_annotations",
     "scatter",
+    "with_messages",
 ]
 
 _MOST_BYTES = 64 << 20
@@ -50,6 +56,15 @@ _NUMBERS = tuple(
 )
 """Where the path of a module has the number of its layer, the surest first."""
 _FIELDS = (*_NAMES, "module_fqn", "autograd_phase")
+_MESSAGE = (
+    "Collective name", "In msg nelems", "Out msg nelems", "In split size", "Out split size",
+    "dtype", "Group size", "Process Group Name", "Process Group Description",
+    "Process Group Ranks", "Global rank start", "Global rank stride", "Seq", "Rank", "Src Rank",
+    "Dst Rank", "stream",
+)  # fmt: skip
+"""Fields that tell of a collective what it exchanges, with whom and on which stream."""
+_Fields = dict[str, str | int]
+"""What was noted of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +170,11 @@ def read_annotations(part: RankTrace, files: SideFiles) -> tuple[Annotations, tu
             problems.append(f"Annotations were left out: {error}.")
             continue
         for field, column in columns.items():
-            of_node = {key: fields[field] for key, fields in noted.items() if field in fields}
+            of_node = {
+                key: text
+                for key, fields in noted.items()
+                if isinstance(text := fields.get(field), str)
+            }
             columns[field] = fill(column, _of_nodes(nodes, of_node))
     for path in files.stacks:
         try:
@@ -163,6 +182,70 @@ def read_annotations(part: RankTrace, files: SideFiles) -> tuple[Annotations, tu
         except (SchemaError, FileNotFoundError) as error:
             problems.append(f"Stacks were left out: {error}.")
     return _annotations(columns, stack), tuple(problems)
+
+
+def with_messages(
+    part: RankTrace, capture: Path | None
+) -> tuple[_core.EventTable, _core.EventTree]:
+    """Return the table and the tree of a rank with what files note of its replayed collectives
+    among their arguments, as torch's `annotate_trace` writes it; rows stay the same. Kept.
+
+    Args:
+        part: The rank.
+        capture: As of `SideFiles.of`.
+    """
+    return part.cached(("messages", str(capture)), lambda: _with_messages(part, capture))
+
+
+def _with_messages(
+    part: RankTrace, capture: Path | None
+) -> tuple[_core.EventTable, _core.EventTree]:
+    table, nodes = part.table, graph_nodes(part)
+    places = np.flatnonzero(nodes.replayed & nodes.known)
+    noted: dict[int, _Fields] = {}
+    for path in SideFiles.of(part, capture).annotations if len(places) else ():
+        with suppress(SchemaError, FileNotFoundError):  # `read_annotations` tells of it
+            for key, fields in _read_fields(path).items():
+                noted[key] = {**fields, **noted.get(key, {})}
+    keys = zip(nodes.whole[places].tolist(), nodes.node[places].tolist(), strict=True)
+    found = [noted.get(whole) or noted.get(node) or {} for whole, node in keys]
+    rows = part.tree.gpu_rows[places].astype(np.int64)
+    told = np.array([_MESSAGE[0] in fields for fields in found], dtype=bool)
+    # Events that begin and end together stand by their content, so that others would change rows.
+    told[told] = _stand_alone(table)[rows[told]]
+    if not told.any():
+        return table, part.tree
+    kept = np.ones(len(table), dtype=np.uint8)
+    kept[rows[told]] = 0
+    texts = []
+    for place in np.flatnonzero(told).tolist():
+        row, fields = int(rows[place]), found[place]
+        event = json.loads(table.event_json(row))
+        message = {key: fields[key] for key in _MESSAGE if key in fields}
+        args = {**message, **event.get("args", {})}
+        if isinstance(stream := fields.get("stream"), int):
+            event["tid"] = args["stream"] = stream
+        times = {"ts": int(table.ts_ns[row]), "dur": int(table.dur_ns[row])}
+        texts.append(event_text({**event, **times, "args": args}))
+    edited = _core.edit_table(
+        table,
+        ts_ns=table.ts_ns,
+        dur_ns=table.dur_ns,
+        kept=kept,
+        correlation=table.correlation,
+        more_events=texts,
+    )
+    return edited, _core.build_tree(edited)
+
+
+def _stand_alone(table: _core.EventTable) -> Array:
+    """Return for each row whether no other begins and ends with it."""
+    order = np.lexsort((table.dur_ns, table.ts_ns))
+    ts_ns, dur_ns = table.ts_ns[order], table.dur_ns[order]
+    same = np.concatenate([[False], (np.diff(ts_ns) == 0) & (np.diff(dur_ns) == 0), [False]])
+    alone = np.empty(len(table), dtype=bool)
+    alone[order] = ~(same[:-1] | same[1:])
+    return alone
 
 
 def scatter(size: int, places: Array, values: TextCodes) -> TextCodes:
@@ -195,7 +278,7 @@ def _of_nodes(nodes: GraphNodes, noted: Mapping[int, str]) -> TextCodes:
 # ----------------------------------------------------------------------------- reading
 
 
-def _read_fields(path: Path) -> dict[int, dict[str, str]]:
+def _read_fields(path: Path) -> dict[int, _Fields]:
     """Return the fields of each node of a pickle: a dict of lists of dicts or texts, of which the
     last counts, as torch has it."""
     from torchtraceap.core.pickled import parse_pickle  # only here: start-up counts
@@ -204,19 +287,34 @@ def _read_fields(path: Path) -> dict[int, dict[str, str]]:
     value = parse_pickle(read_stored(path, most=_MOST_BYTES), source)
     if not isinstance(value, dict):
         raise SchemaError(f"{source}: expected annotations by node id, not {type(value).__name__}")
-    found = {}
+    found: dict[int, _Fields] = {}
     for key, marks in value.items():
         if not isinstance(key, int) or not isinstance(marks, list | tuple):
             raise SchemaError(f"{source}: expected lists of annotations by node id")
-        fields: dict[str, str] = {}
+        fields = found.setdefault(key, {})
         for mark in marks:
             given = mark if isinstance(mark, dict) else {"annotation": mark}
-            noted = {field: given.get(field) for field in _FIELDS}
-            fields |= {
-                field: text for field, text in noted.items() if isinstance(text, str) and text
-            }
-        found[key] = fields
+            texts = {field: given.get(field) for field in _FIELDS}
+            fields |= {field: text for field, text in texts.items() if text and _is_text(text)}
+            values = {field: _plain(given.get(field)) for field in _MESSAGE}
+            fields |= {field: value for field, value in values.items() if value is not None}
     return found
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
+
+
+def _plain(value: object) -> str | int | None:
+    """Return a text, an integer of 64 bits, or a list of such as text; None for anything else."""
+    if isinstance(value, list | tuple):
+        parts = [_plain(each) for each in value]
+        return None if None in parts else json.dumps(parts)
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return value
+    return None
 
 
 def _read_stacks(path: Path) -> dict[int, str]:

@@ -89,10 +89,11 @@ class Attribution:
         best = np.where(sums.any(axis=1), sums.argmax(axis=1), -1)
         return TextCodes(best.astype(np.int32), EVIDENCE)
 
-    def shares(self, duration_ns: Array) -> dict[str, float]:
-        """Return the share of GPU time by evidence."""
-        sums = np.bincount(self.evidence, weights=duration_ns, minlength=len(EVIDENCE))
-        total = float(sums.sum()) or 1.0
+    def shares(self, duration_ns: Array, *, of_operators: bool = False) -> dict[str, float]:
+        """Return the share of GPU time by evidence, `of_operators` only where it names one."""
+        counted = duration_ns * (self.operator.codes >= 0) if of_operators else duration_ns
+        sums = np.bincount(self.evidence, weights=counted, minlength=len(EVIDENCE))
+        total = float(duration_ns.sum()) or 1.0
         return {name: float(ns) / total for name, ns in zip(EVIDENCE, sums, strict=True)}
 
 

@@ -72,6 +72,17 @@ class ServedTime(Result):
     """Most of the communication takes tokens to their experts and back."""
     bubble_share: float | None
     """Share of the iteration in which the GPU waits for it to begin; None of a single one."""
+    operators: dict[str, float]
+    """Share of the GPU time of which an operator is known, by evidence."""
+
+    @property
+    def operators_line(self) -> str:
+        """How much of the GPU time has an operator, and how that is known."""
+        share = sum(self.operators.values())
+        parts = sorted(self.operators.items(), key=lambda each: -each[1])
+        kinds = ", ".join(f"{name} {format_percent(each)}" for name, each in parts if each > 0)
+        more = "" if 2 * share >= 1 else "; --capture or --eager of `serving` may tell more"
+        return f"operator known for {format_percent(share)} of GPU time: {kinds or 'none'}{more}"
 
     def __str__(self) -> str:
         """Return it as one line, without what is not known."""
@@ -130,6 +141,8 @@ class Serving(Renderable):
     bubbles: ColumnTable
     attribution: dict[str, float]
     """Share of GPU time by evidence."""
+    operators: dict[str, float]
+    """The same of GPU time of which an operator is known."""
     steady: SteadyRun | None = None
     """None unless the tables are of the steady state alone."""
     notes: tuple[str, ...] = ()
@@ -156,6 +169,7 @@ class Serving(Renderable):
                 for row in bubbles["rows"]
             ],
             "attribution": self.attribution,
+            "operators": self.operators,
             "steady": self.steady.to_dict() if self.steady else None,
             "notes": list(self.notes),
         }
@@ -191,6 +205,7 @@ class Serving(Renderable):
             wait_share=None if row["wait_ns"] is None else row["wait_ns"] / length_ns,
             is_exchange=2 * exchange > communication_ns > 0,
             bubble_share=row["bubble_ns"] / length_ns if row["iterations"] > 1 else None,
+            operators=self.operators,
         )
 
 
@@ -267,6 +282,7 @@ def _describe(
         chosen = chosen[(chosen >= run.first) & (chosen <= run.last)]
     unknown = ["No batch is recorded that tells a steady state."] if steady and not run else []
     table = _iterations_table(part, iterations, lengths)
+    duration_ns = GpuEvents.of(part).duration_ns
     return Serving(
         engine=iterations.engine,
         source=iterations.source,
@@ -274,7 +290,8 @@ def _describe(
         phases=_phases_table(iterations, lengths, chosen),
         layers=_layers_table(part, iterations, attribution, chosen),
         bubbles=_bubbles_table(part, iterations, chosen),
-        attribution=attribution.shares(GpuEvents.of(part).duration_ns),
+        attribution=attribution.shares(duration_ns),
+        operators=attribution.shares(duration_ns, of_operators=True),
         steady=run,
         notes=(*attribution.refused, *unknown, *_notes(iterations)),
     )
