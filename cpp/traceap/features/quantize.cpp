@@ -10,7 +10,7 @@ namespace {
 void check(const QuantizeRange& range) {
   const bool usable = range.min_us > 0 && range.max_us > range.min_us && range.levels >= 2 &&
                       std::isfinite(range.max_us);
-  if (!usable) throw OptionError("a quantisation range needs 0 < min < max and two levels or more");
+  if (!usable) throw OptionError("a quantization range needs 0 < min < max and two levels or more");
 }
 
 /// Codes per unit of log time.

@@ -9,7 +9,7 @@ namespace traceap {
 namespace {
 
 constexpr std::string_view kBadMetadata =
-    "a member beside traceEvents that is no valid JSON was mended or dropped";
+    "a member next to traceEvents that is no valid JSON was mended or dropped";
 /// deviceProperties beyond it are left out; a machine has a dozen.
 constexpr std::size_t kMaxDevices = 1024;
 

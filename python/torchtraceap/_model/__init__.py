@@ -14,7 +14,7 @@ from torchtraceap.errors import MissingDependencyError
 __all__ = ["native"]
 
 _HOW = (
-    "install torch and build torchtraceap beside it: "
+    "install torch and build torchtraceap next to it: "
     "pip install torch scikit-build-core pybind11, then pip install --no-build-isolation ."
 )
 

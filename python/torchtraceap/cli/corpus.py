@@ -99,7 +99,7 @@ def _give_built(built: Built, folder: str, options: Options) -> int:
         left_out = f", {built.left_out} left out" if built.left_out else ""
         print_text(
             f"{folder}: {built.runs} runs of {built.files} files, {built.failed} failed; "
-            f"{built.new} analysed now{left_out}"
+            f"{built.new} analyzed now{left_out}"
         )
         if built.failed:
             note(f'torchtraceap corpus query {folder} "from failures" says why')
@@ -183,7 +183,7 @@ def _serve(options: Options) -> int:
 
 _ACTIONS = {
     "build": Command(
-        "analyse traces in parallel, what is new alone, into a folder of tables",
+        "analyze traces in parallel, what is new alone, into a folder of tables",
         arguments(
             option(
                 "paths",
@@ -211,7 +211,7 @@ _ACTIONS = {
                 type=_share,
                 default=1.0,
                 metavar="P",
-                help="analyse this share of the runs, chosen by their content [1]",
+                help="analyze this share of the runs, chosen by their content [1]",
             ),
             option(
                 "--max-file",
@@ -229,7 +229,7 @@ _ACTIONS = {
         ),
     ),
     "update": Command(
-        "analyse what is new in the places of which it was built",
+        "analyze what is new in the places of which it was built",
         arguments(_CORPUS, _add_engine),
         _update,
         ("corpus update fleet",),
@@ -241,7 +241,7 @@ _ACTIONS = {
         ("corpus status fleet",),
     ),
     "retry": Command(
-        "analyse again what failed",
+        "analyze again what failed",
         arguments(_CORPUS, _add_engine),
         lambda options: _update(options, retry=True),
         ("corpus retry fleet --timeout 3600",),

@@ -312,7 +312,7 @@ COMMANDS = {
                 type=trace_path,
                 metavar="PATH",
                 help="with --tracelens-inference: trace of the capture of CUDA graphs, or a folder "
-                "with such [capture_traces/ beside the trace]",
+                "with such [capture_traces/ next to the trace]",
             ),
             option(
                 "--tracelens-xlsx",

@@ -241,7 +241,7 @@ COMMANDS = {
                 type=_embedding_table,
                 action="append",
                 metavar="ROWSxCOLUMNSxLOOKUPS",
-                help="embedding_bag: a table and the lookups of one bag; several times",
+                help="embedding_bag: a table and the lookups of a bag; several times",
             ),
             option("--pinned", action="store_true", help="copy: from or to page-locked memory"),
             option(

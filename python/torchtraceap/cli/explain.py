@@ -63,7 +63,7 @@ add_model = arguments(
     ),
     option("--llm-max-calls", type=positive, metavar="N", help="answers that are asked for [50]"),
     option("--llm-max-tokens", type=positive, metavar="N", help="of prompts and answers [200000]"),
-    option("--llm-max-answer", type=positive, metavar="N", help="tokens of one answer [1500]"),
+    option("--llm-max-answer", type=positive, metavar="N", help="tokens of an answer [1500]"),
     option("--llm-max-usd", type=float, metavar="X", help="what it may cost; needs --llm-prices"),
     option("--llm-prices", metavar="YAML", help="prices of models, docs/explanations.md"),
 )

@@ -228,7 +228,7 @@ COMMANDS = {
                 type=trace_path,
                 metavar="PATH",
                 help="trace or annotations of the capture of CUDA graphs, or a folder with such: "
-                "it tells the operators behind replayed kernels [capture_traces/ beside the trace]",
+                "it tells the operators behind replayed kernels [capture_traces/ next to it]",
             ),
             option(
                 "--eager",

@@ -160,7 +160,7 @@ def _other_device(contract: Contract, device: str | None, key: str) -> str:
         if device == CPU and key == "step_time":
             return (
                 "the trace is of a run without a GPU, and the contract doesn't say that its times "
-                f"are of one; write device: {CPU} where they are"
+                f"are of such a run; write device: {CPU} where they are"
             )
         return ""
     if device is None:

@@ -81,7 +81,8 @@ _PAIRS = (
     (
         "nccl_blocks_main_stream",
         "nccl_compute_not_overlapped",
-        "a collective between two compute kernels of one phase, and the next kernel waits for it",
+        "a collective between two compute kernels of the same phase, and the next kernel waits for"
+        " it",
         "collectives one behind the other at the end of the backward pass, when no compute is left"
         " to hide them",
     ),

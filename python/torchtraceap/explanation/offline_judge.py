@@ -185,7 +185,7 @@ def _saving_sentence(text: _Text, finding: Finding, diagnosis: Diagnosis) -> str
             why = "a bound, as no replay stands for this change"
         return f"Its removal saves at most {high} {per}: {why}."
     if not text.value("finding.saving.best"):
-        return f"A replay without it gains less than steps vary by, and at most {high} {per}."
+        return f"A replay without it gains less than step noise, and at most {high} {per}."
     best = text.say("finding.saving.best")
     between = f"at most {high}"
     if text.value("finding.saving.low"):
@@ -233,11 +233,11 @@ _ADVICE: Mapping[str, str] = {
     ),
     "memcpy": (
         "`torchtraceap memory --by copy` lists the copies. Keep what is copied on the device, or "
-        "copy it from pinned memory beside the computation."
+        "copy it from pinned memory while the GPU computes."
     ),
     "device_memcpy": (
         "`torchtraceap memory --by copy` lists the copies. Where nothing needs their result at "
-        "once, put them on a stream of their own, beside the computation."
+        "once, put them on a stream of their own, so that they overlap the computation."
     ),
     "data_loading": (
         "Look at what makes the batch: more workers, prefetch_factor, or less work for each item."
@@ -354,7 +354,7 @@ def _what_is_there(text: _Text, diagnosis: Diagnosis, segment: Segment) -> str:
     if text.value(f"part.{parts[0]}") < _LIKELY:
         what = f"{where}, {said[0]}"
     if len(said) > 1:
-        what += f"; besides, {said[1]}"
+        what += f"; also, {said[1]}"
     what += "."
     here = [each for each in text.names("here.") if text.value(f"here.{each}") >= _NOTABLE]
     if here:

@@ -277,7 +277,7 @@ def build_tables(
                 Metric.of_rate(f"{key}.launch_count", float(windows["launch_count"][window])),
             )
             neighbors.append(PackLine(key, (key,), metrics, cost_ns=0))
-    yield PackTable("windows beside it", ("place",), tuple(neighbors))
+    yield PackTable("windows next to it", ("place",), tuple(neighbors))
 
 
 def _groups(rank: RankTrace, segment: Segment) -> Iterator[PackLine]:

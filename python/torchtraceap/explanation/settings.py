@@ -144,7 +144,7 @@ def settings_from(
     if base_url is None:
         raise OptionError(f"a model needs the base URL of its server: --llm-base-url or {BASE_URL}")
     if model is None:
-        raise OptionError(f"a server of models needs the name of one: --llm-model or {MODEL}")
+        raise OptionError(f"a server of models needs the name of a model: --llm-model or {MODEL}")
     key = key or known.get(KEY) or known.get(_OPENAI_KEY) or None
     given = {name: value for name, value in limits.items() if value is not None}
     return ModelSettings(base_url, model, key, **given)

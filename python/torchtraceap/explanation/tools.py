@@ -412,13 +412,13 @@ TOOLS: tuple[Tool, ...] = (
     ),
     Tool(
         "kernels",
-        "GPU events (kernels, copies, memsets): how often, how long in all, on average and at "
+        "GPU events (kernels, copies, memsets): how often, how long in total, on average and at "
         "most, and the operator that launches them.",
         (
             Parameter(
                 "by",
                 "Short names without template arguments and numbers, names as recorded, operators "
-                "with what runs beside them, or every event.",
+                "with what overlaps them, or every event.",
                 choices=("canonical", "name", "overlap", "event"),
                 default="canonical",
             ),

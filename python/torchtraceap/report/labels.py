@@ -30,21 +30,21 @@ BOUND_BY = {
 # What the parts of the time are; those of idle time in the words of docs/idle_time.md.
 MEANINGS = {
     "compute": "at least one kernel computes",
-    "communication": "a collective runs, and no computation beside it",
+    "communication": "a collective runs, and no computation overlaps it",
     "memcpy": "a copy between host and device runs, and nothing else",
     "device_memcpy": "a copy between or within devices runs, and nothing else",
     "data_loading": "the host makes or awaits the next batch",
     "host_wait": "the queue is empty and the host works, or runs Python that is not recorded: CPU "
     "bound",
     "synchronization": "the host waits for the GPU, or refills the queue after such a wait",
-    "memory_copy": "the host sits in a copy that it must await, or refills the queue after it",
+    "memory_copy": "the host waits for a copy, or refills the queue after it",
     "communication_wait": "the next work, or the host, waits for a collective",
     "compilation": "code is generated, loaded, instantiated or tuned; the context is created",
     "allocator": "device or pinned memory is allocated, mapped or freed",
     "launch_latency": "work was queued already: the time that the device takes to start it",
     "profiler": "the profiler's own work",
     "unknown": "no event explains it: the GPU, or the host, waits for work outside the file",
-    "within_graph": "between nodes of one replay of a CUDA graph: the device goes from node to "
+    "within_graph": "between nodes of a CUDA graph's replay: the device goes from node to "
     "node by itself",
     "host_forward": "operators of the forward pass",
     "host_backward": "operators of the backward pass",

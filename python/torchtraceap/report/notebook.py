@@ -267,7 +267,7 @@ def _timelines(ranks: Sequence[RankTrace]) -> str:
                 rects.append(_rect(begin / SLOTS, width, _color(key), format_part(key)))
         whose = f"rank {rank.rank}: " if len(ranks) > 1 else ""
         length = format_ns(rank.profiled_ns)
-        said = f"{escape(whose)}what most of each moment goes to, {length} in all"
+        said = f"{escape(whose)}what most of each moment goes to, {length} in total"
         drawn = _svg(22, "Timeline: what most of each moment goes to", "".join(rects))
         lines.append(f'<span style="{SMALL}">{said}</span>{drawn}')
     return "".join(lines)

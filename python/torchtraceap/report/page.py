@@ -96,14 +96,14 @@ def _figures(view: ReportView) -> list[tuple[str, str, str]]:
     if view.step_ns is not None:
         figures.append(("Step", format_ns(view.step_ns), view.step_note))
     profiled = format_ns(view.profiled_ns)
-    figures.append(("Profiled", profiled, "per rank, on average" if view.ranks > 1 else "in all"))
+    figures.append(("Profiled", profiled, "per rank, on average" if view.ranks > 1 else "in total"))
     if view.has_gpu:
         busy = format_ns(round(view.busy_share * view.profiled_ns))
         figures.append(("GPU busy", format_percent(view.busy_share), busy))
     if view.findings:
         first = view.findings[0]
         note = f"{'simulated' if first.bars else 'at most'}, by the first finding alone"
-        figures.append(("To be saved", first.saves_short, note))
+        figures.append(("Savings", first.saves_short, note))
     return figures
 
 

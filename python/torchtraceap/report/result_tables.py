@@ -251,7 +251,7 @@ def simulation_tables(document: Mapping[str, Any], *, plan: bool = False) -> lis
             )
             for number, fix in enumerate(document["plan"], start=1)
         ]
-        titles = ("", "edit", "gains", "then", "between", "change in all") if fixes else ()
+        titles = ("", "edit", "gains", "then", "between", "total change") if fixes else ()
         predicted = document["trust"]["supports_prediction"]
         none = "No edit saves more than the steps vary by themselves."
         empty = "" if fixes else none if predicted else "No edit is simulated."

@@ -183,7 +183,7 @@ def _roofline_lead(table: ColumnTable) -> str:
     facts = table.facts
     covered, reached = facts.get("modelled_share"), facts.get("roofline_share")
     if not covered:
-        return "No operator that has GPU time could be modelled"
+        return "No operator that has GPU time could be modeled"
     lead = f"Models cover {format_percent(covered)} of the GPU's time"
     if reached is None:
         return f"{lead}; what the device could do is not known"

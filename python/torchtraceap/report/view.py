@@ -393,7 +393,7 @@ def _saving_text(diagnosis: Diagnosis, finding: Finding, profiled_ns: int) -> st
         return "saving not estimated"
     if saving.simulated and replay:
         if not saving.best_ns:
-            than = f"{_unit(diagnosis)}s vary" if replay.noise_ns else "0.1 %"
+            than = f"{_unit(diagnosis)} noise" if replay.noise_ns else "0.1 %"
             return f"saves less than {than} (simulated)"
         before_ns, after_ns = replay.measured_ns, replay.measured_ns - saving.best_ns
         if format_ns(before_ns) == format_ns(after_ns):
@@ -421,7 +421,7 @@ def _unit(diagnosis: Diagnosis) -> str:
 
 
 def _per_unit(diagnosis: Diagnosis, per_step: bool) -> str:
-    return f" per {_unit(diagnosis)}" if per_step else " in all"
+    return f" per {_unit(diagnosis)}" if per_step else " in total"
 
 
 def before_after(
@@ -522,7 +522,7 @@ def headline_of(diagnosis: Diagnosis) -> str:
         whose = "all ranks' time" if len(diagnosis.summary.files) > 1 else "the time"
         said = f"{_leading_title(diagnosis, lead)}: {format_percent(lead.cost_share)} of {whose}"
         if diagnosis.lead.beside and key is not None:
-            said += f", beside {format_percent(_share(diagnosis, key))} {format_part(key)}"
+            said += f", next to {format_percent(_share(diagnosis, key))} {format_part(key)}"
     elif not diagnosis.computes_on:
         said = "This trace holds no GPU work: only the host side could be checked"
     elif diagnosis.computes_on == "host" and key:

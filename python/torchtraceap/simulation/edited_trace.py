@@ -482,7 +482,7 @@ class _EditedRank:
                 if lane == len(lanes):
                     lanes.append(0)
                     fields = self._fields_of(row)
-                    name = f"stream {free + lane} (beside stream {fields['tid']})"
+                    name = f"stream {free + lane} (next to stream {fields['tid']})"
                     metadata = {"ph": "M", "name": "thread_name", "pid": fields["pid"]}
                     args = {"tid": free + lane, "args": {"name": name}}
                     self._more.append(json.dumps(metadata | args))

@@ -111,14 +111,14 @@ def _lateness_notes(matched: MatchedCollectives, late: _core.Lateness) -> list[s
     if len(matched.trace.ranks) == 1:
         return [LONE]
     if not late.compared.any():
-        return ["No collective that synchronises its ranks was matched: lateness can't be told."]
+        return ["No collective that synchronizes its ranks was matched: lateness can't be told."]
     notes = []
     for i, number in enumerate(matched.rank_numbers):
         if late.verdict[i] not in (_STRAGGLER, _LATE):
             continue
         cause, share = _cause_name(late, i), float(late.cause_share[i])
         because = f"its {_CAUSE_WORDS.get(cause) or format_part(cause)}"
-        words = f"Rank {number} arrives {format_ns(int(late.lateness_ns[i]))} late in all"
+        words = f"Rank {number} arrives {format_ns(int(late.lateness_ns[i]))} late in total"
         if late.verdict[i] == _STRAGGLER:
             notes.append(f"{words}: {format_share(share)} of it by {because}.")
         else:
@@ -183,7 +183,7 @@ def _by_op(matched: MatchedCollectives) -> ColumnTable:
             "beyond the median of the ranks."
         )
         if not any(row[2] for row in rows):
-            notes.append("Shapes were not recorded: operators of one name may differ in size.")
+            notes.append("Shapes were not recorded: operators of the same name may differ in size.")
     shown = ("name", "input_shapes", "median_ns", "spread_share", "slowest_rank", "excess_ns")
     return ColumnTable(columns, shown=shown, notes=notes)
 

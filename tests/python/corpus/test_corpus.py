@@ -410,7 +410,7 @@ def test_the_commands(made: Path, traces: Path, tmp_path: Path, shown: Any) -> N
     assert main([*build_it, "--json"]) == 0
     assert json.loads(shown())["runs"] == 8
     assert main(build_it) == 0
-    assert "8 runs of 9 files, 0 failed; 0 analysed now" in shown()
+    assert "8 runs of 9 files, 0 failed; 0 analyzed now" in shown()
     assert main(["corpus", "status", folder, "--json"]) == 0
     found = json.loads(shown())
     assert (found["runs"], found["new_files"], found["gone_files"]) == (8, 0, 0)

@@ -57,7 +57,7 @@ def test_the_bundled_trace_has_one_story(bundled: Path) -> None:
     assert_one_story(diagnosis)
     said = build_view(diagnosis).headline
     assert said == (
-        "The training process loads its own data: 34 % of the time, beside 55 % compute"
+        "The training process loads its own data: 34 % of the time, next to 55 % compute"
     )
 
 

@@ -140,9 +140,9 @@ def test_shards_part_the_entries() -> None:
         (("batch = 4", "batch = 0"), "tiny: batch and side"),
         (('inputs = "images"', "inputs = 3"), "inputs must be str"),
         (("parallel = true", 'precision = "fp8"'), "unknown precision"),
-        (("parallel = true", "multiprocessors = -1"), "number of one rank's"),
-        (("parallel = true", "parallel = true\nmultiprocessors = 8"), "number of one rank's"),
-        (("parallel = true", "multiprocessors = 8"), "number of one rank's"),  # the second form
+        (("parallel = true", "multiprocessors = -1"), "of a single rank"),
+        (("parallel = true", "parallel = true\nmultiprocessors = 8"), "of a single rank"),
+        (("parallel = true", "multiprocessors = 8"), "of a single rank"),  # the second form
         (("parallel = true", "multiprocessors = true"), "multiprocessors must be int"),
         (("name =", "# name ="), "lacks name"),
         (("[[workload]]", "[workload]"), r"has no \[\[workload\]\]"),

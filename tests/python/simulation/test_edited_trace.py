@@ -344,7 +344,7 @@ def test_work_that_moves_beside_other_work_gets_a_stream_of_its_own(
     assert starts["b"] == starts["a"] + 101_000
     assert (rank.tree.launch[rank.tree.gpu_rows] != _core.NO_ROW).all()
     names = {track.tid: track.thread_name for track in rank.table.tracks}
-    assert names["8"] == "stream 8 (beside stream 7)"
+    assert names["8"] == "stream 8 (next to stream 7)"
 
 
 def test_an_event_can_be_brought_in_between_any_two_points(write_trace: WriteTrace) -> None:

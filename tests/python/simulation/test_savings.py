@@ -338,10 +338,10 @@ def test_a_saving_below_the_noise_is_not_told(write_trace: WriteTrace) -> None:
     replay = dataclasses.replace(diagnosis.replay, noise_ns=3 * MS)  # type: ignore[type-var]
     quiet = dataclasses.replace(diagnosis, findings=(finding,), plan=(), replay=replay)
     text = render_text(quiet)
-    assert "saves less than steps vary (simulated)" in text
+    assert "saves less than step noise (simulated)" in text
     assert build_view(quiet).findings[0].bars is None
     assert build_view(quiet).findings[0].saves_short == "—"
-    assert "saves less than steps vary" in quiet._repr_html_()
+    assert "saves less than step noise" in quiet._repr_html_()
 
 
 def test_the_plan_in_words(write_trace: WriteTrace) -> None:

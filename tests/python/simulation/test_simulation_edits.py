@@ -633,7 +633,7 @@ def growing(p: FlawedProgram) -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (waiting_inside, "waits for the GPU inside 3 steps, 6 times in all (first in "),
+        (waiting_inside, "waits for the GPU inside 3 steps, 6 times in total (first in "),
         (masking, "shapes depend on values: 5 operators such as aten::masked_select"),
         (growing, "steps launch different kernels or grids (3 kinds among 3 steps)"),
     ],

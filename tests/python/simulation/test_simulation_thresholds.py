@@ -112,11 +112,11 @@ def backward(*megabytes: float) -> Program:
         ((25,), None),
         (
             (26,),
-            "buckets of 25 MiB: larger ones become 10 pieces at best, which run beside computation",
+            "buckets of 25 MiB: larger ones become 10 pieces at best, which overlap computation",
         ),
         (
             (51,),
-            "buckets of 25 MiB: larger ones become 15 pieces at best, which run beside computation",
+            "buckets of 25 MiB: larger ones become 15 pieces at best, which overlap computation",
         ),
     ],
 )

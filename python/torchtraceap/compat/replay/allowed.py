@@ -52,7 +52,7 @@ _REFUSED_PREFIXES = {
     "mkldnn_reorder_": _OPAQUE,
     "mkldnn_rnn_": _OPAQUE,
     "mps_": _OPAQUE,
-    "quantized_": "only the sizes of quantised tensors are recorded",
+    "quantized_": "only the sizes of quantized tensors are recorded",
     "resize_as_sparse": _STATE,
     "sparse_": "only the sizes of sparse tensors are recorded",
     "to_mkldnn": _OPAQUE,

@@ -82,7 +82,7 @@ _COUNTED = (
         "syncs",
         "count",
         _CALLS,
-        "calls in which the host waits for the GPU: synchronisations, and copies that block",
+        "calls in which the host waits for the GPU: synchronizations, and copies that block",
     ),
     ("h2d_bytes", "bytes", _COPIES, "bytes copied from the host to the GPU"),
     ("d2h_bytes", "bytes", _COPIES, "bytes copied from the GPU to the host"),

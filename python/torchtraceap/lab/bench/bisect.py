@@ -9,7 +9,7 @@ than the level of the test, which only says how often a revision half way is dec
 
 Note [Abstaining]: what is not decided after the last look, or cannot be run, is left out and its
 neighbours are tried. If such revisions are left between the last good and the first bad one, the
-answer is a range. Of a short range neighbours are compared directly, as each of them may carry a
+answer is a range. Of a short range neighbors are compared directly, as each of them may carry a
 part of the change.
 
 Note [Confirmed]: a culprit is compared with its parent once more in fresh runs. If these do not
@@ -242,7 +242,7 @@ class _Search:
             change, decided, _ = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
             if decided == 1:
                 return self._culprit_answer(bad, change, traces)
-            self._say(f"{line[bad].short} beside its parent does not show the change")
+            self._say(f"{line[bad].short} next to its parent does not show the change")
         self._notes.append(
             "The last commit before the change and the first behind it do not differ in fresh "
             "runs: the machine changes too much, or the change depends on something else than the "
@@ -366,7 +366,7 @@ class _Search:
             ends = self._line[place - 1], self._line[place]
             if any(self._journal.skip_reason(each) for each in ends):
                 return None
-            values, decided, _ = self._pair(f"{attempt} neighbours {place}", *ends)
+            values, decided, _ = self._pair(f"{attempt} neighbors {place}", *ends)
             if decided == 1:
                 changes[place] = _estimate(values)[0]
         self._several |= len(changes) > 1
@@ -388,7 +388,7 @@ class _Search:
             if verdict != "undecided":
                 break
         towards = {"slower": 1, "faster": -1}.get(verdict, 0) * self._settings.sign
-        self._say(f"{after.short} beside {before.short}: {verdict} after {count} rounds")
+        self._say(f"{after.short} next to {before.short}: {verdict} after {count} rounds")
         return values, None if verdict == "undecided" else towards, count
 
     def _rounds(self, test: str, revisions: Sequence[Revision]) -> Rounds:

@@ -77,7 +77,7 @@ def add(dataset: PathLike, trace: PathLike, labels: PathLike, *, split: str | No
     _check_split(split)
     ranks = load(trace).ranks
     if len(ranks) != 1:
-        raise OptionError(f"{trace}: a file of one rank is needed, not of {len(ranks)}")
+        raise OptionError(f"{trace}: a file of a single rank is needed, not of {len(ranks)}")
     given, costs = _read_labels(Path(labels))
     label = _complete_label(given, costs, ranks[0], Path(trace), _split_of(given, split))
     _check_new(known, label)

@@ -195,7 +195,7 @@ def _card(found: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
         "## What is known to be one-sided",
         "",
         "- Devices of predicted runs are virtual (`virtual_platform`), of seven kinds.",
-        "- Networks are small, and of a few families; all runs are of one program per rank.",
+        "- Networks are small, and of a few families; all runs have a single program per rank.",
         "- Each trace has one fault at most; recorded jobs have several at once.",
         "- Predicted traces can be told from recorded ones by what is not in them, such as stacks.",
         "",

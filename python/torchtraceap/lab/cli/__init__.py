@@ -30,7 +30,7 @@ ENTRIES = {
         "torchtraceap.lab.cli.bench",
     ),
     "collect": Entry(
-        "labelled traces of real runs: workloads with a fault, and their twins without",
+        "labeled traces of real runs: workloads with a fault, and their twins without",
         "torchtraceap.lab.cli.data_sets",
     ),
     "generate": Entry(
@@ -38,16 +38,16 @@ ENTRIES = {
         "torchtraceap.lab.cli.data_sets",
     ),
     "dataset": Entry(
-        "labelled traces as a data set: built, described, exported, added to",
+        "labeled traces as a data set: built, described, exported, added to",
         "torchtraceap.lab.cli.data_sets",
     ),
-    "train": Entry("a scorer from labelled traces", "torchtraceap.lab.cli.scorers"),
+    "train": Entry("a scorer from labeled traces", "torchtraceap.lab.cli.scorers"),
     "evaluate": Entry(
         "how well scorers and baselines find the windows of a data set's faults",
         "torchtraceap.lab.cli.scorers",
     ),
     "judge": Entry(
-        "how well what names segments of lost time does on labelled traces",
+        "how well what names segments of lost time does on labeled traces",
         "torchtraceap.lab.cli.scorers",
     ),
 }

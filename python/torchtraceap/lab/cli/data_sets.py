@@ -111,7 +111,7 @@ def _describe_generate(parser: Parser) -> None:
         help="only workloads of this task; several times; with --base the task of that [all]",
     )
     add_jobs(parser, "processes that generate")
-    add_bases(parser, "a trace of one rank to put faults into; several times [predicted runs]")
+    add_bases(parser, "a single-rank trace to put faults into; several times [predicted runs]")
 
 
 def _generate(options: Options) -> int:
@@ -139,7 +139,7 @@ def _describe_dataset(parser: Parser) -> None:
         "rest",
         metavar="WHAT",
         nargs="*",
-        help="export: the id of a trace and the file to write; add: a trace of one rank, or a "
+        help="export: the id of a trace and the file to write; add: a single-rank trace, or a "
         "folder that generate or collect made",
     )
     parser.add_argument(
@@ -158,7 +158,7 @@ def _describe_dataset(parser: Parser) -> None:
     add_jobs(parser, "build: processes that generate")
     add_bases(
         parser,
-        "build: a recorded trace of one rank to put faults into, for tests; several times",
+        "build: a recorded single-rank trace to put faults into, for tests; several times",
     )
     parser.add_argument("--labels", metavar="JSON", help="add: a file with the cost intervals")
     parser.add_argument(

@@ -65,7 +65,7 @@ def _describe_model(parser: Parser) -> None:
         help="a config.json with the model's sizes; options go before it",
     )
     parser.add_argument(
-        "--gpus-per-node", type=count, default=8, metavar="N", help="of one machine [8]"
+        "--gpus-per-node", type=count, default=8, metavar="N", help="of a machine [8]"
     )
     parser.add_argument(
         "--node-gbits", type=float, metavar="RATE",
@@ -114,7 +114,7 @@ def _describe_plan(parser: Parser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--device", action="append", required=True, metavar="NAME[=PRICE]", type=_priced,
-        help="a GPU and what an hour of one costs; several times",
+        help="a GPU and what an hour of it costs; several times",
     )  # fmt: skip
     parser.add_argument(
         "--gpus", type=_whole_numbers, default=[1], metavar="N,...", help="how many of them [1]"

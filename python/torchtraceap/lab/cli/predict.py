@@ -168,7 +168,7 @@ def _describe_shard(parser: Parser) -> None:
     parser.add_argument("--ranks", required=True, type=int, metavar="N", help="GPUs")
     for flag, default, help_text in (
         ("--nodes", 1, "machines that they are in [1]"),
-        ("--batch", 4096, "samples of one rank [4096]"),
+        ("--batch", 4096, "samples of a rank [4096]"),
         ("--seed", 0, "of the sharder random [0]"),
     ):
         parser.add_argument(flag, type=int, default=default, metavar="N", help=help_text)

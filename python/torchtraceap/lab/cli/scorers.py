@@ -39,7 +39,7 @@ _SPLITS = ("train", "validation", "seen", "unseen", "real")
 
 def _describe_train(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="which scorer: structural, fused or v2")
-    parser.add_argument("dataset", metavar="DATASET", help="a folder of labelled traces")
+    parser.add_argument("dataset", metavar="DATASET", help="a folder of labeled traces")
     parser.add_argument("out", metavar="OUT", help="folder for weights, figures and logs")
     parser.add_argument("--config", metavar="TOML", help="settings in TOML; docs/scorers.md")
     add_seed(parser, "of everything that is drawn")
@@ -292,7 +292,7 @@ def _loop_tables(counts: LoopCounts) -> list[TextTable]:
                 "recall",
                 "named right",
                 "unnamed",
-                "unlabelled",
+                "unlabeled",
             ),
             told,
             said,

@@ -148,7 +148,7 @@ def _workload(where: str, given: dict[str, Any]) -> Workload:
         STEP_FAULTS[form].parallel for form in forms if form in STEP_FAULTS
     )
     if given.get("multiprocessors", 0) < 0 or (given.get("multiprocessors") and shared):
-        raise OptionError(f"{where}: multiprocessors are a number of one rank's")
+        raise OptionError(f"{where}: multiprocessors are those of a single rank")
     for form in forms:
         if form not in STEP_FAULTS:
             raise OptionError(f"{where}: unknown form {form!r}: {', '.join(STEP_FAULTS)}")

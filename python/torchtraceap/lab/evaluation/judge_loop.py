@@ -136,7 +136,7 @@ def count_loop(traces: Iterable[LabeledTrace], judge_of: JudgeOf, name: str) -> 
     told = {way: Counter[str]() for way in WAYS}
     asked, against = Counter[int](), Counter[int]()
     problems: list[str] = []
-    with progress_stage("judging labelled traces"):
+    with progress_stage("judging labeled traces"):
         for labeled in traces:
             judge = judge_of(labeled.diagnosis)
             judging = judge_segments(labeled.diagnosis, judge)

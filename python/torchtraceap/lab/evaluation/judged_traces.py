@@ -235,7 +235,7 @@ def scores_document(
     entries, asked = [], 0
     scorers: dict[str, None] = {}
     failures: list[TraceError] = []
-    with progress_stage("judging segments of labelled traces"):
+    with progress_stage("judging segments of labeled traces"):
         for labeled in traces:
             segments = find_segments(labeled.diagnosis) if found else true_segments(labeled)
             said = name_windows(labeled.diagnosis, segments, judge_of)

@@ -175,7 +175,7 @@ class RecordedBases:
             return self._kept[path]
         trace = load(path)
         if len(trace.ranks) != 1:
-            raise OptionError(f"{path}: a base is a file of one rank, not {len(trace.ranks)}")
+            raise OptionError(f"{path}: a base is a file of a single rank, not {len(trace.ranks)}")
         part = trace.ranks[0]
         if not len(part.tree.linked_gpu_rows):
             raise OptionError(f"{path}: a base has GPU work with its launches, and this has none")

@@ -68,7 +68,7 @@ GRAPH_FAULTS = _registry(
     Fault("late_rank_by_its_loader", _STRAGGLER, "A rank loads its batches itself."),
     Fault("late_rank_by_its_host", _STRAGGLER, "The host of a rank is slower."),
     Fault("hidden_fetch", _LOADING, "A batch is loaded while the GPU has work.", look_alike=True),
-    Fault("hidden_upload", _PIN, "A pinned copy runs beside compute.", look_alike=True),
+    Fault("hidden_upload", _PIN, "A pinned copy overlaps compute.", look_alike=True),
     Fault("small_constants", _PIN, "A few numbers come from pageable memory.", look_alike=True),
     Fault("hidden_readback", _COPIES, "A pinned copy that nobody waits for.", look_alike=True),
     Fault("idle_read", _READ, "One value a step is read of finished work.", look_alike=True),

@@ -134,7 +134,7 @@ class Transformer(Renderable):
             else {key: getattr(model, key, None) for key in known}
         )
         if any(told.get(name) for name in _EXPERTS):
-            raise OptionError("mixtures of experts are not modelled")
+            raise OptionError("mixtures of experts are not modeled")
         sizes: dict[str, int] = {}
         for name, keys in _NAMES.items():
             value = next((told[key] for key in keys if told.get(key) is not None), None)

@@ -150,7 +150,7 @@ def plan(
         would_change=tuple(_changes_of(ordered, prices)),
         notes=(
             *notes,
-            "What the allocator, libraries and collectives take beside tensors is guessed.",
+            "What the allocator, libraries and collectives take next to tensors is guessed.",
         ),
     )
 

@@ -47,7 +47,7 @@ _PHASES = {
 _LANES = {
     "host_forward": "forward",
     "host_backward": "backward",
-    "host_optimizer": "optimiser",
+    "host_optimizer": "optimizer",
     "host_other": "other host work",
     "compute": "computation",
     "communication": "collectives",

@@ -227,9 +227,9 @@ def known_memory(capture: Capture) -> str | None:
             made.update(tensor.storage for tensor in tensors_in(call.outputs))
     state = sum(taken.values()) - 2 * trained
     optimizer = (
-        f"the optimiser's state {state:,}"
+        f"the optimizer's state {state:,}"
         if state >= 0 and taken
-        else "the optimiser's state is not told"
+        else "the optimizer's state is not told"
     )
     return (
         f"Memory: parameters that are trained take {trained:,} bytes, gradients as many, "

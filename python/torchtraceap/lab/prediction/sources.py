@@ -100,7 +100,7 @@ def _capture_recorded(
         if strategy is not None or world_size not in (1, len(files)):
             raise OptionError(
                 f"{path} holds the execution traces of {len(files)} ranks; another number or "
-                "strategy is predicted from the trace of one of them, or from a workload"
+                "strategy is predicted from one of their traces, or from a workload"
             )
         captures = _capture_ranks(files, path, batch)
         if dtype is not None:

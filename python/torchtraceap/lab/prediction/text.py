@@ -86,7 +86,7 @@ def _step_table(found: Prediction) -> TextTable:
             (
                 "communication",
                 format_ns(gpu.communication_ns),
-                f"{format_ns(gpu.exposed_communication_ns)} beside no computation",
+                f"{format_ns(gpu.exposed_communication_ns)} without computation to hide it",
             )
         )
     whole = max(step.predicted_ns, 1)

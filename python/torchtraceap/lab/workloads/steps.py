@@ -284,7 +284,7 @@ def _make(
 
     if not isinstance(workload, Source):
         if batch is not None or size != "tiny":
-            raise OptionError("a batch or a size is of a workload by name, not of one that is made")
+            raise OptionError("a batch or a size is of a workload by name, not of a made one")
         made = check_workload(workload)
         return made, _batch_size(made.inputs)
     own = workload.entry is not None and workload.entry.source == "suite"

@@ -45,7 +45,7 @@ def _groups(x: Tensor, normalized: tuple[int, ...]) -> int:
     """Return the number of groups of elements with their own statistics."""
     inner = prod(normalized)
     if not normalized or x.shape[len(x.shape) - len(normalized) :] != normalized:
-        raise UnknownWorkError("the normalised shape does not end the input's")
+        raise UnknownWorkError("the normalized shape does not end the input's")
     return x.elements // inner if inner else 0
 
 

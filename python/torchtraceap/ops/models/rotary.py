@@ -150,7 +150,7 @@ def rotary_and_latent_cache(call: OpCall) -> Work:
     The query is returned whole; rotated parts are returned alone as well where asked.
     """
     if call.integer(11, 0):
-        raise UnknownWorkError("how many rows it clears is not modelled")
+        raise UnknownWorkError("how many rows it clears is not modeled")
     q, q_pe, k, k_pe = (call.tensor(i) for i in range(4))
     given = call.optional_tensor(13)
     out_type = (given.dtype if given else None) or call.dtype_argument(16) or q.dtype

@@ -35,7 +35,7 @@ def mamba2(call: OpCall) -> Work:
     """
     x, kernel, heads_of = call.tensor(0), call.tensor(1), call.tensor(3)
     if call.optional_tensor(14) is not None:
-        raise UnknownWorkError("the projection of its output is not modelled")
+        raise UnknownWorkError("the projection of its output is not modeled")
     if len(x.shape) != 3 or len(kernel.shape) != 2:
         raise UnknownWorkError("its input is not (batch, length, channels)")
     length, chunk = x.shape[1], call.integer(6)

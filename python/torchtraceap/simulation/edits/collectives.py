@@ -79,7 +79,7 @@ class OverlapCollectives:
         _, slowdown, source = measured_slowdown(run)
         note = (
             f"{pluralize(moved, 'wait')} of computation for a collective can move to the next "
-            f"optimizer or step, {sure} of them surely; beside communication it takes up to "
+            f"optimizer or step, {sure} of them surely; during communication it takes up to "
             f"{slowdown:.2f} times as long ({source})"
         )
         return EditedGraph(best, cautious, of_collectives=True, source=source, note=note)
@@ -242,7 +242,7 @@ class BalanceExchange:
         parts.set_transfer(best, np.where(waits, moves_ns, np.nan))
         parts.set_transfer(cautious, np.where(longer, moves_ns + usual_ns, np.nan))
         all_ns = format_ns(total(parts.wait_ns[waits]))
-        note = f"waits in {pluralize(int(waits.sum()), 'exchange')} of tokens: {all_ns} in all"
+        note = f"waits in {pluralize(int(waits.sum()), 'exchange')} of tokens: {all_ns} in total"
         return EditedGraph(best, cautious, of_collectives=False, note=note)
 
 
@@ -252,7 +252,7 @@ def _why_not(run: SimulatedRun, reason: str) -> str:
 
 def _runs(parts: RankParts, usable: Array, most_bytes: float) -> Iterator[Array]:
     """Yield consecutive collectives of one group, kind, step and phase, until they have some bytes
-    in all, whose results nothing needs before the last begins."""
+    in total, whose results nothing needs before the last begins."""
     view = parts.view
     # The begin of the first other work that waits for each collective.
     ends = view.end_of[parts.rows]
@@ -409,9 +409,7 @@ class _Merge:
         if self.collectives:
             words.append(f"{self.collectives} collectives become {self.groups}")
         if pieces:
-            words.append(
-                f"larger ones become {pieces} pieces at best, which run beside computation"
-            )
+            words.append(f"larger ones become {pieces} pieces at best, which overlap computation")
         note = f"{title}: {', '.join(words)}"
         source = "; ".join(sorted(self.sources))
         return EditedGraph(self.best, self.cautious, of_collectives=True, source=source, note=note)

@@ -156,7 +156,7 @@ def _waits_inside(run: SimulatedRun, view: RankView) -> str:
     operator = view.tree.op[waits[inside][0]]
     row = waits[inside][0] if operator == _core.NO_ROW else operator
     return (
-        f"the host waits for the GPU inside {pluralize(steps, 'step')}, {times} in all (first in "
+        f"the host waits for the GPU inside {pluralize(steps, 'step')}, {times} in total (first in "
         f"{view.table.name_of(int(row))}), and goes on with what it got"
     )
 

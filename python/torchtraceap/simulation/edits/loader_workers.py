@@ -58,7 +58,7 @@ REGULAR = 0.3
 LEAST_WAIT = (0.25, 0.5)
 """Share of the mean wait of a round of workers' fetches that no round waits less than, surely and
 likely. Assumed: batches of half the usual time are rare."""
-_SOURCE = "slowdown beside workers: four public pairs of ResNet-50 with 0 and 4 workers"
+_SOURCE = "slowdown next to workers: four public pairs of ResNet-50 with 0 and 4 workers"
 _HOST = (EventKind.CPU_OP, EventKind.USER_ANNOTATION, EventKind.PYTHON_FUNCTION)
 _SINGLE = r"SingleProcess.*__next__"
 _SEVERAL = r"MultiProcess.*__next__"
@@ -109,7 +109,7 @@ class LoaderWorkers:
         beside = (
             f"on cores that also compute they cost up to {format_share(SHARED_CORES[1])} of that"
             if on_host
-            else f"beside them the host takes up to {1 + SLOWDOWN[1]:g} times as long"
+            else f"next to them the host takes up to {1 + SLOWDOWN[1]:g} times as long"
         )
         note = (
             f"{sum(map(len, fetch_ns))} fetches of {format_ns(length_ns)} (median) move to "

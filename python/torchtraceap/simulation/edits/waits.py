@@ -232,7 +232,7 @@ class RemoveHostSync:
             raise NotApplicableError("no call makes the host wait for a value from the GPU")
         note = (
             f"gone are {pluralize(reads, 'read')} of values, "
-            f"{pluralize(explicit_waits, 'explicit synchronisation')} and (at best) "
+            f"{pluralize(explicit_waits, 'explicit synchronization')} and (at best) "
             f"{pluralize(others, 'other wait')}"
         )
         return EditedGraph(best, cautious, note=note)

@@ -48,7 +48,7 @@ _NO_TEXTS: Texts = (None, None, None, None)
 _COMPAT = (None, "tracelens")
 # Data of up to so many times the L2 cache can still gain from it visibly.
 _CACHED = 4
-_PER_CALL_NOTE = "flops, bytes and roofline_ns are of one call."
+_PER_CALL_NOTE = "flops, bytes and roofline_ns are per call."
 _BYTES_NOTE = "Bytes count each tensor once: they are the least that must move."
 
 

@@ -330,7 +330,7 @@ def _notes(path: _Path) -> list[str]:
     elif infers_waits:
         notes.append(
             "What some waits of streams and of the host refer to was inferred from times: the "
-            "trace records no synchronisation events for them (enable_cuda_sync_events in the "
+            "trace records no synchronization events for them (enable_cuda_sync_events in the "
             "experimental_config of torch.profiler)."
         )
     world = max((part.world_size or 0 for part in parts), default=0)

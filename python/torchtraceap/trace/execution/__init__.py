@@ -209,7 +209,7 @@ def _gpu_dependency_table(
     if early:
         notes.append(
             f"{early} events begin before one that they need has ended: the traces are of "
-            "different runs, or streams were not synchronised"
+            "different runs, or streams were not synchronized"
         )
     facts = {"gpu_dependencies": len(pairs), "begin_early": early}
     shown = ("producer_name", "consumer_name", "kind", "same_stream", "slack_ns")

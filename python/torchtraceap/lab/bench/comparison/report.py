@@ -71,7 +71,7 @@ def _verdict(found: Comparison) -> str:
         return f"undecided: {runs} can't say anything yet, best guess {percent(found.best)}"
     if found.verdict == "equivalent":
         return f"equivalent: B is within {minimal} of A, best guess {percent(found.best)} {rest}"
-    return f"undecided: B beside A may be anything in {interval}, best guess " + (
+    return f"undecided: B relative to A may be anything in {interval}, best guess " + (
         f"{percent(found.best)}; minimal effect {minimal} {rest.replace(interval + ' ', '')}"
     )
 

@@ -144,7 +144,7 @@ def _comparison_table(pairs: Sequence[_Pair], sides: tuple[str, str], none: str)
     columns["memory_ratio"] = _floats(memory_ratios)
     notes = [] if pairs else [none]
     if any(low is None for _, low, _ in ratios):
-        notes.append("Runs of one process have no interval.")
+        notes.append("Runs of a single process have no interval.")
     keys = ("torch", "libraries", "variables")
     unlike = sorted(
         {

@@ -59,8 +59,7 @@ def _describe_show(parser: Parser) -> None:
         "runs",
         metavar="RUN",
         nargs="*",
-        help="an id, the beginning of one, or a workload's name for its latest; without, all "
-        "are listed",
+        help="an id or its beginning, or a workload's name for its latest; without, all are listed",
     )
     add_store(parser)
     add_json(parser)
@@ -207,7 +206,7 @@ def _describe_bisect(parser: Parser) -> None:
         "range",
         metavar="A..B",
         nargs="?",
-        help="git commits, A with the old and B with the new behaviour [B: HEAD]",
+        help="git commits, A with the old and B with the new behavior [B: HEAD]",
     )
     parser.add_argument(
         "--repo",
@@ -422,7 +421,7 @@ TRACK_ACTIONS: dict[str, Command] = {
         ("bench show", "bench show resnet", "bench show 3f2a --json"),
     ),
     "table": Command(
-        "runs beside each other: eager-compiled, devices A B",
+        "runs side by side: eager-compiled, devices A B",
         _describe_table,
         _table,
         ("bench table eager-compiled", "bench table devices A100 H100 --csv devices.csv"),

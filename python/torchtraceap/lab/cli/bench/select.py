@@ -221,7 +221,7 @@ def _select(options: Options) -> int:
         note(f"wrote {options.plan}")
     worth = "at least 0.316 of the best in this budget; bound: what no choice in it exceeds"
     if selection.budget_s is None:
-        worth = "at most 1 + ln(n) times the cheapest that covers all (n: the most of one)"
+        worth = "at most 1 + ln(n) times the cheapest that covers all (n: the most of a workload)"
     if options.json:
         document = {
             "schema": "torchtraceap.selection/1", "by": options.by, "torch": found.torch,

@@ -198,7 +198,7 @@ class _BatchChanger:
         notes = []
         if self._batch == 1:
             notes.append(
-                "the step was recorded with a batch of one: what has the sizes of something that "
+                "the step was recorded with batch size 1: what has the sizes of something that "
                 "grows with the batch is taken to grow with it, parameters without gradients too"
             )
         if self._same:

@@ -167,8 +167,8 @@ def _add_reducer(
     """Return the step of one of several copies, with the calls of torch's reducer."""
     if strategy.size(SHARDED) > 1:
         raise OptionError(
-            f"{where} is a step of one process: which blocks of the model fsdp would shard is not "
-            "in a record; predict it from a model or a workload, or with ddp"
+            f"{where} is a step of a single process: which blocks of the model fsdp would shard is "
+            "not in a record; predict it from a model or a workload, or with ddp"
         )
     if not capture.gradients:
         raise OptionError(

@@ -57,7 +57,7 @@ class _Bottleneck(nn.Module):
 @workload(
     task="classification",
     domain="vision",
-    exercises="Bottlenecks with batch normalisation and in-place ReLU; SGD with momentum.",
+    exercises="Bottlenecks with batch normalization and in-place ReLU; SGD with momentum.",
 )
 def resnet(batch: int = 8, size: str = "tiny") -> Made:
     """ResNet-50 in full (arXiv 1512.03385)."""
@@ -229,7 +229,7 @@ class _Next(nn.Module):
 @workload(
     task="classification",
     domain="vision",
-    exercises="Permutations between channels first and last, layer normalisation, mixup.",
+    exercises="Permutations between channels first and last, layer normalization, mixup.",
 )
 def convnext(batch: int = 8, size: str = "tiny") -> Made:
     """ConvNeXt-T in full (arXiv 2201.03545), with mixup and soft labels."""
@@ -426,7 +426,7 @@ def _other_view_loss(alike: Tensor) -> Tensor:
 @workload(
     task="classification",
     domain="vision",
-    exercises="Contrastive loss over the whole batch: normalised products, a filled diagonal.",
+    exercises="Contrastive loss over the whole batch: normalized products, a filled diagonal.",
 )
 def simclr(batch: int = 8, size: str = "tiny") -> Made:
     """SimCLR (arXiv 2002.05709) with a small residual encoder."""

@@ -176,7 +176,7 @@ def _depth_loss(output: Tensor, target: Tensor) -> Tensor:
 @workload(
     task="depth",
     domain="vision",
-    exercises="Bicubic interpolation, ELU, softplus, differences of neighbours in the loss.",
+    exercises="Bicubic interpolation, ELU, softplus, differences of neighbors in the loss.",
 )
 def depth_decoder(batch: int = 4, size: str = "tiny") -> Made:
     """Depth from one image, by an encoder and a decoder that fuses its maps."""

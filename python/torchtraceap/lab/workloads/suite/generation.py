@@ -145,7 +145,7 @@ def _hinge_loss(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:
 @workload(
     task="generation",
     domain="vision",
-    exercises="Two networks in one step, spectral normalisation, functional calls, tanh.",
+    exercises="Two networks in one step, spectral normalization, functional calls, tanh.",
 )
 def gan(batch: int = 8, size: str = "tiny") -> Made:
     """DCGAN (arXiv 1511.06434) with spectral normalization and hinge losses."""
@@ -222,7 +222,7 @@ class _Denoiser(nn.Module):
 @workload(
     task="generation",
     domain="vision",
-    exercises="Group normalisation, time embeddings by sines, attention inside a U-Net.",
+    exercises="Group normalization, time embeddings by sines, attention inside a U-Net.",
 )
 def ddpm(batch: int = 4, size: str = "tiny") -> Made:
     """A denoising step of DDPM (arXiv 2006.11239)."""
@@ -387,7 +387,7 @@ def _gram(x: Tensor) -> Tensor:
 @workload(
     task="style transfer",
     domain="vision",
-    exercises="Gram matrices by baddbmm, instance normalisation, a frozen network under gradients.",
+    exercises="Gram matrices by baddbmm, instance normalization, a frozen network under gradients.",
 )
 def style_transfer(batch: int = 2, size: str = "tiny") -> Made:
     """Style transfer by perceptual losses of a frozen network (arXiv 1603.08155)."""

@@ -572,7 +572,7 @@ class _Transport(nn.Module):
 @workload(
     task="optimal transport",
     domain="other",
-    exercises="Rounds of logsumexp over rows and columns of one matrix.",
+    exercises="Rounds of logsumexp over rows and columns of a matrix.",
 )
 def sinkhorn(batch: int = 96, size: str = "tiny") -> Made:
     """A generator that learns by Sinkhorn divergences (arXiv 1706.00292)."""

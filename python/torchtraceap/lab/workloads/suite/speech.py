@@ -56,7 +56,7 @@ class _Raw(nn.Module):
 @workload(
     task="speech recognition",
     domain="speech",
-    exercises="Convolutions over a raw wave, weight normalisation, CTC.",
+    exercises="Convolutions over a raw wave, weight normalization, CTC.",
 )
 def wav2vec(batch: int = 2, size: str = "tiny") -> Made:
     """A network after wav2vec 2.0 (arXiv 2006.11477), trained with CTC."""
@@ -110,7 +110,7 @@ class _Heard(nn.Module):
 @workload(
     task="speech recognition",
     domain="speech",
-    exercises="Gated and depthwise one-dimensional convolutions beside attention, GLU, CTC.",
+    exercises="Gated and depthwise one-dimensional convolutions next to attention, GLU, CTC.",
 )
 def conformer(batch: int = 2, size: str = "tiny") -> Made:
     """Conformer (arXiv 2005.08100)."""
@@ -330,7 +330,7 @@ def _margin_loss(near: Tensor, voice: Tensor) -> Tensor:
 @workload(
     task="speaker verification",
     domain="speech",
-    exercises="Variance and mean over time, angles with a margin (acos, cos), normalised weights.",
+    exercises="Variance and mean over time, angles with a margin (acos, cos), normalized weights.",
 )
 def speaker(batch: int = 8, size: str = "tiny") -> Made:
     """X-vectors with an angular margin (arXiv 1801.07698)."""
