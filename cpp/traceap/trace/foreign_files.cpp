@@ -82,13 +82,8 @@ std::string_view describe_foreign_file(std::string_view head) {
     return "this is the JSON of rocprofv3: give the file itself, unpacked";
   }
   if (is_xplane(head)) {
-<<<<<<< HEAD
     return "this is an XPlane profile of XLA (JAX, TensorFlow): give the file itself, as it is or "
            "packed with gzip";
-=======
-    return "this is an XPlane profile of XLA (JAX, TensorFlow), which is not read: give the "
-           ".trace.json.gz that the profiler writes next to it";
->>>>>>> a3460ff8 (Edit what a person reads into plain American English, and forbid words by a test)
   }
   if (is_perfetto(head)) {
     return "this is a Perfetto trace as protocol buffers: give the file itself, as it is or packed "
