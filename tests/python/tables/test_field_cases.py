@@ -607,3 +607,14 @@ def test_what_is_and_what_must_not_be_found_in_shared_cases(
     found = types(ttap.load(CASES / case).diagnose())
     assert expected <= found
     assert not (found - expected if forbidden is None else found & forbidden)
+
+
+@needs_cases
+def test_a_token_costs_no_time_that_the_recording_leaves_unjudged() -> None:
+    trace = ttap.load(CASES / "custom_all_reduce_waits_at_start")
+    (phase,) = trace.serving().phases.to_dict()["rows"]
+    row = dict(zip(trace.serving().phases.columns, phase, strict=True))
+    assert row["gpu_busy"] > 0.99  # as the headline says
+    assert row["time_per_output_token_ns"] == pytest.approx(row["median_ns"] / 64, rel=0.01)
+    lengths = trace.serving().iterations["length_ns"]
+    assert lengths.max() < 1.1 * row["median_ns"]

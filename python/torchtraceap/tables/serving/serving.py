@@ -13,7 +13,7 @@ from torchtraceap import _core
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.formatting import format_ns, format_percent, pluralize
-from torchtraceap.core.intervals import covered_before
+from torchtraceap.core.intervals import covered_before, union
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import PHASES, Result
@@ -82,7 +82,9 @@ class ServedTime(Result):
         parts = sorted(self.operators.items(), key=lambda each: -each[1])
         kinds = ", ".join(f"{name} {format_percent(each)}" for name, each in parts if each > 0)
         more = "" if 2 * share >= 1 else "; --capture or --eager of `serving` may tell more"
-        return f"operator known for {format_percent(share)} of GPU time: {kinds or 'none'}{more}"
+        if not kinds:
+            return f"operator known for no GPU time{more}"
+        return f"operator known for {format_percent(share)} of GPU time: {kinds}{more}"
 
     def __str__(self) -> str:
         """Return it as one line, without what is not known."""
@@ -362,7 +364,8 @@ def _waits(trace: Ranks, part: RankTrace, iterations: ServedIterations) -> tuple
 
 class _Lengths:
     """How long each iteration takes: from the end of the GPU work of the one before to that of its
-    own, so that lengths sum to the time that passes; on the host where nothing ran on a GPU."""
+    own, so that lengths sum to the time that passes and is judged; on the host where nothing ran on
+    a GPU."""
 
     def __init__(self, trace: Ranks, part: RankTrace, iterations: ServedIterations) -> None:
         tree = part.tree
@@ -370,24 +373,32 @@ class _Lengths:
         self.has_gpu = iterations.has_gpu
         work_ns = iterations.work_ns
         begin_ns = work_ns[:, 0]
-        self.ns = np.where(self.has_gpu, work_ns[:, 1] - begin_ns, self.host_ns)
+        left_out = union([tree.not_judged, tree.missing])
+        judged_ns = work_ns[:, 1] - begin_ns - _covered(left_out, work_ns)
+        self.ns = np.where(self.has_gpu, judged_ns, self.host_ns)
         busy = busy_intervals(part)
-        before = covered_before(busy, work_ns)
-        self.busy_ns = before[:, 1] - before[:, 0]
+        self.busy_ns = _covered(busy, work_ns)
         gap = np.stack([begin_ns, np.maximum(begin_ns, iterations.gpu_start_ns)], axis=1)
         gap[~self.has_gpu] = 0
-        covered = covered_before(busy, gap)
-        self.bubble_ns = (gap[:, 1] - gap[:, 0]) - (covered[:, 1] - covered[:, 0])
+        self.bubble_ns = gap[:, 1] - gap[:, 0] - _covered(union([busy, left_out]), gap)
         self.wait_ns, self.unsplit_ns = _waits(trace, part, iterations)
         inside = iterations.of_event >= 0
         communication = inside & (
             tree.gpu_class[tree.gpu_rows] == int(_core.GpuClass.COMMUNICATION)
         )
+        rows = tree.gpu_rows[communication]
+        starts, lasting = part.table.ts_ns[rows], part.table.dur_ns[rows]
+        lasting = lasting - _covered(left_out, np.stack([starts, starts + lasting], axis=1))
         self.communication_ns = sum_by_index(
-            iterations.of_event[communication],
-            part.table.dur_ns[tree.gpu_rows[communication]],
-            len(iterations),
+            iterations.of_event[communication], lasting, len(iterations)
         )
+
+
+def _covered(intervals: Array, spans: Array) -> Array:
+    """Return how much of each of int64 `[n, 2]` lies in intervals, int64 `[n]`."""
+    before = covered_before(intervals, spans)
+    found: Array = before[:, 1] - before[:, 0]
+    return found
 
 
 def _tokens_in(mark: _core.IterationMark | None) -> int | None:
