@@ -4,7 +4,7 @@ time."""
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchtraceap.cli.catalog import summary_of
 from torchtraceap.cli.input import load
@@ -62,12 +62,22 @@ def _simulate(options: Options) -> int:
         check_trace_target(options.trace, trace)
     with progress_stage("replaying the run with edits"):
         simulation = trace.simulate(edits=options.edit or None)
+    found: dict[str, Any] = simulation.to_dict()
+    if options.together:
+        found["together"] = simulation.together().to_dict()
+    if options.shares:
+        shares = simulation.shares(options.shares)
+        found["shares"] = shares.to_dict()
     if options.json:
-        print_text(json.dumps(simulation.to_dict(), separators=(",", ":"), allow_nan=False))
+        print_text(json.dumps(found, separators=(",", ":"), allow_nan=False))
     else:
-        from torchtraceap.report.result_tables import simulation_tables
+        from torchtraceap.report.result_tables import simulation_tables, tables_of
 
-        tables = simulation_tables(simulation.to_dict(), plan=options.plan)
+        if options.together:
+            found["edits"].append(found["together"])
+        tables = simulation_tables(found, plan=options.plan)
+        if options.shares:
+            tables += tables_of(shares)
         print_tables(tables, options.no_color)
     for reason in unusable:
         note(reason)
@@ -138,6 +148,16 @@ COMMANDS = {
                 help="put the edits into the order in which they gain most",
             ),
             option(
+                "--together",
+                action="store_true",
+                help="tell as well what all edits that apply save at once",
+            ),
+            option(
+                "--shares",
+                choices=("kernel", "operator", "family"),
+                help="also how much of the step hangs on each kernel, operator or family",
+            ),
+            option(
                 "--trace",
                 metavar="OUT",
                 help="write the trace with the edits, whose step takes the predicted time: .json "
@@ -158,6 +178,8 @@ COMMANDS = {
             "simulate trace.json.gz",
             "simulate trace.json.gz --edit loader_workers=4 --edit cuda_graph --plan",
             "simulate trace.json.gz --edit mixed_precision --trace edited.json.gz",
+            "simulate trace.json.gz --edit kernel=gemm:0.5 --edit remove=validation --together",
+            "simulate trace.json.gz --shares kernel",
         ),
     ),
     "explain-idle": Command(

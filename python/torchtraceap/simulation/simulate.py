@@ -69,6 +69,7 @@ from torchtraceap.simulation.trust import (
 from torchtraceap.trace.ranks import Ranks
 
 if TYPE_CHECKING:
+    from torchtraceap.core.table import ColumnTable
     from torchtraceap.simulation.edited_trace import EditedTrace, Form
 
 __all__ = ["EditOutcome", "PlanStep", "SimulatedStep", "Simulation", "simulate"]
@@ -313,6 +314,18 @@ class Simulation(Renderable):
         graphs = [self._applied[name] for name in chosen]
         (replayed,) = self._replayed([_union(self.run, graphs)])
         return self._outcome(" + ".join(chosen), graphs, replayed, [], "")
+
+    def shares(self, by: str = "kernel") -> ColumnTable:
+        """Return how much of a step hangs on each kernel, operator or family; see `step_shares`.
+
+        Raises:
+            OptionError: The run supports no prediction, or `by` is another word.
+        """
+        from torchtraceap.simulation.step_shares import step_shares
+
+        if not self.trust.supports_prediction:
+            raise OptionError(self.trust.reason)
+        return step_shares(self.run, by)
 
     def _noise_ns(self, replayed: _Replayed) -> float:
         """Return the variation of the steps, before or with the edits: a change of some steps alone

@@ -404,6 +404,11 @@ EDITS: dict[str, EditEntry] = {
         "collectives.NoBroadcastBuffers", default=True, fixes=("broadcast_buffers",)
     ),
     "device": EditEntry("device.OtherDevice", value="NAME", required=True),
+    "kernel": EditEntry("asked.scale_kernel", value="NAME:FACTOR", required=True),
+    "family": EditEntry("asked.scale_family", value="NAME:FACTOR", required=True),
+    "operator": EditEntry("asked.scale_operator", value="NAME:FACTOR", required=True),
+    "stream": EditEntry("asked.scale_stream", value="N:FACTOR", required=True),
+    "remove": EditEntry("asked.RemoveNamed", value="RANGE", required=True),
     "schedule_ahead": EditEntry("serving.ScheduleAhead", fixes=("host_between_tokens",)),
     "sample_on_device": EditEntry("serving.SampleOnDevice", fixes=("synchronous_sampling",)),
     "whole_graph": EditEntry("serving.WholeGraph", fixes=("piecewise_gaps", "graph_not_used")),
