@@ -38,12 +38,13 @@ _ROUTER = re.compile(r"\brouter_gemm_kernel_(?:float|bf16)_output<([^<>]*)>")
 _SIZE = r"(\d{1,4})x(\d{1,4})"
 _CUBLAS = re.compile(rf"(?:maxwell|volta|turing|ampere)_\w*?gemm\w*?_{_SIZE}_")
 _CUTLASS_2 = re.compile(
-    rf"cutlass_\d+_(?:wmma_)?(?:tensorop|simt)_\w*?gemm_(?:[a-z]\w*?_)?{_SIZE}(?:_\d+x\d+)?_[nt]{{2}}_align"
+    r"(?:void )?(?:cutlass\w*::Kernel2?<)?cutlass_\d+_(?:wmma_)?(?:tensorop|simt)_\w*?gemm_"
+    rf"(?:[a-z]\w*?_)?{_SIZE}(?:_\d+x\d+)?_[nt]{{2}}_align"
 )
 _SHAPE = r"cute::tuple<cute::C<(\d{1,4})>, ?cute::C<(\d{1,4})>, ?cute::C<\d{1,4}> ?>"
 _CUTLASS_3 = re.compile(rf"MainloopSm(?:90|1\d\d)\w*<[^<]*{_SHAPE}.*?{_SHAPE}")
-_MOST_CHARACTERS = 4096
-"""Longer names are not searched further."""
+_MOST_CHARACTERS, _MOST_OF_WORDS = 2048, 256
+"""Names are not read further than this, templates and words."""
 _NVJET = re.compile(rf"nvjet_\w+?_{_SIZE}_\d+x\d+_(\d{{1,2}})x(\d{{1,2}})_")
 _XMMA = re.compile(
     rf"sm(?:90|1\d\d)_xmma_gemm_\w*?_tilesize{_SIZE}x\d+_(?:warpgroup|cga)size(\d+)x(\d+)x\d+_"
@@ -235,22 +236,23 @@ class _Tiling:
 def _tilings(launch: KernelLaunch) -> Iterator[_Tiling]:
     """Give what the grid can mean. See Note [Tiles]."""
     name, blocks = launch.name[:_MOST_CHARACTERS], launch.blocks
+    short = name[:_MOST_OF_WORDS]
     if blocks is None or len(launch.grid) < 2:
         return
-    if match := _CUTLASS_2.search(name):
+    if match := _CUTLASS_2.match(short):
         width, high = int(match[1]), int(match[2])
         x, y = launch.grid[:2]
         for swizzle, least, most in _SWIZZLES:
             columns = (max(least, (y - 1) * swizzle + 1), min(most, y * swizzle))
             if x % swizzle == 0 and columns[0] <= columns[1]:
                 yield _Tiling((high, width), x // swizzle, columns)
-    elif match := _CUBLAS.search(name):
+    elif match := _CUBLAS.match(short):
         x, y = launch.grid[:2]
         yield _Tiling((int(match[2]), int(match[1])), y, (x, x))
-    elif match := _TENSILE.match(name):
+    elif match := _TENSILE.match(short):
         if launch.counts_threads and not _STREAM_K.search(name):
             yield _Tiling((int(match[2]), int(match[1])), most=blocks)
-    elif match := _NVJET.search(name) or _XMMA.search(name):
+    elif match := _NVJET.match(short) or _XMMA.match(short):
         if _has_room(launch, blocks, int(match[3]) * int(match[4])):
             yield _Tiling((int(match[2]), int(match[1])), most=blocks)
     elif match := _CUTLASS_3.search(name):
