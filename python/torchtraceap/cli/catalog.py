@@ -110,6 +110,10 @@ _NEXT_TO_TRAINING = {
         "how long a kernel, copy or collective takes on a GPU, without a trace",
         "torchtraceap.cli.estimate",
     ),
+    "doctor": Entry(
+        "what is installed, what a recording here can show, and a bundle for a bug report",
+        "torchtraceap.cli.doctor",
+    ),
     "completion": Entry(
         "what makes bash, zsh or fish complete commands, options and their values",
         "torchtraceap.cli.completion",
