@@ -93,7 +93,8 @@ std::vector<Finding> detect_all(const Signals& signals) {
     findings.push_back(judge(rule, signals));
     std::optional<bool>& is_there = recorded[static_cast<std::size_t>(rule.subject)];
     if (!is_there) is_there = is_recorded(signals, rule.subject);
-    findings.back().applies = *is_there || findings.back().verdict == Verdict::kPresent;
+    Finding& finding = findings.back();
+    finding.applies = (finding.applies && *is_there) || finding.verdict == Verdict::kPresent;
   }
   return findings;
 }

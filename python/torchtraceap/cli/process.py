@@ -198,7 +198,7 @@ def watch_interrupts() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         return  # as in the background of a script
     # Before anything large is imported: a library that starts makes errors of its own of it.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _signals():
         signal.signal(number, _interrupt)
     sys.unraisablehook = _unraisable
     from torchtraceap import _core
@@ -210,6 +210,13 @@ def watch_interrupts() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     _core.watch_interrupts(reader, GRACE_MS, _MESSAGE)
     _watched = True
+
+
+def _signals() -> list[int]:
+    """Return the signals that end the process in an orderly way: not what is ignored from the
+    start, as the end of the terminal is under nohup."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -232,14 +239,15 @@ def was_interrupted() -> bool:
 
 
 def interrupted_code() -> int:
-    """Return the exit code after a signal: 130 after Ctrl-C, 143 after SIGTERM."""
+    """Return the exit code after a signal: 130 after Ctrl-C, 143 after SIGTERM, 129 after
+    SIGHUP."""
     return 128 + (_interrupted or signal.SIGINT)
 
 
 def ignore_interrupts() -> None:
     """Ignore signals from now on. The answer is out: what is left is the interpreter's own end, in
     which a signal would only replace the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _signals():
         signal.signal(number, signal.SIG_IGN)
 
 

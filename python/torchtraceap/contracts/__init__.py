@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchtraceap.contracts.limits import Contract as Contract
     from torchtraceap.contracts.limits import Limit as Limit
     from torchtraceap.contracts.measures import counts as counts
+    from torchtraceap.contracts.measures import measure as measure
     from torchtraceap.contracts.result import CheckResult as CheckResult
     from torchtraceap.contracts.result import KeyResult as KeyResult
 else:
@@ -27,7 +28,7 @@ else:
             ".checker": ("check",),
             ".file": ("ContractFile", "read_contracts"),
             ".limits": ("Contract", "Limit"),
-            ".measures": ("counts",),
+            ".measures": ("counts", "measure"),
             ".result": ("CheckResult", "KeyResult"),
         },
     )

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from torchtraceap.core.stored import text_lines as text_lines
     from torchtraceap.core.sums import median as median
     from torchtraceap.core.table import ColumnTable as ColumnTable
+    from torchtraceap.core.writing import cache_folder as cache_folder
     from torchtraceap.core.writing import check_target as check_target
     from torchtraceap.core.writing import claim_folder as claim_folder
     from torchtraceap.core.writing import drop_scratch as drop_scratch
@@ -152,6 +153,7 @@ else:
             ".sums": ("median",),
             ".table": ("ColumnTable",),
             ".writing": (
+                "cache_folder",
                 "check_target",
                 "claim_folder",
                 "drop_scratch",

@@ -28,6 +28,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.errors import OptionError, OutputError, TraceError
 
 __all__ = [
+    "cache_folder",
     "check_target",
     "claim_folder",
     "drop_scratch",
@@ -230,6 +231,12 @@ _held: dict[Path, int] = {}
 """Scratch folders of this process, with the descriptors that lock them."""
 _swept: set[str] = set()
 """Places whose abandoned folders this process has removed."""
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made again; it need not exist."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "torchtraceap"
 
 
 def make_scratch(folder: PathLike | None) -> Path:

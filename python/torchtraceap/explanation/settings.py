@@ -23,6 +23,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.writing import cache_folder
 from torchtraceap.errors import OptionError
 
 __all__ = [
@@ -57,8 +58,7 @@ _LOCAL = tuple(
 
 
 def _cache_path() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "torchtraceap" / "llm.sqlite"
+    return cache_folder() / "llm.sqlite"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class Task:
     timeout_s: float
     """To wait for the files of other ranks."""
     unfinished: str | None
+    state: dict[str, Any] | None
+    """Of the process while it was recorded."""
     diagnose: bool
 
 
@@ -148,7 +150,7 @@ def main(path: str) -> int:
 def examine(task: Task) -> dict[str, Any]:
     """Pack the recording; on rank 0 also diagnose it."""
     names = TraceNames(task.root, rank=task.rank, run=task.folder, always_folder=True)
-    path = pack_trace(Path(task.raw), names, unfinished=task.unfinished)
+    path = pack_trace(Path(task.raw), names, unfinished=task.unfinished, state=task.state)
     if path is None:
         return {"error": "the profiler recorded no operation"}
     found: dict[str, Any] = {"path": str(path)}

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from torchtraceap.core.writing import first_free, naming, staging
 from torchtraceap.errors import OutputError
+from torchtraceap.record.process_state import state_events, state_metadata
 
 __all__ = [
     "DESCRIPTION",
@@ -40,6 +41,8 @@ _TAIL_BYTES = 64
 HOST_KEYS = (b"host_name", b"hostname")
 ENVIRONMENT_KEYS = (b"env", b"environ", b"environment")
 TRACE_NAME_KEY = b"traceName"
+EVENTS_KEY = b"traceEvents"
+BASE_TIME_KEY = b"baseTimeNanoseconds"
 
 # The training process waits for it: on the 35 MB of examples/traces/resnet50_num_workers_0 level 6
 # gives 1.15 MB in 0.15 s, level 9 gives 1.01 MB in 0.45 s (zlib of CPython 3.11).
@@ -49,6 +52,8 @@ COPY_BYTES = 4 << 20
 _COLON = re.compile(rb"\s*:\s*")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NAME_BEFORE = re.compile(rb'"name"\s*:\s*$')
+_NUMBER = re.compile(rb"\d{1,19}")
+_ARRAY_END = re.compile(rb"\s*\]")
 _COMMA_AFTER = re.compile(rb"\s*,")
 _COMMA_BEFORE = re.compile(rb",\s*$")
 # What the profiler writes even when nothing ran while it recorded: its own record and the marks
@@ -129,7 +134,13 @@ class TraceNames:
             number += 1
 
 
-def export_trace(profiler: Any, names: TraceNames, *, unfinished: str | None = None) -> Path | None:
+def export_trace(
+    profiler: Any,
+    names: TraceNames,
+    *,
+    unfinished: str | None = None,
+    state: dict[str, Any] | None = None,
+) -> Path | None:
     """Export what a stopped torch profiler holds.
 
     The file appears under its name when it is complete; a profiler exports once only, so whatever
@@ -139,6 +150,7 @@ def export_trace(profiler: Any, names: TraceNames, *, unfinished: str | None = N
         profiler: That of torch.
         names: Where the file goes.
         unfinished: A step that had begun when the profiler was stopped; see `pack_trace`.
+        state: Of the process meanwhile; see `pack_trace`.
 
     Returns:
         The file, or None when the profiler holds nothing but its own marks (a discarded or empty
@@ -149,7 +161,7 @@ def export_trace(profiler: Any, names: TraceNames, *, unfinished: str | None = N
     """
     with _folder_of(names), naming(names.folder), staging(names.folder) as folder:
         raw = export_raw(profiler, folder)
-        return None if raw is None else _pack(raw, folder, names, unfinished)
+        return None if raw is None else _pack(raw, folder, names, unfinished, state)
 
 
 def export_raw(profiler: Any, folder: Path) -> Path | None:
@@ -163,7 +175,13 @@ def export_raw(profiler: Any, folder: Path) -> Path | None:
     return raw if raw.exists() and raw.stat().st_size else None
 
 
-def pack_trace(raw: Path, names: TraceNames, *, unfinished: str | None = None) -> Path | None:
+def pack_trace(
+    raw: Path,
+    names: TraceNames,
+    *,
+    unfinished: str | None = None,
+    state: dict[str, Any] | None = None,
+) -> Path | None:
     """Move what `export_raw` wrote to its place, without private data.
 
     Args:
@@ -171,6 +189,7 @@ def pack_trace(raw: Path, names: TraceNames, *, unfinished: str | None = None) -
         names: Where the file goes.
         unfinished: The name of a step that had begun when the profiler was stopped. torch ends its
             range there, as if it were a short step; it gets another name, and is none.
+        state: What `ProcessState.finish` returned: it becomes events of the trace.
 
     Returns:
         The file; None where nothing was recorded.
@@ -179,7 +198,7 @@ def pack_trace(raw: Path, names: TraceNames, *, unfinished: str | None = None) -
         OutputError: It can't be written, or the profiler had no room for the whole of it.
     """
     with _folder_of(names), naming(names.folder), staging(names.folder) as folder:
-        return _pack(raw, folder, names, unfinished)
+        return _pack(raw, folder, names, unfinished, state)
 
 
 @contextlib.contextmanager
@@ -195,7 +214,13 @@ def _folder_of(names: TraceNames) -> Iterator[None]:
                 names.folder.rmdir()
 
 
-def _pack(raw: Path, folder: Path, names: TraceNames, unfinished: str | None) -> Path | None:
+def _pack(
+    raw: Path,
+    folder: Path,
+    names: TraceNames,
+    unfinished: str | None,
+    state: dict[str, Any] | None,
+) -> Path | None:
     with raw.open("rb") as file:
         file.seek(max(0, raw.stat().st_size - _TAIL_BYTES))
         if not file.read().rstrip().endswith(b"}"):
@@ -203,7 +228,7 @@ def _pack(raw: Path, folder: Path, names: TraceNames, unfinished: str | None) ->
     packed = folder / f"packed{names.suffix}"
     with packed.open("xb") as target:
         worth_keeping = copy_without_private_data(
-            raw, target, use_gzip=names.use_gzip, unfinished=unfinished
+            raw, target, use_gzip=names.use_gzip, unfinished=unfinished, state=state
         )
     return first_free(packed, names.candidates()) if worth_keeping else None
 
@@ -218,7 +243,12 @@ class Cut:
 
 
 def copy_without_private_data(
-    source: Path, target: BinaryIO, *, use_gzip: bool, unfinished: str | None = None
+    source: Path,
+    target: BinaryIO,
+    *,
+    use_gzip: bool,
+    unfinished: str | None = None,
+    state: dict[str, Any] | None = None,
 ) -> bool:
     """Copy an exported trace without host names, environment variables and folder names.
 
@@ -227,12 +257,16 @@ def copy_without_private_data(
         target: Open binary file that takes the copy.
         use_gzip: Compress the copy.
         unfinished: The name of a step whose range is none of a whole step.
+        state: Of the process while it was recorded, to be added.
 
     Returns:
         True if the trace holds work; a discarded cycle leaves marks only.
     """
     with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        pieces = kept_pieces(text, private_cuts(text, unfinished))
+        cuts = private_cuts(text, unfinished)
+        if state is not None:
+            cuts = sorted([*cuts, *state_cuts(text, state)])
+        pieces = kept_pieces(text, cuts)
         if use_gzip:
             # No name and no time in the header: the file then depends on the trace alone.
             with gzip.GzipFile("", "wb", GZIP_LEVEL, target, mtime=0) as packed:
@@ -298,6 +332,24 @@ def unfinished_cuts(text: Text, name: str | None) -> Iterator[Cut]:
         if _NAME_BEFORE.search(bytes(text[max(0, at - 16) : at])):
             renamed = b'"unfinished ' + quoted[1:].replace(b"#", b" ")
             yield Cut(at, at + len(quoted), renamed)
+
+
+def state_cuts(text: Text, state: dict[str, Any]) -> Iterator[Cut]:
+    """Yield where the state of the process is added: in front of the first event, and of the
+    member that holds them."""
+    base_ns = 0
+    for _, value in find_members(text, BASE_TIME_KEY):
+        if (number := _NUMBER.match(text, value)) is not None:
+            base_ns = int(number[0])
+            break
+    for start, value in find_members(text, EVENTS_KEY):
+        if text[value : value + 1] == b"[":
+            yield Cut(start, start, state_metadata(state) + b",\n    ")
+            events = state_events(state, base_ns)
+            comma = b"" if _ARRAY_END.match(text, value + 1) else b",\n"
+            if events:
+                yield Cut(value + 1, value + 1, b"\n" + events + comma)
+            return
 
 
 def find_members(text: Text, key: bytes) -> Iterator[tuple[int, int]]:

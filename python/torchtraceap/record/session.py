@@ -15,6 +15,7 @@ from torchtraceap.core.rendering import Renderable
 from torchtraceap.errors import OptionError
 from torchtraceap.record.export import TraceNames, export_trace
 from torchtraceap.record.notices import RecordingError, analyse, report_problem, show
+from torchtraceap.record.process_state import ProcessState
 from torchtraceap.record.ranks import RANKS_TIMEOUT, Board, Run, check_timeout, run_of
 from torchtraceap.record.step_plan import AUTO, ENOUGH_STEPS, AutoPlan, StepPlan, make_profiler
 from torchtraceap.record.torch_access import (
@@ -95,6 +96,7 @@ class Recording(Renderable):
         self._whole: Any = None  # the profiler that started with the block
         self._planned: Any = None  # the one that records the planned steps
         self._running: Any = None  # whichever of the two is started now
+        self._state_of_process = ProcessState()  # of what is recorded now
         self._analysed: tuple[Trace, Diagnosis] | None = None
 
     # -- the block ---------------------------------------------------------------------------
@@ -131,6 +133,7 @@ class Recording(Renderable):
         if self._is_complete:
             return
         if self._planned is not None:
+            self._state_of_process.sample()
             self._planned.step()
         else:
             self._approach()
@@ -310,10 +313,14 @@ class Recording(Renderable):
     def _start(self, profiler: Any) -> None:
         profiler.__enter__()
         self._running = profiler
+        with_frames = self._options.get("with_stack", False)
+        self._state_of_process = ProcessState(between_steps=not with_frames)
+        self._state_of_process.start()
 
     def _stop(self) -> None:
         profiler, self._running = self._running, None
         if profiler is not None:
+            self._state_of_process.finish()
             profiler.__exit__(None, None, None)
 
     def _begin_planned_steps(self, plan: StepPlan, began: int) -> None:
@@ -340,7 +347,8 @@ class Recording(Renderable):
             if self._run is None:
                 self._run = run_of(self._torch, f"profile{self._number}", self._began)
             unfinished = f"ProfilerStep#{profiler.step_num}" if is_cut else None
-            path = export_trace(profiler, self._names(self._run.name), unfinished=unfinished)
+            names, state = self._names(self._run.name), self._state_of_process.finish()
+            path = export_trace(profiler, names, unfinished=unfinished, state=state)
         except Exception as error:
             report_problem(f"the recording could not be written to {self._target}", error)
         else:

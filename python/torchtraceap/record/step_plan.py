@@ -13,6 +13,7 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import drop_scratch, make_scratch
 from torchtraceap.errors import OptionError
 from torchtraceap.record.export import export_raw
+from torchtraceap.record.process_state import ProcessState
 from torchtraceap.record.torch_access import claim_profiler, default_activities, release_profiler
 
 __all__ = ["AUTO", "ENOUGH_STEPS", "AutoPlan", "Recorder", "StepPlan", "make_profiler"]
@@ -166,6 +167,9 @@ class Recorder:
         """The step that the last recording cut short."""
         self.steps_s: list[float] = []
         """What steps took under the profiler."""
+        self.state: dict[str, Any] | None = None
+        """Of the process during the last recording; see `pack_trace`."""
+        self._state = ProcessState()
 
     @property
     def is_running(self) -> bool:
@@ -198,6 +202,8 @@ class Recorder:
             self._steps, self.raw, self.unfinished, self.steps_s = 0, None, None, []
             self._place = folder
             self._profiler.__enter__()
+            self._state = ProcessState(between_steps=not self._options.get("with_stack", False))
+            self._state.start()
         except BaseException:
             self._profiler = None
             release_profiler()
@@ -212,6 +218,7 @@ class Recorder:
         self._steps += 1
         if seconds is not None:
             self.steps_s.append(seconds)
+        self._state.sample()
         self._profiler.step()
         if self.recorded == self.plan.active:
             self.stop()
@@ -222,6 +229,7 @@ class Recorder:
         """End the recording: what there is of it is exported if it holds a whole step."""
         profiler = self._profiler
         try:
+            self._state.finish()
             profiler.__exit__(None, None, None)
         finally:
             self._profiler = None
@@ -234,6 +242,7 @@ class Recorder:
             return
         if self.recorded < self.plan.active:
             self.unfinished = f"ProfilerStep#{profiler.step_num}"
+        self.state = self._state.finish()
         place = make_scratch(self._place)
         self.raw = export_raw(profiler, place)
         if self.raw is None:

@@ -331,6 +331,7 @@ class Watch(Renderable):
             began=time.time() - sum(recorder.steps_s),
             timeout_s=self._ranks_timeout,
             unfinished=recorder.unfinished,
+            state=recorder.state,
             diagnose=run.rank == 0,
         )
         row: WatchRow = {

@@ -33,6 +33,7 @@ OFFICIAL_HOSTS = {
     "docs.pytorch.org",
     "docs.nvidia.com",
     "rocm.docs.amd.com",
+    "docs.kernel.org",
     "docs.python.org",
     "docs.vllm.ai",
 }

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,13 @@ import pytest
 from torchtraceap.cli import main
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.bench.bisect import Bisection, Settings, bisect
+from torchtraceap.lab.bench.counted import TIMEOUT, bisect_counts
 from torchtraceap.lab.bench.revisions import (
     Installs,
     Repository,
     Revision,
     Source,
+    TimedOutError,
     UnusableRevisionError,
     package_versions,
     version_key,
@@ -194,6 +199,103 @@ def test_the_document_has_what_the_interface_names() -> None:
     json.dumps(document, allow_nan=False)
 
 
+class Counted(Made):
+    """Revisions with a count each; None hangs."""
+
+    def __init__(self, counts: Sequence[int | None], **made: Any) -> None:
+        super().__init__([0.0] * len(counts), **made)
+        self._counts = dict(zip((revision.id for revision in self.line), counts, strict=True))
+
+    def count(self, revision: Revision, key: str, target: Path) -> int:
+        self.runs += 1
+        if revision.id in self._broken:
+            raise UnusableRevisionError("does not build")
+        value = self._counts[revision.id]
+        if value is None:
+            raise TimedOutError("its time was over")
+        return value
+
+    def measure(self, revision: Revision) -> int:
+        return self.count(revision, "", Path())
+
+
+def counted(made: Counted, folder: Path, measure: str = "launches", **settings: Any) -> Bisection:
+    return bisect_counts(made.line, made, measure, Settings(**settings), folder)
+
+
+def test_a_count_is_found_in_one_run_of_each_halving(tmp_path: Path) -> None:
+    draw = np.random.default_rng(7)
+    for _ in range(200):
+        size = int(draw.integers(2, 26))
+        places = sorted({int(each) for each in draw.integers(1, size, int(draw.integers(1, 3)))})
+        counts = np.full(size, int(draw.integers(0, 500)))
+        for place in places:  # all in one direction, so that both ends differ
+            counts[place:] += int(draw.integers(1, 50))
+        made = Counted(counts.tolist())
+        answer = counted(made, tmp_path)
+        assert answer.verdict == "found"
+        assert made.line.index(answer.culprit) in places
+        assert made.runs <= 2 + int(np.ceil(np.log2(size - 1))) if size > 2 else made.runs == 2
+        assert answer.several_steps or len(places) == 1 or made.runs < size
+
+    made = Counted([5] * 8 + [9] * 17)  # 24 commits in at most seven runs
+    assert counted(made, tmp_path).culprit == made.line[8] and made.runs <= 7
+
+
+def test_a_count_document_tells_the_counts(tmp_path: Path) -> None:
+    document = counted(Counted([4, 4, 6, 6]), tmp_path).to_dict()
+
+    assert document["measure"] == "launches"
+    assert document["counts"] == {"from": 4, "to": 6, "before": 4, "after": 6}
+    assert document["culprit"]["change"]["best"] == 0.5
+    assert {each["value"] for each in document["tested"]} == {4, 6}
+
+
+def test_equal_counts_and_small_changes_of_sizes_are_no_difference(tmp_path: Path) -> None:
+    assert counted(Counted([3, 9, 3]), tmp_path).verdict == "no_difference"
+    almost = Counted([1000, 1001])
+    assert counted(almost, tmp_path, "peak_memory").verdict == "no_difference"
+    assert counted(almost, tmp_path, "operators").verdict == "found"
+    fewer = counted(Counted([9, 3]), tmp_path)
+    assert fewer.verdict == "no_difference" and "--improvement" in fewer.notes[0]
+    assert counted(Counted([9, 3]), tmp_path, improvement=True).verdict == "found"
+
+
+def test_broken_revisions_beside_a_changed_count_are_a_range(tmp_path: Path) -> None:
+    made = Counted([1, 1, 1, 2, 2, 2], broken=(2, 3))
+
+    answer = counted(made, tmp_path)
+
+    assert answer.verdict == "range"
+    assert answer.range == tuple(made.line[2:5])
+
+
+@pytest.mark.parametrize("measure", ["launches", TIMEOUT])
+def test_a_revision_that_hangs_can_be_the_culprit(tmp_path: Path, measure: str) -> None:
+    made = Counted([7] * 5 + [None] * 6)
+
+    answer = counted(made, tmp_path, measure)
+
+    assert answer.culprit == made.line[5]
+    assert answer.measure == TIMEOUT
+    assert answer.counts["to"] is None
+    with pytest.raises(TimedOutError):
+        counted(Counted([None, None]), tmp_path)
+
+
+def test_counts_are_read_again_after_an_interruption(tmp_path: Path) -> None:
+    first = Counted([1] * 6 + [2] * 6)
+    journal = Journal(tmp_path / "state", {"a": 1})
+    expected = bisect_counts(first.line, first, "syncs", Settings(), tmp_path, journal=journal)
+    again = Counted([1] * 6 + [2] * 6)
+
+    answer = bisect_counts(again.line, again, "syncs", Settings(), tmp_path,
+                           journal=Journal(tmp_path / "state", {"a": 1}))  # fmt: skip
+
+    assert again.runs == 0
+    assert answer.culprit == expected.culprit
+
+
 # ---------------------------------------------------------------------------------- git
 
 
@@ -274,6 +376,84 @@ with project.checkouts() as checkouts:
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_an_ended_search_leaves_nothing(repository: Path, tmp_path: Path, number: int) -> None:
+    """Neither a worktree nor a scratch folder nor a program, whatever ends the search."""
+    (repository / "sub" / "program.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'],"
+        " start_new_session=True)\n"
+        f"with open({str(tmp_path / 'told')!r}, 'a') as file:\n"
+        "    print(os.getpid(), child.pid, os.getcwd(), file=file, flush=True)\n"
+        "time.sleep(600)\n",
+        encoding="utf-8",
+    )
+    git(repository, "commit", "--quiet", "--all", "--message", "Sleep")
+    before = contents(repository / ".git")
+    words = ["bench", "bisect", "HEAD~1..HEAD", "--repo", "sub", "--quiet", "--measure",
+             "operators", "--improvement", "--", sys.executable, "-S", "program.py"]  # fmt: skip
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    program = "import sys; from torchtraceap.cli import main; main()"
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "Sleep more")
+    before = contents(repository / ".git")
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words], cwd=repository, env=environment,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        told = tmp_path / "told"
+        wait_until(lambda: told.exists() and told.read_text("utf-8").endswith("\n"))
+        one, other, place = told.read_text("utf-8").split()
+        process.send_signal(number)
+        process.wait(60)
+
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (one, other)))
+    wait_until(lambda: not Path(place).exists())
+    wait_until(lambda: not list(tmp_path.glob(".torchtraceap-*")))
+    wait_until(lambda: contents(repository / ".git") == before)
+    assert not (repository / ".git" / "worktrees").exists()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    assert holds()
+
+
+def test_submodules_are_set_up_and_what_is_missing_is_named(
+    repository: Path, tmp_path: Path
+) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet", "--initial-branch=main")
+    (library / "code.py").write_text("x = 1\n", encoding="utf-8")
+    git(library, "add", "--all")
+    git(library, "commit", "--quiet", "--message", "Begin")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add",
+        str(library), "lib")  # fmt: skip
+    (repository / ".gitattributes").write_text("*.bin filter=lfs\n", encoding="utf-8")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "Use a library")
+    before = contents(repository / ".git")
+    project = Repository(repository)
+
+    with project.checkouts() as checkouts:
+        place = checkouts.ready(project.commit("HEAD"))
+        assert (place.folder / "lib" / "code.py").read_text("utf-8") == "x = 1\n"
+        assert shutil.which("git-lfs") or any("Git LFS" in text for text in checkouts.missing)
+    assert contents(repository / ".git") == before
+
+    shutil.rmtree(repository / ".git" / "modules")
+    with project.checkouts() as checkouts:
+        checkouts.ready(project.commit("HEAD"))
+        assert any(text.startswith("submodule lib: ") for text in checkouts.missing)
+
+
 @pytest.mark.parametrize(
     "text", ["--help..HEAD", "HEAD..--exec=x", "HEAD", "..", "HEAD~1...HEAD", "none..HEAD",
              "HEAD..HEAD", "HEAD..HEAD~2"],
@@ -317,7 +497,7 @@ def test_the_command_finds_a_commit_and_keeps_nothing(
     assert [each["verdict"] for each in document["tested"]] == ["skipped", "like good", "like good"]
     monkeypatch.delenv("GIT_DIR")
     assert len(git(repository, "worktree", "list").splitlines()) == 1
-    assert not list((repository / ".git" / "torchtraceap-bisect").iterdir())
+    assert not (repository / ".git" / "torchtraceap-bisect").exists()
 
 
 @pytest.mark.parametrize(

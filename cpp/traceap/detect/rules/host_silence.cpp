@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "traceap/base/interrupt.hpp"
-#include "traceap/detect/queries/compile.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/process_state.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -18,35 +18,6 @@ constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 /// Python between two operators takes microseconds. 10 ms without a single one is noticed in any
 /// step, and well above what the scheduler takes away.
 constexpr std::int64_t kMinGapNs = 10'000'000;
-
-bool is_loader_range(std::string_view name) { return contains(name, "enumerate(DataLoader)"); }
-
-/// When the host works: in API calls and operators (WorkRows), loaders and compilers.
-///
-/// Rows inside each other come one behind the other: joining each to the last one keeps few.
-std::vector<Interval> host_activity(const Signals& signals) {
-  const EventTable& table = signals.table;
-  const EventTree& tree = signals.tree;
-  const WorkRows works(signals);
-  const LazyNames is_loader(table, is_loader_range);
-  std::vector<Interval> active;
-  const auto add = [&](Row r) {
-    const Interval time = signals.on_gpu_clock(interval_of(table, r));
-    const bool joins = !active.empty() && active.back().start_ns <= time.start_ns &&
-                       time.start_ns <= active.back().end_ns;
-    if (!joins) return active.push_back(time);
-    active.back().end_ns = std::max(active.back().end_ns, time.end_ns);
-  };
-  for (Row r : tree.host_rows) {
-    poll_interrupt();
-    if (works(r) || is_loader(r)) add(r);
-  }
-  const CompileRanges compiles = find_compile_ranges(signals);
-  for (const auto* rows : {&compiles.first, &compiles.again}) {
-    for (Row r : *rows) add(r);
-  }
-  return active;
-}
 
 /// Innermost row of the main thread that covers the time, or kNoRow: a frame or an annotation.
 Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
@@ -114,13 +85,16 @@ Finding judge_without_launches(const Signals& signals, const IntervalSet& silent
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu && !signals.on_host) return abstain({"GPU events"});
   if (!signals.has_operators) return abstain({"host operators"});
-  IntervalSet silent = set_complement(make_union(host_activity(signals)), signals.profiled);
+  IntervalSet silent = host_silence_of(signals);
   if (!signals.on_host && signals.tree.linked_gpu_rows.empty())
     return judge_without_launches(signals, silent);
   Draft draft(kSaving);
   Interval longest{0, 0};
+  const ProcessState state = find_process_state(signals);
+  const IntervalSet explained = state.explained();
+  const CoverIndex known(explained);
   for (const Interval& gap : unexplained_idle_inside(signals, silent)) {
-    if (gap.length_ns() < kMinGapNs) continue;
+    if (gap.length_ns() - known.covered_ns(gap) < kMinGapNs) continue;
     const Row awaited = signals.on_host ? next_operator(signals, gap) : awaited_row(signals, gap);
     if (awaited == kNoRow) continue;
     draft.cost.push_back(gap);
@@ -134,7 +108,9 @@ Finding detect(const Signals& signals) {
   std::erase_if(silent, [&](const Interval& gap) { return covered_ns(draft.cost, gap) == 0; });
   for (Interval& silence : silent) silence = signals.on_host_clock(silence);
   draft.cost = with_lost_lead(signals, std::move(draft.cost), std::move(silent));
-  draft.confidence = 0.7;  // the cause itself is not in the trace
+  draft.cost = set_difference(draft.cost, explained);
+  // The cause itself is not in the trace; what the system and the collector did is taken off.
+  draft.confidence = state.has_threads ? 0.8 : 0.7;
   draft.duration("longest", longest.length_ns());
   add_place(signals, covering_row(signals, longest.start_ns + longest.length_ns() / 2), draft);
   if (!has_frames(signals)) draft.missing_signals.emplace_back("Python frames (with_stack)");

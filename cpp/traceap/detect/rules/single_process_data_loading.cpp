@@ -9,6 +9,7 @@
 
 #include "traceap/base/sums.hpp"
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/process_state.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
 
@@ -89,6 +90,7 @@ Finding detect(const Signals& signals) {
   draft.cost = idle_of_fetches(signals, std::move(loading));
   const std::int64_t meanwhile_ns = total_length_ns(draft.cost);
   draft.cost = with_lost_lead(signals, std::move(draft.cost), fetches);
+  draft.cost = set_difference(draft.cost, find_process_state(signals).explained());
   draft.evidence = fetches;
   draft.confidence = 0.97;  // torch writes the range itself
   draft.count("fetches", fetches.size());

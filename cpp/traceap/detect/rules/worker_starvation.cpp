@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "traceap/detect/queries/names.hpp"
+#include "traceap/detect/queries/process_state.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 #include "traceap/detect/queries/stalls.hpp"
 #include "traceap/detect/rules.hpp"
@@ -70,6 +71,8 @@ Finding detect(const Signals& signals) {
     draft.evidence.push_back(fetch.row);
   }
   draft.cost = with_lost_lead(signals, idle_of_fetches(signals, std::move(intervals)), rows);
+  const ProcessState state = find_process_state(signals);
+  draft.cost = set_difference(draft.cost, set_union(state.explained(), state.workers_starved));
   if (!signals.has_gpu && !signals.on_host) {
     draft.missing_signals.emplace_back("GPU events: the host's wait is counted as lost");
     draft.confidence = 0.6;  // the GPU may have had work queued

@@ -19,7 +19,7 @@ show the change, the search is made a second time with new runs, and then given 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from torchtraceap.lab.bench.rounds import Journal, Rounds, Runner
 from torchtraceap.lab.bench.statistics.rank_tests import interval, p_values, walsh_averages
 from torchtraceap.lab.bench.statistics.sequential import Plan, look_at
 
-__all__ = ["Bisection", "Change", "Settings", "TestedRevision", "bisect"]
+__all__ = ["Bisection", "Change", "Progress", "Settings", "TestedRevision", "bisect"]
 
 SCHEMA = "torchtraceap.bisection/1"
 STEP_ALPHA = 0.02
@@ -101,6 +101,8 @@ class TestedRevision(Result):
     low: float | None
     high: float | None
     reason: str = ""
+    value: int | None = None
+    """The count, where one is searched for."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,12 @@ class Bisection(Result):
     notes: tuple[str, ...] = ()
     causes: Any = None
     """`Causes` of parent and culprit; None without traces."""
+    measure: str = "time"
+    counts: Mapping[str, int | None] | None = None
+    """Where a count is searched for: those of both ends ("from", "to"), of the culprit's parent
+    and of the culprit ("before", "after"); None where a run took too long."""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """Calls that differ between the culprit and its parent, where a count is searched for."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document `torchtraceap.bisection/1`."""
@@ -136,7 +144,10 @@ class Bisection(Result):
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
+            "measure": self.measure,
+            "counts": dict(self.counts) if self.counts is not None else None,
             "culprit": culprit,
+            "calls": [dict(call) for call in self.calls],
             "range": [_revision_fields(revision) for revision in self.range] or None,
             "tested": [each.to_dict() for each in self.tested],
             "confirmed": self.confirmed,

@@ -9,6 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from torchtraceap._core import EventKind
 from torchtraceap.core import PathLike, Result, dataclass, format_ns
 from torchtraceap.tables import FEWEST_STEPS, Cause, attribute
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis import Diagnosis
     from torchtraceap.trace import Trace
 
-__all__ = ["Causes", "causes", "causes_text"]
+__all__ = ["Causes", "calls_that_differ", "causes", "causes_text"]
 
 DISTURBED = 0.1
 """Recordings were disturbed if they differ by so much more of a step than runs do."""
@@ -109,6 +112,35 @@ def causes(
         price=price,
         notes=tuple(notes),
     )
+
+
+def calls_that_differ(
+    before: Trace | PathLike, after: Trace | PathLike, most: int = 10
+) -> list[dict[str, Any]]:
+    """Return operators and GPU work of which there are more or fewer calls in a step, or in all
+    where there are no steps: what tells when clocks can't.
+
+    Returns:
+        `name`, `before` and `after` (calls), the largest differences first.
+    """
+    counts = [_calls(_load_trace(trace)) for trace in (before, after)]
+    names = {name for each in counts for name in each}
+    found = [(name, counts[0].get(name, 0.0), counts[1].get(name, 0.0)) for name in names]
+    found = [entry for entry in found if entry[1] != entry[2]]
+    found.sort(key=lambda entry: (-abs(entry[2] - entry[1]), entry[0]))
+    return [{"name": n, "before": was, "after": now} for n, was, now in found[:most]]
+
+
+def _calls(trace: Trace) -> dict[str, float]:
+    """Return the calls in a step by name, of rank 0."""
+    part = trace.ranks[0]
+    table, (start_ns, end_ns) = part.table, part.tree.profiled
+    kinds = (EventKind.CPU_OP, EventKind.KERNEL, EventKind.GPU_MEMCPY, EventKind.GPU_MEMSET)
+    wanted = np.isin(table.kind, [int(kind) for kind in kinds])
+    wanted &= (table.ts_ns >= start_ns) & (table.ts_ns < end_ns)
+    ids, numbers = np.unique(table.name[wanted], return_counts=True)
+    steps = max(1, len(part.tree.steps))
+    return {table.strings[int(i)]: int(n) / steps for i, n in zip(ids, numbers, strict=True)}
 
 
 def _load_trace(trace: Trace | PathLike) -> Trace:

@@ -2,8 +2,8 @@
 
 Note [Nothing of the user's changes]: commits are checked out as git worktrees in a scratch folder,
 so neither the working tree nor the index nor a branch is touched, and no hook runs. The scratch
-folder and what git remembers of its worktrees are gone at the end, also after Ctrl-C; what a
-killed process leaves behind is removed by the next one.
+folder and what git remembers of its worktrees are gone at the end, however that comes (Note
+[Cleaner]).
 
 Note [Words of the user]: revisions and versions are words that others may have written. Git gets
 them behind `--end-of-options` and answers with a hash, which is all that is passed on; nothing
@@ -29,11 +29,11 @@ from torchtraceap.core import (
     dataclass,
     drop_scratch,
     is_abandoned,
-    staging,
     text_lines,
     write_text,
 )
 from torchtraceap.errors import MissingDependencyError, OptionError
+from torchtraceap.lab.bench.processes.cleaner import Cleaner, cleaning, marked, working_folder
 from torchtraceap.lab.bench.processes.programs import run_fresh
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "Repository",
     "Revision",
     "Source",
+    "TimedOutError",
     "UnusableRevisionError",
     "package_versions",
 ]
@@ -67,6 +68,10 @@ _SCRATCH = re.compile(r"/\.torchtraceap-[^/]*\.partial/")
 
 class UnusableRevisionError(OptionError):
     """A revision cannot be checked out, installed or built; others may still work."""
+
+
+class TimedOutError(UnusableRevisionError):
+    """A revision runs longer than it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +217,9 @@ class Repository:
             if is_ours and is_abandoned(Path(path).parent):
                 self.forget(path)
                 drop_scratch(Path(path).parent)
-        with staging(None) as scratch:
-            made = Checkouts(self, scratch)
+        environment = {k: v for k, v in os.environ.items() if k not in REPOSITORY_VARIABLES}
+        with cleaning(environment) as cleaner, working_folder() as scratch:
+            made = Checkouts(self, scratch, cleaner)
             try:
                 yield made
             finally:
@@ -227,6 +233,44 @@ class Repository:
         """
         words = ("worktree", "add", "--quiet", "--detach", "--force", str(path), commit)
         self._git(*words, what=f"{commit[:10]}: can't be checked out", error=UnusableRevisionError)
+
+    def complete(self, path: Path) -> list[str]:
+        """Set up what git leaves out of a worktree, and return what could not be: submodules, from
+        the repositories that the user's own checkout has, and files of Git LFS."""
+        missing = []
+        if (path / ".gitmodules").is_file():
+            told = self._git(
+                "config", "--file", str(path / ".gitmodules"), "--null", "--get-regexp",
+                r"^submodule\..*\.path$", what="submodules can't be listed", check=False,
+            )  # fmt: skip
+            for entry in filter(None, told.split("\0")):
+                key, _, place = entry.partition("\n")
+                name = key.removeprefix("submodule.").removesuffix(".path")
+                if (reason := self._add_submodule(path, name, place)) is not None:
+                    missing.append(f"submodule {name}: {reason}")
+        attributes = path / ".gitattributes"
+        has_lfs = attributes.is_file() and b"filter=lfs" in attributes.read_bytes()
+        if has_lfs and shutil.which("git-lfs") is None:
+            missing.append("Git LFS is not installed: its files hold pointers instead of contents")
+        return missing
+
+    def _add_submodule(self, path: Path, name: str, place: str) -> str | None:
+        """Fill the folder of a submodule; return why it stays empty."""
+        # Through --git-path a name such as ../x would leave the repository; git refuses it too.
+        if ".." in Path(name).parts or ".." in Path(place).parts:
+            return "has a name that leaves the repository"
+        own = self.git_path("modules") / name
+        if not own.is_dir():
+            return "is not in the repository: git submodule update --init"
+        # With its URL as an option nothing is written to the user's configuration.
+        options = ("-c", f"submodule.{name}.url={own}", "-c", f"submodule.{name}.active=true",
+                   "-c", "protocol.file.allow=always")  # fmt: skip
+        words = (*options, "-C", str(path), "submodule", "--quiet", "update", "--checkout")
+        try:
+            self._git(*words, "--", place, what="can't be checked out")
+        except OptionError as error:
+            return str(error)
+        return None
 
     def forget(self, path: PathLike) -> None:
         """Take a worktree out of git's list, and remove what is left of it."""
@@ -248,7 +292,7 @@ class Repository:
                 command,
                 input=given.encode(),
                 capture_output=True,
-                env={**environment, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+                env={**environment, **marked(), "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
                 timeout=GIT_TIMEOUT_S,
                 check=False,
             )
@@ -266,10 +310,13 @@ class Repository:
 class Checkouts:
     """Worktrees of the commits of a repository, made on request."""
 
-    def __init__(self, repository: Repository, scratch: Path) -> None:
+    def __init__(self, repository: Repository, scratch: Path, cleaner: Cleaner) -> None:
         self._repository = repository
         self._scratch = scratch
+        self._cleaner = cleaner
         self._made: dict[str, Path] = {}
+        self.missing: dict[str, str] = {}
+        """What could not be set up, and in which commit first."""
 
     def ready(self, revision: Revision) -> Place:
         """Return the folder of a commit that the user's own stands for; see `Places`."""
@@ -277,8 +324,11 @@ class Checkouts:
         if path is None:
             path = self._scratch / revision.id[:12]
             self._made[revision.id] = path
+            self._cleaner.keep_worktree(self._repository.root, path)
             try:
                 self._repository.add(revision.id, path)
+                for text in self._repository.complete(path):
+                    self.missing.setdefault(text, revision.short)
             except UnusableRevisionError:
                 self.drop(revision)
                 raise
@@ -294,6 +344,7 @@ class Checkouts:
         path = self._made.pop(revision.id, None)
         if path is not None:
             self._repository.forget(path)
+            self._cleaner.drop_worktree(self._repository.root, path)
 
     def close(self) -> None:
         """Remove all worktrees. Git's own list is cleaned first, because little time may be
@@ -305,6 +356,7 @@ class Checkouts:
                 path.rename(gone / path.name)
         for path in self._made.values():
             self._repository.forget(path)
+            self._cleaner.drop_worktree(self._repository.root, path)
         self._made.clear()
 
 
@@ -399,7 +451,7 @@ class Installs:
     @contextmanager
     def of(source: Source) -> Iterator[Installs]:
         """Yield environments that are removed at the end."""
-        with staging(None) as scratch:
+        with cleaning(), working_folder() as scratch:
             yield Installs(source, scratch)
 
     def ready(self, revision: Revision) -> Place:

@@ -36,12 +36,25 @@ from torchtraceap.lab.bench.revisions import (
     REPOSITORY_VARIABLES,
     Places,
     Revision,
+    TimedOutError,
     UnusableRevisionError,
 )
 
-__all__ = ["MEASURES", "Journal", "RevisionRuns", "Rounds", "Runner"]
+__all__ = ["COUNTED", "MEASURES", "Journal", "RevisionRuns", "Rounds", "Runner"]
 
 MEASURES = ("time", "memory")
+"""What varies from run to run, and is compared in rounds."""
+COUNTED = {
+    "launches": "launches",
+    "syncs": "syncs",
+    "operators": "operators",
+    "recompiles": "recompiles",
+    "graph_breaks": "graph_breaks",
+    "peak_memory": "peak_allocated_bytes",
+    "copied_bytes": "copied_bytes",
+    "collectives": "collectives",
+}
+"""What one recording tells, and the keys of contracts that say what it is."""
 SKIP = 125
 """The exit code with which a program reports that a revision cannot be tested, as for `git
 bisect`."""
@@ -70,6 +83,19 @@ class Runner(Protocol):
 
     def trace(self, revision: Revision, target: Path) -> Path | None:
         """Return a recording of a run that is not timed; None if there is none."""
+
+    def count(self, revision: Revision, key: str, target: Path) -> int:
+        """Return what a recording of one run counts, and leave the recording in a file.
+
+        Args:
+            revision: What runs.
+            key: One of `COUNTED`.
+            target: The file.
+
+        Raises:
+            TimedOutError: Its time was over.
+            UnusableRevisionError: It can't be built, run or recorded.
+        """
 
     def drop(self, revision: Revision) -> None:
         """Release a revision that is not needed for now."""
@@ -233,7 +259,9 @@ class RevisionRuns:
         try:
             return self._measure_once(revision)
         except ProgramError as error:
-            raise UnusableRevisionError(f"{revision.short}: failed twice: {error}") from error
+            late = error.finished is not None and error.finished.timed_out
+            kind = TimedOutError if late else UnusableRevisionError
+            raise kind(f"{revision.short}: failed twice: {error}") from error
 
     def _measure_once(self, revision: Revision) -> int:
         side = self._side(revision)
@@ -261,6 +289,17 @@ class RevisionRuns:
         side = self._side(revision)
         side.target = target
         return side.trace()
+
+    def count(self, revision: Revision, key: str, target: Path) -> int:
+        """Count in one recording. See `Runner`."""
+        side = self._side(revision)
+        path, finished = side.record(target)
+        if finished.timed_out:
+            raise TimedOutError(f"{revision.short}: {finished.reason}")
+        if path is None:
+            reason = finished.reason or "no operation of torch ran"
+            raise UnusableRevisionError(f"{revision.short}: can't be recorded: {reason}")
+        return counted_in(path, key)
 
     def drop(self, revision: Revision) -> None:
         """Release a revision. See `Runner`."""
@@ -296,3 +335,19 @@ class RevisionRuns:
             identity=revision.id,
         )
         return self._sides[revision.id]
+
+
+def counted_in(trace: PathLike, key: str) -> int:
+    """Return one of `COUNTED` in a recording: of the worst step where it has steps, else in all.
+
+    Raises:
+        UnusableRevisionError: The recording does not tell.
+    """
+    from torchtraceap.contracts import measure
+    from torchtraceap.trace import load
+
+    found = measure(load(trace), f"{COUNTED[key]}_per_step", one_step=True)
+    if not found.known:
+        raise UnusableRevisionError(f"{key}: {found.reason}")
+    value = found.value
+    return sum(value.values()) if isinstance(value, dict) else int(value)

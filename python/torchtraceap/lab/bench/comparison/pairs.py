@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,6 +39,7 @@ from torchtraceap.lab.bench.comparison.sides import (
     steps_of_last_run,
     take_turns,
 )
+from torchtraceap.lab.bench.processes.cleaner import working_folder
 from torchtraceap.lab.bench.processes.programs import ProgramError
 from torchtraceap.lab.bench.statistics.sequential import abba
 
@@ -178,8 +178,8 @@ def parent_folder(store: str | None) -> Iterator[Path]:
     if store is not None:
         yield Path(store) / "comparisons"
         return
-    with tempfile.TemporaryDirectory(prefix="ttap-compare-") as folder:
-        yield Path(folder)
+    with working_folder() as folder:
+        yield folder
 
 
 def make_folder(

@@ -25,12 +25,13 @@ from torchtraceap.core import Array
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.processes.programs import (
     ProgramError,
+    ProgramResult,
     ProgramRun,
     check_success,
+    record_program,
     run_fresh,
     run_program,
     shorten_command,
-    trace_program,
 )
 from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
 from torchtraceap.lab.bench.revisions import Checkouts, Repository
@@ -135,7 +136,11 @@ class ProgramSide:
             return None
         if self.target.exists():  # left by an interrupted comparison that is resumed
             return self.target
-        return trace_program(self.argv, self._cwd, self._env, self._timeout_s, target=self.target)
+        return self.record(self.target)[0]
+
+    def record(self, target: Path) -> tuple[Path | None, ProgramResult]:
+        """Record a run there, and return how it ended too; see `record_program`."""
+        return record_program(self.argv, self._cwd, self._env, self._timeout_s, target=target)
 
 
 def run_side(side: Side, label: str) -> int:

@@ -25,6 +25,7 @@ from typing import IO, Any
 from torchtraceap.core import PathLike, dataclass, read_json, replacing_stream
 from torchtraceap.errors import OptionError, TraceError
 from torchtraceap.lab.bench.measured import FREE, STARTED, STEPS, STEPS_SCHEMA, TRACE, TURNS
+from torchtraceap.lab.bench.processes.cleaner import marked, working_folder
 from torchtraceap.record import copy_without_private_data
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "check_success",
     "last_line",
     "read_steps",
+    "record_program",
     "run_fresh",
     "run_program",
     "shorten_command",
@@ -153,6 +155,7 @@ def run_fresh(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began_ns = time.perf_counter_ns()
         variables: dict[str, str | None] = {**os.environ, STARTED: str(began_ns), **(env or {})}
+        variables |= marked()
         try:
             process = subprocess.Popen(
                 list(argv),
@@ -264,8 +267,8 @@ def run_program(
         OptionError: It can't be started.
         ProgramError: It failed, its time was over, or what it wrote of its steps can't be read.
     """
-    with tempfile.TemporaryDirectory(prefix="ttap-steps-") as folder:
-        target = Path(folder) / "steps.json"
+    with working_folder() as folder:
+        target = folder / "steps.json"
         asked = {**_QUIET, STEPS: str(target), FREE: "1" if free else None}
         asked |= turns or {}
         finished = run_fresh(argv, cwd=cwd, env={**(env or {}), **asked}, timeout_s=timeout_s)
@@ -311,6 +314,24 @@ def trace_program(
     *,
     target: PathLike,
 ) -> Path | None:
+    """Record a program as `record_program` does; None where it failed or there was nothing to
+    record.
+
+    Raises:
+        OptionError: It can't be started.
+        OutputError: The file can't be written.
+    """
+    return record_program(argv, cwd, env, timeout_s, target=target)[0]
+
+
+def record_program(
+    argv: Sequence[str],
+    cwd: PathLike | None = None,
+    env: Mapping[str, str | None] | None = None,
+    timeout_s: float | None = None,
+    *,
+    target: PathLike,
+) -> tuple[Path | None, ProgramResult]:
     """Run a program in a fresh process, as `run_fresh` does, and record it without timing it.
 
     A program with `measured` has some of its steps recorded. Of another one everything is recorded
@@ -318,16 +339,16 @@ def trace_program(
     own.
 
     Returns:
-        `target`, a `.json` or `.json.gz` file without what names a machine or a person; None where
-        the program failed or there was nothing to record.
+        `target`, a `.json` or `.json.gz` file without what names a machine or a person, or None
+        where the program failed or there was nothing to record; and how it ended.
 
     Raises:
         OptionError: It can't be started.
         OutputError: The file can't be written.
     """
     target = Path(target)
-    with tempfile.TemporaryDirectory(prefix="ttap-trace-") as folder:
-        steps, whole = Path(folder) / "steps.json.gz", Path(folder) / "whole.json"
+    with working_folder() as folder:
+        steps, whole = folder / "steps.json.gz", folder / "whole.json"
         path = (env or {}).get("PYTHONPATH") or os.environ.get("PYTHONPATH")
         asked = {
             **_QUIET,
@@ -337,16 +358,16 @@ def trace_program(
         }
         finished = run_fresh(argv, cwd=cwd, env={**(env or {}), **asked}, timeout_s=timeout_s)
         if not finished.ok:
-            return None
+            return None, finished
         if steps.exists():  # its writer has sanitized it
             with replacing_stream(target) as stream, steps.open("rb") as source:
                 shutil.copyfileobj(source, stream)
-            return target
+            return target, finished
         if not whole.exists() or not whole.stat().st_size:
-            return None
+            return None, finished
         with replacing_stream(target) as stream:
             holds_work = copy_without_private_data(whole, stream, use_gzip=target.suffix == ".gz")
         if not holds_work:
             target.unlink()
-            return None
-        return target
+            return None, finished
+        return target, finished

@@ -20,7 +20,6 @@ import os
 import random
 import socket
 import string
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -28,6 +27,7 @@ import numpy as np
 
 from torchtraceap.core import Array
 from torchtraceap.lab.bench.measured import DONE, GO, PROCESSOR, SIDE, TURNS
+from torchtraceap.lab.bench.processes.cleaner import working_folder
 from torchtraceap.lab.bench.processes.programs import ProgramError, ProgramRun
 
 __all__ = ["can_take_turns", "run_together"]
@@ -70,7 +70,7 @@ def run_together(
         usable = sorted(os.sched_getaffinity(0))
         processor = str(usable[seed % len(usable)])
     with (
-        tempfile.TemporaryDirectory(prefix="ttap-turns-") as folder,
+        working_folder() as folder,
         socket.socket(socket.AF_UNIX) as listener,
         ThreadPoolExecutor(len(programs)) as pool,
     ):

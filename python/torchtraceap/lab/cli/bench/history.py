@@ -3,8 +3,9 @@ changed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from torchtraceap.lab.bench.runs.run_store import StoredRun
 
 _TABLES = ("eager-compiled", "devices")
-_STATE_FOLDER = "torchtraceap-bisect"
+_MEASURES = ("time", "memory", "launches", "syncs", "operators", "recompiles", "graph_breaks",
+             "peak_memory", "copied_bytes", "collectives")  # fmt: skip
+"""Those of rounds.py, which takes longer to import."""
 
 
 def _looks(text: str) -> tuple[int, ...]:
@@ -242,8 +245,9 @@ def _describe_bisect(parser: Parser) -> None:
         "--improvement", action="store_true", help="look for what made it faster, or smaller"
     )
     parser.add_argument(
-        "--measure", choices=("time", "memory"), default="time",
-        help="the median step, or the peak of the resident set [time]",
+        "--measure", choices=_MEASURES, default="time", metavar="WHAT",
+        help="time (the median step), memory (the peak of the resident set), or one of what a "
+        "single recording of each commit counts: " + ", ".join(_MEASURES[2:]) + " [time]",
     )  # fmt: skip
     add_effect(parser, "changes below it do not matter")
     add_alpha(parser, "false alarms of each comparison of two")
@@ -255,7 +259,8 @@ def _describe_bisect(parser: Parser) -> None:
     add_run_timeout(parser)
     parser.add_argument(
         "--state", metavar="FILE",
-        help="where runs are kept, to go on after an interruption [in .git, until it is done]",
+        help="where runs are kept, to go on after an interruption [in the folder for caches, "
+        "until it is done]",
     )  # fmt: skip
     parser.add_argument("--no-causes", action="store_true", help="record no traces at the end")
     parser.add_argument("--quiet", action="store_true", help="say nothing on the way")
@@ -263,11 +268,18 @@ def _describe_bisect(parser: Parser) -> None:
 
 
 def _bisect(options: Options) -> int:
-    from torchtraceap.core import staging
     from torchtraceap.lab.bench.bisect import Settings, bisect
     from torchtraceap.lab.bench.comparison.sides import split_command
-    from torchtraceap.lab.bench.revisions import Installs, Repository, Source, package_versions
-    from torchtraceap.lab.bench.rounds import RevisionRuns
+    from torchtraceap.lab.bench.counted import TIMEOUT, bisect_counts
+    from torchtraceap.lab.bench.processes.cleaner import working_folder
+    from torchtraceap.lab.bench.revisions import (
+        Installs,
+        Repository,
+        Source,
+        TimedOutError,
+        package_versions,
+    )
+    from torchtraceap.lab.bench.rounds import COUNTED, RevisionRuns
 
     if not options.program:
         raise UsageError("bench bisect needs a program: bench bisect A..B -- python train.py")
@@ -305,16 +317,31 @@ def _bisect(options: Options) -> int:
             timeout_s=options.timeout,
             kept=[line[0], line[-1]],
         )
-        traces = None if options.no_causes else stack.enter_context(staging(None))
+        traces = stack.enter_context(working_folder())
+        say = (lambda text: None) if options.quiet else note
+        by_counts = partial(
+            bisect_counts,
+            line,
+            runner,
+            settings=settings,
+            traces=traces,
+            journal=journal,
+            progress=say,
+            explain=not options.no_causes,
+        )
         with progress_stage("bisecting"):
-            found = bisect(
-                line,
-                runner,
-                settings,
-                journal=journal,
-                progress=(lambda text: None) if options.quiet else note,
-                traces=traces,
-            )
+            if options.measure in COUNTED:
+                found = by_counts(options.measure)
+            else:
+                try:
+                    wanted = None if options.no_causes else traces
+                    found = bisect(
+                        line, runner, settings, journal=journal, progress=say, traces=wanted
+                    )
+                except TimedOutError:  # a revision that hangs may be what is searched for
+                    found = by_counts(TIMEOUT)
+        for text, commit in getattr(places, "missing", {}).items():
+            note(f"{commit}: {text}")
     if temporary is not None:
         temporary.unlink(missing_ok=True)
     print_text(found.to_json() if options.json else bisection_text(found))
@@ -328,6 +355,7 @@ def _open_journal(
     import json
     from hashlib import sha256
 
+    from torchtraceap.core import cache_folder
     from torchtraceap.lab.bench.rounds import Journal
 
     header = {
@@ -344,8 +372,9 @@ def _open_journal(
     }
     if options.state or repository is None:
         return Journal(options.state or None, header), None
-    key = sha256(json.dumps(header).encode()).hexdigest()[:16]
-    place = repository.git_path(_STATE_FOLDER) / f"{key}.jsonl"
+    header_text = json.dumps({**header, "repository": str(repository.root)})
+    key = sha256(header_text.encode()).hexdigest()[:16]
+    place = cache_folder() / "bisect" / f"{key}.jsonl"
     place.parent.mkdir(parents=True, exist_ok=True)
     return Journal(place, header), place
 
@@ -355,26 +384,43 @@ def bisection_text(found: Bisection) -> str:
     line = found.line
     ends = f"{line[0].short}..{line[-1].short}"
     lines = [f"{ends}: {len(line)} revisions, {found.runs} runs"]
-    if found.difference:
+    if found.counts:
+        lines.append(f"{found.measure} at the ends: {_counts(found.counts, 'from', 'to')}")
+    elif found.difference:
         lines.append(f"difference of the ends: {_change(found.difference)}")
     for each in found.tested:
         where = "" if each.level is None else f", stands at {each.level:.2f} of the way"
         reason = f" ({each.reason})" if each.reason else f" after {each.rounds} rounds{where}"
+        if found.counts and not each.reason:
+            reason = f", {_count(each.value)}"
         lines.append(f"  {each.commit[:10]}  {each.verdict}{reason}  {each.subject}")
     if found.culprit is not None:
         change = f": {_change(found.change)}" if found.change else ""
+        if found.counts:
+            change = f": {found.measure} {_counts(found.counts, 'before', 'after')}"
         lines.append(f"culprit: {found.culprit.short} {found.culprit.title}{change}, confirmed")
     elif found.verdict == "range":
         lines.append("the culprit is one of:")
         lines += [f"  {revision.short} {revision.title}" for revision in found.range]
     else:
         lines.append({"no_difference": "no difference", "undecided": "undecided"}[found.verdict])
+    lines += [
+        f"  {each['name']}: {each['before']:g} → {each['after']:g} calls" for each in found.calls
+    ]
     lines += list(found.notes)
     if found.causes:
         from torchtraceap.lab.bench.causes import causes_text
 
         lines.append(causes_text(found.causes))
     return "\n".join(lines)
+
+
+def _counts(counts: Mapping[str, int | None], before: str, after: str) -> str:
+    return f"{_count(counts[before])} → {_count(counts[after])}"
+
+
+def _count(value: int | None) -> str:
+    return "its time was over" if value is None else f"{value:,}"
 
 
 def _change(change: Any) -> str:

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from torchtraceap.core import replacing
+from torchtraceap.core import cache_folder, replacing
 from torchtraceap.errors import OptionError
 from torchtraceap.ops import estimate_collective, load_measurements
 from torchtraceap.record import RecordingError
@@ -193,7 +193,7 @@ def build_kernels(architecture: str) -> Path:
     """
     source = _SOURCE.read_bytes()
     name = f"emulated-{hashlib.sha256(source).hexdigest()[:16]}-{architecture}.so"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchtraceap"
+    home = cache_folder()
     if (home / name).is_file():
         return home / name
     home.mkdir(parents=True, exist_ok=True)
