@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -262,10 +264,10 @@ def shrinks(model: Program, x: torch.Tensor) -> torch.Tensor:
 def test_a_loop_that_values_end_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = names(captured(shrinks, layer=linear)).count("addmm")
     assert 1 <= rounds < 5
-    monkeypatch.setattr("torchtraceap.lab.prediction.capture.dispatch._MOST_SECONDS", -1.0)
+    monkeypatch.setattr("torchtraceap.lab.prediction.capture.dispatch._MOST_WORK", 1e5)
     capture = captured(shrinks, layer=linear)
     assert names(capture).count("addmm") > rounds
-    assert "it takes over" in note_of(capture)
+    assert "it computes more than" in note_of(capture)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -448,3 +450,55 @@ def test_an_optimiser_that_lets_go_of_gradients_has_some_to_update_with() -> Non
         )
 
     assert updates(Resets) == updates(torch.optim.SGD) == ["aten::_foreach_add_"]
+
+
+def test_a_model_on_the_meta_device_is_captured() -> None:
+    def workload(device: str, inputs: str) -> dict[str, Any]:
+        with torch.device(device):
+            layers = nn.Sequential(nn.Linear(512, 2048), nn.BatchNorm1d(2048), nn.Linear(2048, 8))
+            layers[2].bias = layers[2].bias
+        return {
+            "model": layers,
+            "inputs": (torch.randn(64, 512, device=inputs),),
+            "loss": lambda out: out.square().mean(),
+            "optimizer": torch.optim.AdamW,
+        }
+
+    expected = capture_step(lambda: workload("cpu", "cpu"))
+    for device, inputs in (("meta", "cpu"), ("meta", "meta")):
+        found = capture_step(lambda device=device, inputs=inputs: workload(device, inputs))  # type: ignore[misc]
+        assert [call.name for call in found.calls] == [call.name for call in expected.calls]
+        assert [each.output for each in found.calls if each.output][-1].shape == (
+            [each.output for each in expected.calls if each.output][-1].shape
+        )
+    with torch.device("meta"):
+        model = nn.Linear(512, 64)
+    capture_step(lambda: {"model": model, "inputs": (torch.randn(4, 512),)})
+    assert model.weight.device.type == "meta"  # it gets its own parameters back
+
+
+def test_no_clock_decides_what_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is a thousand times slower captures the same."""
+    first = captured(shrinks, layer=linear)
+    clocks = iter(range(0, 10**9, 1000))
+    for name in ("monotonic", "time", "perf_counter"):
+        monkeypatch.setattr(f"time.{name}", lambda: float(next(clocks)))
+    assert names(captured(shrinks, layer=linear)) == names(first)
+
+
+def test_torch_logs_no_errors_of_tensors_without_values() -> None:
+    """torch logs what fails before it raises it; the capture's error is enough."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(CaptureError, match="could not be run"):
+            captured(lambda _, x: torch.topk(x, 9_999), 1024, 512)
+        assert not heard
+        with FakeTensorMode(), pytest.raises(RuntimeError):
+            torch.topk(torch.randn(1024, 512), 9_999)
+        assert heard  # outside of a capture it says so as ever
+    finally:
+        log.removeHandler(handler)

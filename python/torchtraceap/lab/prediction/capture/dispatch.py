@@ -32,6 +32,7 @@ from torchtraceap.lab.prediction.capture.run import (
     restored,
     run_step,
     watch_optimizers,
+    with_values,
 )
 from torchtraceap.lab.prediction.capture.source_lines import error_location
 from torchtraceap.lab.workloads.workload import Workload, check_workload
@@ -95,8 +96,9 @@ def capture_step(make: Callable[[], Any], run: Run | None = None) -> Capture:
 
 _MOST_BYTES = 1 << 30
 """Largest size of the parameters of a step that is computed; gradients and state take more."""
-_MOST_SECONDS = 30.0
-"""Time limit for computing a step."""
+_MOST_WORK = 2e10
+"""Limit on what is computed of a step, in elements that are read or written: half a minute on two
+cores, though no clock decides, so that every machine captures the same."""
 _MOST_SAID = 3
 """Limit on the source locations that a note names."""
 
@@ -128,18 +130,19 @@ def _attempt(make: Callable[[], Any], run: Run | None, *, computed: bool = False
         from torchtraceap.lab.prediction.capture.fake_gpu import hide_fake_tensors
 
         try:
-            workload = check_workload(make())
-            if any(map(is_lazy, (*workload.model.parameters(), *workload.model.buffers()))):
-                with torch.no_grad():
-                    workload.forward()  # lazy modules create their parameters
-            size = sum(each.numel() * each.element_size() for each in workload.model.parameters())
             with ExitStack() as stack:
+                workload = stack.enter_context(with_values(check_workload(make())))
+                if any(map(is_lazy, (*workload.model.parameters(), *workload.model.buffers()))):
+                    with torch.no_grad():
+                        workload.forward()  # lazy modules create their parameters
+                parameters = workload.model.parameters()
+                size = sum(each.numel() * each.element_size() for each in parameters)
                 stack.enter_context(restored(workload.model, with_parameters=computed))
                 stack.enter_context(values.without_parameters(workload.model))
                 doing = "the step could not be run"
                 recorder = values.recorder = Recorder(values.blank)
                 if computed:
-                    recorder.limit_time(_MOST_SECONDS)
+                    recorder.limit_work(_MOST_WORK)
                 stack.enter_context(hide_fake_tensors())
                 stack.enter_context(recording(recorder))
                 model = (run or run_step)(workload, recorder)

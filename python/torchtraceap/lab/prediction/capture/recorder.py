@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core import parse_dtype
@@ -55,6 +55,29 @@ class C10dCall:
     peer: int | None = None
 
 
+_PRODUCTS = re.compile(r"mm$|convolution|attention|linear")
+_PRODUCTS_OF_ELEMENT = 40.0
+"""Multiplications and additions of a product that a CPU does while it reads or writes a number of
+an elementwise operator."""
+_LEAST_WORK = 20_000.0
+"""Elements that are read or written while an operator is called."""
+
+
+def _work_of(name: str, values: Iterable[Any]) -> float:
+    """Return how much a call computes on a CPU, in elements that are read or written.
+
+    A product of matrices [M, K] and [K, N] does M K N multiplications, the square root of the
+    product of all three sizes.
+    """
+    from torch.utils._pytree import tree_leaves
+
+    sizes = sorted(each.numel() for each in tree_leaves(tuple(values)) if hasattr(each, "numel"))
+    work = float(sum(sizes))
+    if len(sizes) >= 3 and _PRODUCTS.search(name):
+        work += sqrt(float(sizes[-1]) * sizes[-2] * sizes[-3]) / _PRODUCTS_OF_ELEMENT
+    return max(work, _LEAST_WORK)
+
+
 class Recorder:
     """Records the calls of a step that runs within `recording` (dispatch.py)."""
 
@@ -79,15 +102,15 @@ class Recorder:
         """Storages of `_on_host` that the program moved there or computed from moved ones alone."""
         self._pinned: set[int] = set()
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
-        self._limit_s: float | None = None
-        self._deadline = 0.0
+        self._most_work: float | None = None
+        self._work = 0.0
         self._batch: int | None = None
 
     # --------------------------------------------------------------------------- the step
 
-    def limit_time(self, seconds: float) -> None:
-        """Raise a `CaptureError` from calls that come later than so many seconds from now."""
-        self._limit_s, self._deadline = seconds, monotonic() + seconds
+    def limit_work(self, most: float) -> None:
+        """Raise a `CaptureError` from calls that come when so much was computed (`_work_of`)."""
+        self._most_work, self._work = most, 0.0
 
     def begin_step(self, tensors: Iterable[torch.Tensor]) -> None:
         """Forget what was recorded and begin a step before which some tensors exist."""
@@ -250,10 +273,12 @@ class Recorder:
             move: The copy between host and GPU that the call makes, if any.
 
         Raises:
-            CaptureError: The time limit has passed, or a tensor can't be captured.
+            CaptureError: The limit of work is exceeded, or a tensor can't be captured.
         """
-        if self._limit_s is not None and monotonic() > self._deadline:
-            raise CaptureError(f"it takes over {self._limit_s:.0f} s")
+        if self._most_work is not None and not is_view:
+            self._work += _work_of(name, (*inputs.values(), *outputs))
+            if self._work > self._most_work:
+                raise CaptureError(f"it computes more than {self._most_work:.0e} elements")
         if not self.is_on:
             return
         given = {key: self._value(value) for key, value in inputs.items()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchtraceap.errors import OptionError
@@ -29,6 +30,7 @@ __all__ = [
     "step_counters",
     "use_foreach",
     "watch_optimizers",
+    "with_values",
 ]
 
 
@@ -135,6 +137,54 @@ def _state_sizes(model: torch.nn.Module) -> list[dict[str, int]]:
 
 
 _MODULE_ATTRIBUTES = frozenset(("_parameters", "_buffers", "_modules", "training"))
+
+
+@contextmanager
+def with_values(workload: Workload) -> Iterator[Workload]:
+    """Yield a workload whose tensors on the meta device lie on the host within the context.
+
+    Parameters and buffers are drawn, as a model's would be before training; the model gets its own
+    back.
+    """
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    made: dict[int, torch.Tensor] = {}
+    before: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+
+    def on_host(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        if id(tensor) not in made:  # one that two modules share stays shared
+            found = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+            if tensor.is_floating_point():
+                found.normal_(std=_INITIAL)
+            if isinstance(tensor, torch.nn.Parameter):
+                found = torch.nn.Parameter(found, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = found
+        return made[id(tensor)]
+
+    for module in workload.model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and tensor.device.type == "meta" and not _is_lazy(tensor):
+                    before.append((own, name, tensor))
+                    own[name] = on_host(tensor)
+    try:
+        yield replace(workload, inputs=tree_map_only(torch.Tensor, on_host, workload.inputs))
+    finally:
+        for own, name, tensor in before:
+            own[name] = tensor
+
+
+_INITIAL = 0.02
+"""Standard deviation of parameters that have no values."""
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    from torch.nn.parameter import is_lazy
+
+    return bool(is_lazy(tensor))
 
 
 @contextmanager

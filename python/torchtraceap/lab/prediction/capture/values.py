@@ -13,6 +13,7 @@ in `assumed`, so that the caller can compute the step instead (`dispatch.py`).
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,10 @@ class _FakeMode(FakeTensorMode):
         return self
 
 
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+"""Where torch logs errors of tensors without values before it raises them; a capture tells them."""
+
+
 class ValuesMode(PlainMode):
     """A mode that computes small tensors and only infers the shapes of others."""
 
@@ -73,6 +78,16 @@ class ValuesMode(PlainMode):
         self._asked: dict[tuple[Any, int], int] = {}
         """Number of times a condition was read, by location."""
         self.fake = _FakeMode(allow_non_fake_inputs=True)
+        self._silence = list[Callable[[logging.LogRecord], bool]]()
+
+    def __enter__(self) -> Any:
+        self._silence.append(lambda record: False)
+        _FAKE_LOG.addFilter(self._silence[-1])
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _FAKE_LOG.removeFilter(self._silence.pop())
 
     @contextmanager
     def blank(self) -> Iterator[None]:
