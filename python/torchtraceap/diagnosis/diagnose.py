@@ -298,6 +298,8 @@ def _saving(parts: PerRank, step: StepTime | None) -> Saving | None:
         return None
     scale = [_scale_to_step(rank, part.intervals, step) for rank, part in parts]
     counted_ns = bounds_ns * np.array(scale)[:, None]
+    if step is not None:
+        counted_ns = np.minimum(counted_ns, step.measured_ns)
     low_ns, best_ns, _ = (int(ns) for ns in counted_ns.mean(axis=0))
     high_ns = int(counted_ns[:, 2].max())
     return Saving(low_ns, best_ns, high_ns, per_step=step is not None, method="bound")
@@ -305,7 +307,7 @@ def _saving(parts: PerRank, step: StepTime | None) -> Saving | None:
 
 def _scale_to_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None) -> float:
     """Return the factor from a finding's time to that of a step: the part of it inside the counted
-    steps, of their length, of an iteration.
+    steps, of their length, of an iteration; of a serving engine the mean over its iterations.
 
     For a rank without steps the profiled time stands for one of the other ranks' steps; 1 where
     there are none at all.
@@ -319,4 +321,6 @@ def _scale_to_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None
     length_ns = total(intervals[:, 1] - intervals[:, 0])
     inside_ns = total(covered_ns(intervals, spans.ravel())[::2])
     inside = inside_ns / length_ns if length_ns else 1.0
+    if own.kinds:  # of an engine all iterations count
+        return inside / len(spans)
     return inside * own.measured_ns / max(1, total(spans[:, 1] - spans[:, 0]))

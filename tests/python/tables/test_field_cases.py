@@ -227,7 +227,7 @@ def test_kernels_that_a_collective_slows(tmp_path: Path, slower: bool) -> None:
         return
     found = finding(diagnosis, "compute_slowed_by_communication")
     assert found.cost_ns == 4 * 5 * 300_000
-    assert "takes 700 µs there and 400 µs alone" in found.why
+    assert "takes 700 µs then and 400 µs alone" in found.why
 
 
 @pytest.mark.parametrize("needless", [True, False])

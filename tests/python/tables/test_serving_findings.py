@@ -73,6 +73,18 @@ def test_nothing_is_found_in_many_healthy_runs(tmp_path: Path) -> None:
         assert types(diagnose(healthy_run(seed), tmp_path)) == [], seed
 
 
+@pytest.mark.parametrize("mixed", [(0,), (1,), (11,), (0, 5, 11)])
+def test_savings_count_the_first_and_the_last_iteration(
+    mixed: tuple[int, ...], tmp_path: Path
+) -> None:
+    run = ServedRun(mixed=mixed, mixed_factor=4.0)
+    truth_us = run.trace()[1] - ServedRun(mixed=mixed).trace()[1]
+    diagnosis = diagnose(run, tmp_path)
+    found = diagnosis.finding("prefill_stalls_decode")
+    assert found is not None and found.saving is not None and found.saving.per_step
+    assert saving_of_run(diagnosis, found)[1] == pytest.approx(truth_us, rel=0.02)
+
+
 @pytest.mark.parametrize("what", LOOK_ALIKES)
 def test_look_alikes_stay_silent(what: str, tmp_path: Path) -> None:
     run = ServedRun(**LOOK_ALIKES[what])
