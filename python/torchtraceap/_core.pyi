@@ -3109,37 +3109,22 @@ def replay_chain(
 
 def restore_table(
     *,
-    ts_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    dur_ns: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    name: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
-    category: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
+    ts_ns: tuple[numpy.ndarray, typing.SupportsInt | typing.SupportsIndex | None],
+    dur_ns: numpy.ndarray,
+    name: numpy.ndarray,
+    category: numpy.ndarray,
     kind: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
     phase: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
     flags: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
-    track: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
-    device: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
-    ],
-    stream: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
-    ],
-    correlation: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    external_id: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-    template_id: typing.Annotated[numpy.typing.ArrayLike, numpy.uint32],
-    values: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
-    ],
-    strings: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
-    ],
-    templates: tuple[
-        typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
-        typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
-    ],
+    track: numpy.ndarray,
+    device: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int32], numpy.ndarray],
+    stream: tuple[typing.Annotated[numpy.typing.ArrayLike, numpy.int64], numpy.ndarray],
+    correlation: tuple[numpy.ndarray, typing.SupportsInt | typing.SupportsIndex | None],
+    external_id: tuple[numpy.ndarray, typing.SupportsInt | typing.SupportsIndex | None],
+    template_id: numpy.ndarray,
+    values: tuple[numpy.ndarray, typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]],
+    strings: tuple[numpy.ndarray, typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]],
+    templates: tuple[numpy.ndarray, typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]],
     tracks: collections.abc.Sequence[tuple[str, str]],
     metadata: collections.abc.Sequence[tuple[str, str]],
     diagnostics: collections.abc.Sequence[
@@ -3156,7 +3141,7 @@ def restore_table(
     threads: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> EventTable:
     """
-    The table whose columns [n] these are, in its order, with codes into strings, templates and tracks, (pid, tid); a category is len(strings) where there is none. device and stream: distinct values and codes. values, strings and templates: offsets and bytes. diagnostics: (code, count, first byte offset, message). Raises SchemaError where they can't be a table's.
+    The table whose columns [n] these are, in its order, as uint8, uint16, uint32 or int64, with codes into strings, templates and tracks, (pid, tid); a category is len(strings) where there is none. ts_ns, correlation, external_id: values, and None or the number that steps go from, or that ids count from, 0 being none. device and stream: distinct values and codes. values, strings and templates: sizes and bytes. diagnostics: (code, count, first byte offset, message). Raises SchemaError where they can't be a table's.
     """
 
 def row_times(

@@ -162,44 +162,63 @@ TablePtr edited_table(const EventTable& table, const AnyArray<std::int64_t>& ts_
 // ------------------------------------------------------------------------- from and to a file
 
 using Bytes = AnyArray<std::uint8_t>;
-using Integers = AnyArray<std::int64_t>;
-using StoredTextsTuple = std::tuple<Integers, Bytes>;
+/// (sizes, bytes end to end).
+using StoredTextsTuple = std::tuple<py::array, Bytes>;
+/// (values, what they count from or None).
+using FromTuple = std::tuple<py::array, std::optional<std::int64_t>>;
 /// (distinct values, indices into them).
 template <typename T>
-using CodesTuple = std::tuple<AnyArray<T>, Numbers>;
+using CodesTuple = std::tuple<AnyArray<T>, py::array>;
 /// (code, count, first byte offset, message).
 using DiagnosticTuple =
     std::tuple<std::string, std::uint64_t, std::optional<std::uint64_t>, std::string>;
 
-StoredTexts stored_texts(const StoredTextsTuple& texts) {
-  return {items(std::get<0>(texts)), items(std::get<1>(texts))};
+template <typename T>
+StoredIntegers span_of(const py::array& column) {
+  return std::span(static_cast<const T*>(column.data()), static_cast<std::size_t>(column.size()));
 }
 
-TablePtr table_of_file(const Integers& ts_ns, const Integers& dur_ns, const Numbers& name,
-                       const Numbers& category, const Bytes& kind, const Bytes& phase,
-                       const Bytes& flags, const Numbers& track,
+StoredIntegers integers_of(const py::array& column) {
+  const std::string type =
+      std::string(1, column.dtype().kind()) + std::to_string(column.dtype().itemsize());
+  if (column.ndim() == 1 && (column.flags() & py::array::c_style) != 0) {
+    if (type == "u1") return span_of<std::uint8_t>(column);
+    if (type == "u2") return span_of<std::uint16_t>(column);
+    if (type == "u4") return span_of<std::uint32_t>(column);
+    if (type == "i8") return span_of<std::int64_t>(column);
+  }
+  throw SchemaError("columns of unsigned integers or int64 were expected, not " + type);
+}
+
+StoredTexts stored_texts(const StoredTextsTuple& texts) {
+  return {integers_of(std::get<0>(texts)), items(std::get<1>(texts))};
+}
+
+TablePtr table_of_file(const FromTuple& ts_ns, const py::array& dur_ns, const py::array& name,
+                       const py::array& category, const Bytes& kind, const Bytes& phase,
+                       const Bytes& flags, const py::array& track,
                        const CodesTuple<std::int32_t>& device,
-                       const CodesTuple<std::int64_t>& stream, const Integers& correlation,
-                       const Integers& external_id, const Numbers& template_id,
+                       const CodesTuple<std::int64_t>& stream, const FromTuple& correlation,
+                       const FromTuple& external_id, const py::array& template_id,
                        const StoredTextsTuple& values, const StoredTextsTuple& strings,
                        const StoredTextsTuple& templates, const Members& tracks,
                        const Members& metadata, const std::vector<DiagnosticTuple>& diagnostics,
                        std::uint64_t total_objects, std::uint64_t text_bytes,
                        const std::string& path, unsigned threads) {
   StoredTable stored;
-  stored.ts_ns = items(ts_ns);
-  stored.dur_ns = items(dur_ns);
-  stored.name = items(name);
-  stored.category = items(category);
+  stored.starts = {integers_of(std::get<0>(ts_ns)), std::get<1>(ts_ns)};
+  stored.dur_ns = integers_of(dur_ns);
+  stored.name = integers_of(name);
+  stored.category = integers_of(category);
   stored.kind = items(kind);
   stored.phase = items(phase);
   stored.flags = items(flags);
-  stored.track = items(track);
-  stored.device = {items(std::get<0>(device)), items(std::get<1>(device))};
-  stored.stream = {items(std::get<0>(stream)), items(std::get<1>(stream))};
-  stored.correlation = items(correlation);
-  stored.external_id = items(external_id);
-  stored.template_id = items(template_id);
+  stored.track = integers_of(track);
+  stored.device = {items(std::get<0>(device)), integers_of(std::get<1>(device))};
+  stored.stream = {items(std::get<0>(stream)), integers_of(std::get<1>(stream))};
+  stored.correlation = {integers_of(std::get<0>(correlation)), std::get<1>(correlation)};
+  stored.external_id = {integers_of(std::get<0>(external_id)), std::get<1>(external_id)};
+  stored.template_id = integers_of(template_id);
   stored.values = stored_texts(values);
   stored.strings = stored_texts(strings);
   stored.templates = stored_texts(templates);
@@ -251,11 +270,15 @@ void bind_stored(py::module_& module) {
       py::arg("external_id"), py::arg("template_id"), py::arg("values"), py::arg("strings"),
       py::arg("templates"), py::arg("tracks"), py::arg("metadata"), py::arg("diagnostics"),
       py::arg("total_objects"), py::arg("text_bytes"), py::arg("path"), py::arg("threads") = 0,
-      "The table whose columns [n] these are, in its order, with codes into strings, templates and "
-      "tracks, (pid, tid); a category is len(strings) where there is none. device and stream: "
-      "distinct values and codes. values, strings and templates: offsets and bytes. diagnostics: "
-      "(code, count, first byte offset, message). Raises SchemaError where they can't be a "
-      "table's.");
+      "The table whose columns [n] these are, in its order, as uint8, uint16, uint32 or int64, "
+      "with "
+      "codes into strings, templates and tracks, (pid, tid); a category is len(strings) where "
+      "there "
+      "is none. ts_ns, correlation, external_id: values, and None or the number that steps go "
+      "from, "
+      "or that ids count from, 0 being none. device and stream: distinct values and codes. values, "
+      "strings and templates: sizes and bytes. diagnostics: (code, count, first byte offset, "
+      "message). Raises SchemaError where they can't be a table's.");
   module.def(
       "checksum", [](const Bytes& data) { return checksum(items(data)); }, py::arg("data"),
       "CRC-32 of uint8 [n].");

@@ -6,8 +6,8 @@
 #include <future>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <optional>
+#include <type_traits>
 
 #include "traceap/base/error.hpp"
 #include "traceap/base/interrupt.hpp"
@@ -22,49 +22,96 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw SchemaError(what);
 }
 
-void check_texts(const StoredTexts& texts, const std::string& what) {
-  require(!texts.offsets.empty() && texts.offsets.front() >= 0 &&
-              std::is_sorted(texts.offsets.begin(), texts.offsets.end()) &&
-              static_cast<std::uint64_t>(texts.offsets.back()) <= texts.data.size(),
-          what + ": offsets that rise and stay inside of the data were expected");
+std::size_t size_of(const StoredIntegers& column) {
+  return std::visit([](auto values) { return values.size(); }, column);
 }
 
+/// The numbers as T; nothing outside of [0, most] may be among them.
 template <class T>
-void check_codes(std::span<const T> codes, std::size_t size, const std::string& what) {
-  T most = 0;
-  for (const T code : codes) most = std::max(most, code);
-  if (most >= size) {
-    throw SchemaError(what + ": code " + std::to_string(most) + " of " + std::to_string(size));
+std::vector<T> widened(const StoredIntegers& column, std::uint64_t most, const std::string& what) {
+  return std::visit(
+      [&](auto values) {
+        using Value = typename decltype(values)::value_type;
+        std::vector<T> wide(values.size());
+        Value highest = 0;
+        bool negative = false;
+        for (std::size_t i = 0; i < values.size(); ++i) {
+          highest = std::max(highest, values[i]);
+          if constexpr (std::is_signed_v<Value>) negative |= values[i] < 0;
+          wide[i] = static_cast<T>(values[i]);
+        }
+        if (negative || static_cast<std::uint64_t>(highest) > most) {
+          throw SchemaError(what + ": a number beyond " + std::to_string(most) + " or below 0");
+        }
+        return wide;
+      },
+      column);
+}
+
+std::vector<std::uint32_t> codes_of(const StoredIntegers& column, std::size_t size,
+                                    const std::string& what) {
+  require(size > 0, what + ": there is nothing that codes could stand for");
+  return widened<std::uint32_t>(column, size - 1, what);
+}
+
+/// Where texts begin, and behind the last of them the end of the data.
+std::vector<std::uint32_t> offsets_of(const StoredTexts& texts, const std::string& what) {
+  require(texts.data.size() <= std::numeric_limits<std::uint32_t>::max(),
+          what + ": more than 4 GiB");
+  std::vector<std::uint32_t> offsets{0};
+  offsets.reserve(size_of(texts.sizes) + 1);
+  std::uint64_t end = 0;
+  std::visit(
+      [&](auto sizes) {
+        for (const auto size : sizes) {
+          end += static_cast<std::uint64_t>(size);
+          require(static_cast<std::uint64_t>(size) <= texts.data.size() && end <= texts.data.size(),
+                  what + ": sizes within the data were expected");
+          offsets.push_back(static_cast<std::uint32_t>(end));
+        }
+      },
+      texts.sizes);
+  return offsets;
+}
+
+std::vector<std::string_view> texts_of(const StoredTexts& texts, const std::string& what) {
+  const std::vector<std::uint32_t> offsets = offsets_of(texts, what);
+  const auto* data = reinterpret_cast<const char*>(texts.data.data());
+  std::vector<std::string_view> found;
+  for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
+    found.emplace_back(data + offsets[i], offsets[i + 1] - offsets[i]);
   }
+  return found;
 }
 
 void check_lengths(const StoredTable& s) {
-  const std::size_t rows = s.ts_ns.size();
+  const std::size_t rows = size_of(s.starts.values);
   require(rows > 0, "at least one event was expected");
   require(rows < kNoRow, "more than 4294967294 events");
-  const bool all_equal =
-      s.dur_ns.size() == rows && s.stream.codes.size() == rows && s.correlation.size() == rows &&
-      s.external_id.size() == rows && s.name.size() == rows && s.category.size() == rows &&
-      s.track.size() == rows && s.template_id.size() == rows && s.device.codes.size() == rows &&
-      s.kind.size() == rows && s.phase.size() == rows && s.flags.size() == rows &&
-      s.values.size() == rows;
-  require(all_equal, "columns of equal length were expected");
+  for (const StoredIntegers* column :
+       {&s.dur_ns, &s.correlation.values, &s.external_id.values, &s.name, &s.track, &s.template_id,
+        &s.category, &s.device.codes, &s.stream.codes, &s.values.sizes}) {
+    require(size_of(*column) == rows, "columns of equal length were expected");
+  }
+  for (const auto& column : {s.kind, s.phase, s.flags}) {
+    require(column.size() == rows, "columns of equal length were expected");
+  }
 }
 
 /// Rows without a time first, then by start, longer first.
-void check_times(const StoredTable& s) {
-  for (std::size_t r = 0; r < s.ts_ns.size(); ++r) {
-    const std::int64_t ts = s.ts_ns[r], dur = s.dur_ns[r];
-    const bool fits = ts >= -kMaxTimeNs && ts <= kMaxTimeNs && dur >= 0 && dur <= kMaxTimeNs;
-    const bool timed = (s.flags[r] & kHasTime) != 0;
-    if (!fits || (!timed && ts != 0)) {
-      throw SchemaError("ts_ns, dur_ns: row " + std::to_string(r) + ": no possible time");
+void check_times(const EventTable& t) {
+  for (Row r = 0; r < t.size(); ++r) {
+    const std::int64_t ts = t.ts_ns[r];
+    const bool timed = (t.flags[r] & kHasTime) != 0;
+    if (ts < -kMaxTimeNs || ts > kMaxTimeNs || (!timed && ts != 0)) {
+      throw SchemaError("ts_ns: row " + std::to_string(r) + ": no possible time");
     }
     if (r == 0) continue;
-    const bool before_timed = (s.flags[r - 1] & kHasTime) != 0;
-    const bool in_order = timed == before_timed ? s.ts_ns[r - 1] < ts || (s.ts_ns[r - 1] == ts &&
-                                                                          s.dur_ns[r - 1] >= dur)
-                                                : timed;
+    const bool before_timed = (t.flags[r - 1] & kHasTime) != 0;
+    const bool in_order =
+        timed == before_timed
+            ? t.ts_ns[r - 1] < ts || (t.ts_ns[r - 1] == ts && t.dur_ns[r - 1] >= t.dur_ns[r])
+            : timed;
     if (!in_order) throw SchemaError("ts_ns: row " + std::to_string(r) + ": out of order");
   }
 }
@@ -120,65 +167,48 @@ bool holds_values(std::string_view bytes, const TemplateNeeds& needs) {
   return at == bytes.size();
 }
 
-void check_values(const StoredTable& s) {
+void check_values(const EventTable& t, const std::vector<std::string_view>& templates,
+                  const std::vector<std::uint32_t>& template_of) {
   std::vector<TemplateNeeds> needs;
-  for (std::size_t id = 0; id < s.templates.size(); ++id)
-    needs.push_back(needs_of(s.templates[id]));
+  for (const std::string_view text : templates) needs.push_back(needs_of(text));
   std::vector<std::uint8_t> numbered;  // by track: 1 pid, 2 tid
-  for (const auto& [pid, tid] : s.tracks) {
+  for (const Track& track : t.tracks) {
     numbered.push_back(
-        static_cast<std::uint8_t>((parse_int64(pid) ? 1 : 0) | (parse_int64(tid) ? 2 : 0)));
+        static_cast<std::uint8_t>((track.pid_number() ? 1 : 0) | (track.tid_number() ? 2 : 0)));
   }
-  for (std::size_t r = 0; r < s.template_id.size(); ++r) {
+  const auto* data = reinterpret_cast<const char*>(t.args.values.data());
+  for (Row r = 0; r < t.size(); ++r) {
     poll_interrupt();
-    const TemplateNeeds& wanted = needs[s.template_id[r]];
-    const std::uint8_t has = numbered[s.track[r]];
+    const TemplateNeeds& wanted = needs[template_of[r]];
+    const std::uint8_t has = numbered[t.track[r]];
+    const std::size_t begin = t.args.values_offset[r];
+    const std::size_t end = r + 1 < t.size() ? t.args.values_offset[r + 1] : t.args.values.size();
     const bool fits = (!wanted.pid || (has & 1) != 0) && (!wanted.tid || (has & 2) != 0) &&
-                      holds_values(s.values[r], wanted);
+                      holds_values({data + begin, end - begin}, wanted);
     if (!fits) {
       throw SchemaError("values: row " + std::to_string(r) + ": not what its template asks for");
     }
   }
 }
 
-/// All but the packed values.
-void check_columns(const StoredTable& s) {
-  check_lengths(s);
-  check_texts(s.values, "values");
-  check_texts(s.strings, "name");
-  check_texts(s.templates, "template");
-  require(s.values.offsets.back() - s.values.offsets.front() <=
-              std::numeric_limits<std::uint32_t>::max(),
-          "values: more than 4 GiB");
-  check_codes(s.name, s.strings.size(), "name");
-  check_codes(s.category, s.strings.size() + 1, "category");
-  check_codes(s.device.codes, s.device.distinct.size(), "device");
-  check_codes(s.stream.codes, s.stream.distinct.size(), "stream");
-  check_codes(s.track, s.tracks.size(), "track");
-  check_codes(s.template_id, s.templates.size(), "template");
-  check_codes<std::uint8_t>(s.kind, kEventKindCount, "kind");
-  check_times(s);
-  check_tracks(s);
-}
-
-/// The ids that texts get in a pool, or nothing where they are their places.
-std::vector<StringId> intern_all(const StoredTexts& texts, StringPool& pool) {
-  std::vector<StringId> ids(texts.size());
-  bool same = true;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
+/// The ids that texts get in a pool.
+std::vector<StringId> intern_all(const std::vector<std::string_view>& texts, StringPool& pool) {
+  std::vector<StringId> ids;
+  ids.reserve(texts.size() + 1);
+  for (const std::string_view text : texts) {
     poll_interrupt();
-    ids[i] = pool.intern(texts[i]);
-    same &= ids[i] == i;
+    ids.push_back(pool.intern(text));
   }
-  return same ? std::vector<StringId>() : ids;
+  return ids;
 }
 
-std::vector<StringId> renumbered(std::span<const std::uint32_t> codes,
-                                 const std::vector<StringId>& ids) {
-  std::vector<StringId> column(codes.begin(), codes.end());
-  if (ids.empty()) return column;
-  for (StringId& code : column) code = ids[code];
-  return column;
+/// Replaces places of texts by their ids, which differ only where a text comes twice.
+void renumber(std::vector<std::uint32_t>& codes, const std::vector<StringId>& ids) {
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] == i) continue;
+    for (std::uint32_t& code : codes) code = ids[code];
+    return;
+  }
 }
 
 /// A narrow column of few distinct values: these are widened once, and not row by row.
@@ -190,29 +220,34 @@ void restore_codes(std::span<const T> distinct, std::span<const std::uint32_t> c
   column = values.pick(codes);
 }
 
-/// The ids of `size` texts and, if wanted, that of none behind them.
-std::vector<StringId> all_ids(const std::vector<StringId>& ids, std::size_t size, bool with_none) {
-  std::vector<StringId> all = ids;
-  if (all.empty()) {
-    all.resize(size);
-    std::iota(all.begin(), all.end(), 0);
-  }
-  if (with_none) all.push_back(kNoString);
-  return all;
+void restore_starts(const StoredTable& s, EventTable& t) {
+  std::visit(
+      [&](auto values) {
+        t.ts_ns.resize(values.size());
+        auto sum = static_cast<std::uint64_t>(s.starts.first.value_or(0));  // may wrap, is checked
+        for (std::size_t r = 0; r < values.size(); ++r) {
+          const auto value = static_cast<std::uint64_t>(values[r]);
+          sum = s.starts.first ? sum + value : value;
+          const bool untimed = s.starts.first && (s.flags[r] & kHasTime) == 0;
+          t.ts_ns[r] = untimed ? 0 : static_cast<std::int64_t>(sum);
+        }
+      },
+      s.starts.values);
 }
 
-template <class T>
-std::vector<T> to_vector(std::span<const T> values) {
-  return {values.begin(), values.end()};
-}
-
-void restore_values(const StoredTexts& values, ArgStore& args) {
-  const std::int64_t first = values.offsets.front();
-  args.values_offset.resize(values.size());
-  for (std::size_t r = 0; r < values.size(); ++r) {
-    args.values_offset[r] = static_cast<std::uint32_t>(values.offsets[r] - first);
-  }
-  args.values.assign(values.data.begin() + first, values.data.begin() + values.offsets.back());
+void restore_ids(const StoredIds& ids, NarrowColumn<std::int64_t, kNoId>& column) {
+  std::visit(
+      [&](auto values) {
+        std::vector<std::int64_t> wide(values.size());
+        const std::uint64_t before = static_cast<std::uint64_t>(ids.lowest.value_or(1)) - 1;
+        for (std::size_t r = 0; r < values.size(); ++r) {
+          const auto value = static_cast<std::uint64_t>(values[r]);
+          const bool absent = ids.lowest && value == 0;
+          wide[r] = absent ? kNoId : static_cast<std::int64_t>(value + before);
+        }
+        column.append(wide);
+      },
+      ids.values);
 }
 
 void restore_tracks(const StoredTable& s, EventTable& t) {
@@ -222,38 +257,57 @@ void restore_tracks(const StoredTable& s, EventTable& t) {
     track.pid = t.track_texts->texts.store(pid);
     track.tid = t.track_texts->texts.store(tid);
   }
-  name_tracks(t);
+}
+
+void restore_kinds(const StoredTable& s, EventTable& t) {
+  t.phase.assign(s.phase.begin(), s.phase.end());
+  t.flags.assign(s.flags.begin(), s.flags.end());
+  t.kind.resize(s.kind.size());
+  for (std::size_t r = 0; r < s.kind.size(); ++r) {
+    require(s.kind[r] < kEventKindCount, "kind: an unknown one");
+    t.kind[r] = static_cast<EventKind>(s.kind[r]);
+  }
+}
+
+void restore_names(const StoredTable& s, EventTable& t) {
+  std::vector<StringId> ids = intern_all(texts_of(s.strings, "name"), t.strings);
+  t.name = codes_of(s.name, ids.size(), "name");
+  renumber(t.name, ids);
+  ids.push_back(kNoString);
+  restore_codes<StringId, kNoString>(ids, codes_of(s.category, ids.size(), "category"), t.category);
 }
 
 }  // namespace
 
 EventTable restore_table(const StoredTable& s, unsigned threads) {
-  check_columns(s);
+  check_lengths(s);
+  check_tracks(s);
+  EventTable t;
+  restore_kinds(s, t);
+  restore_starts(s, t);
+  t.dur_ns = widened<std::int64_t>(s.dur_ns, kMaxTimeNs, "dur_ns");
+  check_times(t);
+  restore_tracks(s, t);
+  t.track = codes_of(s.track, t.tracks.size(), "track");
+  t.args.values_offset = offsets_of(s.values, "values");
+  t.args.values.assign(s.values.data.begin(), s.values.data.begin() + t.args.values_offset.back());
+  t.args.values_offset.pop_back();
+  const std::vector<std::string_view> templates = texts_of(s.templates, "template");
+  std::vector<std::uint32_t> template_of = codes_of(s.template_id, templates.size(), "template");
   // Where there is one thread only, they are checked when the rest is done.
   std::future<void> checked = std::async(threads == 1 ? std::launch::deferred : std::launch::async,
-                                         [&s] { check_values(s); });
-  EventTable t;
-  t.ts_ns = to_vector(s.ts_ns);
-  t.dur_ns = to_vector(s.dur_ns);
-  const std::vector<StringId> ids = intern_all(s.strings, t.strings);
-  t.name = renumbered(s.name, ids);
-  restore_codes<StringId, kNoString>(all_ids(ids, s.strings.size(), true), s.category, t.category);
-  const std::vector<StringId> shapes = intern_all(s.templates, t.args.templates);
-  restore_codes<StringId, kNoString>(all_ids(shapes, s.templates.size(), false), s.template_id,
-                                     t.args.template_id);
-  t.kind.resize(s.kind.size());
-  std::transform(s.kind.begin(), s.kind.end(), t.kind.begin(),
-                 [](std::uint8_t kind) { return static_cast<EventKind>(kind); });
-  t.phase.assign(s.phase.begin(), s.phase.end());
-  t.flags = to_vector(s.flags);
-  t.track = to_vector(s.track);
-  restore_codes(s.device.distinct, s.device.codes, t.device);
-  restore_codes(s.stream.distinct, s.stream.codes, t.stream);
-  t.correlation.append(s.correlation);
-  t.external_id.append(s.external_id);
-  restore_values(s.values, t.args);
+                                         [&] { check_values(t, templates, template_of); });
+  restore_names(s, t);
+  restore_codes(s.device.distinct, codes_of(s.device.codes, s.device.distinct.size(), "device"),
+                t.device);
+  restore_codes(s.stream.distinct, codes_of(s.stream.codes, s.stream.distinct.size(), "stream"),
+                t.stream);
+  restore_ids(s.correlation, t.correlation);
+  restore_ids(s.external_id, t.external_id);
   checked.get();
-  restore_tracks(s, t);
+  const std::vector<StringId> shapes = intern_all(templates, t.args.templates);
+  restore_codes<StringId, kNoString>(shapes, template_of, t.args.template_id);
+  name_tracks(t);
   t.metadata = s.metadata;
   clean_metadata(t.metadata, t.diagnostics);
   read_metadata(t);

@@ -3,40 +3,51 @@
 // vouches for.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "traceap/table/event_table.hpp"
 
 namespace traceap {
 
-/// Texts end to end: text i is data[offsets[i], offsets[i + 1]).
-struct StoredTexts {
-  std::span<const std::int64_t> offsets;
-  std::span<const std::uint8_t> data;
+/// A column of integers in as few bytes as its largest needs.
+using StoredIntegers = std::variant<std::span<const std::uint8_t>, std::span<const std::uint16_t>,
+                                    std::span<const std::uint32_t>, std::span<const std::int64_t>>;
 
-  std::size_t size() const { return offsets.empty() ? 0 : offsets.size() - 1; }
-  std::string_view operator[](std::size_t i) const {
-    return {reinterpret_cast<const char*>(data.data()) + offsets[i],
-            static_cast<std::size_t>(offsets[i + 1] - offsets[i])};
-  }
+/// Times as they are, or steps of which the first goes from `first`.
+struct StoredTimes {
+  StoredIntegers values;
+  std::optional<std::int64_t> first;
 };
-
+/// Ids as they are, or counted from 1 = `lowest`, where 0 is none.
+struct StoredIds {
+  StoredIntegers values;
+  std::optional<std::int64_t> lowest;
+};
 /// A column of few distinct values: indices into them.
 template <class T>
 struct StoredCodes {
   std::span<const T> distinct;
-  std::span<const std::uint32_t> codes;
+  StoredIntegers codes;
+};
+/// Texts end to end.
+struct StoredTexts {
+  StoredIntegers sizes;
+  std::span<const std::uint8_t> data;
 };
 
 /// What an EventTable is restored from; columns mean what they mean there.
 struct StoredTable {
-  std::span<const std::int64_t> ts_ns, dur_ns, correlation, external_id;
-  std::span<const std::uint32_t> name, track, template_id;
-  std::span<const std::uint32_t> category;  ///< strings.size() where there is none
+  StoredTimes starts;
+  StoredIntegers dur_ns;
+  StoredIds correlation, external_id;
+  StoredIntegers name, track, template_id;
+  StoredIntegers category;  ///< the number of strings where there is none
   StoredCodes<std::int32_t> device;
   StoredCodes<std::int64_t> stream;
   std::span<const std::uint8_t> kind, phase, flags;

@@ -295,9 +295,11 @@ def _core_columns(pa: Any, rows: Any) -> dict[str, Any]:
         filled = columns[name].fill_null(absent)
         if name in ("device", "stream"):
             coded = filled.dictionary_encode()
-            numbers[name] = coded.dictionary.to_numpy(), coded.indices.to_numpy()
+            codes = coded.indices.to_numpy().view(np.uint32)
+            numbers[name] = coded.dictionary.to_numpy(), codes
         else:
-            numbers[name] = filled.to_numpy(zero_copy_only=False)
+            numbers[name] = filled.to_numpy(zero_copy_only=False), None
+    numbers["ts_ns"] = numbers["ts_ns"], None
     name_codes, strings = _texts(columns["name"], "name")
     category_codes, strings = _join_categories(columns["category"], strings)
     template_codes, templates = _texts(columns["template"], "template")
@@ -325,17 +327,17 @@ _Texts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
 
 
 def _buffers(column: Any) -> _Texts:
-    """Return offsets and bytes of an array of texts or bytes."""
+    """Return sizes and bytes of an array of texts or bytes."""
     if column.null_count:
         raise SchemaError("values: one for each event was expected")
     _, offsets, data = column.buffers()
     wide = np.dtype(np.int64 if "large" in str(column.type) else np.int32)
     begin = column.offset
     if offsets is None or not len(column):
-        return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
     places = np.frombuffer(offsets, wide, count=begin + len(column) + 1)[begin:]
     found = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    return places.astype(np.int64, copy=False), found
+    return np.diff(places).astype(np.int64, copy=False), found[places[0] : places[-1]]
 
 
 def _texts(column: Any, what: str) -> tuple[npt.NDArray[np.uint32], _Texts]:
@@ -346,14 +348,11 @@ def _texts(column: Any, what: str) -> tuple[npt.NDArray[np.uint32], _Texts]:
 
 def _join_categories(column: Any, strings: _Texts) -> tuple[npt.NDArray[np.uint32], _Texts]:
     """Return categories as codes into the texts of names, with those that are missing there."""
-    offsets, data = _buffers(column.dictionary)
-    begin, end = int(strings[0][0]), int(strings[0][-1])
-    known = len(strings[0]) - 1
-    joined = np.concatenate([strings[1][begin:end], data[offsets[0] : offsets[-1]]])
-    places = np.concatenate([strings[0] - begin, (offsets[1:] - offsets[0]) + (end - begin)])
+    sizes, data = _buffers(column.dictionary)
+    joined = np.concatenate([strings[0], sizes]), np.concatenate([strings[1], data])
     codes = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    none = len(places) - 1
-    return np.where(codes < 0, none, codes + known).astype(np.uint32), (places, joined)
+    known, none = len(strings[0]), len(joined[0])
+    return np.where(codes < 0, none, codes + known).astype(np.uint32), joined
 
 
 def _small_codes(column: Any, what: str, code: Any) -> npt.NDArray[np.uint8]:

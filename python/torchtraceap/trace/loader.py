@@ -13,6 +13,7 @@ from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
+from torchtraceap.trace.cache import Caching
 from torchtraceap.trace.files import assign_ranks, expand_paths
 from torchtraceap.trace.ranks import RankTrace
 from torchtraceap.trace.recordings import losses_of, read_recording
@@ -29,6 +30,7 @@ def load(
     *,
     threads: int | None = None,
     progress: Progress | None = None,
+    cache: Caching = None,
 ) -> Trace:
     """Read a trace: a file, a folder with a file per rank, or a list of files.
 
@@ -41,6 +43,8 @@ def load(
             skipped, with a diagnostic; if it has no traces, those in its folders are read.
         threads: Parsing threads; by default as many as there are cores.
         progress: Called now and then with (compressed bytes read, in all).
+        cache: Whether files are kept in columns for the next time (docs/formats.md), or the folder
+            for it; by default what the environment variable `TORCHTRACEAP_CACHE` says, else not.
 
     Returns:
         One `Trace`, whose ranks come from `distributedInfo`, else from the file names, else from
@@ -59,13 +63,13 @@ def load(
         raise OptionError(f"a trace is a file, a folder or a list of files, not {path!r}")
     files, from_folder = expand_paths(path)
     try:
-        tables, skipped = _read_all(files, threads or 0, progress, skip=from_folder)
+        tables, skipped = _read_all(files, threads or 0, progress, cache, skip=from_folder)
     except ParseError:
         # Perhaps settings or results lie beside the folders of the traces.
         every = expand_paths(path, deep=True)[0] if from_folder else files
         if every == files:
             raise
-        tables, skipped = _read_all(every, threads or 0, progress, skip=True)
+        tables, skipped = _read_all(every, threads or 0, progress, cache, skip=True)
     claims = [TraceFile(str(p), rank, table.world_size) for p, rank, table in tables]
     numbers, diagnostics = assign_ranks(claims)
     of_files: dict[Path, list[_core.EventTable]] = {}  # parts of one file are of one job
@@ -90,7 +94,12 @@ _Read = tuple[Path, int | None, _core.EventTable]
 
 
 def _read_all(
-    files: Sequence[Path], threads: int, progress: Progress | None, *, skip: bool
+    files: Sequence[Path],
+    threads: int,
+    progress: Progress | None,
+    cache: Caching,
+    *,
+    skip: bool,
 ) -> tuple[list[_Read], list[Diagnostic]]:
     at_once = min(threads or core_count(), len(files))
     each = max(1, (threads or core_count()) // at_once)
@@ -108,7 +117,7 @@ def _read_all(
         path = files[index]
         try:
             each_report = partial(report, index) if progress else None
-            table = read_recording(path, threads=each, progress=each_report)
+            table = read_recording(path, threads=each, progress=each_report, caching=cache)
             split = _core.split_merged_trace(table, threads=each)
         except ParseError as error:
             if not skip:

@@ -25,7 +25,7 @@ MAGIC = b"ARROW1"
 _SCHEMA = "torchtraceap.packed/1"
 _KINDS = {"first_ns": int, "lowest": dict, "kinds": list, "checksums": dict}
 _IDS = ("correlation", "external_id")
-_FEW = {"device": (np.int32, -1), "stream": (np.int64, _core.NO_ID)}
+_FEW = {"device": np.int32, "stream": np.int64}
 _PLAIN = ("dur_ns", "name", "category", "kind", "phase", "flags", "track", "template")
 _TEXTS = ("strings", "templates")
 _Numbers = npt.NDArray[Any]
@@ -46,7 +46,7 @@ def write_packed(table: _core.EventTable, path: PathLike, *, pack: bool = True) 
     from torchtraceap.core.writing import replacing_stream
 
     pa, _ = import_pyarrow()
-    columns, about = _pack(table)
+    columns, about = _pack(pa, table)
     checksums = {name: _core.checksum(_bytes(values)) for name, values in columns.items()}
     metadata = describe(table, _SCHEMA, {**about, "checksums": checksums})
     lists = {
@@ -64,12 +64,13 @@ def write_packed(table: _core.EventTable, path: PathLike, *, pack: bool = True) 
         writer.write_batch(row)
 
 
-def read_packed(path: PathLike, *, threads: int = 0) -> _core.EventTable:
+def read_packed(path: PathLike, *, threads: int = 0, name: str | None = None) -> _core.EventTable:
     """Read the events of a rank that `write_packed` wrote.
 
     Args:
         path: The file.
         threads: 1 reads and checks the columns one after the other.
+        name: The file that the table names as its own; by default this one.
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
@@ -89,7 +90,7 @@ def read_packed(path: PathLike, *, threads: int = 0) -> _core.EventTable:
             batch.validate(full=True)
             columns = {name: _numbers(pa, batch.column(name)) for name in batch.schema.names}
             _check(columns, about["checksums"])
-            return restore(about, place, threads, **_unpack(columns, about))
+            return restore(about, name or place, threads, **_unpack(columns, about))
     except (SchemaError, KeyError, TypeError, IndexError) as error:
         raise ParseError(f"{place}: is no file of packed events: {error}") from None
     except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
@@ -99,14 +100,13 @@ def read_packed(path: PathLike, *, threads: int = 0) -> _core.EventTable:
         raise ParseError(f"{place}: is damaged: {said[0]}") from None
 
 
-def _pack(table: _core.EventTable) -> tuple[dict[str, Array], dict[str, Any]]:
+def _pack(pa: Any, table: _core.EventTable) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the columns in few bytes, and the numbers that they are relative to."""
     strings = table.strings
-    absent = table.category == _core.NO_STRING
     columns: dict[str, Array] = {
         "dur_ns": _narrow(table.dur_ns),
         "name": _narrow(table.name),
-        "category": _narrow(np.where(absent, len(strings), table.category)),
+        "category": _narrow(np.minimum(table.category, len(strings))),
         "kind": table.kind,
         "phase": table.phase,
         "flags": table.flags,
@@ -114,15 +114,18 @@ def _pack(table: _core.EventTable) -> tuple[dict[str, Array], dict[str, Any]]:
         "template": _narrow(_core.template_ids(table)),
     }
     # Events without a time come first, at 0: a step from there would be as large as the clock.
-    timed = (table.flags & _core.HAS_TIME) != 0
-    first_ns = int(table.ts_ns[np.argmax(timed)]) if len(timed) else 0
-    columns["step_ns"] = _narrow(np.diff(np.where(timed, table.ts_ns, first_ns), prepend=first_ns))
+    begin = int(np.argmax((table.flags & _core.HAS_TIME) != 0))
+    first_ns = int(table.ts_ns[begin])
+    steps = np.zeros(len(table), dtype=np.int64)
+    np.subtract(table.ts_ns[begin + 1 :], table.ts_ns[begin:-1], out=steps[begin + 1 :])
+    columns["step_ns"] = _narrow(steps)
     lowest = {}
     for name in _IDS:
         columns[name], lowest[name] = _from_lowest(getattr(table, name))
     for name in _FEW:
-        values, codes = np.unique(getattr(table, name), return_inverse=True)
-        columns[name], columns[f"{name}_values"] = _narrow(codes), values
+        coded = pa.array(getattr(table, name)).dictionary_encode()
+        columns[name] = _narrow(coded.indices.to_numpy())
+        columns[f"{name}_values"] = coded.dictionary.to_numpy()
     offsets, data = _core.packed_values(table)
     columns["values"], columns["values_bytes"] = data, _narrow(np.diff(offsets))
     encoded = [text.encode("utf-8", "replace") for text in strings]
@@ -140,42 +143,32 @@ def _unpack(columns: dict[str, _Numbers], about: dict[str, Any]) -> dict[str, An
     if about["kinds"] != kinds:  # of another version
         known = np.array([kinds.index(kind) for kind in about["kinds"]], dtype=np.uint8)
         whole["kind"] = known[columns["kind"]]
-    starts = np.cumsum(columns["step_ns"], dtype=np.int64)
-    starts += about["first_ns"]
-    untimed = (columns["flags"] & _core.HAS_TIME) == 0
-    if untimed.any():
-        starts[untimed] = 0
-    whole["ts_ns"] = starts
+    whole["ts_ns"] = columns["step_ns"], about["first_ns"]
     for name in _IDS:
-        codes, lowest = columns[name], about["lowest"][name]
-        values = codes.astype(np.int64)
-        values += lowest - 1
-        values[codes == 0] = _core.NO_ID
-        whole[name] = values
-    for name, (dtype, _) in _FEW.items():
+        whole[name] = columns[name], about["lowest"][name]
+    for name, dtype in _FEW.items():
         whole[name] = columns[f"{name}_values"].astype(dtype, casting="same_kind"), columns[name]
     for name in ("values", *_TEXTS):
-        sizes = columns[f"{name}_bytes"]
-        offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        whole[name] = offsets, columns[name]
+        whole[name] = columns[f"{name}_bytes"], columns[name]
     return whole
 
 
 def _narrow(values: Array) -> Array:
     """Return numbers in the fewest bytes that hold all of them."""
-    if len(values) and values.min() < 0:
-        return values
     most = int(values.max(initial=0))
+    if values.dtype.kind == "i" and values.min(initial=0) < 0:
+        return values.astype(np.int64, copy=False)
     return values.astype(next(t for t in ("u1", "u2", "u4", "i8") if most <= np.iinfo(t).max))
 
 
 def _from_lowest(ids: npt.NDArray[np.int64]) -> tuple[Array, int]:
     """Return ids as numbers from 1, 0 where there is none, and which one is 1."""
-    there = ids != _core.NO_ID
-    lowest = int(ids.min(where=there, initial=2**63 - 1)) if there.any() else 1
-    with np.errstate(over="ignore"):
-        return _narrow(np.where(there, ids - (lowest - 1), 0)), lowest
+    absent = ids == _core.NO_ID
+    lowest = int(ids.min(where=~absent, initial=2**63 - 1))
+    with np.errstate(over="ignore"):  # far apart they wrap, and back
+        counted = ids - np.int64(lowest - 1)
+    counted[absent] = 0
+    return _narrow(counted), lowest
 
 
 def _numbers(pa: Any, column: Any) -> _Numbers:

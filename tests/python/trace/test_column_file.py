@@ -260,8 +260,8 @@ def test_made_up_packed_columns_are_refused(
     }  # fmt: skip
     for name, values in numbers.items():
 
-        def packed(table: _core.EventTable, name: str = name, values: Any = values) -> Any:
-            columns, about = pack(table)
+        def packed(pa: Any, table: Any, name: str = name, values: Any = values) -> Any:
+            columns, about = pack(pa, table)
             return {**columns, name: np.array(values, dtype=np.int64)}, about
 
         monkeypatch.setattr(packed_file, "_pack", packed)

@@ -20,6 +20,7 @@ from torchtraceap.core.results import Diagnostic
 from torchtraceap.core.stored import parse_value
 from torchtraceap.errors import SchemaError
 from torchtraceap.trace import packed_file
+from torchtraceap.trace.cache import Caching, find_entry, keep_entry, read_entry
 from torchtraceap.trace.column_file import MAGIC, read_columns
 from torchtraceap.trace.recordings.recording import RECORDED_BY
 
@@ -65,7 +66,11 @@ _READERS: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
 
 
 def read_recording(
-    path: PathLike, *, threads: int = 0, progress: Callable[[int, int], object] | None = None
+    path: PathLike,
+    *,
+    threads: int = 0,
+    progress: Callable[[int, int], object] | None = None,
+    caching: Caching = None,
 ) -> _core.EventTable:
     """Read the events of one file: a trace, events in columns, or what another profiler wrote.
 
@@ -73,6 +78,7 @@ def read_recording(
         path: The file.
         threads: Parsing threads; 0 for as many as there are cores.
         progress: Called now and then with (compressed bytes read, in all).
+        caching: Whether what has to be parsed is kept for the next time.
 
     Raises:
         ParseError: It holds no events, or is damaged beyond use.
@@ -83,6 +89,19 @@ def read_recording(
         return read_columns(path, threads=threads)
     if head.startswith(packed_file.MAGIC):
         return packed_file.read_packed(path, threads=threads)
+    entry = find_entry(path, caching) if head else None
+    kept = read_entry(entry, path, threads=threads) if entry else None
+    if kept is not None:
+        return kept
+    table = _parse(path, head, threads, progress)
+    if entry:
+        keep_entry(entry, table)
+    return table
+
+
+def _parse(
+    path: PathLike, head: bytes, threads: int, progress: Callable[[int, int], object] | None
+) -> _core.EventTable:
     for name, is_its in _READERS:
         if is_its(head):
             reader = import_module(f"{__name__}.{name}")
