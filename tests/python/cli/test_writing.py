@@ -521,10 +521,6 @@ GIVEN = {
     ("contracts/record.py", "target.open('xb')"),
     # A copy of what is remote, in memory; the whole trace with its capture, in a temporary folder.
     ("corpus/sources.py", "open(descriptor, 'wb')"),
-    (
-        "compat/tracelens/inference.py",
-        'path.write_text(f"""{{{members}"traceEvents":[{\',\'.join(texts)}]}}""", \'utf-8\')',
-    ),
     ("corpus/store.py", "path.write_text(text, 'utf-8')"),  # staged by `write_paths`
     # What a watch and its child tell each other, in a hidden folder that goes when it has answered.
     ("record/examiner.py", "(place / SAID).open('wb')"),
