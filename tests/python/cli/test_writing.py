@@ -492,6 +492,10 @@ GIVEN = {
     ("record/export.py", "packed.open('xb')"),
     ("record/export.py", "gzip.GzipFile('', 'wb', GZIP_LEVEL, target, mtime=0)"),
     ("core/table.py", "gzip.GzipFile('', 'wb', fileobj=file, mtime=0)"),
+    (
+        "cli/doctor.py",  # in the block of `replacing`
+        "staged.write_text(json.dumps(document | {'trace': trace}, indent=1), 'utf-8')",
+    ),
     ("cli/tables.py", "kept.to_csv(options.csv, spreadsheet=options.spreadsheet)"),
     ("cli/tables.py", "kept.to_parquet(options.parquet)"),
     (
