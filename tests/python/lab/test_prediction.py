@@ -274,3 +274,48 @@ def test_layers_of_a_tensor_parallel_model_wait_for_each_other() -> None:
     gpu = made.gpu
     assert gpu.communication_ns > 0
     assert gpu.exposed_communication_ns == gpu.communication_ns
+
+
+def products(width: int = 4096) -> dict[str, Any]:
+    return {"model": torch.nn.Linear(width, width), "inputs": (torch.randn(width, width),)}
+
+
+def test_products_are_computed_in_the_type_that_the_program_allows() -> None:
+    """An H100 does 494 Tflop/s in tf32 and 67 in fp32."""
+    exact = ttap.predict(products, device=GPU).gpu.busy_ns
+    allowed = ttap.predict(products, device=GPU, dtype="tf32")
+    assert allowed.dtype == "tf32"
+    assert 4 < exact / allowed.gpu.busy_ns < 8.5
+
+    def switched() -> dict[str, Any]:
+        torch.set_float32_matmul_precision("high")
+        return products()
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        assert ttap.predict(switched, device=GPU).gpu.busy_ns == allowed.gpu.busy_ns
+        # A GPU without such units computes in fp32 whatever the program allows.
+        assert ttap.predict(switched, device="T4").gpu.busy_ns == (
+            ttap.predict(products, device="T4").gpu.busy_ns
+        )
+    finally:
+        torch.set_float32_matmul_precision(before)
+    with pytest.raises(OptionError, match="no units for tf32"):
+        ttap.predict(products, device="T4", dtype="tf32")
+
+
+def test_convolutions_use_tf32_unless_the_program_forbids_it() -> None:
+    def convolution() -> dict[str, Any]:
+        return {
+            "model": torch.nn.Conv2d(256, 256, 3, padding=1),
+            "inputs": (torch.randn(64, 256, 56, 56),),
+            "loss": lambda out: out.square().mean(),
+            "optimizer": torch.optim.SGD,
+        }
+
+    fast = ttap.predict(convolution, device=GPU).gpu.busy_ns
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        assert ttap.predict(convolution, device=GPU).gpu.busy_ns > 1.5 * fast
+    finally:
+        torch.backends.cudnn.allow_tf32 = True

@@ -249,5 +249,8 @@ def _matrix_work(capture: Capture, device: Device) -> Iterator[tuple[float, floa
     for op in launching_ops(capture):
         work, _ = work_of_call(op_call(op))
         if work is not None and work.flops and work.unit == "matrix":
-            rate = device.matrix.get(work.dtype) or device.vector.get(work.dtype)
+            in_tf32 = work.dtype == "fp32" and capture.allows_tf32(op.name)
+            rate = (device.matrix.get("tf32") if in_tf32 else None) or (
+                device.matrix.get(work.dtype) or device.vector.get(work.dtype)
+            )
             yield work.flops, rate or float("nan")

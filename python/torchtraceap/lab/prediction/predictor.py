@@ -184,7 +184,7 @@ def predict_captured(
     ran_on = None if recorded_on is None else find_device(recorded_on)
     # The machine of a recorded step is the one that is asked for if its GPU is.
     own = [load(recorded)] if recorded is not None and ran_on is chip else []
-    _check_types(captured.captures, chip)
+    _check_types(captured.captures, chip, dtype)
 
     def lowered_steps(is_profiled: bool) -> list[LoweredStep]:
         found = lower_steps(
@@ -299,7 +299,7 @@ def _has_stacks(part: RankTrace) -> bool:
     return bool((part.table.kind == _core.EventKind.PYTHON_FUNCTION).any())
 
 
-def _check_types(captures: Iterable[Capture], device: Device) -> None:
+def _check_types(captures: Iterable[Capture], device: Device, dtype: object) -> None:
     """Check that the device has units for the types of matrix products.
 
     Raises:
@@ -307,6 +307,8 @@ def _check_types(captures: Iterable[Capture], device: Device) -> None:
     """
     if not device.id:
         return
+    if str(dtype).lower() == "tf32" and "tf32" not in device.matrix:
+        raise OptionError(f"{device.name} has no units for tf32; it has {', '.join(device.matrix)}")
     for op in (op for capture in captures for op in launching_ops(capture)):
         work, _ = work_of_call(op_call(op))
         label = "" if work is None or work.unit != "matrix" else work.dtype

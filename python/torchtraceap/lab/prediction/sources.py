@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["CapturedStep", "captured_step"]
 
 _MOST_SAID = 400
+_TF32 = ("tf32", "tensorfloat32")
+"""Names of the type in which tensor cores compute fp32; tensors stay as they are."""
 _LABELS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -72,7 +74,8 @@ def captured_step(
         if inputs is not None or loss is not None or optimizer is not None:
             raise OptionError("inputs, loss and optimizer are of a model; a recorded step has them")
         return _capture_recorded(str(source), dtype, batch, world_size, strategy)
-    make = prepared_workload(source, inputs, loss, optimizer, dtype, batch)
+    in_tf32 = str(dtype).lower() in _TF32
+    make = prepared_workload(source, inputs, loss, optimizer, None if in_tf32 else dtype, batch)
     try:
         placement = place_tables(make, world_size, device, sharding) if shares_tables else None
         found = capture_ranks(make, plan, placement)
@@ -83,13 +86,13 @@ def captured_step(
         raise CaptureError(
             f"the step could not be run: {type(error).__name__}: {said[:_MOST_SAID]}"
         ) from error
-    return CapturedStep("workload", found.captures, found.kind_of_rank)
+    captures = tuple(map(_in_tf32, found.captures)) if in_tf32 else found.captures
+    return CapturedStep("workload", captures, found.kind_of_rank)
 
 
 def _capture_recorded(
     path: str, dtype: object, batch: int | None, world_size: int, strategy: str | None
 ) -> CapturedStep:
-    from torchtraceap.lab.prediction.capture.calls import with_dtype
     from torchtraceap.lab.prediction.capture.gpu_trace import CapturedProfile
     from torchtraceap.lab.prediction.capture.source import capture_source, execution_traces_in
     from torchtraceap.lab.prediction.parallel.recorded import change_ranks, rank_count
@@ -104,7 +107,7 @@ def _capture_recorded(
             )
         captures = _capture_ranks(files, path, batch)
         if dtype is not None:
-            captures = [with_dtype(capture, _dtype_name(dtype)) for capture in captures]
+            captures = [_with_dtype(capture, dtype) for capture in captures]
         return CapturedStep("execution_trace", tuple(captures), tuple(range(len(files))))
     kind, found = capture_source(path, batch=batch, ranks=world_size if world_size > 1 else None)
     profile = found if isinstance(found, CapturedProfile) else None
@@ -121,8 +124,20 @@ def _capture_recorded(
             measured = (0 if place is None else profile.measured_ns[place] for place in places)
             profile = replace(profile, capture=recorded, measured_ns=tuple(measured))
     if dtype is not None:
-        capture = with_dtype(capture, _dtype_name(dtype))
+        capture = _with_dtype(capture, dtype)
     return CapturedStep(kind, (capture,), (0,) * ranks, profile)
+
+
+def _with_dtype(capture: Capture, dtype: object) -> Capture:
+    from torchtraceap.lab.prediction.capture.calls import with_dtype
+
+    if str(dtype).lower() in _TF32:
+        return _in_tf32(capture)
+    return with_dtype(capture, _dtype_name(dtype))
+
+
+def _in_tf32(capture: Capture) -> Capture:
+    return replace(capture, products_in_tf32=True, convolutions_in_tf32=True)
 
 
 def _capture_ranks(files: Sequence[Path], path: str, batch: int | None) -> list[Capture]:
@@ -200,7 +215,7 @@ def _dtype_name(dtype: object) -> str:
     known = parse_dtype(str(dtype))
     name = _LABELS.get(str(dtype), known.name if known else "")
     if name not in _LABELS.values():
-        raise OptionError(f"dtype {dtype!r}: one of {', '.join(_LABELS)} is needed")
+        raise OptionError(f"dtype {dtype!r}: one of {', '.join(_LABELS)}, tf32 is needed")
     return name
 
 

@@ -131,6 +131,8 @@ class OpCall:
         dims, types, strides, concrete: The four lists, parsed or as JSON text; None if absent.
         kernels: Names of the kernels that it launched; they reveal the type of lists of tensors.
         batch: Name of the enclosing range in which a serving engine describes its batch.
+        allow_tf32: True if the program lets fp32 be computed as tf32, for operators whose
+            arguments don't say it; None if that is not known.
     """
 
     def __init__(
@@ -142,8 +144,10 @@ class OpCall:
         concrete: Any = None,
         kernels: Sequence[str] = (),
         batch: str | None = None,
+        allow_tf32: bool | None = None,
     ) -> None:
         self.name = name
+        self.allow_tf32 = allow_tf32
         self.kernels = tuple(kernels)
         self.batch = batch
         self._dims = _parse_list(dims)

@@ -7,6 +7,7 @@ the trace says too little, because no numbers are better than wrong ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -230,6 +231,8 @@ def work_of_call(call: OpCall) -> tuple[Work | None, str]:
         work = entry.model(call)
         if max(work.flops or 0, work.bytes) > _MOST_WORK:
             return None, "its sizes are beyond any machine"
+        if work.allow_tf32 is None and call.allow_tf32 is not None:
+            work = replace(work, allow_tf32=call.allow_tf32)
         return work, ""
     except UnknownWorkError as reason:
         return None, str(reason)

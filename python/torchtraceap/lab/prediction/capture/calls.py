@@ -205,6 +205,14 @@ class Capture:
     """Inputs of the model, if known: tensors that a program copies to the GPU before a step."""
     gradients: tuple[Gradient, ...] = ()
     """Gradients of a recorded step in the order in which they were ready."""
+    products_in_tf32: bool = False
+    """True if the program lets matrix products of fp32 be computed as tf32."""
+    convolutions_in_tf32: bool = True
+    """The same of convolutions, which torch allows by default."""
+
+    def allows_tf32(self, name: str) -> bool:
+        """Return whether an operator may compute fp32 as tf32, where its arguments don't say."""
+        return self.convolutions_in_tf32 if "convolution" in name else self.products_in_tf32
 
 
 def with_dtype(capture: Capture, dtype: str) -> Capture:

@@ -158,7 +158,14 @@ def _attempt(make: Callable[[], Any], run: Run | None, *, computed: bool = False
             told = f"{doing} ({said}, at {place})" if place else f"{doing} ({said})"
             return _Attempt(None, told, error, _shortened(values.assumed), size)
     notes = (*values.notes, *recorder.notes)
-    capture = Capture(tuple(recorder.calls), notes, held, inputs)
+    capture = Capture(
+        tuple(recorder.calls),
+        notes,
+        held,
+        inputs,
+        products_in_tf32=torch.get_float32_matmul_precision() != "highest",
+        convolutions_in_tf32=torch.backends.cudnn.allow_tf32,
+    )
     return _Attempt(capture, assumed=_shortened(values.assumed), parameter_bytes=size)
 
 

@@ -8,7 +8,7 @@ once they are staged. A copy from or to pinned memory with `non_blocking` is an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
@@ -63,6 +63,7 @@ def op_times(
     device: str | Device,
     calibration: Calibration | None = None,
     libraries: Libraries | None = None,
+    allows_tf32: Callable[[str], bool] | None = None,
 ) -> list[OpTime]:
     """Return the GPU time of each operator, ns, by its kernels and the loop that runs it.
 
@@ -71,6 +72,8 @@ def op_times(
         device: A GPU by name or id.
         calibration: Calibration by a trace from that device (`durations.calibrate`).
         libraries: Libraries of the build of torch; by default one for the device.
+        allows_tf32: Whether an operator of that name may compute fp32 as tf32, where its
+            arguments don't say (`Capture.allows_tf32`).
 
     Raises:
         OptionError: The device has several meanings.
@@ -83,7 +86,8 @@ def op_times(
     for op in ops:
         key = (op.name, tuple(map(_key, op.inputs)))
         if key not in known:
-            known[key] = _op_time(op, chip, calibration, build)
+            tf32 = None if allows_tf32 is None else allows_tf32(op.name)
+            known[key] = _op_time(op, chip, calibration, build, tf32)
         found.append(known[key])
     return found
 
@@ -96,7 +100,11 @@ def _key(value: Value) -> Any:
 
 
 def _op_time(
-    op: LaunchingOp, device: Device, calibration: Calibration | None, libraries: Libraries
+    op: LaunchingOp,
+    device: Device,
+    calibration: Calibration | None,
+    libraries: Libraries,
+    allow_tf32: bool | None,
 ) -> OpTime:
     layers = recurrent_of(op)
     if layers is not None and (whole := recurrent_time(layers, device, calibration)) is not None:
@@ -107,7 +115,12 @@ def _op_time(
     kernels = kernel_names(op, device, libraries)
     # Index computation costs per element; for wide elements it hides behind memory traffic.
     narrow = all(tensor.dtype.size <= _NARROW_ELEMENT for tensor in op.tensors)
-    call = OpCall(op.name, *profiled_arguments(op.inputs), kernels if narrow else ())
+    call = OpCall(
+        op.name,
+        *profiled_arguments(op.inputs),
+        kernels if narrow else (),
+        allow_tf32=allow_tf32,
+    )
     count = max(1, len(kernels))
     found = op_ns(call, device, kernels=count, calibration=calibration)
     if found is not None:

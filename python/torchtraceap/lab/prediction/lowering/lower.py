@@ -56,7 +56,7 @@ def lower(
     """
     libraries = libraries_of(device)
     ops = launching_ops(capture, libraries)
-    times = op_times(ops, device, calibration, libraries)
+    times = op_times(ops, device, calibration, libraries, capture.allows_tf32)
     by_call: dict[int, list[LoweredOp]] = defaultdict(list)
     held_ns: dict[int, float] = {}
     for op, time in zip(ops, times, strict=True):
@@ -117,7 +117,8 @@ def with_measured_times(
         device: The GPU on which it was measured.
     """
     ops = launching_ops(recorded, libraries_of(device))
-    before = {op.call: time.estimate for op, time in zip(ops, op_times(ops, device), strict=True)}
+    times = op_times(ops, device, allows_tf32=recorded.allows_tf32)
+    before = {op.call: time.estimate for op, time in zip(ops, times, strict=True)}
     calls = []
     for place, lowered in enumerate(step.calls):
         known, ns = before.get(place), measured_ns[place]
