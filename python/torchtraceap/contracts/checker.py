@@ -53,7 +53,16 @@ from torchtraceap.tables.gpu.recorded_device import recorded_device
 from torchtraceap.tables.quality import why_not_comparable
 from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["CPU", "Price", "check", "fixes_of", "is_same_device", "prices", "trace_device"]
+__all__ = [
+    "CPU",
+    "Price",
+    "check",
+    "fixes_of",
+    "is_same_device",
+    "prices",
+    "trace_device",
+    "untold",
+]
 
 
 CPU = "cpu"
@@ -104,6 +113,21 @@ def check(
         paths=tuple(part.path for part in trace.ranks),
         device=device,
     )
+
+
+def untold(contract: Contract, reason: str) -> CheckResult:
+    """Return the result where nothing at all was recorded: no limit is told to hold.
+
+    Args:
+        contract: Its limits.
+        reason: Why, for a person.
+    """
+    results = tuple(
+        KeyResult(key, limit.to_json(), None, INCONCLUSIVE, reason, line=contract.line(key),
+                  kind=MEASURES[key].kind)
+        for key, limit in contract.limits
+    )  # fmt: skip
+    return CheckResult(True, results, contract.name, contract.file)
 
 
 def _check_key(

@@ -9,6 +9,7 @@ step, from its first line to its last.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,17 @@ class Recorder:
         self._profiler: Any = None
         self._torch: Any = None
         self._owner = (0, 0)  # process and thread that started it
+        self._frames = _KeptFrames()
 
     @property
     def steps(self) -> int:
         """Whole recorded steps."""
         return max(0, self._steps - self._warmup)
+
+    @property
+    def swapped_by(self) -> str | None:
+        """The module that asked for another profile function meanwhile, which it did not get."""
+        return self._frames.swapped_by
 
     @property
     def rank(self) -> int:
@@ -96,8 +103,11 @@ class Recorder:
             )
             with _quiet():
                 self._profiler.start()
+            if with_stack:
+                self._frames.start()
         except BaseException:
             self._profiler = None
+            self._frames.stop()
             release_profiler()
             raise
         self._owner = this_thread()
@@ -118,6 +128,7 @@ class Recorder:
     def drop(self) -> None:
         """End without a result, whatever state it is in."""
         profiler, self._profiler = self._profiler, None
+        self._frames.stop()
         try:
             if profiler is not None and self._owner == this_thread():
                 with _quiet(), contextlib.suppress(Exception):
@@ -154,7 +165,7 @@ class Recorder:
             )
         return profiler
 
-    def export(self, profiler: Any, path: Path) -> Path:
+    def export(self, profiler: Any, path: Path) -> Path | None:
         """Write what `stop` gave; a file that is there is never overwritten.
 
         Args:
@@ -162,16 +173,42 @@ class Recorder:
             path: Ends in `.json` or `.json.gz`. Of several ranks all but the first get theirs in
                 the name.
 
+        Returns:
+            The file; None if no operation of torch ran.
+
         Raises:
-            RecordingError: No operation of torch ran.
             OutputError: It can't be written.
         """
         names = TraceNames(path, rank=self.rank, run="")
         rest = f"{_STEP_MARK}{self._steps}" if self.steps else None
-        written = export_trace(_MarkedProfiler(profiler, rest), names)
-        if written is None:
-            raise RecordingError("nothing was recorded: no operation of torch ran in the block")
-        return written
+        return export_trace(_MarkedProfiler(profiler, rest), names)
+
+
+class _KeptFrames:
+    """Keeps `sys.setprofile` from ending a recording of Python frames.
+
+    torch's tracer of frames is the profile function of the thread, and an object that can't be
+    called. A program that takes it off for a while, as pytest-benchmark does around what it times,
+    gets an error of Python when it puts it back.
+    """
+
+    def __init__(self) -> None:
+        self.swapped_by: str | None = None
+        self._original: Any = None
+
+    def start(self) -> None:
+        """Ignore calls of `sys.setprofile` from now on, and note who made the first."""
+        self._original = sys.setprofile
+
+        def setprofile(function: Any, /) -> None:
+            if self.swapped_by is None:
+                self.swapped_by = sys._getframe(1).f_globals.get("__name__", "a program")
+
+        sys.setprofile = setprofile
+
+    def stop(self) -> None:
+        if self._original is not None:
+            sys.setprofile, self._original = self._original, None
 
 
 class _MarkedProfiler:

@@ -382,8 +382,31 @@ def test_a_step_in_another_thread_is_told(torch: Any) -> None:
 
 
 def test_a_block_without_an_operator_is_no_success(torch: Any) -> None:
-    with pytest.raises(RecordingError, match="nothing was recorded"), contract(syncs=0):
+    with contract(syncs=0, launches="<=3") as c:
         pass
+    assert [each.status for each in c.result.results] == ["inconclusive"] * 2
+    assert "no operation of torch ran" in c.result.results[0].reason and c.path is None
+    with (
+        pytest.raises(ContractBroken, match="could not be checked"),
+        contract(syncs=0, strict=True),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_swap_of_the_profile_function_does_not_end_the_recording(torch: Any, fails: bool) -> None:
+    """As pytest-benchmark does around what it times."""
+    before = sys.setprofile
+    with contract(operators=0 if fails else ">0", mode="collect") as c:
+        own = sys.getprofile()
+        sys.setprofile(None)
+        torch.ones(3).sum()
+        sys.setprofile(own)
+        torch.ones(3).sum()
+    assert sys.setprofile is before
+    assert c.result.passed is not fails
+    assert ("swapped the profile function" in c.message) is fails
+    assert not fails or c.result.failed[0].measured >= 4
 
 
 def test_a_recording_can_be_dropped(torch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from trainings import library, names, slow_optimizer_step, torch_on_one_thread, traces
 
 import torchtraceap as ttap
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import MissingDependencyError, OptionError
 from torchtraceap.record import RecordingWarning, profile
 from torchtraceap.record.integrations.stepper import Stepper
 from torchtraceap.record.step_plan import AutoPlan, StepPlan
@@ -620,3 +621,21 @@ def test_integrations_are_found_on_the_package() -> None:
     with pytest.raises(AttributeError, match="keras"):
         _ = integrations.keras
     assert ttap.errors is not None
+
+
+def test_an_error_inside_of_lightning_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not "needs lightning" alone, where it is installed and its own import fails."""
+    package = tmp_path / "lightning"
+    package.mkdir()
+    (package / "__init__.py").write_text("", "utf-8")
+    (package / "pytorch.py").write_text("import no_such_module_of_lightning\n", "utf-8")
+    name = "torchtraceap.record.integrations.lightning"
+    for module in [name, *(m for m in sys.modules if m.split(".")[0].endswith("lightning"))]:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(MissingDependencyError, match="no_such_module_of_lightning"):
+        importlib.import_module(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,17 @@ __all__ = ["TraceCallback"]
 def _callback_class() -> Any:
     """Return the class of the package `lightning`, or of `pytorch_lightning`, which are
     different."""
+    inner: ImportError | None = None
     for name in ("lightning.pytorch", "pytorch_lightning"):
-        with contextlib.suppress(ImportError):
+        try:
             return import_module(name).Callback
-    raise MissingDependencyError("this callback needs lightning or pytorch_lightning")
+        except ImportError as error:
+            if error.name != name.partition(".")[0]:  # it is there, and fails inside
+                inner = inner or error
+    needed = "this callback needs lightning or pytorch_lightning"
+    if inner is None:
+        raise MissingDependencyError(needed)
+    raise MissingDependencyError(f"{needed}, whose import fails: {inner}") from inner
 
 
 class TraceCallback(Recorded, _callback_class()):  # type: ignore[misc]
