@@ -79,7 +79,12 @@ def _build(options: Options) -> int:
 
     *sources, folder = options.paths
     selection = Selection(
-        tuple(sources), tuple(options.tag), options.since, options.sample, int(options.max_file)
+        tuple(sources),
+        tuple(options.tag),
+        options.since,
+        options.sample,
+        int(options.max_file),
+        options.tag_table,
     )
     built = build(selection, folder, engine=_engine(options), progress=_progress)
     return _give_built(built, folder, options)
@@ -147,7 +152,8 @@ def _report(options: Options) -> int:
     from torchtraceap.core.writing import write_text
     from torchtraceap.corpus.report import build_report, report_html, report_markdown
 
-    found = build_report(options.corpus)
+    between = tuple(options.between) if options.between else None
+    found = build_report(options.corpus, gpu_hours=options.gpu_hours, between=between)
     if options.html:
         write_text(options.html, report_html(found))
         note(f"wrote {options.html}")
@@ -199,6 +205,13 @@ _ACTIONS = {
                 metavar="NAME=PATTERN",
                 help="a value from the path of a run, by a regular expression; team, model, job, "
                 "host, time and gpu_hours have columns of their own",
+            ),
+            option(
+                "--tag-table",
+                default="",
+                metavar="FILE",
+                help="a CSV file whose column path names traces or folders, and whose others are "
+                "tags of these",
             ),
             option(
                 "--since",
@@ -273,12 +286,28 @@ _ACTIONS = {
         "what the fleet loses, on what, since when, whose",
         arguments(
             _CORPUS,
+            option(
+                "--gpu-hours",
+                default="",
+                metavar="COLUMN",
+                help="a column or tag with the GPU hours of a job, which its runs share",
+            ),
+            option(
+                "--between",
+                nargs=3,
+                metavar=("COLUMN", "BEFORE", "AFTER"),
+                help="compare the steps of runs with one value of a column or tag with those of "
+                "another, by model",
+            ),
             option("--html", metavar="FILE", help="write it as a page"),
             option("--markdown", action="store_true", help="print it as Markdown, the default"),
             add_json,
         ),
         _report,
-        ("corpus report fleet --html fleet.html", "corpus report fleet --json"),
+        (
+            "corpus report fleet --html fleet.html",
+            "corpus report fleet --gpu-hours billed --between release 2.9 2.10",
+        ),
     ),
     "similar": Command(
         "the runs most like one, and which of them is faster",

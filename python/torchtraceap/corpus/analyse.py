@@ -31,7 +31,7 @@ from torchtraceap.tables.catalog import table_spec
 from torchtraceap.trace.jobs import base_ns
 from torchtraceap.trace.loader import load
 
-__all__ = ["COLUMNS", "Failure", "Outcome", "Rows", "Task", "analyse"]
+__all__ = ["COLUMNS", "Failure", "Outcome", "Rows", "Task", "analyse", "number_of"]
 
 COLUMNS: dict[str, dict[str, str]] = {
     "runs": {
@@ -58,8 +58,8 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 """Columns with a fixed type: "s" text, "i" int64, "f" float64, "b" truth. The others are those of
-the tables `steps`, `kernels` and `collectives`."""
-MOST_ROWS = {"steps": 2000, "kernels": 500, "collectives": 2000}
+the tables in `MOST_ROWS`."""
+MOST_ROWS = {"steps": 2000, "kernels": 500, "collectives": 2000, "roofline": 500}
 """The most rows of a run; the first ones, which are the largest where the table has an order."""
 _HOST = re.compile(r"(?P<host>.+)_\d+\.\d+\.pt\.trace\.json")
 """The file names of `torch.profiler.tensorboard_trace_handler`."""
@@ -190,7 +190,8 @@ def _recorded_ns(task: Task, trace: Any) -> int:
     return begun if begun in _CALENDAR_NS else task.modified_ns
 
 
-def _number(text: str | None) -> float | None:
+def number_of(text: Any) -> float | None:
+    """Return the number that a tag says, if it says a sensible one."""
     try:
         value = float(text) if text is not None else None
     except ValueError:
@@ -203,7 +204,7 @@ def _rows(task: Task, run: str, trace: Any, local: Mapping[str, str]) -> Rows:
     paths = {where: path for path, where in local.items()}
     recorded_ns = _recorded_ns(task, trace)
     summary, step = diagnosis.summary, diagnosis.step
-    hours = _number(task.tags.get("gpu_hours"))
+    hours = number_of(task.tags.get("gpu_hours"))
     first = {
         "run": run,
         "path": paths.get(trace.ranks[0].path, task.paths[0]),

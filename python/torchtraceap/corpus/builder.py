@@ -21,6 +21,7 @@ from torchtraceap.corpus.sources import (
     find_files,
     is_remote,
     read_signs,
+    read_tag_table,
     run_key,
     tag_of,
 )
@@ -47,6 +48,8 @@ class Selection:
     """Share of the runs, chosen by their content."""
     max_file: int = 0
     """Bytes; runs with a larger file are failures. 0: no limit."""
+    tag_table: str = ""
+    """A CSV file with further tags, as `read_tag_table` takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,12 @@ def build(
         raise OptionError(f"--sample: a share above 0 and up to 1 is needed: {selection.sample}")
     since_ns = _since_ns(selection.since)
     store = Store(folder)
+    listed = os.path.abspath(selection.tag_table) if selection.tag_table else ""
+    further = read_tag_table(listed)[1] if listed else _no_tags
     selection = replace(
         selection,
         sources=tuple(s if is_remote(s) else os.path.abspath(s) for s in selection.sources),
+        tag_table=listed,
     )
     files = [file for file in find_files(selection.sources) if file.modified_ns >= since_ns]
     store.create(asdict(selection))
@@ -122,7 +128,7 @@ def build(
     options = json.dumps(sorted(selection.tags))
     tasks: list[tuple[Task, Known]] = []
     left_out = 0
-    for task, about in _tasks(files, known, tags, options):
+    for task, about in _tasks(files, known, tags, options, further):
         there = known.get(task.run)
         if int(task.run[:12], 16) >= selection.sample * (1 << 48):
             left_out += 1
@@ -185,6 +191,11 @@ def verify(folder: str) -> list[str]:
 
 # ------------------------------------------------------------------------------ tasks
 
+
+def _no_tags(trace: str) -> dict[str, str]:
+    return {}
+
+
 _SIGNS = ("devices", "world_size", "start_ns", "end_ns", "content", "ranks")
 
 
@@ -193,6 +204,7 @@ def _tasks(
     known: Mapping[str, tuple[str, Known]],
     tags: Mapping[str, Callable[[str], str | None]],
     options: str,
+    further: Callable[[str], dict[str, str]],
 ) -> Iterator[tuple[Task, Known]]:
     """Yield the runs of files. Files that have not changed are not read again."""
     stored = {
@@ -219,13 +231,14 @@ def _tasks(
     heads = {path: (file.size, head) for path, (file, head, _) in by_path.items()}
     seen: set[str] = set()
     for run in group_runs(every):
-        content, key = run_key(run, heads, options)
+        more = further(str(by_path[run.files[0].path][0].path))
+        content, key = run_key(run, heads, options + (json.dumps(more) if more else ""))
         if content in seen:  # the same files in another place
             continue
         seen.add(content)
         members = [by_path[one.path][0] for one in run.files]
         paths = tuple(file.path for file in members)
-        values = {name: take(paths[0]) for name, take in tags.items()}
+        values = {name: take(paths[0]) for name, take in tags.items()} | more
         host = tags.get("host")
         task = Task(
             run=content,

@@ -1,4 +1,4 @@
-"""SQL over a corpus: a view for each table with the rows that count, and `costs` in GPU hours."""
+"""SQL over a corpus: a view for each table with the rows that count, and what a fleet is asked."""
 
 from __future__ import annotations
 
@@ -9,20 +9,72 @@ from typing import Any
 
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.corpus.analyse import COLUMNS
-from torchtraceap.corpus.sources import tag_of
+from torchtraceap.corpus.sources import tag_names
 from torchtraceap.corpus.store import TABLES, Store, import_pyarrow
 from torchtraceap.tables.sql import MAX_SECONDS, connect_closed, run_query, sql_text
 
-__all__ = ["VIEWS", "connect", "run_corpus_sql"]
+__all__ = ["FLEET_VIEWS", "VIEWS", "connect", "run_corpus_sql"]
 
-VIEWS = (*TABLES, "costs")
 _TYPES = {"s": "varchar", "i": "bigint", "f": "double", "b": "boolean"}
-_COSTS = """
-create view costs as
+FLEET_VIEWS = {
+    "costs": """
 select runs.*, findings.* exclude (run),
-       gpu_hours * cost_share as lost_gpu_hours, gpu_hours * saving_share as saved_gpu_hours
+       gpu_hours * cost_share as lost_gpu_hours,
+       gpu_hours * cost_share * unclaimed_cost_ns / nullif(cost_ns, 0) as own_gpu_hours,
+       gpu_hours * saving_share as saved_gpu_hours
 from runs join findings using (run)
-"""
+""",
+    "ranks": """
+select run, rank,
+       max(text) filter (name = 'host') as host,
+       max(value) filter (name = 'lateness_ns') as lateness_ns,
+       max(text) filter (name = 'verdict') as verdict
+from facts where subject = 'rank' group by run, rank
+""",
+    "fact_places": """
+select run, subject, name, kind, value,
+       percent_rank() over (partition by subject, name order by value) as place,
+       median(value) over (partition by subject, name) as usual
+from facts where value is not null and rank is null
+""",
+    "kernel_hours": """
+with whole as (select run, device as gpu, gpu_hours, profiled_ns from runs),
+roofs as (
+  select gpu, kernel, sum(roofline_ns * count) / sum(gpu_ns) as roofline_share
+  from roofline join whole using (run) where roofline_ns is not null group by gpu, kernel
+)
+select whole.gpu as gpu, name as kernel, any_value(class) as class, count(distinct run) as runs,
+       sum(gpu_hours * exclusive_ns / nullif(profiled_ns, 0)) as gpu_hours,
+       any_value(roofline_share) as roofline_share
+from (select run, name, class, exclusive_ns from kernels) as shown join whole using (run)
+left join roofs on roofs.gpu is not distinct from whole.gpu and roofs.kernel = name
+group by whole.gpu, name
+""",
+    "collective_speeds": """
+with speeds as (
+  select run, gpu, kind, group_size, node_span,
+         (2 ^ round(log2(bytes)))::bigint as size_bytes, count(*) as count,
+         median(bus_bandwidth_gb_per_s) as gb_per_s
+  from (select run, kind, group_size, node_span, bytes, bus_bandwidth_gb_per_s from collectives)
+  join (select run, device as gpu from runs) using (run)
+  where bytes > 0 and bus_bandwidth_gb_per_s > 0
+  group by run, gpu, kind, group_size, node_span, size_bytes
+), compared as (
+  select *, median(gb_per_s) over same as usual_gb_per_s, count(*) over same as alike
+  from speeds window same as (partition by gpu, kind, group_size, node_span, size_bytes)
+)
+select *, gb_per_s / usual_gb_per_s as share_of_usual from compared
+""",
+}
+"""The selection of each view by its name, in the order in which they are made."""
+VIEWS = (*TABLES, *FLEET_VIEWS)
+_LATER = {
+    "kernels": {"name": "s", "class": "s", "exclusive_ns": "i"},
+    "collectives": {"kind": "s", "group_size": "i", "node_span": "i", "bytes": "i",
+                    "bus_bandwidth_gb_per_s": "f"},
+    "roofline": {"kernel": "s", "count": "i", "gpu_ns": "i", "roofline_ns": "f"},
+}  # fmt: skip
+"""Columns that the views need of tables that a corpus may lack."""
 
 
 def run_corpus_sql(folder: str, query: str, *, seconds: float = MAX_SECONDS) -> ColumnTable:
@@ -68,12 +120,13 @@ def _make_views(connection: Any, store: Store) -> None:
     for table in TABLES:
         files = [str(folder / name) for batch in batches for name in batch.tables.get(table, ())]
         connection.execute(f"create view {table} as {_select(table, files, store)}")
-    connection.execute(_COSTS)
+    for name, query in FLEET_VIEWS.items():
+        connection.execute(f"create view {name} as {query}")
 
 
 def _select(table: str, files: Sequence[str], store: Store) -> str:
     further = _tags(store) if table == "runs" else ""
-    columns = COLUMNS.get(table, {"run": "s"})
+    columns = COLUMNS.get(table, {"run": "s", **_LATER.get(table, {})})
     typed = ", ".join(f"null::{_TYPES[kind]} as {name}" for name, kind in columns.items())
     if not files:
         return f"select *{further} from (select {typed}) where false"
@@ -90,7 +143,7 @@ def _select(table: str, files: Sequence[str], store: Store) -> str:
 
 def _tags(store: Store) -> str:
     """Return a column for each tag that has none of its own yet."""
-    names = [tag_of(text)[0] for text in store.settings()["tags"]]
+    names = tag_names(store.settings())
     taken = {name.lower() for table in ("runs", "findings") for name in COLUMNS[table]}
     return "".join(
         f', json_extract_string(tags, {sql_text(f"$.{name}")}) as "{name}"'

@@ -17,6 +17,11 @@ theirs. Of more than 4,000 runs the means of neighbors count.
 Note [Hosts]: if hosts are alike, the straggler of a job is any of its ranks with the same chance. A
 host is bad if its ranks are it so much more often that chance explains it with p at most 0.05 over
 the number of hosts (binomial).
+
+Note [Links]: a job's collectives are compared with the median of those of the same kind, size,
+group and device in all jobs, and a host with all jobs that it has no part in, by ranks (Wilcoxon,
+normal approximation, p at most 0.05 over the number of hosts). The worst is told first; its jobs
+are then left out, or it would blame the hosts that it works with.
 """
 
 from __future__ import annotations
@@ -36,9 +41,9 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.corpus.analyse import COLUMNS
+from torchtraceap.corpus.analyse import COLUMNS, number_of
 from torchtraceap.corpus.query import connect
-from torchtraceap.corpus.sources import tag_of
+from torchtraceap.corpus.sources import tag_names
 from torchtraceap.corpus.store import SCHEMA, Store
 from torchtraceap.errors import OptionError
 
@@ -78,16 +83,25 @@ class _Fleet:
         return [run["day"] for run in self.runs]
 
 
-def build_report(folder: str) -> Json:
+def build_report(
+    folder: str, *, gpu_hours: str = "", between: tuple[str, str, str] | None = None
+) -> Json:
     """Return the document `torchtraceap.corpus/1` of a corpus (docs/corpus.md).
 
+    Args:
+        folder: The corpus.
+        gpu_hours: The column or tag with the GPU hours of a job, which its runs share. By default
+            each run counts with its own.
+        between: A column or tag and two of its values: runs of the first are compared with those of
+            the second.
+
     Raises:
-        OptionError: It is no corpus.
+        OptionError: It is no corpus, or has no such column or no such runs.
         MissingDependencyError: DuckDB or pyarrow is not installed.
     """
     connection = connect(folder)
     try:
-        fleet = _read(connection)
+        fleet = _read(connection, gpu_hours)
         failures = _records(
             connection, "select path, code, message from failures order by code, path"
         )
@@ -96,11 +110,20 @@ def build_report(folder: str) -> Json:
             "select run, rank, name, text from facts where subject = 'rank' "
             "and name in ('host', 'verdict')",
         )
+        kernels = _records(
+            connection,
+            "select * from kernel_hours where gpu_hours > 0 "
+            f"order by gpu_hours desc, gpu, kernel limit {MOST_LISTED}",
+        )
+        speeds = connection.execute(
+            "select run, median(share_of_usual) from collective_speeds "
+            f"where alike >= {LEAST_RUNS} group by run order by run"
+        ).fetchall()
     finally:
         connection.close()
     days = sorted(fleet.days)
     names = ["team", "model", "device"]
-    names += [tag_of(text)[0] for text in Store(folder).settings()["tags"]]
+    names += tag_names(Store(folder).settings())
     kept = [n for n in dict.fromkeys(names) if n in ("team", "model", "device")
             or n not in COLUMNS["runs"]]  # fmt: skip
     return {
@@ -117,6 +140,9 @@ def build_report(folder: str) -> Json:
         **_changes(fleet),
         "trends": _trends(fleet),
         "hosts": _hosts(ranks),
+        "links": _links(ranks, speeds),
+        "kernels": kernels,
+        "regressions": _regressions(fleet, *between) if between else [],
         "coverage": _coverage(fleet, failures),
     }
 
@@ -127,10 +153,12 @@ def _records(connection: Any, query: str) -> list[Json]:
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
 
-def _read(connection: Any) -> _Fleet:
+def _read(connection: Any, gpu_hours: str = "") -> _Fleet:
     runs = _records(connection, "select * from runs order by recorded_ns, run")
     for run in runs:
         run.update(json.loads(run["tags"] or "{}") | run)
+    if gpu_hours:
+        _weigh(runs, gpu_hours)
     place = {run["run"]: number for number, run in enumerate(runs)}
     lost: dict[str, Array] = defaultdict(lambda: np.zeros(len(runs)))
     own: dict[str, Array] = defaultdict(lambda: np.zeros(len(runs)))
@@ -149,6 +177,26 @@ def _read(connection: Any) -> _Fleet:
                 saved[name][place[run]] = saving or 0.0
                 fixes[name][title, fix] += 1
     return _Fleet(runs, lost, own, saved, {n: fixes[n].most_common(1)[0][0] for n in sorted(fixes)})
+
+
+def _weigh(runs: Sequence[Json], column: str) -> None:
+    """Let runs share the GPU hours that a column says of their job."""
+    _check_column(runs, column)
+    hours: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        value = number_of(run.get(column))
+        if value is not None:
+            hours[run["job"]].append(value)
+    count = Counter(run["job"] for run in runs)
+    for run in runs:
+        if said := hours.get(run["job"]):
+            run["gpu_hours"] = max(said) / count[run["job"]]
+
+
+def _check_column(runs: Sequence[Json], column: str) -> None:
+    known = sorted({name for run in runs for name in run})
+    if runs and column not in known:
+        raise OptionError(f"no column or tag is named {column!r}; there are {', '.join(known)}")
 
 
 # ------------------------------------------------------------------------------ views
@@ -444,6 +492,76 @@ def _hosts(ranks: Iterable[Json]) -> list[Json]:
     return sorted(found, key=lambda each: each["p"])
 
 
+def _links(ranks: Iterable[Json], speeds: Iterable[tuple[str, float]]) -> list[Json]:
+    """Return hosts whose jobs have slower collectives than others of the same size. See Note
+    [Links]."""
+    share = {run: value for run, value in speeds if value}
+    members: dict[str, set[str]] = defaultdict(set)
+    for row in ranks:
+        if row["name"] == "host" and row["run"] in share:
+            members[row["text"]].add(row["run"])
+    hosts, found = len(members), []
+    while members:
+        runs = sorted(set().union(*members.values()))
+        order = np.argsort(np.argsort([share[run] for run in runs], kind="stable")) + 1
+        place = dict(zip(runs, order.tolist(), strict=True))
+        tested = []
+        for host, own in members.items():
+            mine, others = len(own), len(runs) - len(own)
+            if mine >= LEAST_RUNS and others >= LEAST_RUNS:
+                spread = math.sqrt(mine * others * (len(runs) + 1) / 12)
+                z = (sum(place[run] for run in own) - mine * (len(runs) + 1) / 2) / spread
+                tested.append((0.5 * math.erfc(-z / math.sqrt(2)), host))
+        p, host = min(tested, default=(1.0, ""))
+        if p > HOST_ERROR / hosts:
+            break
+        slow = members.pop(host)
+        typical = float(np.median([share[run] for run in slow]))
+        found.append({"host": host, "jobs": len(slow), "share_of_usual": typical, "p": p})
+        members = {each: own - slow for each, own in members.items() if own - slow}
+    return found
+
+
+def _regressions(fleet: _Fleet, column: str, before: str, after: str) -> list[Json]:
+    """Return the step times of runs with one value of a column over those with another, for each
+    model, device and number of ranks that both have, the slower first."""
+    _check_column(fleet.runs, column)
+    sides: dict[tuple[Any, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for number, run in enumerate(fleet.runs):
+        if run["step_ns"] and run.get(column) in (before, after):
+            key = (run["model"], run["device"], run["ranks"])
+            sides[key][run[column] == after].append(number)
+    matched = {key: both for key, both in sides.items() if all(both)}
+    if not matched:
+        raise OptionError(f"{column}: no model has runs with {before!r} and with {after!r}")
+    random = np.random.default_rng(0)
+    found = []
+    for (model, device, ranks), both in matched.items():
+        drawn = []
+        for rows in both:
+            jobs: dict[str, list[int]] = defaultdict(list)
+            for row in rows:
+                jobs[fleet.runs[row]["job"]].append(fleet.runs[row]["step_ns"])
+            # A job counts once, however often it was recorded.
+            each = np.array([np.median(steps) for steps in jobs.values()])
+            picks = random.integers(0, len(each), (RESAMPLES, len(each)))
+            drawn.append((float(np.median(each)), np.median(each[picks], axis=1)))
+        (old_ns, old), (new_ns, new) = drawn
+        low, high = np.quantile(new / old, [0.05, 0.95])
+        grown = {name: float(lost[both[1]].mean() - lost[both[0]].mean())
+                 for name, lost in fleet.own.items()}  # fmt: skip
+        most = max(grown, key=lambda name: (grown[name], name), default=None)
+        found.append(
+            {"model": model, "device": device, "ranks": ranks,
+             "runs_before": len(both[0]), "runs_after": len(both[1]),
+             "step_before_ns": old_ns, "step_after_ns": new_ns,
+             "ratio": new_ns / old_ns, "low": float(low), "high": float(high),
+             "grown": most if most and grown[most] > 0 else None,
+             "grown_share": max(0.0, grown[most]) if most else 0.0}
+        )  # fmt: skip
+    return sorted(found, key=lambda each: -each["ratio"])
+
+
 def _tail(count: int, total: int, chance: float) -> float:
     """Return the chance of at least so many of a binomial."""
     if not 0 < chance < 1:
@@ -588,6 +706,32 @@ def _tables(report: Mapping[str, Any]) -> list[_Table]:
             "Bad hosts",
             ("host", "jobs", "late in", "p"),
             [(h["host"], h["jobs"], h["late_jobs"], f"{h['p']:.1g}") for h in report["hosts"]],
+        ),
+        (
+            "Slow links",
+            ("host", "jobs", "bandwidth of the usual", "p"),
+            [
+                (n["host"], n["jobs"], share(n["share_of_usual"]), f"{n['p']:.1g}")
+                for n in report["links"]
+            ],
+        ),
+        (
+            "Steps compared",
+            ("model", "device", "ranks", "runs", "ratio", "90 % interval", "grew most"),
+            [
+                (r["model"], r["device"], r["ranks"], f"{r['runs_before']}, {r['runs_after']}",
+                 f"{r['ratio']:.3f}", f"{r['low']:.3f} to {r['high']:.3f}", r["grown"])
+                for r in report["regressions"]
+            ],
+        ),
+        (
+            "Kernels by GPU hours",
+            ("kernel", "device", "runs", "GPU hours", "of the roofline"),
+            [
+                (k["kernel"], k["gpu"], k["runs"], hours(k["gpu_hours"]),
+                 "" if k["roofline_share"] is None else share(k["roofline_share"]))
+                for k in report["kernels"]
+            ],
         ),
     ]  # fmt: skip
     for name, rows in report["by"].items():

@@ -7,6 +7,7 @@ any name. Its key also has the version of the product and the options that its r
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import os
 import re
@@ -21,7 +22,17 @@ from torchtraceap.errors import MissingDependencyError, MissingFileError, Option
 from torchtraceap.trace.files import expand_paths, looks_like_trace_name
 from torchtraceap.trace.jobs import RecordedFile, Run, signs_of_head
 
-__all__ = ["FoundFile", "find_files", "is_remote", "open_files", "read_signs", "run_key", "tag_of"]
+__all__ = [
+    "FoundFile",
+    "find_files",
+    "is_remote",
+    "open_files",
+    "read_signs",
+    "read_tag_table",
+    "run_key",
+    "tag_names",
+    "tag_of",
+]
 
 HEAD_BYTES = 1 << 15
 _REMOTE = re.compile(r"[a-z][a-z0-9+]+://", re.IGNORECASE)
@@ -181,3 +192,48 @@ def tag_of(text: str) -> tuple[str, Callable[[str], str | None]]:
         return match[group] if match else None
 
     return name, value
+
+
+def tag_names(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tags that runs of a corpus have, from its settings."""
+    names = [tag_of(text)[0] for text in settings["tags"]]
+    table = settings.get("tag_table")
+    return names + (list(read_tag_table(table)[0]) if table and os.path.exists(table) else [])
+
+
+def read_tag_table(path: str) -> tuple[tuple[str, ...], Callable[[str], dict[str, str]]]:
+    """Return the names of the tags in a CSV file, and what finds the tags of a trace in it.
+
+    Args:
+        path: The file. Its column `path` names traces or folders, whole or by their last parts; the
+            longest that is in the path of a trace is the row of its tags.
+
+    Raises:
+        OptionError: It has no column `path`, or a column whose name is none.
+        MissingFileError, ParseError: It is not there, or no CSV file.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as stream:
+            rows = list(csv.DictReader(stream))
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: no such file") from None
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise ParseError(f"{path}: is no CSV file: {error}") from None
+    if not rows or "path" not in rows[0]:
+        raise OptionError(f"{path}: rows with a column path are needed")
+    names = [name for name in rows[0] if name != "path"]
+    if wrong := [name for name in names if name is None or not name.isidentifier()]:
+        raise OptionError(f"{path}: a column has no name that a tag can have: {wrong[0]!r}")
+    by_parts = {tuple(row["path"].strip("/").split("/")): row for row in rows if row["path"]}
+    longest = max(map(len, by_parts), default=0)
+
+    def tags(trace: str) -> dict[str, str]:
+        parts = tuple(trace.strip("/").split("/"))
+        for length in range(min(longest, len(parts)), 0, -1):
+            for begin in range(len(parts) - length, -1, -1):
+                row = by_parts.get(parts[begin : begin + length])
+                if row is not None:
+                    return {name: row[name] for name in names if row[name]}
+        return {}
+
+    return tuple(names), tags

@@ -24,7 +24,8 @@ from torchtraceap.corpus import Engine, Selection, build, compact, run_corpus_sq
 from torchtraceap.corpus import verify as verify_corpus
 from torchtraceap.corpus.analyse import Outcome, Task, analyse
 from torchtraceap.corpus.executors import PoolExecutor
-from torchtraceap.corpus.sources import is_remote, tag_of
+from torchtraceap.corpus.query import VIEWS
+from torchtraceap.corpus.sources import is_remote, read_tag_table, tag_of
 from torchtraceap.corpus.store import Store
 from torchtraceap.errors import MissingFileError, OptionError, SchemaError
 
@@ -328,6 +329,42 @@ def test_tags_take_their_group_the_first_or_all() -> None:
         assert tag_of(text)[1]("/x12") == value
     assert is_remote("s3://a")
     assert not is_remote("/a:b")
+
+
+def test_tags_come_from_a_table(traces: Path, tmp_path: Path) -> None:
+    """The longest path counts; a changed row is analysed anew, the others are not."""
+    table, folder = tmp_path / "tags.csv", tmp_path / "fleet"
+    table.write_text("path,owner,gpu_hours\nteam0,ann,\nteam0/job,bob,8\nrun1.json.gz,eve,2\n")
+    build(Selection((str(traces),), tag_table=str(table)), str(folder), engine=ONE)
+    found = rows(
+        folder, "select owner, count(*), round(max(gpu_hours)) from runs group by 1 order by 1"
+    )
+    assert found == [("ann", 4, 0), ("bob", 1, 8), ("eve", 1, 2), (None, 2, 0)]
+    table.write_text(table.read_text().replace("eve,2", "eve,3"))
+    assert update(str(folder), engine=ONE).new == 1
+    assert rows(folder, "select max(gpu_hours) from runs where owner = 'eve'") == [(3.0,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("name,x\na,b\n", "a column path"), ("path,two words\na,b\n", "two words"), ("", "rows")],
+)
+def test_a_table_of_tags_has_paths_and_names(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "tags.csv").write_text(text)
+    with pytest.raises(OptionError, match=why):
+        read_tag_table(str(tmp_path / "tags.csv"))
+
+
+def test_views_have_the_columns_that_are_documented(made: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/corpus.md").read_text("utf-8")
+    assert all(f"`{name}`" in page for name in VIEWS)
+    for name in ("ranks", "fact_places", "kernel_hours", "collective_speeds"):
+        columns = run_corpus_sql(str(made), f"select * from {name} limit 0")
+        assert [column for column in columns if f"`{column}`" not in page] == []
+    queries = page.split("```sql\n")[1].split("```")[0]
+    for query in queries.split(";\n"):
+        if "release" not in query and query.strip():
+            run_corpus_sql(str(made), query)
 
 
 def test_weights_and_times_come_from_tags(traces: Path, tmp_path: Path) -> None:

@@ -25,8 +25,12 @@ MONDAY = date(2026, 6, 1)
 TYPES = ("cpu_bound", "no_memory_pin", "tiny_kernels", "straggler", "graph_break")
 
 
+KINDS = {str: "s", int: "i", float: "f"}
+
+
 def rows_of(table: str, rows: Sequence[dict[str, Any]]) -> dict[str, tuple[str, list[Any]]]:
-    return {name: (kind, [row.get(name) for row in rows]) for name, kind in COLUMNS[table].items()}
+    kinds = COLUMNS.get(table) or {n: KINDS[type(v)] for row in rows for n, v in row.items()}
+    return {name: (kind, [row.get(name) for row in rows]) for name, kind in kinds.items()}
 
 
 class Fleet:
@@ -39,7 +43,9 @@ class Fleet:
 
     def add(
         self, day: date, costs: dict[str, float], *, hosts: Sequence[str] = (), late: int = -1,
-        hours: float = 1.0, own: dict[str, float] | None = None, **columns: Any,
+        hours: float = 1.0, own: dict[str, float] | None = None,
+        kernels: Sequence[dict[str, Any]] = (), collectives: Sequence[dict[str, Any]] = (),
+        roofline: Sequence[dict[str, Any]] = (), **columns: Any,
     ) -> str:  # fmt: skip
         run = f"{len(self.outcomes):024x}"
         at = datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() + len(self.outcomes)
@@ -65,6 +71,10 @@ class Fleet:
                       {**about, "name": "verdict", "text": verdict}]  # fmt: skip
         rows = {"runs": rows_of("runs", [first]), "findings": rows_of("findings", findings),
                 "facts": rows_of("facts", facts)}  # fmt: skip
+        for table, given in (("kernels", kernels), ("collectives", collectives),
+                             ("roofline", roofline)):  # fmt: skip
+            if given:
+                rows[table] = rows_of(table, [{"run": run, **each} for each in given])
         task = Task(run, run, (first["path"],), 1, 0)
         known = {"run": run, "key": run, "failed": False, "files": [[first["path"], 1, 1, "", []]]}
         self.outcomes.append((Outcome(task, rows, False), known))
@@ -278,3 +288,66 @@ def test_the_commands_of_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "| cpu_bound |" in capsys.readouterr().out
     assert main(["corpus", "similar", fleet.folder, run, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
+
+
+def test_runs_of_a_job_share_its_hours(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    for number in range(4):
+        fleet.add(MONDAY, {"cpu_bound": 0.5}, job=f"j{number // 3}", tags='{"billed": "60"}')
+    fleet.add(MONDAY, {"cpu_bound": 0.5}, hours=7.0)
+    fleet.report()
+    report = build_report(fleet.folder, gpu_hours="billed")
+    assert report["gpu_hours"] == pytest.approx(60 + 60 + 7)
+    assert report["findings"][0]["gpu_hours"] == pytest.approx(63.5)
+    with pytest.raises(OptionError, match="no column or tag is named 'nothing'"):
+        build_report(fleet.folder, gpu_hours="nothing")
+
+
+def test_releases_are_compared_by_model_and_by_job(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    fleet = Fleet(tmp_path / "fleet")
+    for number in range(80):
+        model, release = f"m{number % 2}", "old" if number < 40 else "new"
+        slower = 1.3 if (model, release) == ("m1", "new") else 1.0
+        step_ns = int(1e7 * (1 + number % 2) * slower * chance.uniform(0.97, 1.03))
+        costs = {"graph_break": 0.3} if slower > 1 else {"cpu_bound": 0.1}
+        fleet.add(MONDAY, costs, model=model, step_ns=step_ns, tags=json.dumps({"rel": release}))
+    fleet.report()
+    first, second = build_report(fleet.folder, between=("rel", "old", "new"))["regressions"]
+    assert (first["model"], first["grown"], first["runs_before"]) == ("m1", "graph_break", 20)
+    assert first["low"] < 1.3 < first["high"]
+    assert first["low"] > 1.2
+    assert second["low"] < 1.0 < second["high"]
+    with pytest.raises(OptionError, match="no model has runs with 'old' and with 'none'"):
+        build_report(fleet.folder, between=("rel", "old", "none"))
+
+
+@pytest.mark.parametrize("bad", [None, 5])
+def test_a_slow_link_shows_as_a_node(tmp_path: Path, bad: int | None) -> None:
+    chance = random.Random(4)
+    fleet = Fleet(tmp_path / "fleet")
+    for _ in range(120):
+        hosts = chance.sample(range(30), 4)
+        size, speed = chance.choice([(1 << 20, 40.0), (1 << 26, 200.0)])
+        speed *= chance.uniform(0.8, 1.2) * (0.4 if bad in hosts else 1.0)
+        collectives = [{"kind": "all_reduce", "group_size": 32, "node_span": 4, "bytes": size,
+                        "bus_bandwidth_gb_per_s": speed}] * 3  # fmt: skip
+        fleet.add(MONDAY, {}, hosts=[f"node{host}" for host in hosts], collectives=collectives)
+    found = fleet.report()["links"]
+    assert [each["host"] for each in found] == ([f"node{bad}"] if bad else [])
+    assert all(each["share_of_usual"] < 0.6 for each in found)
+
+
+def test_kernels_by_hours_and_their_share_of_the_roofline(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "fleet")
+    for number in range(4):
+        kernels = [{"name": "gemm", "class": "compute", "exclusive_ns": 5 * 10**8},
+                   {"name": "add", "class": "compute", "exclusive_ns": 10**8}]  # fmt: skip
+        roofline = [{"kernel": "gemm", "count": 2, "gpu_ns": 10**6, "roofline_ns": 4e5}]
+        device = "H100" if number else "A100"
+        fleet.add(MONDAY, {}, hours=10.0, device=device, kernels=kernels, roofline=roofline)
+    first, *_, last = fleet.report()["kernels"]
+    assert (first["kernel"], first["gpu"], first["runs"]) == ("gemm", "H100", 3)
+    assert first["gpu_hours"] == pytest.approx(15.0)
+    assert first["roofline_share"] == pytest.approx(0.8)
+    assert (last["kernel"], last["gpu"], last["roofline_share"]) == ("add", "A100", None)
