@@ -117,14 +117,17 @@ def _make_views(connection: Any, store: Store) -> None:
     )
     connection.register("living", living)
     folder = store.folder.resolve()
+    is_whole = len(alive) == sum(len(batch.runs) for batch in batches)
     for table in TABLES:
         files = [str(folder / name) for batch in batches for name in batch.tables.get(table, ())]
-        connection.execute(f"create view {table} as {_select(table, files, store)}")
+        query = _select(table, files, store, is_whole=is_whole)
+        connection.execute(f"create view {table} as {query}")
     for name, query in FLEET_VIEWS.items():
         connection.execute(f"create view {name} as {query}")
 
 
-def _select(table: str, files: Sequence[str], store: Store) -> str:
+def _select(table: str, files: Sequence[str], store: Store, *, is_whole: bool) -> str:
+    """Return the rows of a table that count; those of whole batches need no search."""
     further = _tags(store) if table == "runs" else ""
     columns = COLUMNS.get(table, {"run": "s", **_LATER.get(table, {})})
     typed = ", ".join(f"null::{_TYPES[kind]} as {name}" for name, kind in columns.items())
@@ -136,8 +139,13 @@ def _select(table: str, files: Sequence[str], store: Store) -> str:
         f"select rows.* exclude (batch){further} from "
         f"(select {typed}, null::varchar as batch where false union all by name "
         f"select * from read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
-        ") rows semi join living on split_part(rows.run, '.', 1) = living.run "
-        "and rows.batch = living.batch"
+        ") rows"
+        + (
+            ""
+            if is_whole
+            else " semi join living on split_part(rows.run, '.', 1) = living.run "
+            "and rows.batch = living.batch"
+        )
     )
 
 

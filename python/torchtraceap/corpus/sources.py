@@ -12,7 +12,9 @@ import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 HEAD_BYTES = 1 << 15
+ATTEMPTS, FIRST_PAUSE_SECONDS = 6, 0.1
 _REMOTE = re.compile(r"[a-z][a-z0-9+]+://", re.IGNORECASE)
 
 
@@ -64,6 +67,24 @@ def _file_system(path: str) -> Any:
         return fsspec.core.url_to_fs(path)[0]
     except (ImportError, ValueError) as error:
         raise MissingDependencyError(f"{path}: {error}") from None
+
+
+def _patiently(call: Callable[[], Any]) -> Any:
+    """Return what a call of an object store gives; one that fails for now is made again.
+
+    Raises:
+        OSError: It keeps failing, or there is no such file.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return call()
+        except (FileNotFoundError, PermissionError):
+            raise
+        except Exception as error:  # every store has errors of its own
+            if attempt + 1 == ATTEMPTS:
+                raise OSError(f"{type(error).__name__}: {error}") from error
+            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
+    raise AssertionError
 
 
 def find_files(sources: Iterable[str]) -> list[FoundFile]:
@@ -98,11 +119,10 @@ def _find_local(source: str) -> Iterator[FoundFile]:
 
 def _find_remote(source: str) -> Iterator[FoundFile]:
     system = _file_system(source)
+    system.invalidate_cache()
+    search = system.glob if any(sign in source for sign in "*?[") else system.find
     try:
-        if any(sign in source for sign in "*?["):
-            listed = system.glob(source, detail=True)
-        else:
-            listed = system.find(source, detail=True)
+        listed = _patiently(lambda: search(source, detail=True))
     except OSError as error:
         raise ParseError(f"{source}: can't be listed: {error}") from None
     if not listed:
@@ -118,7 +138,8 @@ def read_signs(file: FoundFile) -> tuple[str, RecordedFile]:
     """Return the hash of the first bytes of a file, and the signs of what it belongs to."""
     try:
         if is_remote(file.path):
-            head: bytes = _file_system(file.path).cat_file(file.path, start=0, end=HEAD_BYTES)
+            system = _file_system(file.path)
+            head: bytes = _patiently(lambda: system.cat_file(file.path, start=0, end=HEAD_BYTES))
         else:
             with open(file.path, "rb") as stream:
                 head = stream.read(HEAD_BYTES)
@@ -138,7 +159,8 @@ def open_files(paths: Sequence[str]) -> Iterator[dict[str, str]]:
         folder = opened.enter_context(tempfile.TemporaryDirectory())  # of links
         local = {}
         for number, path in enumerate(paths):
-            data = _file_system(path).cat_file(path)
+            read = partial(_file_system(path).cat_file, path)
+            data = _patiently(read)
             descriptor = os.memfd_create("trace", os.MFD_CLOEXEC)
             file = opened.enter_context(open(descriptor, "wb"))
             file.write(data)

@@ -77,12 +77,16 @@ class RankTrace(Renderable):
     @property
     def profiled_ns(self) -> int:
         """First to last profiled step, else first to last complete event, without what the
-        recording can't be trusted for."""
-        start_ns, end_ns = self.tree.profiled
-        left_out = union([self.tree.not_judged, self.tree.missing])
-        if not len(left_out):
-            return end_ns - start_ns
-        return end_ns - start_ns - total(covered_ns(left_out, np.array([start_ns, end_ns])))
+        recording can't be trusted for; computed once."""
+
+        def measure() -> int:
+            start_ns, end_ns = self.tree.profiled
+            left_out = union([self.tree.not_judged, self.tree.missing])
+            if not len(left_out):
+                return end_ns - start_ns
+            return end_ns - start_ns - total(covered_ns(left_out, np.array([start_ns, end_ns])))
+
+        return self.cached("profiled", measure)
 
     @property
     def began_ns(self) -> int | None:

@@ -273,6 +273,26 @@ def _capture(
 def _spared_edges(run: SimulatedRun, view: RankView, calls: Array, python_ns: int) -> Array:
     """Return the edges of host work that a graph of these launches does without. See Note [What a
     graph takes off]."""
+    # The cautious graph is often of the same launches.
+    edges, work, in_operator, stretch = view.cached(
+        ("work of", calls.tobytes()), lambda: _work_of(run, view, calls)
+    )
+    kept = np.zeros(len(edges), dtype=bool)
+    for mine in (in_operator, work & ~in_operator):
+        cost_ns = np.bincount(
+            stretch[mine], weights=run.cost_ns[edges[mine]], minlength=len(calls) + 1
+        )
+        if mine is in_operator:
+            too_long = beyond_usual(cost_ns, int(median(cost_ns[1:])) if len(calls) else 0)
+        else:
+            too_long = cost_ns > python_ns
+        kept |= mine & too_long[stretch]
+    return edges[~kept]
+
+
+def _work_of(run: SimulatedRun, view: RankView, calls: Array) -> tuple[Array, Array, Array, Array]:
+    """Return the edges of the host from the first of some launches to the end of the last; masks of
+    those that are work, and work in operators; and the launch up to whose begin each goes."""
     graph, time_ns = run.graph, run.graph.time_ns
     start_ns = int(time_ns[view.begin_of[calls[0]]])
     end_ns = int(time_ns[view.end_of[calls]].max())
@@ -289,17 +309,7 @@ def _spared_edges(run: SimulatedRun, view: RankView, calls: Array, python_ns: in
     begins_ns = np.sort(time_ns[view.begin_of[calls]])
     # The stretch up to the end of each launch, and the one after the last.
     stretch = np.searchsorted(begins_ns, time_ns[run.destination[edges]], side="left")
-    kept = np.zeros(len(edges), dtype=bool)
-    for mine in (in_operator, work & ~in_operator):
-        cost_ns = np.bincount(
-            stretch[mine], weights=run.cost_ns[edges[mine]], minlength=len(calls) + 1
-        )
-        if mine is in_operator:
-            too_long = beyond_usual(cost_ns, int(median(cost_ns[1:])) if len(calls) else 0)
-        else:
-            too_long = cost_ns > python_ns
-        kept |= mine & too_long[stretch]
-    return edges[~kept]
+    return edges, work, in_operator, stretch
 
 
 def _in_operators(run: SimulatedRun, view: RankView, calls: Array, edges: Array) -> Array:
