@@ -18,11 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchtraceap import _core
 from torchtraceap._version import __version__
 from torchtraceap.core.records import dataclass
-from torchtraceap.errors import MissingDependencyError, MissingFileError, OptionError, ParseError
+from torchtraceap.errors import (
+    MissingDependencyError,
+    MissingFileError,
+    OptionError,
+    ParseError,
+    TraceError,
+)
 from torchtraceap.trace.files import expand_paths, looks_like_trace_name
-from torchtraceap.trace.jobs import RecordedFile, Run, signs_of_head
+from torchtraceap.trace.jobs import RecordedFile, Run, signs_of, signs_of_head
+from torchtraceap.trace.recordings import is_binary_recording, read_recording
 
 __all__ = [
     "FoundFile",
@@ -128,7 +136,8 @@ def _find_remote(source: str) -> Iterator[FoundFile]:
     if not listed:
         raise MissingFileError(f"{source}: no such file or folder")
     for name, known in sorted(listed.items()):
-        if known.get("type", "file") == "file" and looks_like_trace_name(name):
+        is_trace = looks_like_trace_name(name) or name.endswith(".arrow")
+        if known.get("type", "file") == "file" and is_trace:
             when = known.get("mtime") or known.get("LastModified") or known.get("created")
             stamp = when if isinstance(when, (int, float)) else getattr(when, "timestamp", int)()
             yield FoundFile(system.unstrip_protocol(name), known.get("size") or 0, int(stamp * 1e9))
@@ -146,7 +155,20 @@ def read_signs(file: FoundFile) -> tuple[str, RecordedFile]:
     except OSError:
         head = b""
     digest = hashlib.sha256(head).hexdigest()[:32]
+    if is_binary_recording(head):
+        return digest, _signs_of_whole(file)
     return digest, signs_of_head(Path(file.path), head, file.size)
+
+
+def _signs_of_whole(file: FoundFile) -> RecordedFile:
+    """Return the signs of a file whose first bytes say nothing: columns, or another profiler's."""
+    try:
+        with open_files([file.path]) as local:
+            table = read_recording(local[file.path], threads=1)
+    except (TraceError, OSError):
+        return RecordedFile(Path(file.path))
+    parts = [part for _, part in _core.split_merged_trace(table, threads=1)]
+    return signs_of(Path(file.path), parts or [table])
 
 
 @contextlib.contextmanager

@@ -94,6 +94,24 @@ def test_every_run_is_there_once(made: Path) -> None:
     assert rows(made, "from failures") == []
 
 
+def test_packed_traces_are_enough(traces: Path, made: Path, tmp_path: Path) -> None:
+    """A corpus of the same runs, of which only the columns were kept."""
+    for file in traces.rglob("*.json.gz"):
+        target = (
+            tmp_path / "packed" / file.relative_to(traces).with_suffix("").with_suffix(".arrow")
+        )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        assert main(["convert", str(file), str(target)]) == 0
+    folder = tmp_path / "fleet"
+    build(Selection((str(tmp_path / "packed"),), (TEAM,)), str(folder), engine=ONE)
+    for query in (
+        "select day, team, ranks, world_size, files, profiled_ns, headline from runs order by all",
+        "select type, title, cost_ns, saving_ns from findings order by all",
+        "from failures",
+    ):
+        assert rows(folder, query) == rows(made, query)
+
+
 def test_rows_are_those_of_the_diagnosis(made: Path, traces: Path) -> None:
     path = traces / "team1" / "run1.json.gz"
     diagnosis = ttap.load(path).diagnose()
