@@ -64,7 +64,8 @@ def _simulate(options: Options) -> int:
         simulation = trace.simulate(edits=options.edit or None)
     found: dict[str, Any] = simulation.to_dict()
     if options.together:
-        found["together"] = simulation.together().to_dict()
+        together = simulation.together().to_dict() if simulation.applied else None
+        found["together"] = together
     if options.shares:
         shares = simulation.shares(options.shares)
         found["shares"] = shares.to_dict()
@@ -73,8 +74,8 @@ def _simulate(options: Options) -> int:
     else:
         from torchtraceap.report.result_tables import simulation_tables, tables_of
 
-        if options.together:
-            found["edits"].append(found["together"])
+        if options.together and together is not None:
+            found["edits"].append(together)
         tables = simulation_tables(found, plan=options.plan)
         if options.shares:
             tables += tables_of(shares)

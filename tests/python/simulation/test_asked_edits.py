@@ -165,5 +165,6 @@ def test_the_command(write_trace: WriteTrace, capsys: pytest.CaptureFixture[str]
     assert main(["simulate", path, *edits, "--together", "--shares", "kernel"]) == 0
     printed = capsys.readouterr().out
     assert "kernel=gemm_tn:0.5 + remove=validation" in printed and "softmax" in printed
-    assert main(["simulate", path, "--edit", "kernel=conv:0.5", "--together"]) == 2
-    assert "no edit applies" in capsys.readouterr().err
+    assert main(["simulate", path, "--edit", "kernel=conv:0.5", "--together", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["together"] is None and "conv" in document["edits"][0]["note"]
