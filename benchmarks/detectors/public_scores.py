@@ -279,6 +279,7 @@ def _sample(path: str, group: str, marks: Array, arrays: Mapping[str, Array]) ->
         label=bool((marks == 1).any()), type=None, form="", twin=None, already=(), run=path,
         cost=none, positive=marks == 1, ignore=marks < 0, bounds_ns=arrays["bounds_ns"],
         values=arrays["values"], zscores=arrays["zscores"], evidence=arrays["evidence"],
+        surprisal=arrays["surprisal"],
     )  # fmt: skip
 
 

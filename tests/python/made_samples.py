@@ -33,6 +33,7 @@ def made_sample(number: int, *, bad: bool, split: str = "train", **changes: obje
         "positive": cost.max(axis=1) >= 0.1,
         "ignore": (cost.max(axis=1) > 0) & (cost.max(axis=1) < 0.1),
         "values": values, "zscores": values / 2, "evidence": evidence,
+        "surprisal": evidence[:, -1] * 3.0,
     }  # fmt: skip
     return Sample(**{**fields, **changes})  # type: ignore[arg-type]
 

@@ -46,7 +46,7 @@ from torchtraceap.datasets.labels import (
 from torchtraceap.datasets.reader import Run, labeled_runs
 from torchtraceap.errors import OptionError, OutputError
 from torchtraceap.tables.catalog import check_count
-from torchtraceap.tables.detection import detect, judge
+from torchtraceap.tables.detection import detect, judge, surprisal
 from torchtraceap.tables.windows import (
     MOST_TOKENS,
     Tokens,
@@ -62,7 +62,7 @@ __all__ = ["EVIDENCE", "TYPES", "Sample", "cut_excerpts", "load_samples", "windo
 
 EVIDENCE = (*TYPES, "any")
 """Columns of `Sample.evidence`."""
-_VERSION = 1
+_VERSION = 2
 """Version of the stored samples. See Note [Stored samples]."""
 _CACHE = ".cache"
 _MOST_STORED = 1 << 30
@@ -114,6 +114,8 @@ class Sample:
     evidence: Array
     """float32 `[W, T + 1]`: the part that findings of each type cover; the last column those of
     any type, of `TYPES` or not."""
+    surprisal: Array
+    """float64 `[W]`: the bits that findings of any type tell of the window (`tables.surprisal`)."""
     tokens: Tokens | None = None
     """The events of the windows, where they were asked for."""
 
@@ -256,13 +258,17 @@ def _rank_arrays(
         every = np.concatenate([EMPTY, *intervals.values()])
         features = window_features(part, cut(part))
         bounds_ns = np.array(features.windows.bounds_ns, dtype=np.int64)
-        sets = [*(intervals.get(name, EMPTY) for name in TYPES), every]
+        shares = {name: covered_share(each, bounds_ns) for name, each in intervals.items()}
+        of_none = np.zeros(len(bounds_ns) - 1, dtype=np.float32)
+        of_types = [shares.get(name, of_none) for name in TYPES]
+        bits = surprisal(np.stack([*shares.values(), of_none], axis=1))
         arrays.append(
             {
                 "bounds_ns": bounds_ns,
                 "values": features.values_matrix.astype(np.float32),
                 "zscores": features.zscores.astype(np.float32),
-                "evidence": np.stack([covered_share(each, bounds_ns) for each in sets], axis=1),
+                "evidence": np.stack([*of_types, covered_share(every, bounds_ns)], axis=1),
+                "surprisal": bits.sum(axis=1),
             }
         )
     return arrays
@@ -319,7 +325,8 @@ def _fit_windows(count: int, arrays: _Arrays) -> bool:
         "bounds_ns": ("i8", (count + 1,)),
         "values": ("f4", (count, len(feature_names()))),
         "zscores": ("f4", (count, len(feature_names()))),
-        "evidence": ("f8", (count, len(EVIDENCE))),
+        "evidence": ("f4", (count, len(EVIDENCE))),
+        "surprisal": ("f8", (count,)),
     }
     found = {name: (array.dtype.str[1:], array.shape) for name, array in arrays.items()}
     return found == wanted and bool((np.diff(arrays["bounds_ns"]) >= 0).all())

@@ -13,11 +13,8 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis.scoring import Scorer as Scorer
     from torchtraceap.diagnosis.scoring import load_scorer as load_scorer
     from torchtraceap.diagnosis.scoring.fused import FUSED_INPUTS as FUSED_INPUTS
-    from torchtraceap.diagnosis.scoring.fused import TREES_ALONE as TREES_ALONE
     from torchtraceap.diagnosis.scoring.fused import FusedScorer as FusedScorer
     from torchtraceap.diagnosis.scoring.fused import fused_inputs as fused_inputs
-    from torchtraceap.diagnosis.scoring.fused import type_inputs as type_inputs
-    from torchtraceap.diagnosis.scoring.fused import type_shares as type_shares
     from torchtraceap.diagnosis.scoring.paper import PAPER_CELLS as PAPER_CELLS
     from torchtraceap.diagnosis.scoring.paper import UNKNOWN_PLATFORM as UNKNOWN_PLATFORM
     from torchtraceap.diagnosis.scoring.paper import PaperConfig as PaperConfig
@@ -53,10 +50,7 @@ else:
             ".scoring.fused": (
                 "FusedScorer",
                 "FUSED_INPUTS",
-                "TREES_ALONE",
                 "fused_inputs",
-                "type_inputs",
-                "type_shares",
             ),
             ".scoring.paper": (
                 "PAPER_CELLS",

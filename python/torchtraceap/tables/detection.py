@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from torchtraceap import _core
 from torchtraceap.core.threads import map_on_threads
 from torchtraceap.tables.gpu.recorded_device import matrix_units
 
 if TYPE_CHECKING:
+    from torchtraceap.core.aliases import Array
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["PerRank", "detect", "judge", "known", "present_findings"]
+__all__ = ["PerRank", "detect", "excluded_types", "judge", "known", "present_findings", "surprisal"]
 
 
+_LEAST_SHARE = 1e-3
+"""Mean share below which a finding is no rarer."""
 PerRank = Sequence[tuple["RankTrace", _core.Finding]]
 """The finding of one rule on each rank."""
 
@@ -53,6 +58,11 @@ def present_findings(trace: Ranks) -> dict[str, PerRank]:
     return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
 
 
+def excluded_types(trace: Ranks) -> frozenset[str]:
+    """Return the types whose verdict is "absent"."""
+    return frozenset(name for name, parts in detect(trace).items() if judge(parts) == "absent")
+
+
 def known(parts: PerRank) -> PerRank:
     """Return the findings of the ranks whose trace has the signal."""
     return [(rank, found) for rank, found in parts if found.verdict != "unknown"]
@@ -79,3 +89,20 @@ def judge(parts: PerRank) -> str:
     if not checked or (hidden_ns and cost_ns + hidden_ns >= material_ns):
         return "unknown"
     return "absent"
+
+
+def surprisal(shares: Array) -> Array:
+    """Return how many bits findings tell of each window beyond what they tell of all, `[W, T]`.
+
+    A finding that covers each window alike says nothing of one of them; one that covers a fiftieth
+    of the time says much of the windows where it lies: the share of a window times its
+    self-information, minus the binary logarithm of the mean share (Shannon 1948, section 6).
+
+    Args:
+        shares: float `[W, T]`: the part of each window that findings of each type cover.
+    """
+    if not shares.size:
+        return np.zeros(shares.shape)
+    rarity = -np.log2(np.clip(shares.mean(axis=0, dtype=np.float64), _LEAST_SHARE, 1.0))
+    bits: Array = shares * rarity
+    return bits

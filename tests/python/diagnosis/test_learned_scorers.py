@@ -12,8 +12,9 @@ from conftest import WriteTrace
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.datasets.labels import covered_share
 from torchtraceap.diagnosis.scoring import common_bounds, load_scorer
-from torchtraceap.diagnosis.scoring.fused import TREES_ALONE, FusedScorer, type_inputs, type_shares
+from torchtraceap.diagnosis.scoring.fused import FusedScorer
 from torchtraceap.diagnosis.scoring.structural import (
     ZSCORE_SUFFIX,
     StructuralScorer,
@@ -22,8 +23,10 @@ from torchtraceap.diagnosis.scoring.structural import (
 )
 from torchtraceap.diagnosis.scoring.weight_files import read_weights, shipped, write_weights
 from torchtraceap.errors import MissingFileError, SchemaError
+from torchtraceap.tables.detection import surprisal
 
 LEARNED = ("structural", "fused")
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +129,7 @@ def test_weights_of_wrong_shapes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="another scorer"):
         FusedScorer(read_weights(ours), trees)
     path = changed(shipped("fused"), tmp_path / "y", weights=np.ones(9))
-    with pytest.raises(SchemaError, match="weights are not 5 finite numbers"):
+    with pytest.raises(SchemaError, match="weights are not 3 finite numbers"):
         FusedScorer(read_weights(path), trees)
 
 
@@ -154,7 +157,7 @@ def test_lost_time_scores_higher(write_trace: WriteTrace) -> None:
 def test_no_type_exceeds_the_window(write_trace: WriteTrace, name: str) -> None:
     windows = ttap.load(samples.slow_loader().write(write_trace([]))).score(scorer=name)
     together = np.sum(list(windows.types.values()), axis=0)
-    assert np.allclose(together, windows.scores)
+    assert together.max() > 0 and (together <= windows.scores + 1e-9).all()
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -198,12 +201,9 @@ def test_torch_is_not_imported(bundled: Path) -> None:
 # --- training ---
 
 
-def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
+def test_trees_say_what_their_library_says(tmp_path: Path) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="lightgbm is not installed")
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    from sklearn.ensemble import IsolationForest
-
-    from torchtraceap.lab.training.structural import BoosterView, boosted_trees, isolation_trees
+    from torchtraceap.lab.training.structural import BoosterView, boosted_trees
 
     draw = np.random.default_rng(0)
     rows = draw.standard_normal((600, 4)).astype(np.float32).astype(np.float64)
@@ -214,7 +214,6 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
         lightgbm.train(options | extra, lightgbm.Dataset(rows, labels), 20)
         for extra, labels in (({"objective": "binary"}, kinds > 0), (more, kinds))
     )
-    forest = IsolationForest(n_estimators=20, random_state=0).fit(rows)
 
     def sums(arrays: dict[str, Any], outputs: int) -> np.ndarray:
         return _core.Trees(**arrays, columns=4, outputs=outputs).sums(rows)
@@ -226,8 +225,6 @@ def test_trees_say_what_their_libraries_say(tmp_path: Path) -> None:
     assert np.allclose(three, many.predict(rows, raw_score=True), atol=1e-6)
     turned = sums(boosted_trees([BoosterView(one, every[::-1])], 1), 1)[:, 0]
     assert np.allclose(turned, one.predict(rows[:, ::-1], raw_score=True), atol=1e-6)
-    strange = np.exp2(-sums(isolation_trees(forest), 1)[:, 0])
-    assert np.allclose(strange, -forest.score_samples(rows), atol=1e-6)
 
 
 def made_samples(split: str, count: int, seed: int) -> list[Any]:
@@ -253,7 +250,7 @@ def made_samples(split: str, count: int, seed: int) -> list[Any]:
                 type=TYPES[kind] if place % 2 == 0 else None, form="x", twin=None, already=(),
                 run=str(place), bounds_ns=np.arange(101), cost=cost, positive=cost.max(1) >= 0.1,
                 ignore=np.zeros(100, bool), values=values, zscores=values,
-                evidence=np.zeros((100, len(TYPES) + 1), np.float32),
+                evidence=np.zeros((100, len(TYPES) + 1), np.float32), surprisal=np.zeros(100),
             )
         )  # fmt: skip
     return found
@@ -295,7 +292,7 @@ def test_trees_learn_where_time_is_lost(tmp_path: Path, track: str) -> None:
         )
         assert first == second
     assert again.figures == done.figures
-    assert np.isfinite(read_weights(done.weights).finite("type_weights", 3)).all()
+    assert np.isfinite(read_weights(done.weights).finite("weights", 3)).all()
     scorer = StructuralScorer(read_weights(tmp_path / "out" / "structural.safetensors"))
     (sample, *_) = made_samples("validation", 8, seed=10)
     said = scorer.figures(_core.feature_names(), sample.values, sample.zscores)
@@ -315,25 +312,38 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: Path) -> None:
             train("structural", "made", tmp_path / "out", config=config)
 
 
-def test_rules_help_to_name_the_type_as_far_as_they_are_trusted() -> None:
-    trees = np.array([[0.7, 0.2, 0.1], [0.7, 0.2, 0.1], [0.7, 0.2, 0.1]])
-    evidence = np.zeros((3, 4))
-    evidence[2, [1, 3]] = 0.9
-    rows = type_inputs(trees, evidence)
-    assert rows.shape == (3, 3, 3) and rows[2, 1, 1:].tolist() == [0.9, 0.9]
-    np.testing.assert_allclose(type_shares(rows, np.array(TREES_ALONE)), trees, atol=2e-3)
-    shares = type_shares(rows, np.array([1.0, 2.0, 2.0]))
-    assert shares.argmax(axis=1).tolist() == [0, 0, 1]
-    np.testing.assert_allclose(shares.sum(axis=1), 1)
+def test_rare_findings_tell_more_of_a_window_than_common_ones() -> None:
+    shares = np.zeros((8, 3))
+    shares[:, 0] = 1.0  # everywhere: it tells nothing of one window
+    shares[3, 1] = shares[5, 1] = 0.5
+    shares[3, 2] = 1.0
+    bits = surprisal(shares)
+    assert bits[:, 0].tolist() == [0.0] * 8 and bits[0, 1:].tolist() == [0.0, 0.0]
+    assert bits[3].tolist() == [0.0, 0.5 * 3.0, 1.0 * 3.0]
+    assert surprisal(np.zeros((0, 3))).shape == (0, 3)
+    assert np.isfinite(surprisal(np.eye(3) * 1e-12)).all()
 
 
-def test_weights_of_choices_are_those_that_they_were_drawn_with() -> None:
-    from torchtraceap.lab.training.figures import choice_weights
+@pytest.mark.parametrize("scorer", ["structural", "fused"])
+@pytest.mark.parametrize("name", ["resnet50_num_workers_0", "resnet50_num_workers_4"])
+def test_no_window_bears_a_type_that_the_rules_exclude(name: str, scorer: str) -> None:
+    trace = ttap.load(ROOT / f"examples/traces/{name}.json.gz")
+    windows = ttap.score(trace, scorer=scorer, windows=100)
+    verdicts = trace.diagnose().verdicts
+    excluded = [name for name, verdict in verdicts.items() if verdict == "absent"]
+    assert excluded
+    for name in excluded:
+        assert not windows.types[name].any()
+    for found in windows.types.values():
+        assert (found <= windows.scores).all()
 
-    rng = np.random.default_rng(0)
-    inputs, true = rng.normal(size=(4000, 5, 2)), np.array([2.0, -1.0])
-    noise = rng.gumbel(size=(4000, 5))
-    chosen = (inputs @ true + noise).argmax(axis=1)
-    np.testing.assert_allclose(choice_weights(inputs, chosen), true, atol=0.15)
-    sure = choice_weights(inputs, (inputs @ true).argmax(axis=1))
-    assert np.isfinite(sure).all()
+
+def test_a_window_is_of_the_finding_that_lies_in_it() -> None:
+    trace = ttap.load(ROOT / "examples/traces/resnet50_num_workers_0.json.gz")
+    windows = ttap.score(trace, windows=100)
+    (finding,) = (f for f in trace.diagnose().findings if f.type == "single_process_data_loading")
+    covered = covered_share(finding.intervals, np.array(windows.bounds_ns)) > 0.9
+    assert covered.any()
+    named = np.stack(list(windows.types.values())).argmax(axis=0)
+    of_loader = named == list(windows.types).index("single_process_data_loading")
+    assert of_loader[covered].all()

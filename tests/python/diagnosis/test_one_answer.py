@@ -67,6 +67,10 @@ def test_the_parts_of_a_report_agree(path: Path) -> None:
         saving = finding.saving
         assert saving is None or saving.low_ns <= saving.best_ns <= saving.high_ns
     assert_order(diagnosis)
+    # No window bears a type that the rules exclude.
+    verdicts = diagnosis.verdicts | diagnosis.further_verdicts
+    for name, scores in diagnosis.windows.types.items():
+        assert verdicts.get(name) != "absent" or not scores.any(), name
     # Advice and plan agree, and what is uncertain stays so.
     edits = [fix.edit.partition("=")[0] for fix in diagnosis.plan]
     if "cuda_graph" in edits:

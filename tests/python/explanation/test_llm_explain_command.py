@@ -82,7 +82,7 @@ def test_a_model_judges(
     assert code == 0
     assert (document["source"], document["model"]) == ("llm", "tiny")
     assert {segment["type"] for segment in document["segments"]} == {"cpu_bound"}
-    assert document["usage"]["calls"] == len(llm_server.asked) == 6
+    assert document["usage"]["calls"] == len(llm_server.asked) == 5
     check_holds(document, ttap.load(bundled))
 
 
@@ -136,7 +136,7 @@ def test_caps_end_it(
     _, out, _ = run(capsys, str(bundled), *limited, "--json")
     document = json.loads(out)
     assert len(llm_server.asked) == document["usage"]["calls"] == 3
-    assert [s["source"] for s in document["segments"]] == ["llm"] * 3 + ["offline"] * 3
+    assert [s["source"] for s in document["segments"]] == ["llm"] * 3 + ["offline"] * 2
     assert any("calls" in problem for problem in document["problems"])
 
 
@@ -172,7 +172,7 @@ def test_a_dry_run_sends_nothing(
     whole = json.loads(out)
     assert (whole["schema"], whole["source"]) == ("torchtraceap.explanation/1", "offline")
     document = whole["dry_run"]
-    assert document["calls"] == len(document["prompts"]) == 6
+    assert document["calls"] == len(document["prompts"]) == 5
     # What is sent later is what was shown.
     llm_server.always(fitting())
     run(capsys, str(bundled), *asked(llm_server), "--json")

@@ -1,17 +1,18 @@
-"""`fused`: the trees' log odds, the one-class score and the evidence of the rules, in one logistic
-model. No torch.
+"""`fused`: what trees and rules say of a window beyond its trace, in one logistic model. No torch.
 
-Each has its strength: trees know faults like those in the training data; the isolation forest,
-windows unlike good ones; rules, faults that events prove, of any network or GPU.
+Each has its strength: trees know faults like those in the training data; rules, faults that events
+prove, of any network or GPU.
 
-Note [Standing out]: where a run loses time in most of its windows, a finding that covers them all
-says little of one of them. So rules have two inputs: the part of the window that findings of any
-type cover, and the excess of the part that a type covers over that type's median over the trace,
-for the type with the largest excess.
+Note [Look here first]: where a run loses time in most of its windows, trees that say so of all and
+a finding that covers them all say little of one of them. So what counts is by how much the trees'
+log odds stand above their median in the trace, and how many bits findings tell of a window beyond
+what they tell of all (`tables.detection.surprisal`), summed over types.
 
-Note [Which type]: of the types, too, the trees know those in the training data on machines like
-those there, and rules know those that can be proved. A type's share of a window grows with
-the trees' log chance of it, and with the same two inputs of the rules, of that type alone.
+Note [Which type]: a window in which findings lie is of their types, by the bits that each tells of
+it; where they cover all windows alike, by their shares. A finding whose cost others explain, such
+as a busy copy engine where pageable readbacks are named, counts by the part that is its own. A
+window in which no finding lies is of the types that the trees know, but for those that the rules
+exclude.
 """
 
 from __future__ import annotations
@@ -27,37 +28,29 @@ from torchtraceap.diagnosis.scoring import WindowScores, common_bounds, structur
 from torchtraceap.diagnosis.scoring.evidence import rank_shares
 from torchtraceap.diagnosis.scoring.structural import (
     StructuralScorer,
-    WindowFigures,
     judged_windows,
     probability,
     window_scores,
 )
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import SchemaError
-from torchtraceap.tables.detection import present_findings
+from torchtraceap.tables.detection import excluded_types, present_findings, surprisal
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torchtraceap.core.aliases import Array
+    from torchtraceap.tables.detection import PerRank
     from torchtraceap.trace.ranks import Ranks
 
-__all__ = [
-    "FUSED_INPUTS",
-    "TYPE_INPUTS",
-    "FusedScorer",
-    "fused_inputs",
-    "load",
-    "type_inputs",
-    "type_shares",
-]
+__all__ = ["FUSED_INPUTS", "FusedScorer", "fused_inputs", "load"]
 
-FUSED_INPUTS = ("logit", "strangeness", "evidence", "standing_out")
-"""The stacked inputs, in the order of the weights."""
-TYPE_INPUTS = ("log chance", "evidence", "standing_out")
-"""The stacked inputs of each type. See Note [Which type]."""
-TREES_ALONE = (1.0, 0.0, 0.0)
-"""Their weights where nothing was learned from rules, as before version 3."""
-_LEAST_CHANCE = 1e-3
-"""Least probability of a type by the trees: what they rule out is never certain."""
+FUSED_INPUTS = ("standing_out", "surprisal")
+"""The stacked inputs, in the order of the weights: by the trees, and by the rules."""
+_EVEN = 1e-3
+"""Bits that count for a share of 1 where findings cover all windows alike."""
+_LEAST_OWN = 1e-3
+"""The part of a finding that counts where others explain all of its cost."""
 
 
 class FusedScorer:
@@ -72,66 +65,62 @@ class FusedScorer:
         self.version = f"{weights.entry('version', str)}.{trees.version}"
         self._trees = trees
         self._weights = weights.finite("weights", len(FUSED_INPUTS) + 1)
-        self._type_weights = np.array(TREES_ALONE)
-        if "type_weights" in weights.arrays:
-            self._type_weights = weights.finite("type_weights", len(TYPE_INPUTS))
-
-    def likelihood(self, figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
-        """Return the probability of a fault in each window, `[W]`.
-
-        Args:
-            figures: Outputs of the trees.
-            evidence: float64 `[W, T + 1]`: shares of the window that findings of each type, and
-                those of any, cover.
-        """
-        return probability(fused_inputs(figures, evidence) @ self._weights[:-1] + self._weights[-1])
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
         """Score windows by the worst rank in each, as `structural` does."""
         bounds_ns = common_bounds(trace, count)
         present = present_findings(trace)
+        names = tuple(dict.fromkeys((*self._trees.types, *present)))
         scores, types = [], []
         for place, rank in enumerate(trace.ranks):
             figures = self._trees.evaluate_rank(rank, bounds_ns)
-            evidence = rank_shares(present, place, bounds_ns, self._trees.types)
-            likely = self.likelihood(figures, evidence)
+            shares = rank_shares(present, place, bounds_ns, names)[:, :-1]
+            bits = surprisal(shares)
+            inputs = fused_inputs(figures.logit, bits.sum(axis=1))
+            likely = probability(inputs @ self._weights[:-1] + self._weights[-1])
             scores.append(likely * judged_windows(rank, bounds_ns))
-            types.append(type_shares(type_inputs(figures.types, evidence), self._type_weights))
-        return window_scores(bounds_ns, scores, types, self._trees.types)
+            votes = (bits + _EVEN * shares) * _own_parts(present, place, names)
+            types.append(_type_shares(figures.types, votes))
+        return window_scores(bounds_ns, scores, types, names, excluded_types(trace))
 
 
-def fused_inputs(figures: WindowFigures, evidence: Array) -> npt.NDArray[np.float64]:
-    """Return `FUSED_INPUTS`, float64 `[W, inputs]`. See Note [Standing out]."""
-    standing_out = _excess(evidence).max(axis=1).clip(0.0)
-    share = evidence[:, -1].astype(np.float64)
-    return np.stack([figures.logit, figures.strangeness, share, standing_out], axis=1)
-
-
-def type_inputs(types: Array, evidence: Array) -> npt.NDArray[np.float64]:
-    """Return `TYPE_INPUTS`, float64 `[W, T, inputs]`.
+def fused_inputs(logit: Array, bits: Array) -> npt.NDArray[np.float64]:
+    """Return `FUSED_INPUTS`, float64 `[W, inputs]`. See Note [Look here first].
 
     Args:
-        types: `[W, T]`, from `WindowFigures`.
-        evidence: See `FusedScorer.likelihood`.
+        logit: `[W]`, of the trees.
+        bits: `[W]`: surprisal of all types.
     """
-    own = evidence[:, :-1].astype(np.float64)
-    standing_out = _excess(evidence)[:, :-1].clip(0.0)
-    return np.stack([np.log(types + _LEAST_CHANCE), own, standing_out], axis=2)
+    standing_out = (logit - median(logit)).clip(0.0)
+    return np.stack([standing_out, bits], axis=1, dtype=np.float64)
 
 
-def type_shares(inputs: Array, weights: Array) -> npt.NDArray[np.float64]:
-    """Return the probability of each type, given a fault, float64 `[W, T]`; rows sum to 1."""
-    votes = inputs @ weights
-    likely = np.exp(votes - votes.max(axis=1, keepdims=True))
-    shares: npt.NDArray[np.float64] = likely / likely.sum(axis=1, keepdims=True)
-    return shares
+def _own_parts(
+    present: Mapping[str, PerRank], place: int, names: Sequence[str]
+) -> npt.NDArray[np.float64]:
+    """Return the part of each type's cost that no other finding claims, float64 `[T]`."""
+    parts = np.full(len(names), _LEAST_OWN)
+    for column, name in enumerate(names):
+        finding = present[name][place][1] if name in present else None
+        if finding and finding.cost_ns:
+            parts[column] += finding.unclaimed_cost_ns / finding.cost_ns
+    return parts
 
 
-def _excess(evidence: Array) -> npt.NDArray[np.float64]:
-    """Return the excess of each share over its median in the trace, float64 `[W, T + 1]`."""
-    shares = evidence.astype(np.float64)
-    above: npt.NDArray[np.float64] = shares - [median(column) for column in shares.T]
-    return above
+def _type_shares(trees: Array, votes: Array) -> npt.NDArray[np.float64]:
+    """Return the probability of each type, given a fault, float64 `[W, T]`.
+
+    See Note [Which type].
+
+    Args:
+        trees: `[W, K]`: the probability of the first K types by the trees.
+        votes: `[W, T]`, of the findings.
+    """
+    total = votes.sum(axis=1, keepdims=True)
+    found: npt.NDArray[np.float64] = np.zeros(votes.shape)
+    np.divide(votes, total, out=found, where=total > 0)
+    found[:, : trees.shape[1]] += np.where(total > 0, 0.0, trees)
+    return found
 
 
 @cache

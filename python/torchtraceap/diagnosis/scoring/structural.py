@@ -1,8 +1,11 @@
-"""`structural`: boosted trees and a one-class score on window features. No torch.
+"""`structural`: boosted trees on window features. No torch.
 
 Note [Two heads]: one set of trees gives the probability of any fault in a window, another those of
 its types, given that there is one. The score of a type is the product, so no type exceeds the
 window's score.
+
+Note [Excluded types]: where the rules say that a type is absent, no window bears it: its score is
+0, and the others are as they were. A window may then have a score and no type.
 
 Note [Nothing to judge]: a window of a rank gets 0 where that rank was not profiled, where the
 window has no length, and everywhere if the rank has no GPU events: features mean nothing there.
@@ -10,7 +13,7 @@ window has no length, and everywhere if the rank has no GPU events: features mea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,7 @@ from torchtraceap.core.results import PAPER_TYPES, Int64Array
 from torchtraceap.diagnosis.scoring import WindowScores, common_bounds
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import SchemaError
+from torchtraceap.tables.detection import excluded_types
 from torchtraceap.tables.windows import window_features
 
 if TYPE_CHECKING:
@@ -57,8 +61,6 @@ class WindowFigures:
 
     logit: _FloatArray
     """`[W]`: logit of any fault, not calibrated."""
-    strangeness: _FloatArray
-    """`[W]` in (0, 1): score of the isolation forest; good windows have a half on average."""
     types: _FloatArray
     """`[W, T]`: probability of each type, given that there is a fault; rows sum to 1."""
 
@@ -77,7 +79,6 @@ class StructuralScorer:
         self.columns = weights.texts("columns")
         self._any = self._trees(weights, "any", 1)
         self._type = self._trees(weights, "type", len(self.types))
-        self._forest = self._trees(weights, "forest", 1)
         calibration = weights.finite("calibration", 2)
         self._slope, self._intercept = float(calibration[0]), float(calibration[1])
 
@@ -95,7 +96,6 @@ class StructuralScorer:
         likely = np.exp(votes - votes.max(axis=1, keepdims=True))
         return WindowFigures(
             logit=self._any.sums(columns)[:, 0],
-            strangeness=np.exp2(-self._forest.sums(columns)[:, 0]),
             types=likely / likely.sum(axis=1, keepdims=True),
         )
 
@@ -116,7 +116,8 @@ class StructuralScorer:
             self.likelihood(of_rank) * judged_windows(rank, bounds_ns)
             for of_rank, rank in zip(figures, trace.ranks, strict=True)
         ]
-        return window_scores(bounds_ns, scores, [of_rank.types for of_rank in figures], self.types)
+        shares = [of_rank.types for of_rank in figures]
+        return window_scores(bounds_ns, scores, shares, self.types, excluded_types(trace))
 
 
 @cache
@@ -141,7 +142,8 @@ def window_scores(
     bounds_ns: Int64Array,
     scores: list[_FloatArray],
     shares: list[_FloatArray],
-    types: tuple[str, ...],
+    types: Sequence[str],
+    excluded: Collection[str],
 ) -> WindowScores:
     """Return the scores of the worst rank in each window, with the types of that rank.
 
@@ -150,13 +152,14 @@ def window_scores(
         scores: `[W]` for each rank.
         shares: `[W, T]` for each rank: probability of each type, given that there is a fault.
         types: Names of the types.
+        excluded: Types that score 0. See Note [Excluded types].
     """
     by_rank = np.stack(scores)
     worst = by_rank.argmax(axis=0)
     windows = np.arange(len(worst))
     score = by_rank[worst, windows]
     own = np.stack(shares)[worst, windows] * score[:, None]
-    known = {name: own[:, place] for place, name in enumerate(types)}
+    known = {name: own[:, place] for place, name in enumerate(types) if name not in excluded}
     order = dict.fromkeys((*PAPER_TYPES, *types))
     return WindowScores(
         bounds_ns=tuple(bounds_ns.tolist()),

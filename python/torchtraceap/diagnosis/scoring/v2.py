@@ -27,6 +27,7 @@ from torchtraceap.diagnosis.scoring.structural import (
 )
 from torchtraceap.diagnosis.scoring.weight_files import Weights, read_weights, shipped
 from torchtraceap.errors import OptionError, SchemaError
+from torchtraceap.tables.detection import excluded_types
 from torchtraceap.tables.windows import Tokens, build_tokens, window_features
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ class V2Scorer:
             # Each type is judged by itself; given a fault, they share its probability.
             types = probability(outputs["types"].astype(np.float64))
             shares.append(types / np.maximum(types.sum(axis=1, keepdims=True), 1e-12))
-        return window_scores(bounds_ns, scores, shares, self.types)
+        return window_scores(bounds_ns, scores, shares, self.types, excluded_types(trace))
 
 
 @cache

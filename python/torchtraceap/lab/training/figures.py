@@ -22,7 +22,6 @@ from torchtraceap.core import Array, replacing_stream, write_text
 
 __all__ = [
     "auc",
-    "choice_weights",
     "clear_windows",
     "masked_crc",
     "platt",
@@ -126,31 +125,6 @@ def platt(logits: Array, positive: Array) -> tuple[float, float]:
         curve = (x * (p * (1 - p))[:, None]).T @ x + 1e-6 * np.eye(2)
         weights = weights - np.clip(np.linalg.solve(curve, slope), -1, 1)
     return (float(weights[0]), float(weights[1])) if weights[0] > 0 else (1.0, 0.0)
-
-
-def choice_weights(inputs: Array, chosen: Array) -> Array:
-    """Weights under which what was chosen is likeliest: conditional logit (McFadden 1974), by
-    Newton's method.
-
-    Args:
-        inputs: float `[n, choices, k]`.
-        chosen: int `[n]`: the number of the choice in each row.
-
-    Returns:
-        float64 `[k]`; a weak prior of 0 keeps them finite.
-    """
-    weights = np.zeros(inputs.shape[2])
-    rows = np.arange(len(chosen))
-    for _ in range(_NEWTON_STEPS):
-        votes = inputs @ weights
-        p = np.exp(votes - votes.max(axis=1, keepdims=True))
-        p /= p.sum(axis=1, keepdims=True)
-        mean = np.einsum("nc,nck->nk", p, inputs)
-        slope = (inputs[rows, chosen] - mean).sum(axis=0) - weights
-        curve = np.einsum("nc,nci,ncj->ij", p, inputs, inputs) - mean.T @ mean
-        weights = weights + np.clip(np.linalg.solve(curve + np.eye(len(weights)), slope), -1, 1)
-    found: Array = weights
-    return found
 
 
 # ------------------------------------------------------------------------------ logs

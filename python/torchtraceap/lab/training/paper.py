@@ -117,6 +117,7 @@ class PaperLosses:
     |p_i - p_j|, which is the reverse."""
     margin: float = 0.5
     cluster_margin: float = 0.5
+    """m of the first two terms of Eq. 14, in cosines."""
     share: float = 0.1
     """S+ and S-: the part of the windows that Eq. 11 compares."""
     weights: tuple[float, float, float, float] = (1.0, 1.0, 0.5, 0.1)
@@ -192,7 +193,8 @@ class PaperLosses:
         return F.relu(alike + self.margin).mean()
 
     def clustering(self, features: Tensor, scores: Tensor) -> Tensor:
-        """Eq. 14: windows of one pseudo-label are alike, of two are not.
+        """Eq. 14: windows of one pseudo-label are alike, of two are not: max(0, m - S) of those
+        alike, max(0, S + m) of the others, and |S - target| of all.
 
         A window's pseudo-label is whether it scores above the median of the pair; no gradient
         passes it.
@@ -207,8 +209,8 @@ class PaperLosses:
         target = distance if self.cluster_target == "literal" else 1 - 2 * distance
         others = ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         return (
-            _mean((1 - alike)[same & others])
-            + _mean(F.relu(alike - self.cluster_margin)[~same])
+            _mean(F.relu(self.cluster_margin - alike)[same & others])
+            + _mean(F.relu(alike + self.cluster_margin)[~same])
             + _mean((alike - target).abs()[others])
         )
 

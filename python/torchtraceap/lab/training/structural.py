@@ -1,4 +1,4 @@
-"""Train `structural`: boosted trees and an isolation forest on window features.
+"""Train `structural`: boosted trees on window features.
 
 Note [Labels of the tracks]: in track S a window's label is what its generator or curator says
 of it, and windows whose fault is small (`Sample.ignore`) are left out. In track W only the trace's
@@ -11,7 +11,6 @@ Validation data calibrate the score, and choose nothing else here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from torchtraceap.lab.training.figures import clear_windows, platt, window_figur
 from torchtraceap.lab.training.settings import RunOptions, Trained, take
 from torchtraceap.tables import feature_names
 
-__all__ = ["BoosterView", "TreeSettings", "boosted_trees", "isolation_trees", "train"]
+__all__ = ["BoosterView", "TreeSettings", "boosted_trees", "train"]
 
 VERSION = "1"
 _SUREST, _UNSURE = 0.15, 0.25
@@ -70,6 +69,7 @@ class TreeSettings:
     """Standard deviation of the logarithm of a factor by which a trace's times are stretched; a
     stretched copy of each trace is learned from beside it. 0: none."""
     isolation_trees: int = 100
+    """Of the forest that chooses windows in track W."""
 
     def __post_init__(self) -> None:
         counts = (self.trees, self.leaves, self.least, self.type_trees, self.seeds, self.grids)
@@ -121,10 +121,8 @@ def train(
     names = column_names()
     table = table_of(learned, names, settings.time_scale, seed)
     with progress_stage("fitting trees"):
-        forest = isolation_forest(table, settings, seed)
         trees = {
-            "forest": isolation_trees(forest),
-            "any": boosted_trees(any_boosters(table, forest, settings, seed), 1),
+            "any": boosted_trees(any_boosters(table, settings, seed), 1),
             "type": boosted_trees(type_boosters(table, settings, seed), len(TYPES)),
         }
     arrays = {f"{kind}.{name}": each for kind, of in trees.items() for name, each in of.items()}
@@ -198,24 +196,13 @@ def table_of(
     )
 
 
-def isolation_forest(table: Table, settings: TreeSettings, seed: int) -> IsolationForest:
-    """Fit a forest to windows of traces without a fault."""
-    forest = IsolationForest(n_estimators=settings.isolation_trees, random_state=seed)
-    return forest.fit(forest_columns(table.columns[~table.bad]))
-
-
-def forest_columns(columns: Array) -> Array:
-    """Return the columns with z-scores of 0, on which no tree splits."""
-    return columns * [not name.endswith(ZSCORE_SUFFIX) for name in column_names()]
-
-
-def any_boosters(
-    table: Table, forest: IsolationForest, settings: TreeSettings, seed: int
-) -> list[BoosterView]:
+def any_boosters(table: Table, settings: TreeSettings, seed: int) -> list[BoosterView]:
     """Fit a booster for each view and seed."""
     positive, used = table.positive, ~table.ignore
     if settings.track == "W":
-        strange = -forest.score_samples(forest_columns(table.columns))
+        absolute = table.columns * [not name.endswith(ZSCORE_SUFFIX) for name in column_names()]
+        forest = IsolationForest(n_estimators=settings.isolation_trees, random_state=seed)
+        strange = -forest.fit(absolute[~table.bad]).score_samples(absolute)
         for _ in range(2):
             positive, used = pseudo_labels(strange, table.bad)
             booster = _boosted(table.columns[used], positive[used], settings, seed)
@@ -359,37 +346,3 @@ def _add_boosted(writer: _TreeWriter, node: dict[str, Any], columns: Array, weig
     )
     writer.join(split, left, right)
     return split
-
-
-def isolation_trees(forest: Any) -> dict[str, Array]:
-    """Return the trees of an isolation forest of scikit-learn. 2 to the power of minus their sum is
-    how strange a row is, as Liu, Ting and Zhou define it (2008)."""
-    writer = _TreeWriter()
-    scale = 1.0 / (len(forest.estimators_) * mean_depth(int(forest.max_samples_)))
-    for estimator, columns in zip(forest.estimators_, forest.estimators_features_, strict=True):
-        root = _add_isolation(writer, estimator.tree_, columns, scale, node=0, depth=0)
-        writer.add_tree(root, 0)
-    return writer.arrays()
-
-
-def _add_isolation(
-    writer: _TreeWriter, tree: Any, columns: Array, scale: float, node: int, depth: int
-) -> int:
-    left, right = int(tree.children_left[node]), int(tree.children_right[node])
-    if left < 0:
-        return writer.add_leaf(scale * (depth + mean_depth(int(tree.n_node_samples[node]))))
-    split = writer.add_split(int(columns[tree.feature[node]]), float(tree.threshold[node]))
-    below = (
-        _add_isolation(writer, tree, columns, scale, child, depth + 1) for child in (left, right)
-    )
-    writer.join(split, *below)
-    return split
-
-
-def mean_depth(rows: int) -> float:
-    """Return the depth of an unsuccessful search in a binary tree of so many rows."""
-    if rows <= 1:
-        return 0.0
-    if rows == 2:
-        return 1.0
-    return 2.0 * (math.log(rows - 1.0) + np.euler_gamma) - 2.0 * (rows - 1.0) / rows
