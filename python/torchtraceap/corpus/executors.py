@@ -211,30 +211,42 @@ class RayExecutor:
                 ray.init(address, log_to_driver=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise OptionError(f"--ray {address}: {error}") from None
-        self._run = ray.remote(max_retries=5, num_cpus=1)(analyse)
-        self._waiting: dict[Any, tuple[Task, float]] = {}
+        self._run = ray.remote(max_retries=5, num_cpus=1, max_calls=RUNS_OF_A_WORKER)(analyse)
+        self._tasks: deque[Task] = deque()
+        self._running: dict[Any, tuple[Task, float]] = {}
 
     def submit(self, task: Task) -> None:
-        self._waiting[self._run.remote(task)] = (task, time.monotonic())
+        self._tasks.append(task)
 
     def results(self) -> Iterator[Outcome]:
         ray = self._ray
-        while self._waiting:
-            done, _ = ray.wait(list(self._waiting), timeout=1.0, fetch_local=True)
+        overdue: set[Any] = set()
+        while self._tasks or self._running:
+            # As many as can run, so that the time of none counts while it is queued.
+            cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            while self._tasks and len(self._running) < cores:
+                task = self._tasks.popleft()
+                self._running[self._run.remote(task)] = (task, time.monotonic())
+            done, _ = ray.wait(list(self._running), timeout=LOOK_SECONDS, fetch_local=True)
             for reference in done:
-                task, _ = self._waiting.pop(reference)
+                task, _ = self._running.pop(reference)
                 try:
                     yield ray.get(reference)
                 except ray.exceptions.OutOfMemoryError as error:
                     yield failed(task, Failure("memory", str(error).split("\n")[0], 137))
-                except ray.exceptions.TaskCancelledError:
-                    text = f"takes more than {self._seconds:g} s"
-                    yield failed(task, Failure("timeout", text, 124))
                 except ray.exceptions.RayError as error:
-                    yield failed(task, Failure("crashed", str(error).split("\n")[0], 1))
+                    text = f"takes more than {self._seconds:g} s"
+                    late = Failure("timeout", text, 124)
+                    crash = Failure("crashed", str(error).split("\n")[0], 1)
+                    yield failed(task, late if reference in overdue else crash)
+            for reference, (_, begun) in self._running.items():
+                if reference not in overdue and time.monotonic() - begun > self._seconds:
+                    overdue.add(reference)
+                    ray.cancel(reference, force=True)
 
     def cancel(self) -> None:
-        for reference in self._waiting:
+        self._tasks.clear()
+        for reference in self._running:
             self._ray.cancel(reference)
 
     def close(self) -> None:

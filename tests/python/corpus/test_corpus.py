@@ -323,6 +323,18 @@ def test_ray_gives_the_same_rows(traces: Path, made: Path, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------ options
 
 
+def test_ray_ends_what_takes_too_long(traces: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    try:
+        engine = Engine(ray="local", seconds=1e-6)
+        build(Selection((str(traces),)), str(tmp_path / "fleet"), engine=engine)
+    finally:
+        ray.shutdown()
+    assert rows(tmp_path / "fleet", "select distinct code, exit_code from failures") == [
+        ("timeout", 124)
+    ]
+
+
 def test_selections_choose_runs(traces: Path, tmp_path: Path) -> None:
     half = build(Selection((str(traces),), sample=0.5), str(tmp_path / "half"), engine=ONE)
     assert half.runs + half.left_out == 8
