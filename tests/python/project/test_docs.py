@@ -8,6 +8,7 @@ import functools
 import json
 import re
 import runpy
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from torchtraceap import Trace, load
 from torchtraceap.cli import COMMANDS, main
-from torchtraceap.cli.parser import Parser, each_command
+from torchtraceap.cli.parser import Parser, each_command, parse
 from torchtraceap.core.knowledge import load_knowledge
 from torchtraceap.report.terminal import render_text
 from torchtraceap.tables.sql import sql_tables
@@ -134,6 +135,21 @@ def test_every_command_stands_on_the_page_of_tables_or_of_exports(command: str) 
         return  # give nothing of a trace
     text = read("docs/tables.md") + read("docs/formats.md") + read("README.md")
     assert re.search(rf"`(torchtraceap )?{command}\b", text)
+
+
+def test_templates_for_ci_hold_commands_that_parse() -> None:
+    yaml = pytest.importorskip("yaml")
+    found = []
+    for path in sorted(ROOT.glob("examples/ci/*/*.y*ml")) + sorted(
+        ROOT.glob("examples/ci/*/.*.y*ml")
+    ):
+        yaml.safe_load(path.read_text("utf-8"))
+        text = re.sub(r"\n\s+(?=--)", " ", path.read_text("utf-8"))
+        found += re.findall(r"torchtraceap ((?:check|diagnose) .*)$", text, re.MULTILINE)
+    assert len(found) >= 5
+    for line in found:
+        name, *rest = shlex.split(line)
+        assert parse(name, COMMANDS[name], rest).paths
 
 
 def test_every_dependency_has_an_upper_bound() -> None:
@@ -305,6 +321,7 @@ def test_versions_agree() -> None:
         "CMakeLists.txt": r"^project\(torchtraceap VERSION (\S+)",
         "python/torchtraceap/_version.py": r'^__version__ = "([^"]+)"',
         "CHANGELOG.md": r"^## \[(\d[^\]]*)\]",
+        "CITATION.cff": r"^version: (\S+)",
     }
     versions = set()
     for name, pattern in patterns.items():
