@@ -63,7 +63,7 @@ double busy_share(const Signals& signals) {
 std::int64_t basis_ns(const Signals& signals, const IntervalSet& cost, SavingBasis basis) {
   switch (basis) {
     case SavingBasis::kIdle:
-      return total_length_ns(set_difference(cost, signals.gpu.busy));
+      return total_length_ns(set_intersection(cost, signals.gpu_idle));
     case SavingBasis::kIdleOrExposed:
       return total_length_ns(set_difference(cost, signals.gpu.compute));
     case SavingBasis::kCost:
@@ -74,6 +74,17 @@ std::int64_t basis_ns(const Signals& signals, const IntervalSet& cost, SavingBas
   return total_length_ns(cost);
 }
 
+/// What lies beside the cost of idle time of gaps in which collectives ran that the next kernel may
+/// have needed or not: see Note [Unawaited collectives].
+std::int64_t possible_beside_ns(const Signals& signals, const IntervalSet& cost) {
+  std::vector<Interval> beside;
+  for (const Interval& part : signals.unawaited.possible) {
+    const Interval reach{add_saturated(part.start_ns, -1), add_saturated(part.end_ns, 1)};
+    if (covered_ns(cost, reach) > 0) beside.push_back(part);
+  }
+  return total_length_ns(set_difference(set_clip(beside, signals.profiled), cost));
+}
+
 void bound_saving(const Signals& signals, const Draft& draft, Finding& finding) {
   SavingShares shares = draft.saving;
   if (signals.on_host) shares.basis = SavingBasis::kCost;  // all of it is the host's work
@@ -81,15 +92,24 @@ void bound_saving(const Signals& signals, const Draft& draft, Finding& finding) 
   const IntervalSet cost = set_difference(set_union(finding.intervals, regained), draft.kept_cost);
   std::int64_t basis = basis_ns(signals, cost, shares.basis);
   if (draft.saving_limit_ns) basis = std::min(basis, *draft.saving_limit_ns);
+  std::int64_t alone = basis;
+  if (shares.basis == SavingBasis::kIdleOrExposed) {
+    // Where a copy and a collective run at once, the time comes back if both go.
+    const IntervalSet both = set_intersection(signals.gpu.communication, signals.gpu.memcpy);
+    alone = std::min(basis, basis_ns(signals, set_difference(cost, both), shares.basis));
+  }
   double best = shares.best;
   std::int64_t whole_ns = 0;  // what the guess takes whole
   if (shares.basis == SavingBasis::kGpuWork) best *= busy_share(signals);
   if (shares.basis == SavingBasis::kIdleAndWork) {
     whole_ns = std::min(basis, basis_ns(signals, cost, SavingBasis::kIdle));
   }
-  finding.saving_low_ns = share_of(basis, shares.low);
-  finding.saving_best_ns = whole_ns + share_of(basis - whole_ns, best);
+  finding.saving_low_ns = share_of(alone, shares.low);
+  finding.saving_best_ns = whole_ns + share_of(alone - whole_ns, best);
   finding.saving_high_ns = share_of(basis, shares.high);
+  if (shares.basis == SavingBasis::kIdle || shares.basis == SavingBasis::kIdleAndWork) {
+    finding.saving_high_ns += share_of(possible_beside_ns(signals, cost), shares.high);
+  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "traceap/analysis/collectives/peers.hpp"
 #include "traceap/analysis/idle/idle.hpp"
 #include "traceap/analysis/idle/timeline.hpp"
+#include "traceap/analysis/idle/unawaited.hpp"
 #include "traceap/detect/queries/host_queries.hpp"
 #include "traceap/detect/queries/served.hpp"
 #include "traceap/detect/queries/value_reads.hpp"
@@ -75,18 +76,21 @@ struct Signals {
   const EventTable& table;
   const EventTree& tree;
   GpuIntervals gpu;    ///< orphans included
-  IdleBreakdown idle;  ///< over `profiled`
+  IdleBreakdown idle;  ///< of `gpu_idle`
   Interval profiled;   ///< tree.profiled
   DetectOptions options;
-  IntervalSet gpu_idle;                 ///< complement of gpu.busy, as far as it is judged
-  IntervalSet host_idle;                ///< without gaps between nodes of one replay of a graph
-  std::vector<Copy> copies;             ///< every memcpy-class GPU event, by start
-  std::vector<Row> api_rows;            ///< complete runtime and driver calls by start
-  bool has_host_ops = false;            ///< a complete cpu_op, annotation or python frame exists
-  bool has_operators = false;           ///< a complete operator exists, not only ranges or frames
-  bool has_gpu = false;                 ///< a complete GPU event exists
-  bool foreign_kernels = false;         ///< of a device whose kernels are not named as CUDA's
-  bool on_host = false;                 ///< the run computes on the host (`runs_on_host`)
+  /// Nothing runs, or only collectives that computation surely does not wait for while it waits for
+  /// the host; as far as it is judged.
+  IntervalSet gpu_idle;
+  IntervalSet host_idle;         ///< without gaps between nodes of one replay of a graph
+  Unawaited unawaited;           ///< what of exposed communication computation does not wait for
+  std::vector<Copy> copies;      ///< every memcpy-class GPU event, by start
+  std::vector<Row> api_rows;     ///< complete runtime and driver calls by start
+  bool has_host_ops = false;     ///< a complete cpu_op, annotation or python frame exists
+  bool has_operators = false;    ///< a complete operator exists, not only ranges or frames
+  bool has_gpu = false;          ///< a complete GPU event exists
+  bool foreign_kernels = false;  ///< of a device whose kernels are not named as CUDA's
+  bool on_host = false;          ///< the run computes on the host (`runs_on_host`)
   std::vector<Collective> collectives;  ///< communication kernels by start
   std::vector<ProcessGroup> groups;     ///< those that `Collective::group` counts
   ValueReads value_reads;               ///< where the host waits for a value of the device

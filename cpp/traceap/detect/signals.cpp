@@ -96,8 +96,15 @@ Signals build_signals(const EventTable& table, const EventTree& tree, GpuInterva
                   .idle = std::move(idle),
                   .profiled = tree.profiled,
                   .options = options};
-  signals.gpu_idle = set_difference(set_complement(signals.gpu.busy, signals.profiled),
+  signals.unawaited = find_unawaited(table, tree, signals.gpu);
+  const IntervalSet awaited = set_difference(signals.gpu.busy, signals.unawaited.sure);
+  signals.gpu_idle = set_difference(set_complement(awaited, signals.profiled),
                                     set_union(signals.gpu.not_judged, tree.recording.missing));
+  if (!signals.unawaited.sure.empty()) {
+    GpuIntervals awaits = signals.gpu;
+    awaits.busy = awaited;
+    signals.idle = explain_idle(table, tree, awaits, signals.profiled);
+  }
   // Nothing that the host does opens a gap between two nodes of one replay of a graph.
   signals.host_idle =
       set_difference(signals.gpu_idle, idle_with_cause(signals, {IdleCause::kWithinGraph}));

@@ -3,7 +3,10 @@
 Note [Bounds and predictions]: a finding's own saving is a bound, the idle or exposed time in its
 intervals. A replay takes its place where an edit stands for the fix and changes something in this
 trace, and where replays of the run can say what a fix does (`trust.py`). Otherwise the bound stays,
-and its note says why.
+and its note says why. An edit is one way to fix a finding, and a replay knows only the dependencies
+that the trace shows: the interval reaches to the time in which the evidence shows computation
+standing still, where that is more. That is no bound for work that gets shorter; and with the other
+ranks in the replay it knows what a rank's evidence does not, for whom it waits.
 
 Note [One fix, several findings]: findings may share a fix, such as two kinds of waits for the GPU.
 Each shows what the fix saves; the plan has it once, under the finding that leads, else under the
@@ -18,6 +21,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.intervals import Int64Array, covered_ns, union
 from torchtraceap.core.records import dataclass
@@ -90,6 +94,8 @@ def _simulate(
     check = _check(simulation)
     outcomes = {outcome.edit: outcome for outcome in simulation.edits}
     savings: Savings = {}
+    beyond_ns: dict[str, int] = {}
+    standing = {r.type for r in _core.rules() if r.saving_basis in ("idle", "idle_or_exposed")}
     for finding in findings:
         edit = chosen[finding.type]
         if isinstance(edit, _Applied):
@@ -105,6 +111,10 @@ def _simulate(
                 and saving.high_ns < bound.best_ns
             )
             if not is_small_part:
+                stands = finding.type in standing and len(run.ranks) == 1
+                if saving is not None and bound is not None and stands:
+                    beyond_ns[finding.type] = _beyond_ns(saving, bound, check.measured_ns)
+                    saving = replace(saving, high_ns=saving.high_ns + beyond_ns[finding.type])
                 savings[finding.type] = saving
                 continue
             chosen[finding.type] = edit = f"not simulated: {edit.name} changes a small part of it"
@@ -115,7 +125,7 @@ def _simulate(
     leading = first(savings)
     fix = chosen[leading] if leading else None
     steps = simulation.plan_from(fix.name if isinstance(fix, _Applied) else None)
-    return Outlook(savings, _plan(steps, findings, chosen, leading), check)
+    return Outlook(savings, _plan(steps, findings, chosen, beyond_ns, leading), check)
 
 
 def _sporadic_ns(run: SimulatedRun, findings: Sequence[Finding]) -> Array:
@@ -224,6 +234,14 @@ def _saving(finding: Finding, outcome: EditOutcome, check: ReplayCheck) -> Savin
     )
 
 
+def _beyond_ns(saving: Saving, bound: Saving, whole_ns: int) -> int:
+    """Return how far the bound reaches beyond the interval of a simulated saving. See Note [Bounds
+    and predictions]."""
+    if not saving.simulated or saving.per_step != bound.per_step:
+        return 0
+    return max(0, min(bound.high_ns, whole_ns) - saving.high_ns)
+
+
 def _applied_edits(chosen: Mapping[str, _Applied | str]) -> list[_Applied]:
     """Return the edits, each once."""
     edits = {edit.name: edit for edit in chosen.values() if isinstance(edit, _Applied)}
@@ -234,6 +252,7 @@ def _plan(
     steps: Sequence[PlanStep],
     findings: Sequence[Finding],
     chosen: Mapping[str, _Applied | str],
+    beyond_ns: Mapping[str, int],
     leading: str | None,
 ) -> tuple[PlannedFix, ...]:
     """Name the finding of each fix. See Note [One fix, several findings].
@@ -249,7 +268,8 @@ def _plan(
     below_ns = above_ns = 0
     for fix in steps:
         after_ns = fix.predicted_ns
-        below_ns = min(max(below_ns, after_ns - fix.low_ns), after_ns)
+        most_ns = after_ns - fix.low_ns + beyond_ns.get(owner[fix.edit], 0)
+        below_ns = min(max(below_ns, most_ns), after_ns)
         above_ns = max(above_ns, fix.high_ns - after_ns)
         plan.append(
             PlannedFix(

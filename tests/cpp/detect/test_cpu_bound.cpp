@@ -133,15 +133,16 @@ TEST_CASE("a first call is cold from 1 ms, ten times the mean, with three calls 
   CHECK(verdict(2'000, 10, 2) == Verdict::kPresent);
 }
 
-TEST_CASE("a host that is silent for 10 ms does something else", "[detect][cpu_bound]") {
+TEST_CASE("a host that is silent for a tenth of the step does something else",
+          "[detect][cpu_bound]") {
   const auto verdict = [](double next_us) {
     RuleCase t;
-    t.step(1, 0, 60'000).op("aten::add", 1, 20).kernel("conv", 20, 20'000);  // to 20'020
+    t.step(1, 0, 60'000).op("aten::add", 1, 20).kernel("conv", 20, 1'000);
     t.op("aten::add", next_us, 20).kernel("conv", next_us + 20, 59'900 - next_us);
     return judge(kDetect, t).verdict;
   };
-  CHECK(verdict(30'019) == Verdict::kPresent);
-  CHECK(verdict(30'020) == Verdict::kAbsent);
+  CHECK(verdict(6'020) == Verdict::kPresent);
+  CHECK(verdict(6'021) == Verdict::kAbsent);
 }
 
 TEST_CASE("a first step with more than twice the idle share of the others is left out",

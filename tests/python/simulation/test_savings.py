@@ -77,7 +77,8 @@ def test_a_slow_loader_is_replayed_with_workers(write_trace: WriteTrace) -> None
     assert saving.method == "simulated"
     assert saving.edit == "loader_workers=4"
     assert saving.per_step
-    assert 30 * MS < saving.low_ns <= saving.best_ns <= saving.high_ns < 45 * MS
+    assert 30 * MS < saving.low_ns <= saving.best_ns < 45 * MS
+    assert saving.best_ns <= saving.high_ns < 46 * MS
     replay = diagnosis.replay
     assert replay is not None
     assert replay.trust.supports_prediction
@@ -96,8 +97,9 @@ def test_the_saving_is_what_simulate_predicts(write_trace: WriteTrace) -> None:
     (edit,) = simulation.to_dict()["edits"]
     measured = simulation.measured_ns
     assert saving.best_ns == measured - edit["predicted_ns"]
-    assert saving.high_ns == min(measured, measured - edit["low_ns"])
     assert saving.low_ns == max(0, measured - edit["high_ns"])
+    # Where the GPU idles longer in the finding than the replay gives back, it may be all of that.
+    assert 0 < measured - edit["low_ns"] < saving.high_ns < 46 * MS
 
 
 def test_the_plan_lists_what_each_fix_adds(write_trace: WriteTrace) -> None:

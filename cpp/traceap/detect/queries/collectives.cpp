@@ -299,7 +299,8 @@ std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals) {
   std::vector<ExposedPiece> pieces;
   if (signals.gpu.communication.empty()) return pieces;
   const PieceBuilder builder(signals);
-  const IntervalSet exposed = set_difference(signals.gpu.communication, signals.gpu.compute);
+  const IntervalSet exposed = set_difference(
+      set_difference(signals.gpu.communication, signals.gpu.compute), signals.unawaited.sure);
   for (const Interval& piece : set_clip(exposed, signals.profiled)) {
     pieces.push_back(builder.build(piece));
   }

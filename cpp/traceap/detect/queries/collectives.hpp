@@ -10,7 +10,8 @@
 
 namespace traceap {
 
-/// A stretch in which communication ran and no compute kernel did.
+/// A stretch in which communication ran and no compute kernel did, unless computation surely waited
+/// for the host alone (Signals::unawaited).
 struct ExposedPiece {
   Interval interval;
   Row collective;  ///< the last one to end in it, or that runs on when it ends

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "traceap/base/interrupt.hpp"
+#include "traceap/base/statistics.hpp"
 #include "traceap/base/sums.hpp"
+#include "traceap/detect/queries/process_state.hpp"
 #include "traceap/detect/queries/ranges.hpp"
 
 namespace traceap {
@@ -218,6 +220,49 @@ bool WorkRows::operator()(Row host_row) const {
   if (kind != EventKind::kCpuOp) return false;
   return has_annotations_ || is_operator_(host_row) ||
          subtree_rows(signals_.tree, host_row).empty();
+}
+
+bool has_python_frames(const Signals& signals) {
+  const auto& rows = signals.tree.host_rows;
+  return std::any_of(rows.begin(), rows.end(),
+                     [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
+}
+
+namespace {
+
+constexpr std::int64_t kNoticedSilenceNs = 10'000'000;
+
+/// The shortest silence that is noticed: see Note [Long silences].
+std::int64_t least_silence_ns(const Signals& signals) {
+  constexpr std::int64_t kOneIn = 10;
+  if (has_python_frames(signals)) return kNoticedSilenceNs;
+  std::vector<std::int64_t> steps;
+  for (const Step& step : signals.tree.steps) steps.push_back(step.end_ns - step.start_ns);
+  const std::int64_t whole_ns = steps.empty() ? signals.profiled.length_ns() : median_of(steps);
+  return std::clamp(whole_ns / kOneIn, kRefillReachNs, kNoticedSilenceNs);
+}
+
+}  // namespace
+
+IntervalSet long_silences(const Signals& signals) {
+  const std::int64_t least_ns = least_silence_ns(signals);
+  std::vector<std::int64_t> borders;
+  for (const Step& step : signals.tree.steps) {
+    for (const std::int64_t time_ns : {step.start_ns, step.end_ns}) {
+      borders.push_back(signals.on_gpu_clock({time_ns, time_ns}).start_ns);
+    }
+  }
+  std::sort(borders.begin(), borders.end());
+  const auto holds_border = [&](const Interval& part) {
+    const auto first = std::lower_bound(borders.begin(), borders.end(), part.start_ns);
+    return first != borders.end() && *first <= part.end_ns;
+  };
+  IntervalSet silent = host_silence_of(signals);
+  std::erase_if(silent, [&](const Interval& part) {
+    if (part.length_ns() >= kNoticedSilenceNs) return false;
+    return part.length_ns() < least_ns || holds_border(part);
+  });
+  return silent;
 }
 
 IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns) {

@@ -66,6 +66,18 @@ class WorkRows {
   bool has_annotations_;
 };
 
+/// Note [Long silences]: Python between two operators takes microseconds. 10 ms without a single
+/// operator or API call, loader or compiler on any thread are noticed in any step, and well above
+/// what the scheduler takes away. In the middle of a short step, or of a short recording without
+/// steps, a tenth of it is noticed as well, from the 1 ms on in which a host that is free launches
+/// again (kRefillReachNs); between two steps a loop has work of its own. Where frames tell that
+/// Python is at work during less than 10 ms, the host is not silent: that work has a name, which
+/// cpu_bound tells.
+/// Such stretches, on the GPU's clock.
+IntervalSet long_silences(const Signals& signals);
+/// Were Python frames recorded?
+bool has_python_frames(const Signals& signals);
+
 /// GPU idle in stretches of at least `min_length_ns` during which no thread ran an operator or an
 /// API call: see WorkRows.
 IntervalSet silent_idle(const Signals& signals, std::int64_t min_length_ns);

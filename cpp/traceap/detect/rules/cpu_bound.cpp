@@ -28,9 +28,6 @@ constexpr std::int64_t kBurstKernelNs = 2'000;
 constexpr double kColdRatio = 10.0;
 constexpr std::int64_t kColdNs = 1'000'000;
 constexpr std::int64_t kMinLaterCalls = 3;
-/// The host is launching, or at work for the next launch: without a single operator or API call on
-/// any thread for this long it does something else (see host_silence).
-constexpr std::int64_t kSilenceNs = 10'000'000;
 /// Steps of one loop differ, but hardly by a factor of two in what the host makes the GPU wait.
 constexpr double kOddStepRatio = 2.0;
 /// With two more steps the first can be compared with the others.
@@ -242,7 +239,7 @@ Finding detect(const Signals& signals) {
       set_union(make_union(std::move(waits)), usual_gaps_of(reads.stalls, reads.usual_gap_ns));
   IntervalSet gaps = set_clip(idle, steady_bounds(signals));
   gaps = set_difference(gaps, cold_calls(signals));
-  gaps = set_difference(gaps, silent_idle(signals, kSilenceNs));
+  gaps = set_difference(gaps, long_silences(signals));
   gaps = without_odd_first_step(signals, std::move(gaps));
   draft.cost = merge_bursts(gaps);
   // Without steps the profile may hold more than the loop.

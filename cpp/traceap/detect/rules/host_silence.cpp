@@ -1,4 +1,4 @@
-// Long gaps in which no thread runs an operator or an API call while the GPU has nothing to do:
+// Long silences (Note [Long silences]) in which the GPU runs out of work:
 // garbage collection, locks, checkpoints, plain Python. A run that computes on the host has no GPU
 // to do anything.
 
@@ -15,10 +15,6 @@ namespace {
 
 constexpr SavingShares kSaving{.basis = SavingBasis::kIdle};
 
-/// Python between two operators takes microseconds. 10 ms without a single one is noticed in any
-/// step, and well above what the scheduler takes away.
-constexpr std::int64_t kMinGapNs = 10'000'000;
-
 /// Innermost row of the main thread that covers the time, or kNoRow: a frame or an annotation.
 Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
   const EventTree& tree = signals.tree;
@@ -31,13 +27,6 @@ Row covering_row(const Signals& signals, std::int64_t gpu_time_ns) {
   Row r = after == begin ? kNoRow : *(after - 1);
   while (r != kNoRow && signals.table.end_ns(r) <= time_ns) r = tree.parent[r];
   return r;
-}
-
-/// Were Python frames recorded? Where they were and none covers a silence, no Python ran.
-bool has_frames(const Signals& signals) {
-  const auto& rows = signals.tree.host_rows;
-  return std::any_of(rows.begin(), rows.end(),
-                     [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
 }
 
 /// What encloses the longest silence, for a person.
@@ -76,8 +65,7 @@ Row next_operator(const Signals& signals, const Interval& gap) {
 
 /// Nothing shows whether the GPU's next work was queued before the silence.
 Finding judge_without_launches(const Signals& signals, const IntervalSet& silent) {
-  IntervalSet gaps = unexplained_idle_inside(signals, silent);
-  std::erase_if(gaps, [](const Interval& gap) { return gap.length_ns() < kMinGapNs; });
+  const IntervalSet gaps = unexplained_idle_inside(signals, silent);
   if (!is_material(signals, total_length_ns(gaps))) return absent();
   return abstain({"launch calls of GPU events"});
 }
@@ -85,7 +73,7 @@ Finding judge_without_launches(const Signals& signals, const IntervalSet& silent
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu && !signals.on_host) return abstain({"GPU events"});
   if (!signals.has_operators) return abstain({"host operators"});
-  IntervalSet silent = host_silence_of(signals);
+  IntervalSet silent = long_silences(signals);
   if (!signals.on_host && signals.tree.linked_gpu_rows.empty())
     return judge_without_launches(signals, silent);
   Draft draft(kSaving);
@@ -94,7 +82,7 @@ Finding detect(const Signals& signals) {
   const IntervalSet explained = state.explained();
   const CoverIndex known(explained);
   for (const Interval& gap : unexplained_idle_inside(signals, silent)) {
-    if (gap.length_ns() - known.covered_ns(gap) < kMinGapNs) continue;
+    if (gap.length_ns() - known.covered_ns(gap) <= kLaunchLatencyBoundNs) continue;
     const Row awaited = signals.on_host ? next_operator(signals, gap) : awaited_row(signals, gap);
     if (awaited == kNoRow) continue;
     draft.cost.push_back(gap);
@@ -113,7 +101,7 @@ Finding detect(const Signals& signals) {
   draft.confidence = state.has_threads ? 0.8 : 0.7;
   draft.duration("longest", longest.length_ns());
   add_place(signals, covering_row(signals, longest.start_ns + longest.length_ns() / 2), draft);
-  if (!has_frames(signals)) draft.missing_signals.emplace_back("Python frames (with_stack)");
+  if (!has_python_frames(signals)) draft.missing_signals.emplace_back("Python frames (with_stack)");
   return finish_finding(signals, std::move(draft));
 }
 

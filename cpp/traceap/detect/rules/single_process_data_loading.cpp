@@ -57,10 +57,8 @@ Finding judge_without_range(const Signals& signals, bool multi_process_loader) {
     if (!is_material(signals, total_length_ns(signals.gpu_idle))) return absent();
     return abstain({"host operators and annotations"});
   }
-  const bool has_frames =
-      std::any_of(signals.tree.host_rows.begin(), signals.tree.host_rows.end(),
-                  [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
-  if (has_frames || !is_material(signals, hiding_place_ns(signals))) return absent();
+  if (has_python_frames(signals) || !is_material(signals, hiding_place_ns(signals)))
+    return absent();
   if (!signals.has_gpu) return abstain({"DataLoader range", "GPU events"});
   return abstain({"DataLoader range"});
 }

@@ -46,12 +46,6 @@ bool is_around_loop(std::string_view name) {
   return contains(name, "tqdm/std.py(") && contains(name, "): __iter__");
 }
 
-bool has_frames(const Signals& signals) {
-  const auto& rows = signals.tree.host_rows;
-  return std::any_of(rows.begin(), rows.end(),
-                     [&](Row r) { return signals.table.kind[r] == EventKind::kPythonFunction; });
-}
-
 /// Without frames writing is silence like any other.
 Finding judge_without_frames(const Signals& signals) {
   const IntervalSet silent = unexplained_idle_inside(signals, silent_idle(signals, kMinSilenceNs));
@@ -93,7 +87,7 @@ IntervalSet waits_inside(const Signals& signals, const std::vector<Row>& rows) {
 
 Finding detect(const Signals& signals) {
   if (!signals.has_gpu && !signals.on_host) return abstain({"GPU events"});
-  if (!has_frames(signals)) return judge_without_frames(signals);
+  if (!has_python_frames(signals)) return judge_without_frames(signals);
   std::vector<Row> rows = logging_rows(signals);
   if (rows.size() < kMinRepeats) return absent();
   Draft draft(kSaving);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "traceap/detect/queries/host_work.hpp"
 #include "traceap/detect/queries/names.hpp"
@@ -22,6 +23,12 @@ namespace {
 constexpr std::size_t kMinLaunches = 16;
 /// Without a range, so many updates in a row are no accident.
 constexpr std::size_t kMinOwnUpdates = 50;
+/// Note [Turns]: fewer launches are a loop over parameters where they show its turns: the same
+/// operators in the same order for each parameter, of which a small model has some. What a foreach
+/// or fused step leaves over, and the one parameter that an update inside of the backward pass
+/// works on, make no such turns.
+constexpr std::size_t kLeastParameters = 4;
+constexpr std::size_t kFewLaunches = 8;
 /// Most launches of the step must be single: a foreach step launches a few of them as well.
 constexpr double kMinSingleShare = 0.5;
 /// Without a simulator: half of the GPU work, as a fused update reads and writes every tensor once
@@ -32,29 +39,71 @@ bool is_step_range(std::string_view name) {
   return name.substr(0, 15) == "Optimizer.step#" || contains(name, "): _single_tensor_");
 }
 
+bool is_fused_kernel(std::string_view name) {
+  return contains(name, "multi_tensor_apply") || contains(name, "triton_");
+}
+
 bool is_fused_operator(std::string_view name) {
   return contains(name, "_foreach_") || contains(name, "_fused_") || contains(name, "triton_") ||
          contains(name, "fused_optimizer");
 }
 
+/// How often the longest beginning of `names` that repeats itself does so, where that is all of
+/// them: 6 for "mul add mul add ...", twelve long. Short lists only: O(length squared).
+std::size_t turns_of(std::span<const StringId> names) {
+  for (std::size_t period = 1; period * kLeastParameters <= names.size(); ++period) {
+    if (names.size() % period != 0) continue;
+    const auto later = names.subspan(period);
+    if (std::equal(later.begin(), later.end(), names.begin())) return names.size() / period;
+  }
+  return 0;
+}
+
 struct StepCost {
   std::vector<Row> single;  ///< pointwise kernels that update one tensor
   std::size_t launches = 0;
+  bool fused = false;  ///< some update several at once
 };
 
-template <class KernelNames, class OperatorNames>
-StepCost judge_step(const Signals& signals, const std::vector<Row>& gpu_rows,
-                    const KernelNames& pointwise, const OperatorNames& fused_operator) {
-  StepCost step;
-  for (Row r : gpu_rows) {
-    if (signals.table.kind[r] != EventKind::kKernel) continue;
-    if (signals.tree.gpu_class[r] != GpuClass::kCompute) continue;
-    ++step.launches;
-    const Row op = signals.tree.op[r];
-    if (pointwise(r) && (op == kNoRow || !fused_operator(op))) step.single.push_back(r);
+/// What GPU work updates parameters, and how many at once.
+class Updates {
+ public:
+  explicit Updates(const Signals& signals)
+      : signals_(signals),
+        pointwise_(signals.table, is_pointwise_kernel),
+        fused_operator_(signals.table, is_fused_operator),
+        fused_kernel_(signals.table, is_fused_kernel) {}
+
+  StepCost judge(const std::vector<Row>& gpu_rows) const {
+    StepCost step;
+    for (Row r : gpu_rows) {
+      if (signals_.table.kind[r] != EventKind::kKernel) continue;
+      if (signals_.tree.gpu_class[r] != GpuClass::kCompute) continue;
+      ++step.launches;
+      const Row op = signals_.tree.op[r];
+      const bool fused = op != kNoRow && fused_operator_(op);
+      step.fused = step.fused || fused || fused_kernel_(r);
+      if (pointwise_(r) && !fused) step.single.push_back(r);
+    }
+    return step;
   }
-  return step;
-}
+
+  /// See Note [Turns].
+  bool shows_turns(const StepCost& step) const {
+    if (step.fused || step.launches < kFewLaunches) return false;
+    if (step.launches >= kMinLaunches || step.single.size() < step.launches) return false;
+    std::vector<StringId> names;
+    for (const Row r : step.single) {
+      const Row op = signals_.tree.op[r];
+      names.push_back(signals_.table.name[op == kNoRow ? r : op]);
+    }
+    return turns_of(names) >= kLeastParameters;
+  }
+
+ private:
+  const Signals& signals_;
+  LazyNames<> pointwise_, fused_operator_, fused_kernel_;
+};
 
 Finding without_ranges(const Signals& signals) {
   if (!signals.has_operators) return abstain({"host operators"});
@@ -108,10 +157,16 @@ class OwnLoops {
   void end_run() {
     const auto in_place =
         static_cast<std::size_t>(std::count_if(run_.begin(), run_.end(), in_place_));
-    if (run_.size() >= kMinOwnUpdates && kInPlaceOneIn * in_place >= run_.size()) {
-      loops_.push_back(run_);
-    }
+    const bool updates = run_.size() >= kMinOwnUpdates || shows_turns();
+    if (updates && kInPlaceOneIn * in_place >= run_.size()) loops_.push_back(run_);
     run_.clear();
+  }
+  /// See Note [Turns].
+  bool shows_turns() const {
+    if (run_.size() < kMinLaunches || run_.size() >= kMinOwnUpdates) return false;
+    std::vector<StringId> names;
+    for (const Row r : run_) names.push_back(signals_.table.name[r]);
+    return turns_of(names) >= kLeastParameters;
   }
 
   const Signals& signals_;
@@ -121,13 +176,32 @@ class OwnLoops {
   std::vector<std::vector<Row>> loops_;
 };
 
+/// The kernels of one loop, and the time between them in which the host is late.
+void add_gpu_cost(const Signals& signals, const std::vector<Row>& kernels, Draft& draft) {
+  for (Row r : kernels) draft.cost.push_back(interval_of(signals.table, r));
+  const IntervalSet idle =
+      set_clip(idle_with_cause(signals, {IdleCause::kHostWait, IdleCause::kLaunchLatency}),
+               extent_of(signals.table, kernels));
+  draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
+}
+
 Finding judge_own_loops(const Signals& signals) {
+  if (!signals.on_host && !signals.links_operators()) return without_ranges(signals);
   std::vector<std::vector<Row>> loops = OwnLoops(signals).find();
   if (loops.empty()) return without_ranges(signals);
   Draft draft(kSaving);
   for (const std::vector<Row>& loop : loops) {
-    draft.cost.push_back(signals.on_gpu_clock(extent_of(signals.table, loop)));
     draft.evidence.insert(draft.evidence.end(), loop.begin(), loop.end());
+    if (signals.on_host) {
+      draft.cost.push_back(signals.on_gpu_clock(extent_of(signals.table, loop)));
+      continue;
+    }
+    std::vector<Row> kernels;
+    for (const Row r : loop) {
+      const std::vector<Row> launched = gpu_rows_inside(signals, r);
+      kernels.insert(kernels.end(), launched.begin(), launched.end());
+    }
+    add_gpu_cost(signals, kernels, draft);
   }
   draft.confidence = 0.7;  // that it is an update, only its place and its operators tell
   draft.count("operators per step", draft.evidence.size() / loops.size());
@@ -162,24 +236,23 @@ Finding detect(const Signals& signals) {
   const LazyNames is_step(table, is_step_range);
   const auto outer = outermost_ranges(signals, is_step);
   const std::vector<RangeLaunches> ranges = launches_by_range(signals, outer);
-  if (ranges.empty()) return without_ranges(signals);
+  if (ranges.empty()) return judge_own_loops(signals);
   if (!signals.links_operators()) return abstain({missing_link(signals)});
 
   // An optimiser's matrix products (Muon) or reductions are not what fusing is about.
-  const LazyNames pointwise(table, is_pointwise_kernel);
-  const LazyNames fused_operator(table, is_fused_operator);
+  const Updates updates(signals);
+  const LazyNames backward(table, is_backward_node);
+  const std::vector<Row> inside_backward = outermost_ranges(signals, backward);
   Draft draft(kSaving);
   std::size_t launches = 0, steps = 0;
   for (const RangeLaunches& range : ranges) {
-    const StepCost step = judge_step(signals, range.gpu_rows, pointwise, fused_operator);
-    if (!is_unfused(step.single.size(), step.launches)) continue;
+    const StepCost step = updates.judge(range.gpu_rows);
+    const bool alone = inside_backward[range.range] == kNoRow;
+    if (!is_unfused(step.single.size(), step.launches) && !(alone && updates.shows_turns(step)))
+      continue;
     ++steps;
     launches += step.single.size();
-    const Interval extent = extent_of(table, step.single);
-    for (Row r : step.single) draft.cost.push_back(interval_of(table, r));
-    const IntervalSet idle = set_clip(
-        idle_with_cause(signals, {IdleCause::kHostWait, IdleCause::kLaunchLatency}), extent);
-    draft.cost.insert(draft.cost.end(), idle.begin(), idle.end());
+    add_gpu_cost(signals, step.single, draft);
     draft.evidence.push_back(range.range);
   }
   if (steps == 0) return absent();

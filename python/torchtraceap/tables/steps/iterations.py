@@ -195,23 +195,18 @@ def counted_spans(part: RankTrace) -> Array:
 
 
 def counted_work(part: RankTrace) -> Array:
-    """int64 `[counted steps, 2]`: when their work is done, start and end in ns: their ranges on the
-    host, but their iterations where the host runs so far ahead that its ranges fill less than half
-    of these.
+    """int64 `[counted steps, 2]`: their iterations, start and end in ns, which leave nothing out
+    between one and the next.
 
     Of a serving engine these are all iterations that are recorded: they differ by what requests
     ask for, so that neither the first nor the last stands for the others.
     """
-    spans, iterations = counted_spans(part), iterations_of(part)
+    iterations = iterations_of(part)
+    chosen = iterations.counted
     if any(step.kind != UNMARKED for step in part.tree.steps):
-        recorded = np.array(part.tree.step_is_recorded, dtype=bool)
-        end_ns = iterations.end_ns[recorded]
-        return np.stack([end_ns - iterations.length_ns[recorded], end_ns], axis=1)
-    length_ns = iterations.length_ns[iterations.counted]
-    if 2 * int((spans[:, 1] - spans[:, 0]).sum()) >= int(length_ns.sum()):
-        return spans
-    end_ns = iterations.end_ns[iterations.counted]
-    return np.stack([end_ns - length_ns, end_ns], axis=1)
+        chosen = np.array(part.tree.step_is_recorded, dtype=bool)
+    end_ns = iterations.end_ns[chosen]
+    return np.stack([end_ns - iterations.length_ns[chosen], end_ns], axis=1)
 
 
 def step_of_work(part: RankTrace) -> Array:
