@@ -4,8 +4,9 @@
         [--commands WORD ...] [--all-views] [--output FILE]
 
 A command is listed if its time or memory grows by more than 6 from n to 4n, or if it takes more
-than 20 seconds or is stopped. Seconds are those of all threads, so that a busy machine changes
-little. Each command runs in a process of its own, which is ended after --limit seconds.
+than 20 seconds or is stopped; a diagnosis also where a shape of PROPORTIONAL takes more than twice
+its JSON. Seconds are those of all threads, so that a busy machine changes little. Each command runs
+in a process of its own, which is ended after --limit seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from every_command import every_command
 from harness import write_results
-from hostile_shapes import SHAPES
+from hostile_shapes import PROPORTIONAL, SHAPES
 
 from torchtraceap.cli import main as torchtraceap
 
-GROWTH, SECONDS = 6.0, 20.0
+GROWTH, SECONDS, SHARE = 6.0, 20.0, 2.0
 # What does not grow: reading a file of nothing takes this long and this much.
 FLOOR_S, FLOOR_MB = 0.3, 100.0
 
@@ -43,6 +44,7 @@ class Run:
 
     shape: str
     events: int
+    json_mb: float
     command: str
     seconds: float
     peak_mb: float
@@ -116,17 +118,21 @@ def runs_of(shape: str, events: int, chosen: Sequence[list[str]], limit_s: float
     found = []
     with tempfile.TemporaryDirectory() as inputs, tempfile.TemporaryDirectory() as out:
         path = write_files(Path(inputs), shape, events)
+        json_mb = sum(file.stat().st_size for file in Path(inputs).iterdir()) / 2**20
         first = path if path.is_file() else min(path.iterdir())
         names = {"PATH": str(path), "FILE": str(first)}
         for command in chosen:
             given = [names.get(word, word.replace("OUT", out)) for word in command]
             measured = measure(given, limit_s)
-            found.append(Run(shape, events, " ".join(command), *measured))
+            found.append(Run(shape, events, round(json_mb, 1), " ".join(command), *measured))
     return found
 
 
 def is_defect(small: Run, large: Run) -> bool:
     if large.exit_code not in (0, 1, 2) or large.seconds > SECONDS:
+        return True
+    is_diagnosis = large.command.startswith("diagnose") and large.shape in PROPORTIONAL
+    if is_diagnosis and large.peak_mb > SHARE * large.json_mb:
         return True
     times = large.seconds / max(small.seconds, FLOOR_S)
     memory = large.peak_mb / max(small.peak_mb, FLOOR_MB)
@@ -135,7 +141,9 @@ def is_defect(small: Run, large: Run) -> bool:
 
 
 def describe(run: Run) -> str:
-    return f"{run.seconds:.2f} s, {run.peak_mb:.0f} MB, exit {run.exit_code} {run.says}".strip()
+    share = run.peak_mb / max(run.json_mb, 0.1)
+    peak = f"{run.peak_mb:.0f} MB = {share:.2f} of the JSON"
+    return f"{run.seconds:.2f} s, {peak}, exit {run.exit_code} {run.says}".strip()
 
 
 def main() -> None:
@@ -156,7 +164,7 @@ def main() -> None:
         small, large = (runs_of(shape, n, chosen, options.limit) for n in options.events)
         pairs = list(zip(small, large, strict=True))
         slowest = max(large, key=lambda run: run.seconds)
-        print(f"{shape}: slowest {slowest.command}, {describe(slowest)[:60]}", flush=True)
+        print(f"{shape}: slowest {slowest.command}, {describe(slowest)[:80]}", flush=True)
         for before, after in pairs:
             found += [asdict(before), asdict(after)]
             if is_defect(before, after):

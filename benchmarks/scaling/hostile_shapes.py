@@ -13,7 +13,7 @@ Event = dict[str, Any]
 Files = dict[str, dict[str, Any]]
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
-__all__ = ["ALL_REDUCE", "SHAPES", "Made"]
+__all__ = ["ALL_REDUCE", "PROPORTIONAL", "SHAPES", "Made"]
 
 
 class Made:
@@ -551,6 +551,46 @@ def streams_of_one_step(n: int) -> Files:
     return made.file
 
 
+def _with_arguments(arguments: Callable[[int], dict[str, Any]]) -> Callable[[int], Files]:
+    """Operators whose arguments are alike in nothing."""
+
+    def write(n: int) -> Files:
+        made = Made()
+        for i in range(n):
+            made.op("aten::mm", 10.0 * i, 8, **arguments(i))
+        return made.file
+
+    return write
+
+
+def _with_names(kind: str, place: str) -> Callable[[int], Files]:
+    """One operator, and as many names of threads or processes as events."""
+
+    def write(n: int) -> Files:
+        made = Made()
+        made.op("aten::mm", 0.0, 8)
+        for i in range(n):
+            where = {"pid": 1, "tid": 1} | {place: i}
+            made.events.append({"ph": "M", "name": kind, **where, "args": {"name": f"{kind} {i}"}})
+        return made.file
+
+    return write
+
+
+PROPORTIONAL: dict[str, Callable[[int], Files]] = {
+    "argument_keys": _with_arguments(lambda i: {f"key{i}": i}),
+    "argument_dims": _with_arguments(
+        lambda i: {"Input Dims": [[i + 1, 64], [64, 32]], "Input type": ["float", "float"]}
+    ),
+    "concrete_inputs": _with_arguments(lambda i: {"Concrete Inputs": [f"{i}", "", f"[1, {i}]"]}),
+    "call_stacks": _with_arguments(
+        lambda i: {"Call stack": f"model.py(10): forward{i};train.py({i}): main;<built-in>"}
+    ),
+    "thread_names": _with_names("thread_name", "tid"),
+    "process_names": _with_names("process_name", "pid"),
+}
+"""Shapes whose every event is unlike the others: memory is to stay below twice the JSON."""
+
 SHAPES: dict[str, Callable[[int], Files]] = {
     shape.__name__: shape
     for shape in (
@@ -564,4 +604,4 @@ SHAPES: dict[str, Callable[[int], Files]] = {
         long_synchronisations, grouped_waits, sends_and_receives, unlike_ranks, deep_annotations,
         backward_threads, small_collectives, unlike_steps, streams_of_one_step,
     )
-}  # fmt: skip
+} | PROPORTIONAL  # fmt: skip

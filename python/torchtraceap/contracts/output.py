@@ -22,7 +22,7 @@ from torchtraceap._version import __version__
 from torchtraceap.contracts.limits import format_value
 from torchtraceap.contracts.measures.vocabulary import MEASURES
 from torchtraceap.contracts.result import FAILED, INCONCLUSIVE, CheckResult, KeyResult
-from torchtraceap.core.formatting import RUNNER_MARK, format_ns, one_line
+from torchtraceap.core.formatting import RUNNER_MARK, escape_markdown, format_ns, one_line
 
 __all__ = [
     "annotation_lines",
@@ -49,8 +49,6 @@ _TITLES = {
     "inconclusive": "Performance contract: this trace says nothing of it",
 }
 _COUNTS = {"failed": "broken", "passed": "hold", "inconclusive": "could not be checked"}
-_SPECIAL = re.compile(r"[\\`*_\[\]#|~<>&@]|:(?=//)|(?<=www)\.")
-"""Characters that format, link or mention in GitHub's Markdown."""
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -222,8 +220,7 @@ def markdown_of(results: Sequence[CheckResult]) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Return a text in which nothing formats, links or mentions."""
-    return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", _clean_line(text))
+    return escape_markdown(_clean_line(text))
 
 
 def _markdown_code(text: str) -> str:

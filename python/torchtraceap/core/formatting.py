@@ -12,6 +12,7 @@ __all__ = [
     "RUNNER_MARK_IN_JSON",
     "column_headings",
     "display_width",
+    "escape_markdown",
     "exact_us",
     "format_bytes",
     "format_change",
@@ -37,6 +38,7 @@ __all__ = [
 MAX_HEADING = 60
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
 _COLUMN_UNITS = ("_ns", "_share", "_bytes", "_gb_per_s")
+_MARKDOWN = re.compile(r"[\\`*\[\]#|~<>&@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|.)?")
 _SPACE_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[nµm]?s|min|h|B|[KMGT]i?B)(?!\w))")
 # Parts of the time of which only what nothing hides counts.
@@ -231,6 +233,12 @@ def shown_lines(text: str) -> str:
     """
     marked = RUNNER_MARK_IN_JSON if text.startswith(("{", "[")) else "# #"
     return _RUNNER_LINE.sub(r"\1: ", RUNNER_MARK.sub(marked, replace_controls(text)))
+
+
+def escape_markdown(text: str) -> str:
+    """Return text of a trace in which no Markdown formats, links or mentions, without characters
+    that control a terminal."""
+    return _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", replace_controls(text))
 
 
 def plain_text(text: str) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
+from torchtraceap.core.formatting import replace_controls
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.writing import drop_scratch, make_scratch, write_text
 from torchtraceap.corpus.query import connect
@@ -160,8 +161,8 @@ class Pages:
             for key, run in self.runs().items()
             if all(word in run["search"] for word in words)
         ]
-        page = min(max(0, int(asked.get("page", "0")) if asked.get("page", "").isdecimal() else 0),
-                   len(found) // RUNS_OF_A_PAGE)  # fmt: skip
+        wanted = asked.get("page", "0")[:9]
+        page = min(int(wanted) if wanted.isdecimal() else 0, len(found) // RUNS_OF_A_PAGE)
         begin = page * RUNS_OF_A_PAGE
         rows = [
             f'<tr><td><input type="radio" name="a" value="{key}"><input type="radio" name="b" '
@@ -189,7 +190,7 @@ class Pages:
 
 def _cell(value: Any) -> str:
     text = f"{value:.3g}" if isinstance(value, float) else str("" if value is None else value)
-    return escape(text)
+    return escape(replace_controls(text))
 
 
 def _runs_of_corpus(folder: str) -> dict[str, dict[str, Any]]:

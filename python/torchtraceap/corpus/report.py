@@ -26,7 +26,6 @@ are then left out, or it would blame the hosts that it works with.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import Counter, defaultdict
@@ -39,7 +38,9 @@ import numpy as np
 
 from torchtraceap.core.aliases import Array
 from torchtraceap.core.columns import encode_texts
+from torchtraceap.core.formatting import escape_markdown, replace_controls
 from torchtraceap.core.records import dataclass
+from torchtraceap.core.stored import parse_json
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.corpus.analyse import COLUMNS, number_of
 from torchtraceap.corpus.query import connect
@@ -156,7 +157,7 @@ def _records(connection: Any, query: str) -> list[Json]:
 def _read(connection: Any, gpu_hours: str = "") -> _Fleet:
     runs = _records(connection, "select * from runs order by recorded_ns, run")
     for run in runs:
-        run.update(json.loads(run["tags"] or "{}") | run)
+        run.update(parse_json(run["tags"] or "{}", f"run {run['run']}: tags") | run)
     if gpu_hours:
         _weigh(runs, gpu_hours)
     place = {run["run"]: number for number, run in enumerate(runs)}
@@ -579,7 +580,8 @@ def _coverage(fleet: _Fleet, failures: Sequence[Json]) -> Json:
     types: Counter[str] = Counter()
     signals: Counter[str] = Counter()
     for run in fleet.runs:
-        unchecked: dict[str, list[str]] = json.loads(run["unchecked"] or "{}")
+        place = f"run {run['run']}: unchecked"
+        unchecked: dict[str, list[str]] = parse_json(run["unchecked"] or "{}", place)
         types.update(unchecked.keys())
         signals.update({signal for missing in unchecked.values() for signal in missing})
     return {
@@ -773,7 +775,7 @@ def report_markdown(report: Mapping[str, Any]) -> str:
 
     def cell(value: Any) -> str:
         text = "" if value is None else " ".join(str(value).split())
-        return escape(text, quote=False).replace("|", "\\|").replace("`", "\\`")
+        return escape_markdown(text)
 
     lines = ["# Fleet", "", _headline(report)]
     for title, names, rows in _tables(report):
@@ -792,7 +794,7 @@ def report_html(report: Mapping[str, Any]) -> str:
     """Return the report as one page without scripts."""
 
     def row(cells: Iterable[Any], tag: str) -> str:
-        texts = ("" if value is None else escape(str(value)) for value in cells)
+        texts = ("" if value is None else escape(replace_controls(str(value))) for value in cells)
         return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts) + "</tr>"
 
     parts = [

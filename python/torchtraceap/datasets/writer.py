@@ -34,7 +34,7 @@ from torchtraceap.datasets.labels import GRIDS, TYPES, costs_of, window_costs, w
 from torchtraceap.errors import SchemaError
 from torchtraceap.ops.kernel_names import canonical_name
 from torchtraceap.tables.windows import build_windows
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.ranks import RankTrace, parse_recorded
 
 __all__ = ["is_written", "write_shard"]
 
@@ -102,7 +102,7 @@ def _encode_trace(part: RankTrace, label: Label) -> dict[str, Any]:
     table, tree = part.table, part.tree
     timed = (table.flags & _core.HAS_TIME) != 0
     origin_ns = int(table.ts_ns[timed].min()) if timed.any() else 0
-    events = json.loads(_core.trace_json(table))["traceEvents"]
+    events = parse_recorded(_core.trace_json(table), table.path)["traceEvents"]
     on_gpu = np.zeros(len(table), dtype=bool)
     on_gpu[tree.gpu_rows] = True
     names = _Names(part)

@@ -6,7 +6,6 @@ lies below the folder that is served.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from torchtraceap.core.formatting import plain_line
+from torchtraceap.core.stored import parse_value
 from torchtraceap.errors import OptionError
 from torchtraceap.explanation.tool_results import clean, row_list
 from torchtraceap.explanation.tools import Json, Parameter, Tool, Toolbox
@@ -95,5 +95,5 @@ def _run(command: str, root: Path, box: Toolbox | None, given: Json) -> Json:
     if ran.returncode != 0 or len(ran.stdout) > MOST_OUTPUT:
         said = ran.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise OptionError(plain_line(said, 500) or f"{command} ended with {ran.returncode}")
-    document = json.loads(ran.stdout)
+    document = parse_value(ran.stdout, command)
     return {"result": row_list(map(clean, document if isinstance(document, list) else [document]))}

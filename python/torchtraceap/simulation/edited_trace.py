@@ -46,7 +46,7 @@ from torchtraceap.simulation.schedules import MEASURED, Blend, RunningWork, Sche
 from torchtraceap.tables.grouping import rows_by_key
 from torchtraceap.tables.steps.iterations import step_time
 from torchtraceap.trace.files import looks_like_trace_name
-from torchtraceap.trace.ranks import Ranks, RankTrace
+from torchtraceap.trace.ranks import Ranks, RankTrace, parse_recorded
 
 __all__ = [
     "EditedTrace",
@@ -397,7 +397,7 @@ class _EditedRank:
 
     def _fields_of(self, row: int) -> dict[str, Any]:
         """Return the fields of an event, without its times."""
-        fields: dict[str, Any] = json.loads(self._table.event_json(row))
+        fields = parse_recorded(self._table.event_json(row), f"row {row}")
         fields.pop("ts", None)
         fields.pop("dur", None)
         fields["ph"] = "X"
@@ -459,8 +459,8 @@ class _EditedRank:
             if (starts_before | ends_behind).any() or start_ns >= end_ns:
                 return
             marks.append((f"ProfilerStep#{number}", start_ns, end_ns - start_ns))
-        like = json.loads(self._table.event_json(int(rows[0]))) if len(rows) else {}
-        place = {key: like[key] for key in ("pid", "tid") if key in like}
+        like = self._fields_of(int(rows[0])) if len(rows) else {}
+        place: dict[str, Any] = {key: like[key] for key in ("pid", "tid") if key in like}
         for name, start_ns, dur_ns in marks:
             fields = {"ph": "X", "cat": "user_annotation", "name": name, **place}
             self._more.append(event_text(fields, start_ns, dur_ns))

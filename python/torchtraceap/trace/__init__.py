@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchtraceap.trace.loader import load as load
     from torchtraceap.trace.ranks import Ranks as Ranks
     from torchtraceap.trace.ranks import RankTrace as RankTrace
+    from torchtraceap.trace.ranks import parse_recorded as parse_recorded
     from torchtraceap.trace.trace import Trace as Trace
 else:
     __getattr__, __dir__, __all__ = lazy_exports(
@@ -27,7 +28,7 @@ else:
             ".execution.reader": ("Access", "Arguments", "Node", "open_text", "read_nodes"),
             ".files": ("looks_like_trace_name",),
             ".loader": ("load",),
-            ".ranks": ("RankTrace", "Ranks"),
+            ".ranks": ("RankTrace", "Ranks", "parse_recorded"),
             ".trace": ("Trace",),
         },
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +15,9 @@ from torchtraceap.core.rendering import Renderable
 from torchtraceap.core.results import Diagnostic, Timeline, TraceFile
 from torchtraceap.core.sums import total
 from torchtraceap.core.threads import MemoCache
-from torchtraceap.errors import OptionError
+from torchtraceap.errors import OptionError, ParseError
 
-__all__ = ["RankTrace", "Ranks", "from_core_timeline"]
+__all__ = ["RankTrace", "Ranks", "from_core_timeline", "parse_recorded"]
 
 _HOST_KINDS = (
     _core.EventKind.CPU_OP,
@@ -211,3 +213,22 @@ class Ranks(Renderable):
         """Return GPU time by class, all devices of a rank in one union, summed over the ranks."""
         parts = (rank.timeline(linked_only=linked_only) for rank in self.ranks)
         return sum(parts, Timeline())
+
+
+def parse_recorded(text: str | bytes, place: str) -> dict[str, Any]:
+    """Return an event, its arguments or a whole trace, as the core writes it, as Python objects.
+
+    Args:
+        text: JSON whose numbers and depth are those of the file that was read.
+        place: The row or file in messages.
+
+    Raises:
+        ParseError: A number or the depth is beyond what Python reads.
+    """
+    try:
+        parsed: dict[str, Any] = json.loads(text, strict=False)
+    except RecursionError:
+        raise ParseError(f"{place}: nested too deeply for Python's objects") from None
+    except ValueError as error:
+        raise ParseError(f"{place}: {error}") from None
+    return parsed

@@ -6,15 +6,13 @@ this module.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from torchtraceap.core.aliases import PathLike
 from torchtraceap.core.results import Summary, Windows
 from torchtraceap.core.table import ColumnTable
-from torchtraceap.errors import ParseError
-from torchtraceap.trace.ranks import Ranks
+from torchtraceap.trace.ranks import Ranks, parse_recorded
 
 if TYPE_CHECKING:
     from torchtraceap import _core
@@ -135,11 +133,11 @@ class Trace(Ranks):
 
     def event(self, row: int, rank: int | None = None) -> dict[str, Any]:
         """One event with every key that it had in the file."""
-        return _parse(self.rank(rank).table.event_json(row), row)
+        return parse_recorded(self.rank(rank).table.event_json(row), f"row {row}")
 
     def args(self, row: int, rank: int | None = None) -> dict[str, Any]:
         """The `args` of one event."""
-        return _parse(self.rank(rank).table.args_json(row), row)
+        return parse_recorded(self.rank(rank).table.args_json(row), f"row {row}")
 
     def idle(self, rank: int | None = None, *, profiled: bool = False) -> IdleTable:
         """Every interval in which the GPU idles, with its cause and the host event behind it.
@@ -546,13 +544,3 @@ class Trace(Ranks):
         from torchtraceap.compat.replay import replay
 
         return replay(self, row, op=op, rank=rank, device=device)
-
-
-def _parse(text: str, row: int) -> dict[str, Any]:
-    try:
-        parsed: dict[str, Any] = json.loads(text, strict=False)
-    except RecursionError:
-        raise ParseError(f"row {row}: nested too deeply for Python's objects") from None
-    except ValueError as error:  # a number of more digits than Python reads
-        raise ParseError(f"row {row}: {error}") from None
-    return parsed

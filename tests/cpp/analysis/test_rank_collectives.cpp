@@ -530,6 +530,92 @@ TEST_CASE("a clock is left alone where an event would end beyond all times",
   CHECK_FALSE(is_shifted(1.61e15));
 }
 
+namespace {
+
+constexpr const char* kDispatch = "void deep_ep::internode_ll::dispatch<true, 7168>(void*, int*)";
+constexpr const char* kCombine = "void deep_ep::internode_ll::combine<7168, 9, 4>(void*, int*)";
+
+/// Replays of a graph of `layers`, each a dispatch, a product and a combine that begin together on
+/// all ranks; `combine_us` by replay and layer.
+Rank exchanging(int rank, int replays, int layers,
+                double (*combine_us)(int rank, int replay, int layer), double clock_us = 0) {
+  TraceText t;
+  t.top(R"("distributedInfo":{"backend":"nccl","rank":)" + std::to_string(rank) +
+        R"(,"world_size":2})");
+  for (int replay = 0; replay < replays; ++replay) {
+    const double begin = clock_us + 10'000.0 * (replay + 1);
+    t.host("cuda_runtime", "cudaGraphLaunch", begin - 20, 10,
+           R"("correlation":)" + std::to_string(replay + 1));
+    for (int layer = 0; layer < layers; ++layer) {
+      const double at = begin + 200.0 * layer;
+      t.gpu("kernel", kDispatch, at, 12, 7, replay + 1);
+      t.gpu("kernel", "m_grouped_gemm", at + 12, 30, 7, replay + 1);
+      t.gpu("kernel", kCombine, at + 50, combine_us(rank, replay, layer), 7, replay + 1);
+    }
+  }
+  return Rank(t);
+}
+
+/// The experts of rank 1 are late in layer 1 of every replay: rank 0 waits 40 us there.
+double late_experts(int rank, int, int layer) { return rank == 0 && layer == 1 ? 56.0 : 16.0; }
+
+}  // namespace
+
+TEST_CASE(
+    "dispatches and combines are matched in their order, the quickest rank tells the transfer",
+    "[collectives][match]") {
+  std::vector<Rank> ranks;
+  ranks.push_back(exchanging(0, 2, 3, late_experts));
+  ranks.push_back(exchanging(1, 2, 3, late_experts, 500));
+  const RankCollectives all = match(ranks);
+  REQUIRE(all.matches.size() == 12);
+  for (std::size_t i = 0; i < all.matches.size(); ++i) {
+    CAPTURE(i);
+    const bool is_combine = i % 2 == 1, is_late = i % 6 == 3;
+    CHECK(all.matches[i].kind ==
+          (is_combine ? CollectiveKind::kCombine : CollectiveKind::kDispatch));
+    CHECK(all.matches[i].split);
+    const auto parts = all.parts_of(all.matches[i]);
+    REQUIRE(parts.size() == 2);
+    CHECK(parts[0].index == i);
+    CHECK(parts[1].index == i);
+    CHECK(parts[0].wait_ns == (is_late ? 40'000 : 0));
+    CHECK(parts[1].wait_ns == 0);
+    for (const CollectivePart& part : parts)
+      CHECK(part.transfer_ns() == (is_combine ? 16'000 : 12'000));
+  }
+}
+
+TEST_CASE("an exchange that one rank lacks leaves the others matched", "[collectives][match]") {
+  std::vector<Rank> ranks;
+  ranks.push_back(exchanging(0, 6, 3, late_experts));
+  ranks.push_back(exchanging(1, 5, 3, late_experts));
+  const RankCollectives all = match(ranks);
+  REQUIRE(all.matches.size() == 36);
+  std::size_t met = 0;
+  for (const CollectiveMatch& one : all.matches) {
+    const auto parts = all.parts_of(one);
+    if (parts.size() == 2) {
+      ++met;
+      CHECK(parts[0].index == parts[1].index);
+    }
+  }
+  CHECK(met == 30);
+}
+
+TEST_CASE("one rank tells waits from transfers by three kernels of equal work", "[collectives]") {
+  const auto one_late = [](int, int replay, int) { return replay == 1 ? 56.0 : 16.0; };
+  const auto transfers = [&](int replays) {
+    std::vector<std::int64_t> found;
+    for (const Collective& c : exchanging(0, replays, 1, one_late).collectives()) {
+      if (c.kind == CollectiveKind::kCombine) found.push_back(c.transfer_ns);
+    }
+    return found;
+  };
+  CHECK(transfers(2) == std::vector<std::int64_t>(2, kNoId));
+  CHECK(transfers(3) == std::vector<std::int64_t>(3, 16'000));
+}
+
 TEST_CASE("nothing to match is no error", "[collectives]") {
   std::vector<Rank> ranks;
   ranks.emplace_back(TraceText().host("cpu_op", "aten::mm", 0, 5));

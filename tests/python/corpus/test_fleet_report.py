@@ -250,12 +250,15 @@ def test_an_empty_corpus_has_a_report(tmp_path: Path) -> None:
 
 def test_text_of_traces_is_text_on_the_page(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "fleet")
-    fleet.add(MONDAY, {"cpu_bound": 0.5}, team="<script>alert(1)</script>|`x`\n# y")
+    hostile = "<script>alert(1)</script>|`x`\n# y\u202e[z](http:z)"
+    fleet.add(MONDAY, {"cpu_bound": 0.5}, team=hostile)
     report = fleet.report()
-    assert "<script>" not in report_html(report)
+    page = report_html(report)
+    assert "<script>" not in page and "\u202e" not in page
     markdown = report_markdown(report)
     assert "<script>" not in markdown
     assert "\n# y" not in markdown
+    assert "[z]" not in markdown and "\u202e" not in markdown
 
 
 def test_similar_runs_say_who_is_faster_and_why(tmp_path: Path) -> None:

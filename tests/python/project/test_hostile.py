@@ -283,3 +283,22 @@ def test_an_event_nested_too_deeply_is_refused_in_words(tmp_path: Path) -> None:
     )
     with pytest.raises(ttap.errors.ParseError, match="row 0"):
         ttap.load(path).event(0)
+
+
+def test_a_version_nested_too_deeply_is_none(tmp_path: Path) -> None:
+    from torchtraceap.lab.prediction.timeline.profilers import (
+        PROFILERS,
+        detect_profiler,
+        rewrite_for_profiler,
+    )
+
+    deep = "[" * 50_000 + "]" * 50_000
+    path = tmp_path / "deep.json"
+    path.write_text(
+        f'{{"baseTimeNanoseconds":1,"cuda_runtime_version":{deep},"traceEvents":['
+        f'{{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":1,"ts":1,"dur":1}}]}}'
+    )
+    table = ttap.load(path).ranks[0].table
+    assert detect_profiler(table) is PROFILERS["2.6"]
+    with pytest.raises(ttap.errors.ParseError, match="nested too deeply"):
+        rewrite_for_profiler(table, PROFILERS["2.1"])

@@ -42,7 +42,7 @@ from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.tables.events import event_text
 from torchtraceap.tables.grouping import Groups
 from torchtraceap.tables.serving.attribution import Attribution, attribute
-from torchtraceap.trace.ranks import RankTrace
+from torchtraceap.trace.ranks import RankTrace, parse_recorded
 
 __all__ = ["inference_sheets", "merged_rank"]
 
@@ -95,7 +95,7 @@ def _captured_events(part: RankTrace, found: Attribution) -> tuple[list[_Event],
             events += _below_launch(part, launch, found.captures[number], calls)
             for place, each in ids.items():
                 row = int(part.tree.gpu_rows[place])
-                event = json.loads(part.table.event_json(row))
+                event = parse_recorded(part.table.event_json(row), f"row {row}")
                 times = {"ts": int(part.table.ts_ns[row]), "dur": int(part.table.dur_ns[row])}
                 args = {**event.get("args", {}), "correlation": each}
                 events.append({**event, **times, "args": args})
@@ -134,11 +134,11 @@ def _below_launch(
         open_rows.append(row)
     while open_rows:
         bounds[open_rows.pop()].append(clock := clock + 1)
-    template = json.loads(part.table.event_json(launch))
+    template = parse_recorded(part.table.event_json(launch), f"row {launch}")
     origin_ns, room_ns = int(part.table.ts_ns[launch]), int(part.table.dur_ns[launch])
     scale = min(1.0, room_ns / (clock + 1))
     for row in ordered:
-        event = json.loads(table.event_json(row))
+        event = parse_recorded(table.event_json(row), f"row {row}")
         event |= {"pid": template["pid"], "tid": template["tid"]}
         args = {k: v for k, v in event.get("args", {}).items() if k not in _LINKS}
         begin, end = (origin_ns + int(each * scale) for each in bounds[row])

@@ -8,7 +8,6 @@ of the steps around them: as a recording that begins and ends anywhere.
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torchtraceap.errors import OptionError
 from torchtraceap.lab.generation.program import Program
 from torchtraceap.simulation import SimulatedRun, event_text
 from torchtraceap.tables import present_findings, recorded_device
-from torchtraceap.trace import Ranks, RankTrace, load
+from torchtraceap.trace import Ranks, RankTrace, load, parse_recorded
 
 __all__ = ["Base", "Bases", "RecordedBases"]
 
@@ -85,7 +84,7 @@ class Base:
         table = self.part.table
         names, spans = (
             [
-                json.loads(table.event_json(row))
+                parse_recorded(table.event_json(row), f"row {row}")
                 for row in np.flatnonzero(table.kind == kind).tolist()
             ]
             for kind in (EventKind.METADATA, EventKind.PROFILER_TRACE)

@@ -34,7 +34,7 @@ from torchtraceap.lab.generation.bases import Base
 from torchtraceap.lab.generation.event_faults import FILLS, LATENCY_US, Block, Interval
 from torchtraceap.lab.generation.faults import EVENT_FAULTS, Fault
 from torchtraceap.lab.generation.pairs import NO_FAULT
-from torchtraceap.trace import RankTrace
+from torchtraceap.trace import RankTrace, parse_recorded
 
 __all__ = ["Recording", "blend", "inject", "injected_traces"]
 
@@ -137,7 +137,7 @@ def _scaled_recording(part: RankTrace, rng: random.Random) -> Recording:
     everything = float(np.exp(rng.gauss(0, 0.25)))
     on_gpu = everything * float(np.exp(-abs(rng.gauss(0, 0.3))))
     start_ns = int(table.ts_ns[table.complete].min())
-    trace = json.loads(_core.trace_json(table))
+    trace = parse_recorded(_core.trace_json(table), table.path)
     for row, event in enumerate(trace["traceEvents"]):
         category = _CATEGORIES.get(EventKind(int(table.kind[row])))
         if category is not None:

@@ -12,7 +12,6 @@ threads, the allocator.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from torchtraceap._core import EventKind, GpuClass, Phase
 from torchtraceap.core import Array
 from torchtraceap.lab.prediction.timeline.profilers import Profiler, detect_profiler
 from torchtraceap.simulation import SimulatedRun, views
+from torchtraceap.trace import parse_recorded
 
 __all__ = ["Places", "Program", "host_noise"]
 
@@ -341,7 +341,7 @@ class Program:
         found: dict[str, dict[str, Any]] = {}
         ids = set(self.table.correlation[self._kernels[:2_000]].tolist())
         for row in np.flatnonzero(self.table.kind == EventKind.FLOW).tolist():
-            fields = json.loads(self.table.event_json(row))
+            fields = parse_recorded(self.table.event_json(row), f"row {row}")
             if fields.get("id") in ids and fields.get("cat") in ("ac2g", "async"):
                 found.setdefault(fields["ph"], fields)
             if len(found) == 2:
@@ -364,7 +364,7 @@ class Program:
         return "hip" if re.match("hip", str(self.template_call["name"])) else "cuda"
 
     def _fields(self, row: int) -> dict[str, Any]:
-        fields: dict[str, Any] = json.loads(self.table.event_json(row))
+        fields = parse_recorded(self.table.event_json(row), f"row {row}")
         fields["ph"] = "X"
         fields["args"] = dict(fields.get("args") or {})
         return fields

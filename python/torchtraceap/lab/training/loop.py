@@ -359,9 +359,11 @@ class _Run:
             raise SchemaError(f"{place}: can't be read as a checkpoint: {error}") from error
         if about.get("version") != str(_VERSION) or about.get("identity") != self._identity():
             raise SchemaError(f"{place}: is of other settings or data than these")
-        self.fitted = Fitted(**json.loads(about["fitted"]))
         try:
+            self.fitted = Fitted(**json.loads(about["fitted"]))
             self.learner.module.load_state_dict(_below(tensors, "module."))
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            raise SchemaError(f"{place}: has no figures of a training: {error}") from error
         except RuntimeError as error:
             raise SchemaError(f"{place}: has parameters of other shapes") from error
         self.best = _below(tensors, "best.")

@@ -311,7 +311,7 @@ def _group_sizes(values: Iterable[Any]) -> list[int]:
     for text in values:
         try:
             groups = json.loads(text) if isinstance(text, str) else []
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         for group in groups if isinstance(groups, list) else []:
             size = group.get("group_size") if isinstance(group, dict) else None

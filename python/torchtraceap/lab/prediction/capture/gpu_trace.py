@@ -208,7 +208,7 @@ def _collective(part: RankTrace, row: int, event: int) -> Collective | None:
         return None
     try:
         group = json.loads(said.get("Process Group Ranks", ""))
-    except ValueError:  # the profiler cuts off long lists, whose ranks are then unknown
+    except (ValueError, RecursionError):  # the profiler cuts off long lists: ranks are unknown
         group = ()
     if not isinstance(group, list) or any(type(each) is not int or each < 0 for each in group):
         group = ()

@@ -22,6 +22,7 @@ from typing import Any
 
 from torchtraceap import _core
 from torchtraceap.ops import Device, collective_kernel
+from torchtraceap.trace import parse_recorded
 
 __all__ = [
     "NEWEST",
@@ -305,7 +306,7 @@ NEWEST = "2.9"
 
 def rewrite_for_profiler(table: _core.EventTable, profiler: Profiler) -> _core.EventTable:
     """Return events of the newest format in the format of another version."""
-    said = json.loads(_core.trace_json(table))
+    said = parse_recorded(_core.trace_json(table), table.path)
     base_ns = int(said.get("baseTimeNanoseconds") or _SINCE_1970_NS)
     left_out = set[str]()
     if not profiler.shows_ranges_on_gpu:
@@ -388,8 +389,9 @@ def detect_profiler(table: _core.EventTable) -> Profiler:
         return PROFILERS["2.1"]
     if not any(key in said for key in _VERSIONS):
         return PROFILERS["2.4"]
-    runtime = json.loads(said.get("cuda_runtime_version", "0"))
-    return PROFILERS["2.9" if isinstance(runtime, int) and runtime > 12_060 else "2.6"]
+    runtime = said.get("cuda_runtime_version", "0")
+    is_newer = runtime.isdecimal() and len(runtime) < 10 and int(runtime) > 12_060
+    return PROFILERS["2.9" if is_newer else "2.6"]
 
 
 def all_reduce_kernel(dtype: str, profiler: Profiler) -> str:
