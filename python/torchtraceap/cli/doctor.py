@@ -9,8 +9,9 @@ import os
 import platform
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtraceap._version import __version__
 from torchtraceap.cli.catalog import summary_of
@@ -26,6 +27,9 @@ from torchtraceap.cli.parser import (
     option,
     trace_path,
 )
+
+if TYPE_CHECKING:
+    from torchtraceap.trace.trace import Trace
 
 SCHEMA = "torchtraceap.doctor/1"
 _MOST_KERNELS = 200
@@ -50,11 +54,12 @@ def _doctor(options: Options) -> int:
         "recording": _recording(),
     }
     if options.bundle:
-        trace = _trace_part(options.trace) if options.trace else None
-        from torchtraceap.core.writing import replacing
+        from torchtraceap.core.writing import write_text
 
-        with replacing(options.bundle) as staged:
-            staged.write_text(json.dumps(document | {"trace": trace}, indent=1), "utf-8")
+        trace = load([options.trace], 0) if options.trace else None
+        document |= {"trace": _trace_part(trace) if trace else None}
+        inputs = [part.path for part in trace.ranks] if trace else []
+        write_text(options.bundle, json.dumps(document, indent=1), inputs=inputs)
         note(f"wrote {options.bundle}; read it before you send it")
     print_text(json.dumps(document) if options.json else "\n".join(_lines(document)))
     return FINE
@@ -104,7 +109,7 @@ def _recording() -> dict[str, Any]:
 
         usable = torch.cuda.is_available()
         activities = supported_activities()
-        with profile(activities=list(activities)) as recorded:
+        with _quiet(), profile(activities=list(activities)) as recorded:
             value = torch.ones(64, 64, device="cuda" if usable else "cpu")
             (value @ value).sum().item()
         events = recorded.events() or []
@@ -127,6 +132,19 @@ def _recording() -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the profiler's native code writes to standard error off the terminal."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _missing_permissions() -> Iterator[str]:
     for device in _DEVICES:
         if os.path.exists(device) and not os.access(device, os.R_OK | os.W_OK):
@@ -142,11 +160,10 @@ def _missing_permissions() -> Iterator[str]:
         )
 
 
-def _trace_part(path: str) -> dict[str, Any]:
+def _trace_part(trace: Trace) -> dict[str, Any]:
     """Return counts, times and types of a trace, its names redacted."""
     from torchtraceap.explanation.redaction import Redaction
 
-    trace = load([path], 0)
     diagnosis = trace.diagnose()
     shown = Redaction().shown
     kernels = trace.kernels()

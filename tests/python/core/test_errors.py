@@ -28,7 +28,7 @@ def codes_in_cpp() -> set[str]:
 def codes_in_python() -> set[str]:
     text = "".join(
         (ROOT / f"python/torchtraceap/{name}.py").read_text("utf-8")
-        for name in ("trace/files", "trace/jobs", "trace/loader")
+        for name in ("trace/files", "trace/jobs", "trace/loader", "trace/recordings/__init__")
     )
     return set(re.findall(r'(?:Diagnostic|_note)\(\s*"(\w+)"', text))
 

@@ -31,6 +31,7 @@ NO_RESULTS = {
     "ContractWarning",
     "EditedGraph",
     "Entry",
+    "EventGroup",
     *("_core." + name for name in ("EventTree", "GpuCosts", "IdleBreakdown", "Step", "Stream")),
 }
 """Parts of edits and of the registry of models, exceptions, and what the core keeps for the next
