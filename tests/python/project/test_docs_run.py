@@ -6,6 +6,7 @@ run once without its options and once with each of their values.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import runpy
@@ -22,6 +23,7 @@ import report_samples as samples
 from pipeline_job import Job
 from served_model import Served
 from test_execution_trace import CALLS, ROOTS, flat
+from test_recordings import make_truth, write_perfetto, write_xplane
 
 import torchtraceap as ttap
 from torchtraceap import _core
@@ -109,6 +111,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("runs", "FOLDER", "DIR", "ranks", "steps/step_100", "traces/vision/run_1"):
         (folder / name).mkdir(parents=True)
         make(folder / name)
+    (folder / "big.json").write_bytes(gzip.decompress(one.read_bytes()))
+    assert main(["convert", str(one), str(folder / "trace.arrow")]) == 0
+    write_perfetto(make_truth(1), folder / "trace.pftrace")
+    write_xplane(make_truth(1), folder / "host.xplane.pb")
     (folder / "served.json").write_text(json.dumps(Served().trace()))
     (folder / "FILE").write_text(json.dumps([[0, 1, 8, 0]]))
     (folder / "execution_trace.json").write_text(json.dumps(flat([*ROOTS, *CALLS])))

@@ -273,7 +273,7 @@ def inference_sheets(part: RankTrace, capture: PathLike | None = None) -> dict[s
     stacks = _stacks(tree, launchers.calls.rows)
     numbers = np.arange(len(stacks))
     modules = encode(lambda place: _parent_module(stacks[place]), numbers)
-    ops = ModeledOps(_with_pseudo_ops(tree), counts_kernels=True)
+    ops = ModeledOps(_with_pseudo_ops(tree), serves=True)
     sheets["ops_summary_by_category"] = _by_category(launchers, modules, stacks)
     sheets["ops_summary"] = _by_name(launchers, modules, stacks)
     sheets["ops_unique_args"] = _by_arguments(launchers, modules, stacks)

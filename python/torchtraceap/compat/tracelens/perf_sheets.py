@@ -59,12 +59,12 @@ class ModeledOps:
 
     Args:
         tree: The rank.
-        counts_kernels: Sheets of families say how many kernels a call launches, as those of the
-            inference report do.
+        serves: As in the inference report, sheets of families say how many kernels a call launches,
+            and models know what the engine works on.
     """
 
-    def __init__(self, tree: CompatTree, *, counts_kernels: bool = False) -> None:
-        self.tree, self.counts_kernels = tree, counts_kernels
+    def __init__(self, tree: CompatTree, *, serves: bool = False) -> None:
+        self.tree, self.serves = tree, serves
         names = np.unique(tree.name[tree.op_rows]).tolist()
         modeled = np.zeros(len(tree.strings), dtype=bool)
         modeled[[i for i in names if find_model(tree.strings[i])]] = True
@@ -75,7 +75,9 @@ class ModeledOps:
         self.busy_us = tree.busy_us(self.below)
         self.texts = [tree.texts(key, self.rows) for key in ARGUMENTS]
         transpose, transposes = self._transposes()
-        batch = names_of_batches(tree.part, self.rows)
+        batch = np.full(len(self.rows), -1, dtype=np.int64)
+        if serves:
+            batch = names_of_batches(tree.part, self.rows)
         noted, notes = tree.texts(NOTE, self.rows)
         batch = np.where(noted >= 0, len(tree.strings) + noted, batch)
         strings = [*tree.strings, *notes]
@@ -219,7 +221,7 @@ def _family_sheet(
         ]
     if tree.detect_recompute:
         sheet["is_recompute"] = tree.recompute[rows[groups.first]].tolist()
-    if ops.counts_kernels:
+    if ops.serves:
         counts = np.bincount(owner, minlength=len(places))
         sheet["num_kernels"] = counts[groups.first].tolist()
     sheet |= _work_columns(of_first, "_first")
