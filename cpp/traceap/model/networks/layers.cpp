@@ -45,7 +45,8 @@ void check_device(const std::string& device) {
     if (!at::hasCUDA()) throw OptionError("device cuda: torch finds no GPU on this machine");
   } else {
     throw OptionError(
-        "device cuda: this build has no code for GPUs; where nvcc is, build it next to a torch with "
+        "device cuda: this build has no code for GPUs; where nvcc is, build it next to a "
+        "torch with "
         "CUDA: pip install . --no-build-isolation "
         "--config-settings=cmake.define.TRACEAP_CUDA=ON");
   }
