@@ -140,7 +140,8 @@ def test_more_than_there_is_never_fits() -> None:
         ({"devices": ["Abacus"]}, "Abacus"),
         ({"strategies": ["ddp"]}, "splits of sizes are searched"),
         ({"sort": "beauty"}, "sort is"),
-        ({"sort": "price", "devices": ["H100 SXM"]}, "every device has one"),
+        ({"sort": "price", "devices": ["H100 SXM"]}, "H100 SXM5 80 GB has none"),
+        ({"devices": {"H100 SXM": 2.5, "B200": None}}, "B200 180 GB has none"),
     ],
 )
 def test_bad_input_gets_words(options: dict[str, Any], said: str) -> None:

@@ -101,8 +101,11 @@ def plan(
     if not chips or not counts or len(chips) * len(counts) > _MOST_CELLS:
         raise OptionError(f"1 to {_MOST_CELLS:,} devices times numbers of GPUs can be compared")
     by = sort or ("price" if prices else "time")
-    if by not in ("price", "time") or (by == "price" and len(prices) < len(chips)):
-        raise OptionError('sort is "time", or "price" where every device has one')
+    if by not in ("price", "time"):
+        raise OptionError(f'sort is "price" or "time", not {by!r}')
+    bare = [chip.name for chip in chips if chip.name not in prices]
+    if bare and (prices or by == "price"):
+        raise OptionError(f"give a price for every device or for none: {', '.join(bare)} has none")
     options: list[PlanOption] = []
     too_large: list[TooLarge] = []
     refused: list[RefusedOption] = []
