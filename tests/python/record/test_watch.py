@@ -458,7 +458,8 @@ with watch(sys.argv[1], every=0.2, budget=1.0, steps=2, keep=1) as w:
         done.fill_(float(len(w.rows) >= 3 or time.monotonic() > end))
         dist.broadcast(done, 0)
 if dist.get_rank() == 0:
-    print("WATCHED", json.dumps([[row["step"], row["ranks"]] for row in w.rows]), flush=True)
+    rows = [[row["step"], row["ranks"], row["appeared"]] for row in w.rows]
+    print("WATCHED", json.dumps(rows), flush=True)
 dist.barrier()
 dist.destroy_process_group()
 sys.stdout.flush()
@@ -486,7 +487,7 @@ def test_ranks_record_the_same_steps_under_torchrun(tmp_path: Path, torch: Any) 
     assert "RecordingWarning" not in done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("WATCHED")]
     rows = json.loads(line.removeprefix("WATCHED"))
-    assert len(rows) >= 3 and all(ranks == 2 for _, ranks in rows)
+    assert len(rows) >= 3 and all(ranks == 2 for _, ranks, _ in rows)
     folders = {path.parent for path in traces(tmp_path / "runs")}
     latest = max(folders)
     assert sorted(path.name for path in latest.iterdir()) == [
@@ -494,4 +495,6 @@ def test_ranks_record_the_same_steps_under_torchrun(tmp_path: Path, torch: Any) 
     ]
     first, second = (names(path, "ProfilerStep#") for path in traces(latest))
     assert first == second and len(first) == 2
-    assert len({folder.parent for folder in folders}) == 1 and len(folders) < len(rows)
+    assert len({folder.parent for folder in folders}) == 1
+    told = sum(bool(appeared) for _, _, appeared in rows)  # a busy machine starves some
+    assert len(folders) <= told + 1  # what has nothing new goes, but for the latest
