@@ -179,7 +179,7 @@ TEST_CASE("a loop over parameters without a range is told by its turns", "[detec
         Verdict::kUnknown);
 }
 
-TEST_CASE("an optimiser is unfused from 8 single launches, or half of all, upwards", "[detect]") {
+TEST_CASE("an optimizer is unfused from 8 single launches, or half of all, upwards", "[detect]") {
   const auto verdict = [](Scene scene) { return scene.judge("unfused_optimizer").verdict; };
   const auto cost_ns = [](int launches) {
     return optimizer("aten::add_", "elementwise_kernel", launches)
@@ -202,7 +202,7 @@ TEST_CASE("an optimiser is unfused from 8 single launches, or half of all, upwar
   CHECK(verdict(with_reductions(61)) == Verdict::kAbsent);
 }
 
-TEST_CASE("training without optimiser ranges or a loop leaves the optimiser unknown", "[detect]") {
+TEST_CASE("training without optimizer ranges or a loop leaves the optimizer unknown", "[detect]") {
   CHECK(optimizer("aten::layer_norm", "elementwise", 200, "").judge("unfused_optimizer").verdict ==
         Verdict::kUnknown);
   CHECK(launch_bound(50, 3, 12).judge("unfused_optimizer").verdict == Verdict::kAbsent);

@@ -2,7 +2,7 @@
 
 Note [Counts]: one recording of a revision tells its count, however busy the machine is. So a search
 takes one run at each end and one for each halving. A revision belongs to the end whose count is
-nearer; of two neighbours on different sides the second one is a change for certain, as both were
+nearer; of two neighbors on different sides the second one is a change for certain, as both were
 counted. Where counts stand between those of the ends, several revisions change it.
 
 A run whose time is over has a count beyond all others: a revision that hangs can be what is
