@@ -42,7 +42,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 import torchtraceap as ttap
-from torchtraceap.datasets.labels import NEGATIVE, POSITIVE, covered_share
+from torchtraceap.datasets.labels import covered_share, window_labels
 from torchtraceap.datasets.samples import window_arrays
 from torchtraceap.diagnosis.scoring import structural
 from torchtraceap.diagnosis.scoring.fused import fused_inputs
@@ -180,11 +180,12 @@ def judged(path: Path, name: str, scorers: Sequence[str]) -> Iterator[Planted]:
                 (arrays,) = window_arrays(trace, 100)
                 truth = np.rint(np.array(lost).reshape(-1, 2) * 1e3).astype(np.int64)
                 share = covered_share(truth, arrays["bounds_ns"])
+                positive, ignore = window_labels(share[:, None])
                 trees = structural.load()
                 figures = trees.figures(list(feature_names()), arrays["values"], arrays["zscores"])
                 found = Planted(
                     trace=name, injector=injector, fault=fault, types=types,
-                    positive=share >= POSITIVE, ignore=(share >= NEGATIVE) & (share < POSITIVE),
+                    positive=positive, ignore=ignore,
                     inputs=fused_inputs(figures.logit, arrays["surprisal"]),
                     excluded=excluded_types(trace),
                 )  # fmt: skip
@@ -295,8 +296,7 @@ def crossed(
             if chosen:
                 weights = fit_stack([of.inputs for of in others], others)
                 for of in chosen:
-                    logit = of.inputs @ weights[:-1] + weights[-1]
-                    said[id(of)] = 0.5 + 0.5 * np.tanh(0.5 * logit)
+                    said[id(of)] = structural.probability(of.inputs @ weights[:-1] + weights[-1])
     return said
 
 

@@ -46,7 +46,7 @@ from torchtraceap.datasets.labels import (
 from torchtraceap.datasets.reader import Run, labeled_runs
 from torchtraceap.errors import OptionError, OutputError
 from torchtraceap.tables.catalog import check_count
-from torchtraceap.tables.detection import detect, judge, surprisal
+from torchtraceap.tables.detection import present_findings, surprisal
 from torchtraceap.tables.windows import (
     MOST_TOKENS,
     Tokens,
@@ -115,7 +115,7 @@ class Sample:
     """float32 `[W, T + 1]`: the part that findings of each type cover; the last column those of
     any type, of `TYPES` or not."""
     surprisal: Array
-    """float64 `[W]`: the bits that findings of any type tell of the window (`tables.surprisal`)."""
+    """float64 `[W]`: the `surprisal` of findings of any type, in bits."""
     tokens: Tokens | None = None
     """The events of the windows, where they were asked for."""
 
@@ -247,7 +247,7 @@ def window_arrays(trace: Ranks, count: int) -> list[dict[str, Array]]:
 def _rank_arrays(
     trace: Ranks, cut: Callable[[RankTrace], _core.WindowSet]
 ) -> list[dict[str, Array]]:
-    present = {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
+    present = present_findings(trace)
     arrays: list[dict[str, Array]] = []
     for place, part in enumerate(trace.ranks):
         intervals = {

@@ -1,7 +1,7 @@
 """Keep the events of files in a folder, so that they load several times faster the second time.
 
 An entry is a file of packed events (`packed_file`), named by what was read and by what read it.
-It is written beside its place and renamed, so that it is whole or not there; whoever removes one
+It is written next to its place and renamed, so that it is whole or not there; whoever removes one
 loses time and nothing else. Its checksums are tested at each use.
 
 Note [Content]: the name is a hash of the size, the time of change, the first and the last bytes of
@@ -48,13 +48,11 @@ def find_entry(path: PathLike, caching: Caching = None) -> Path | None:
             name = _name_of(stream, known)
     except OSError:
         return None  # who reads it says why
-    folder = _default_folder() if chosen is True else Path(os.fspath(chosen))
-    return folder / f"{name}.arrow"
+    if chosen is True:
+        from torchtraceap.core.writing import cache_folder  # only here: start-up counts
 
-
-def _default_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base, "torchtraceap", "traces")
+        return cache_folder() / "traces" / f"{name}.arrow"
+    return Path(os.fspath(chosen)) / f"{name}.arrow"
 
 
 def _name_of(stream: io.BufferedReader, known: os.stat_result) -> str:
