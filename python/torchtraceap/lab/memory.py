@@ -21,17 +21,17 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit(Result):
-    """What a rank needs of its GPU's memory and what there is, bytes."""
+    """The need of a rank for GPU memory and its capacity, bytes."""
 
     tensors: int
     """Parameters, gradients, optimizer state and activations at their peak."""
     slack: int
-    """What the allocator holds beyond them."""
+    """Memory that the allocator holds beyond them."""
     context: int
     """Context, workspaces of libraries and buffers of collectives."""
     needed: int
     capacity: int
-    """What the driver leaves of the GPU's memory."""
+    """Memory of the GPU that the driver leaves."""
     free: int
     """Capacity less what is needed; negative where it does not fit."""
     fits: bool

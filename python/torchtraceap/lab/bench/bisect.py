@@ -130,8 +130,8 @@ class Bisection(Result):
     """`Causes` of parent and culprit; None without traces."""
     measure: str = "time"
     counts: Mapping[str, int | None] | None = None
-    """Where a count is searched for: those of both ends ("from", "to"), of the culprit's parent
-    and of the culprit ("before", "after"); None where a run took too long."""
+    """The counts of both ends ("from", "to"), of the culprit's parent and of the culprit ("before",
+    "after"), where a count is searched for; None where a run took too long."""
     calls: tuple[Mapping[str, Any], ...] = ()
     """Calls that differ between the culprit and its parent, where a count is searched for."""
 

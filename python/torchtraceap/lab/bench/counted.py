@@ -30,7 +30,7 @@ from torchtraceap.lab.bench.rounds import Journal, Runner
 __all__ = ["TIMEOUT", "bisect_counts"]
 
 TIMEOUT = "timeout"
-"""What is searched for where one end runs for too long and the other one does not."""
+"""The measure that is searched for where only one end runs for too long."""
 _SIZES = ("peak_memory", "copied_bytes")
 """Sizes may differ by a little for reasons of their own: below the minimal effect they are
 equal."""

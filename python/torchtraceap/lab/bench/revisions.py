@@ -316,7 +316,7 @@ class Checkouts:
         self._cleaner = cleaner
         self._made: dict[str, Path] = {}
         self.missing: dict[str, str] = {}
-        """What could not be set up, and in which commit first."""
+        """Submodules and files that could not be set up, with the first commit that lacks them."""
 
     def ready(self, revision: Revision) -> Place:
         """Return the folder of a commit that the user's own stands for; see `Places`."""

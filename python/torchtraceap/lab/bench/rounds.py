@@ -43,7 +43,7 @@ from torchtraceap.lab.bench.revisions import (
 __all__ = ["COUNTED", "MEASURES", "Journal", "RevisionRuns", "Rounds", "Runner"]
 
 MEASURES = ("time", "memory")
-"""What varies from run to run, and is compared in rounds."""
+"""Measures that vary from run to run, so that rounds compare them."""
 COUNTED = {
     "launches": "launches",
     "syncs": "syncs",
@@ -54,7 +54,7 @@ COUNTED = {
     "copied_bytes": "copied_bytes",
     "collectives": "collectives",
 }
-"""What one recording tells, and the keys of contracts that say what it is."""
+"""Measures that a single recording tells, with the keys of contracts that define them."""
 SKIP = 125
 """The exit code with which a program reports that a revision cannot be tested, as for `git
 bisect`."""

@@ -69,7 +69,7 @@ def plan_captured(
     for count, way in cells:
         on_each: dict[str, CapturedStep] = {}
         for device in devices:
-            # Where embedding tables lie depends on the device, nothing else in a capture does.
+            # Only the placement of embedding tables makes a capture depend on the device.
             key = device.name if way is not None and EMBEDDING in way else ""
             try:
                 if key not in on_each:
@@ -142,7 +142,7 @@ class _Growth:
     def __init__(self, capture: Capturer, batch: int | None, device: Device) -> None:
         self._capture, self._batch, self._device = capture, batch, device
         self._lines: list[tuple[float, float]] | None = None
-        """Of each line what a batch of none adds to the captured need, and what a sample does."""
+        """Intercept (bytes beyond the captured need) and slope (bytes per sample) of each line."""
 
     def largest(self, found: Prediction, shape: _Shape) -> int | None:
         """Return the largest batch of a rank that fits; None if that is not known."""

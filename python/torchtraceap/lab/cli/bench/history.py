@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _TABLES = ("eager-compiled", "devices")
 _MEASURES = ("time", "memory", "launches", "syncs", "operators", "recompiles", "graph_breaks",
              "peak_memory", "copied_bytes", "collectives")  # fmt: skip
-"""Those of rounds.py, which takes longer to import."""
+"""The measures of `rounds`, repeated because that module takes longer to import."""
 
 
 def _looks(text: str) -> tuple[int, ...]:
