@@ -568,6 +568,15 @@ def test_keys_work_after_a_click(browser: Any, demo: tuple[ttap.Diagnosis, Path]
     visit.close()
 
 
+def test_a_page_that_was_only_opened_notes_no_place(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    visit = Visit(browser, demo[1])
+    visit.page.wait_for_timeout(1000)  # More than twice as long as a place waits to be noted.
+    assert visit.page.evaluate("location.hash") == ""
+    visit.close()
+
+
 def test_a_link_leads_to_a_place(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
     visit = Visit(browser, demo[1])
     visit.page.locator(".chip").first.click()

@@ -111,8 +111,8 @@ let placeNoted = 0;
 const noteView = () => {
   clearTimeout(placeNoted);
   placeNoted = setTimeout(() => {
-    const { from, to } = state.view, [first, last] = homeView();
-    const isHome = state.number === 0 && Math.abs(from - first) < 1 && Math.abs(to - last) < 1;
+    const { from, to } = state.view, home = homeView();
+    const isHome = state.number === 0 && Math.abs(from - home.from) < 1 && Math.abs(to - home.to) < 1;
     const place = `#at=${Math.round(from - state.origin)},${Math.round(to - state.origin)}&rank=${state.number}`;
     if (!isHome || location.hash.startsWith("#at=")) history.replaceState(null, "", isHome ? "#" : place);
   }, 400);

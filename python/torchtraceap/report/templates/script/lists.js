@@ -17,7 +17,7 @@ const showRank = async (number) => {
   setFocus(null);
   select(null);
   byId("timeline-note").textContent = report.ranks[number].notes.join(" ");
-  state.view = state.target = limitView(...homeView());
+  state.view = state.target = homeView();
   layOut();
   for (const chooser of document.querySelectorAll(".choose-rank")) chooser.value = String(number);
   showPart(number);

@@ -70,7 +70,7 @@ const showAll = () => moveTo(state.bounds.from, state.bounds.to);
 const homeRange = () => ({ from: state.rank.profiled[0], to: state.rank.profiled[1] });
 const homeView = () => {
   const { from, to } = homeRange(), pad = (to - from) * 0.015;
-  return [from - pad, to + pad];
+  return limitView(from - pad, to + pad);
 };
 
 // Which lines of a lane to draw. Folded host threads leave out the outermost frames that last all
