@@ -172,7 +172,8 @@ def _score(options: Options) -> int:
         found = list(answers)
         failed = any("error" in answer for answer in found)
         columns = ("trace", "worst", "mean", "from ms", "to ms", "most likely type")
-        print_tables([TextTable("", columns, list(map(_row, found)))], options.no_color)
+        note = getattr(scorer, "reading", "")
+        print_tables([TextTable("", columns, list(map(_row, found)), note)], options.no_color)
     return UNUSABLE if failed else FINE
 
 

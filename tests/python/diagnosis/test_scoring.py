@@ -186,6 +186,16 @@ def test_many_traces_are_scored_and_a_bad_one_is_named(
     assert scored["scores"] == ttap.score(good, scorer="evidence").scores.tolist()
 
 
+def test_a_table_of_scores_says_how_to_read_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = samples.slow_loader().write(tmp_path / "trace.json")
+    read = load_scorer("fused").reading
+    assert "0.5 or more" in read
+    assert run(capsys, "score", trace)[1].splitlines()[-1] == read
+    assert read not in run(capsys, "score", trace, "--scorer", "evidence")[1]
+
+
 @pytest.fixture
 def batched() -> BatchScorer:
     for name in usable():

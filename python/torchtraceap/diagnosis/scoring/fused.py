@@ -64,6 +64,8 @@ class FusedScorer:
             raise SchemaError(f"{weights.path}: these are the weights of another scorer")
         self.version = f"{weights.entry('version', str)}.{trees.version}"
         self._trees = trees
+        self.reading = str(weights.about.get("reading", ""))
+        """A sentence on how to read a score; empty for weights that were not measured."""
         self._weights = weights.finite("weights", len(FUSED_INPUTS) + 1)
 
     def score(self, trace: Ranks, count: int) -> WindowScores:
