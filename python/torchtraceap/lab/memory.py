@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from torchtraceap.core import Result, dataclass
+from dataclasses import dataclass
+
+from torchtraceap.core import Result
 from torchtraceap.ops import Device
 
-__all__ = ["MemoryFit", "fit_memory"]
+__all__ = ["MemoryFit", "MemoryNeed", "fit_memory"]
 
 _DRIVER_SHARE = 0.985
 """Share of a GPU's memory, in binary gigabytes as it is sold, that drivers report: 0.978 to 1 in
@@ -17,6 +19,25 @@ _GROUP_BYTES = 2**30
 _SLACK = 0.06
 """What the allocator holds beyond the activations at their peak, as a share of them (a guess)."""
 _GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed(Result):
+    """The tensors of a rank by what they are for, bytes.
+
+    The allocator's slack, the context and the libraries' workspaces come on top.
+    """
+
+    parameters: int
+    """Parameters and buffers."""
+    gradients: int
+    optimizer: int
+    activations: int
+    """The peak of all other tensors: those kept for the backward pass and those at work."""
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations
 
 
 @dataclass(frozen=True, slots=True)

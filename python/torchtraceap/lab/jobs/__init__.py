@@ -11,13 +11,12 @@ from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
 from torchtraceap.lab.jobs.op_trace import OperatorTrace, operator_trace, read_operator_trace
 from torchtraceap.lab.jobs.schedule import Schedule, build_schedule
 from torchtraceap.lab.jobs.stragglers import StragglerReport, ideal_work, what_if_stragglers
-from torchtraceap.lab.jobs.terms import JobMemory, job_memory
+from torchtraceap.lab.jobs.terms import job_memory
 
 __all__ = [
     "CalibratedJobs",
     "Coefficients",
     "Deviations",
-    "JobMemory",
     "Machine",
     "OperatorTrace",
     "Schedule",

@@ -33,8 +33,8 @@ from torchtraceap.lab.jobs.jobs import (
     Transformer,
     check_size,
 )
-from torchtraceap.lab.jobs.terms import JobMemory, job_memory
-from torchtraceap.lab.memory import MemoryFit, fit_memory
+from torchtraceap.lab.jobs.terms import job_memory
+from torchtraceap.lab.memory import MemoryFit, MemoryNeed, fit_memory
 from torchtraceap.ops import Device, UnknownDurationError, resolve_device
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Strategy(Renderable):
     low_ns: float
     """The 10th percentile of the step time: in 10 of 100 such cases a step is shorter."""
     high_ns: float
-    memory: JobMemory
+    memory: MemoryNeed
     utilization: float
     """Share of the GPUs' peak that the model's matrix products reach, without recomputation."""
     bound_by: str
@@ -97,7 +97,7 @@ class Strategy(Renderable):
             "tokens_per_second": 1e9 * job.global_batch * job.sequence / self.step_ns,
             "utilization": self.utilization,
             "bound_by": self.bound_by,
-            "memory_bytes": self.memory.to_dict(),
+            "memory_bytes": {**self.memory.to_dict(), "total": self.memory.total},
             "unmeasured": list(self.unmeasured),
         }
 

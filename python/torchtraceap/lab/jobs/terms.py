@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from torchtraceap.core import Array, Renderable, dataclass
+from torchtraceap.core import Array, dataclass
 from torchtraceap.lab.jobs.jobs import Machine, TrainingJob
+from torchtraceap.lab.memory import MemoryNeed
 
 __all__ = [
     "COEFFICIENTS",
     "PRIOR_DEVIATIONS",
     "PRIOR_MEANS",
-    "JobMemory",
     "Parts",
     "Terms",
     "job_memory",
@@ -265,32 +265,12 @@ def _row(job: TrainingJob, machine: Machine) -> tuple[float, ...]:
 # ------------------------------------------------------------------------- memory
 
 
-@dataclass(frozen=True, slots=True)
-class JobMemory(Renderable):
-    """Bytes of the GPU that needs the most memory."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    """Activations that are kept for the backward pass by all micro-batches in flight, and those of
-    the layer at work."""
-
-    @property
-    def total(self) -> float:
-        return self.parameters + self.gradients + self.optimizer + self.activations
-
-    def to_dict(self) -> dict[str, int]:
-        """Return whole bytes for JSON."""
-        parts = {name: round(getattr(self, name)) for name in self.__slots__}
-        return {**parts, "total": sum(parts.values())}
-
-
-def job_memory(job: TrainingJob) -> JobMemory:
+def job_memory(job: TrainingJob) -> MemoryNeed:
     """Return the memory need of the first or the last stage, whichever is larger, counted as by
     Korthikanti et al. (2022).
 
-    Not counted: what the framework, the libraries and fragmentation take.
+    Activations are those kept for the backward pass by all micro-batches in flight, and those of
+    the layer at work. Not counted: what the framework, the libraries and fragmentation take.
     """
     parameters, data, stages = job.stage_parameters, job.data, job.pipeline
     kept = _layer_bytes(job, job.recompute)
@@ -302,11 +282,11 @@ def job_memory(job: TrainingJob) -> JobMemory:
     flying = min(started, float(job.microbatches))
     first = flying * job.layers / stages * kept + again + (logits if stages == 1 else 0.0)
     last = job.layers / stages * kept + again + logits
-    return JobMemory(
-        parameters=BYTES * parameters / (data if job.zero >= 3 else 1),
-        gradients=GRADIENT_BYTES * parameters / (data if job.zero >= 2 else 1),
-        optimizer=STATE_BYTES * parameters / (data if job.zero >= 1 else 1),
-        activations=max(first, last),
+    return MemoryNeed(
+        parameters=round(BYTES * parameters / (data if job.zero >= 3 else 1)),
+        gradients=round(GRADIENT_BYTES * parameters / (data if job.zero >= 2 else 1)),
+        optimizer=round(STATE_BYTES * parameters / (data if job.zero >= 1 else 1)),
+        activations=round(max(first, last)),
     )
 
 

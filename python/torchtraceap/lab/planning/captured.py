@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchtraceap.core import dataclass
 from torchtraceap.errors import OptionError, TraceError
-from torchtraceap.lab.memory import fit_memory
+from torchtraceap.lab.memory import MemoryNeed, fit_memory
 from torchtraceap.lab.planning.job import Job
-from torchtraceap.lab.planning.result import MemoryParts, PlanOption, RefusedOption, TooLarge
+from torchtraceap.lab.planning.result import PlanOption, RefusedOption, TooLarge
 from torchtraceap.lab.prediction.capture.calls import Capture
 from torchtraceap.lab.prediction.lowering.durations import op_call
 from torchtraceap.lab.prediction.lowering.operators import launching_ops
@@ -23,7 +23,7 @@ from torchtraceap.lab.prediction.parallel.strategy import (
     parse_strategy,
 )
 from torchtraceap.lab.prediction.predictor import predict_captured
-from torchtraceap.lab.prediction.result import MemoryNeed, Prediction, memory_need
+from torchtraceap.lab.prediction.result import Prediction, StepMemory, memory_need
 from torchtraceap.lab.prediction.sources import CapturedStep
 from torchtraceap.ops import Device, UnknownDurationError, work_of_call
 
@@ -193,15 +193,15 @@ def _option(
         step=found.unprofiled,
         sample_tokens=shape.sample_tokens,
         utilization=_utilization(captured, device, found.unprofiled.predicted_ns),
-        memory=None if found.memory_bytes is None else _parts(found.memory_bytes),
+        memory=None if found.memory_bytes is None else _need(found.memory_bytes),
         memory_fit=found.memory_fit,
         bound_by=found.bound_by,
         unmeasured=tuple(f"no model knows {name}" for name in unknown[:3]),
     )
 
 
-def _parts(need: MemoryNeed) -> MemoryParts:
-    return MemoryParts(need.parameters, need.gradients, need.optimizer, need.activations)
+def _need(memory: StepMemory) -> MemoryNeed:
+    return MemoryNeed(memory.parameters, memory.gradients, memory.optimizer, memory.activations)
 
 
 def _too_large(
@@ -225,7 +225,7 @@ def _too_large(
         found.world_size,
         found.strategy or "one process",
         shape.rank_batch,
-        _parts(need),
+        _need(need),
         fit,
         tuple(ways),
     )

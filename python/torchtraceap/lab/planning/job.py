@@ -7,8 +7,8 @@ from math import ceil
 
 from torchtraceap.core import PredictedTime, dataclass
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.memory import MemoryFit
-from torchtraceap.lab.planning.result import MemoryParts, PlanOption
+from torchtraceap.lab.memory import MemoryFit, MemoryNeed
+from torchtraceap.lab.planning.result import PlanOption
 from torchtraceap.ops import Device
 
 __all__ = ["Job"]
@@ -49,7 +49,7 @@ class Job:
         step: PredictedTime,
         sample_tokens: int | None,
         utilization: float | None,
-        memory: MemoryParts | None,
+        memory: MemoryNeed | None,
         memory_fit: MemoryFit | None,
         bound_by: str,
         unmeasured: tuple[str, ...] = (),

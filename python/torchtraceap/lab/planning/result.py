@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from torchtraceap.core import Json, PredictedTime, Result, add_renderer, dataclass, lazy_renderer
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.memory import MemoryFit
+from torchtraceap.lab.memory import MemoryFit, MemoryNeed
 
-__all__ = ["MemoryParts", "PlanOption", "RefusedOption", "TooLarge", "TrainingPlan", "cost_of"]
+__all__ = ["PlanOption", "RefusedOption", "TooLarge", "TrainingPlan", "cost_of"]
 
 SCHEMA = "torchtraceap.plan/1"
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryParts(Result):
-    """Bytes of the rank that needs the most memory."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class PlanOption(Result):
     """Share of the GPUs' peak that matrix products reach; None if the peak is not known."""
     price: float | None
     """Price of the run, in the unit of the given prices; None without one."""
-    memory: MemoryParts | None
+    memory: MemoryNeed | None
     memory_fit: MemoryFit | None
     """None if the memory of the job or of the device is not known."""
     bound_by: str
@@ -70,7 +60,7 @@ class TooLarge(Result):
     gpus: int
     strategy: str
     micro_batch: int
-    memory: MemoryParts
+    memory: MemoryNeed
     memory_fit: MemoryFit
     fits_with: tuple[str, ...]
     """Changes with which it fits; each text is one way."""

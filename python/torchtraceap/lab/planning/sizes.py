@@ -12,10 +12,10 @@ from torchtraceap.core import PredictedTime
 from torchtraceap.errors import OptionError
 from torchtraceap.lab.jobs.jobs import Cluster, TrainingJob, Transformer
 from torchtraceap.lab.jobs.parallelism import Parallelism, choose_parallelism, job_fit, plain_job
-from torchtraceap.lab.jobs.terms import JobMemory, job_memory
+from torchtraceap.lab.jobs.terms import job_memory
 from torchtraceap.lab.memory import MemoryFit
 from torchtraceap.lab.planning.job import Job
-from torchtraceap.lab.planning.result import MemoryParts, PlanOption, RefusedOption, TooLarge
+from torchtraceap.lab.planning.result import PlanOption, RefusedOption, TooLarge
 from torchtraceap.ops import Device
 
 __all__ = ["plan_sizes"]
@@ -64,7 +64,7 @@ def plan_sizes(
                 gpus,
                 "data parallel" if gpus > 1 else "one GPU",
                 1,
-                _parts(job_memory(plain)),
+                job_memory(plain),
                 fit,
                 _fits_with(plain, device, cluster.gpus_per_node),
             )
@@ -94,22 +94,13 @@ def _options(found: Parallelism, device: Device, job: Job) -> Iterator[PlanOptio
             ),
             sample_tokens=own.sequence,
             utilization=strategy.utilization,
-            memory=_parts(strategy.memory),
+            memory=strategy.memory,
             memory_fit=job_fit(own, device),
             bound_by=strategy.bound_by,
             unmeasured=strategy.unmeasured,
         )
         if len(seen) == _SPLITS:
             return
-
-
-def _parts(memory: JobMemory) -> MemoryParts:
-    return MemoryParts(
-        round(memory.parameters),
-        round(memory.gradients),
-        round(memory.optimizer),
-        round(memory.activations),
-    )
 
 
 def _words(job: TrainingJob) -> str:

@@ -23,7 +23,7 @@ from torchtraceap.lab.prediction.text import BOUND_LABELS, step_shares
 from torchtraceap.report import Segment, compressed_json, render_document, table_data
 
 if TYPE_CHECKING:
-    from torchtraceap.lab.prediction.result import MemoryNeed, Prediction
+    from torchtraceap.lab.prediction.result import Prediction, StepMemory
     from torchtraceap.trace import RankTrace
 
 __all__ = ["render_predictions", "write_prediction_page"]
@@ -165,7 +165,7 @@ def _rows(found: Sequence[Prediction]) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory_text(found: Prediction, need: MemoryNeed) -> str:
+def _memory_text(found: Prediction, need: StepMemory) -> str:
     fit = found.memory_fit
     return f"{format_bytes(need.peak)} at once" + ("" if fit is None else f", {fit.verdict}")
 

@@ -25,7 +25,7 @@ from torchtraceap.core import (
     write_paths,
 )
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.memory import MemoryFit
+from torchtraceap.lab.memory import MemoryFit, MemoryNeed
 from torchtraceap.lab.prediction.capture.calls import (
     Capture,
     Phase,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis import Diagnosis
     from torchtraceap.trace import Trace
 
-__all__ = ["MemoryNeed", "OpShare", "Prediction", "UnknownOp", "known_memory", "memory_need"]
+__all__ = ["OpShare", "Prediction", "StepMemory", "UnknownOp", "known_memory", "memory_need"]
 
 
 SCHEMA = "torchtraceap.prediction/1"
@@ -95,7 +95,7 @@ class Prediction(Result):
     """Host time of a step if it never waits, ns."""
     bound_by: str
     """gpu, host, borderline, communication or data."""
-    memory_bytes: MemoryNeed | None
+    memory_bytes: StepMemory | None
     memory_fit: MemoryFit | None
     """Whether the memory suffices; None if the need or the memory of the device is not known."""
     ops: tuple[OpShare, ...]
@@ -176,22 +176,14 @@ _BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryNeed(Result):
-    """GPU memory of a step's tensors, bytes.
+class StepMemory(MemoryNeed):
+    """The tensors of a captured step."""
 
-    The allocator's slack, the context and the libraries' workspaces come on top.
-    """
-
-    parameters: int
-    """Parameters and buffers."""
-    gradients: int
-    optimizer: int
-    activations: int
-    """Peak of all other tensors."""
     peak: int
+    """Bytes at the moment when all of them together take the most."""
 
 
-def memory_need(capture: Capture) -> MemoryNeed | None:
+def memory_need(capture: Capture) -> StepMemory | None:
     """Return the memory of a captured step; None if the capture doesn't know when memory is
     freed."""
     held = capture.storages
@@ -199,7 +191,7 @@ def memory_need(capture: Capture) -> MemoryNeed | None:
         return None
     known = held.parameters | held.gradients | held.optimizer
     peak = _peak_bytes(capture, held, frozenset())
-    return MemoryNeed(
+    return StepMemory(
         parameters=_bytes(held, held.parameters),
         gradients=_bytes(held, held.gradients),
         optimizer=_bytes(held, held.optimizer),

@@ -249,18 +249,18 @@ def _kind_of_work(name: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A replay held against a captured graph."""
+    """Work that graphs replayed, held against what was captured or ran without graphs."""
 
     partner: Array
-    """int64 `[events]`: the index of each event's dispatch, -1 for none."""
+    """int64 `[events]`: the index of each event's dispatch or eager kernel, -1 for none."""
     equal: int
-    """Events that bear the very name that was captured."""
+    """Events whose partner has the very same name."""
     fault: str
-    """Why it is refused: empty where at least 99 % of the events and of the dispatches align."""
+    """Why it is refused; empty where it is not."""
 
 
 def align(names: Sequence[str], graph: CapturedGraph) -> Alignment:
-    """Align a replay with a captured graph.
+    """Align a replay with a captured graph; 99 % of the events and of the dispatches have to agree.
 
     Args:
         names: Names of the replay's events, in the order of the graph's nodes.

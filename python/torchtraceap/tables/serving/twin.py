@@ -18,7 +18,7 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import pluralize
 from torchtraceap.core.records import dataclass
 from torchtraceap.tables.gpu.gpu_events import GpuEvents
-from torchtraceap.tables.serving.capture import Replays
+from torchtraceap.tables.serving.capture import Alignment, Replays
 from torchtraceap.tables.serving.iterations import served_iterations
 from torchtraceap.tables.serving.nodes import graph_nodes
 from torchtraceap.tables.serving.roles import kinds_of, layers_and_roles
@@ -64,18 +64,6 @@ class _Pass:
         return {key: np.flatnonzero((number == key[0]) & (inside == key[1])) for key in keys}
 
 
-@dataclass(frozen=True, slots=True)
-class _Alignment:
-    """A pass with graphs held against an eager one."""
-
-    partner: Array
-    """int64 `[kernels]`: the index of each one's partner in the eager pass, -1 for none."""
-    equal: int
-    """Kernels with a partner of the same name."""
-    fault: str
-    """Why it is refused; empty where it is not."""
-
-
 class Twin:
     """An eager run in a trace.
 
@@ -110,7 +98,7 @@ class Twin:
         refused: dict[str, None] = {}
         if not self._passes:
             refused[f"{name} is no twin: no iteration launches its kernels itself."] = None
-        found: dict[tuple[str, ...], tuple[_Pass, _Alignment]] = {}
+        found: dict[tuple[str, ...], tuple[_Pass, Alignment]] = {}
         for each in _passes(part, layer, np.ones(len(layer), dtype=bool)):
             replayed = nodes.replayed[each.events]
             if not replayed.any() or not self._passes:
@@ -136,11 +124,11 @@ class Twin:
             refused=tuple(refused),
         )
 
-    def _best(self, graphed: _Pass) -> tuple[_Pass, _Alignment]:
+    def _best(self, graphed: _Pass) -> tuple[_Pass, Alignment]:
         """Return the eager pass that fits best: one that is not refused, of the same phase, with
         most equal names."""
 
-        def rank(pair: tuple[_Pass, _Alignment]) -> tuple[bool, bool, int]:
+        def rank(pair: tuple[_Pass, Alignment]) -> tuple[bool, bool, int]:
             eager, alignment = pair
             return not alignment.fault, eager.phase == graphed.phase, alignment.equal
 
@@ -170,12 +158,12 @@ def _passes(part: RankTrace, layer: Array | None, wanted: Array) -> list[_Pass]:
     return passes
 
 
-def _align(graphed: _Pass, eager: _Pass) -> _Alignment:
+def _align(graphed: _Pass, eager: _Pass) -> Alignment:
     """Align two passes. See Note [Twin]."""
     partner = np.full(len(graphed.names), -1, dtype=np.int64)
     if graphed.layers != eager.layers and graphed.layers and eager.layers:
         has, other = pluralize(eager.layers, "layer"), pluralize(graphed.layers, "layer")
-        return _Alignment(partner, 0, f"it has {has}, the model in the graphs has {other}")
+        return Alignment(partner, 0, f"it has {has}, the model in the graphs has {other}")
     if graphed.layers and eager.layers:
         of_eager = eager.parts
         pairs = [(own, of_eager[key]) for key, own in graphed.parts.items() if key in of_eager]
@@ -191,14 +179,14 @@ def _align(graphed: _Pass, eager: _Pass) -> _Alignment:
     equal = sum(graphed.names[one] == eager.names[other] for one, other in pairs_of_names)
     enough = len(aligned) >= _LEAST_ALIGNED * len(graphed.names)
     if enough and len(aligned) >= _LEAST_USED * len(eager.names):
-        return _Alignment(partner, equal, "")
+        return Alignment(partner, equal, "")
     fault = (
         f"{len(aligned)} of {len(graphed.names)} kernels align with {len(eager.names)} of an eager "
         "pass"
     )
     if len(aligned) < len(graphed.names):
         fault += f"; the first that does not is {graphed.names[int(np.argmax(partner < 0))]}"
-    return _Alignment(partner, equal, fault)
+    return Alignment(partner, equal, fault)
 
 
 def _keys(one: _Pass, places: Array, codes: dict[str, int]) -> Array:

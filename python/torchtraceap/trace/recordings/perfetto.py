@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 from torchtraceap.core.aliases import PathLike
@@ -63,28 +62,30 @@ class _Track:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """The begin or the end of a slice."""
+class _Event:
+    """What slices and render stages have in common."""
 
     time_ns: int
+    name: str
+    category: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice(_Event):
+    """The begin or the end of a slice."""
+
     track: int
-    name: str = ""
-    category: str = ""
-    args: dict[str, Any] = field(default_factory=dict)
-    launched: tuple[int, ...] = ()
+    launched: tuple[int, ...]
     """Ids of the render stages that it submitted."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(_Event):
     """Work of a GPU."""
 
-    time_ns: int
     dur_ns: int
     event: int
-    name: str
-    category: str
-    args: dict[str, Any]
 
 
 class _Clock:
@@ -247,7 +248,7 @@ class _Packets:
             return
         category = next(filter(None, categories), "") or "user_annotation"
         category = _CATEGORIES.get(category, category)
-        self._slices.append((kind, _Slice(time_ns, track, name, category, args, launched)))
+        self._slices.append((kind, _Slice(time_ns, name, category, args, track, launched)))
 
     def _read_stage(self, sequence: _Sequence, time_ns: int, data: bytes) -> None:
         found = dict(walk(data))
@@ -280,7 +281,7 @@ class _Packets:
         )
         args.setdefault("stream", _number(queue))
         length = signed(_number(found[2]))
-        self._stages.append(_Stage(time_ns, length, _number(found.get(1)), name, category, args))
+        self._stages.append(_Stage(time_ns, name, category, args, length, _number(found.get(1))))
 
     # ------------------------------------------------------------------------------ result
 
