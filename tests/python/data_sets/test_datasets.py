@@ -14,6 +14,7 @@ import pytest
 import torchtraceap as ttap
 from torchtraceap import _core
 from torchtraceap.cli import main
+from torchtraceap.datasets.arrow import schemas
 from torchtraceap.datasets.labels import GRIDS, TYPES
 from torchtraceap.datasets.reader import DataSet, labeled_runs
 from torchtraceap.datasets.samples import load_samples
@@ -316,6 +317,15 @@ def test_the_card_says_what_is_there(quick: list[str], tmp_path: Path) -> None:
     for entry in croissant["distribution"]:
         if entry["@type"] == "cr:FileObject":
             assert (folder / entry["contentUrl"]).exists()
+    for table in croissant["recordSet"]:
+        kinds = {each.name: str(each.type) for each in schemas()[table["name"]]}
+        typed = {each["name"]: each["dataType"] for each in table["field"]}
+        # Readers turn each element of a field into its type; structs have none.
+        assert not any("struct" in kinds[name] for name in typed)
+        assert all(name in typed or name in table["description"] for name in kinds)
+        for name, kind in kinds.items():
+            is_whole = kind.removeprefix("list<item: ").startswith("int")
+            assert name not in typed or (typed[name] == "sc:Integer") == is_whole
 
 
 # ------------------------------------------------------------------------------ adding

@@ -32,25 +32,26 @@ _SOURCES = {
     "recorded": "a trace as it was recorded",
     "collected": "a real run with a fault put into its steps, or its twin without",
 }
+_CROISSANT_TERMS = (
+    "citeAs", "column", "equivalentProperty", "extract", "field", "fileObject", "fileProperty",
+    "fileSet", "format", "includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField",
+    "path", "recordSet", "references", "regex", "repeated", "replace", "samplingRate", "separator",
+    "source", "subField", "transform",
+)  # fmt: skip
 _CONTEXT = {
     "@language": "en",
     "@vocab": "https://schema.org/",
     "sc": "https://schema.org/",
     "cr": "http://mlcommons.org/croissant/",
+    "rai": "http://mlcommons.org/croissant/RAI/",
     "dct": "http://purl.org/dc/terms/",
     "conformsTo": "dct:conformsTo",
-    "column": "cr:column",
     "data": {"@id": "cr:data", "@type": "@json"},
     "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "extract": "cr:extract",
-    "field": "cr:field",
-    "fileObject": "cr:fileObject",
-    "fileSet": "cr:fileSet",
-    "includes": "cr:includes",
-    "recordSet": "cr:recordSet",
-    "repeated": "cr:repeated",
-    "source": "cr:source",
+    "examples": {"@id": "cr:examples", "@type": "@json"},
+    **{term: f"cr:{term}" for term in _CROISSANT_TERMS},
 }
+"""The context that Croissant 1.0 prescribes."""
 _FONT = 'font-family="sans-serif" font-size="12"'
 _ROW, _WIDTH, _LEFT, _TOP = 20, 720, 230, 34
 _BLUE = "#2b6cb0"
@@ -344,10 +345,20 @@ def _croissant(dataset: DataSet) -> dict[str, Any]:
             "encodingFormat": "application/x-parquet",
             "includes": f"{table}/*.parquet",
         })  # fmt: skip
-        fields = [_field(table, field.name, str(field.type)) for field in schemas()[table]]
-        record_sets.append(
-            {"@type": "cr:RecordSet", "@id": table, "name": table, "field": fields}
-        )  # fmt: skip
+        # Croissant 1.0 has no type for a list of structs, and its reader fails on them.
+        kinds = {field.name: str(field.type) for field in schemas()[table]}
+        typed = {name: kind for name, kind in kinds.items() if "struct<" not in kind}
+        record_set = {
+            "@type": "cr:RecordSet",
+            "@id": table,
+            "name": table,
+            "field": [_field(table, name, kind) for name, kind in typed.items()],
+        }
+        if others := [name for name in kinds if name not in typed]:
+            record_set["description"] = (
+                f"The files also have columns of lists of structs: {', '.join(others)}."
+            )
+        record_sets.append(record_set)
     return {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",
