@@ -198,7 +198,7 @@ def build_explanation(
     judge: Judge | None = None,
     *,
     model: str | None = None,
-    answer: str | None = None,
+    answer: Response | None = None,
 ) -> Explanation:
     """Build the explanation of a diagnosis.
 
@@ -218,7 +218,8 @@ def build_explanation(
     return Explanation(
         source="offline" if judge is None else "llm" if by_model else "offline_fallback",
         model=model,
-        answer=answer,
+        answer=answer.text if answer else None,
+        answer_citations=answer.citations if answer else (),
         segments=tuple(_explain_segment(diagnosis, each) for each in found),
         rounds=judging.rounds,
         usage=None,
@@ -338,7 +339,7 @@ def explain(
         MissingDependencyError: A model is to be asked, and the packages for it are not installed.
     """
     if settings is None:
-        told = answer(diagnosis, question).text if question else None
+        told = answer(diagnosis, question) if question else None
         return build_explanation(diagnosis, answer=told)
     from torchtraceap.explanation.client import Client
     from torchtraceap.explanation.llm_judge import ModelJudge
@@ -346,12 +347,13 @@ def explain(
     with closing(Client(settings, progress)) as client:
         judge = ModelJudge(client, redaction=redacted)
         found = build_explanation(diagnosis, judge, model=settings.model)
-        told, problems = None, found.problems
+        problems = found.problems
         if question:
             answered = _answer_by_model(diagnosis, question, client, redacted)
-            told, problems = answered.text, (*problems, *answered.problems)
+            found = replace(found, answer=answered.text, answer_citations=answered.citations)
+            problems = (*problems, *answered.problems)
         problems = (*client.problems, *problems)
-        return replace(found, answer=told, usage=client.usage(), problems=problems)
+        return replace(found, usage=client.usage(), problems=problems)
 
 
 def answer(
@@ -365,7 +367,8 @@ def answer(
     if settings is None:
         from torchtraceap.explanation.offline_answer import answer_offline
 
-        return Response(answer_offline(diagnosis, question), "offline", None, None)
+        told = answer_offline(diagnosis, question)
+        return Response(told.text, "offline", None, None, citations=told.citations)
     from torchtraceap.explanation.client import Client
 
     with closing(Client(settings)) as client:
@@ -383,10 +386,16 @@ def _answer_by_model(
 
     box = Toolbox(diagnosis.trace, diagnosis=diagnosis)
     found = ask(box, question, client, Redaction() if redacted else None)
-    source, text = "llm", found.answer
-    if text is None:
-        source, text = "offline_fallback", answer(diagnosis, question).text
-    return Response(text, source, client.name, client.usage(), found.problems)
+    if found.answer is not None:
+        return Response(found.answer, "llm", client.name, client.usage(), found.problems)
+    told = answer(diagnosis, question)
+    return replace(
+        told,
+        source="offline_fallback",
+        model=client.name,
+        usage=client.usage(),
+        problems=found.problems,
+    )
 
 
 def dry_run(diagnosis: Diagnosis, settings: ModelSettings, *, redacted: bool = True) -> DryRun:

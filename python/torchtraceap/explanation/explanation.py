@@ -112,6 +112,12 @@ class Response(Result):
     model: str | None
     usage: Usage | None
     problems: tuple[str, ...] = ()
+    citations: tuple[Metric, ...] = ()
+    """Numbers of an offline answer, each with the table, row and column that has it."""
+
+    def to_dict(self) -> Json:
+        cited = [metric.to_citation() for metric in self.citations]
+        return {**Result.to_dict(self), "citations": cited}
 
     def __str__(self) -> str:
         return self.text
@@ -143,6 +149,10 @@ class Explanation(Result):
     """Failures of the model, and findings that could not be judged."""
     begin_ns: int = 0
     """Start of the profiled time, from which texts count."""
+    answer_citations: tuple[Metric, ...] = ()
+    """Numbers of an offline answer, each with the table, row and column that has it."""
 
     def to_dict(self) -> Json:
-        return {"schema": "torchtraceap.explanation/1", **Result.to_dict(self)}
+        cited = [metric.to_citation() for metric in self.answer_citations]
+        document = {"schema": "torchtraceap.explanation/1", **Result.to_dict(self)}
+        return {**document, "answer_citations": cited}

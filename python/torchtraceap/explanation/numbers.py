@@ -39,7 +39,7 @@ _NOISE = 1e-9
 """Relative; what is left of a number that went through text and back."""
 _SHOWN = re.compile(r"(-?[\d,]+(?:\.\d+)?)(?: (.+))?\Z")
 _NUMBER = re.compile(r"(?<![\d.,])[-\u2212]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_UNIT = re.compile(r"[ \u00a0\u202f]?(%|[nuµμm]s(?!\w)|s(?!\w)|[KMGT]?i?B(?!\w))")
+_UNIT = re.compile(r"[ \u00a0\u202f]?(%|[nuµμm]s(?!\w)|s(?!\w)|GB/s|[KMGT]?i?B(?!\w))")
 _SAME_UNITS = {"us": "µs", "\u03bcs": "µs"}
 _TECHNICAL = re.compile(
     r"\b(?:[bt]?f(?:p|loat)?(?:16|32|64)|bfloat16|fp8|u?int(?:8|16|32|64)|sm_?\d{2,3}a?"
@@ -90,8 +90,8 @@ class Metric(Result):
         return _metric(name, count, format_count(count))
 
     @staticmethod
-    def of_rate(name: str, rate: float) -> Metric:
-        return _metric(name, float(rate), _digits(rate))
+    def of_rate(name: str, rate: float, unit: str = "") -> Metric:
+        return _metric(name, float(rate), f"{_digits(rate)} {unit}".rstrip())
 
     @staticmethod
     def of_fact(name: str, fact: Fact) -> Metric | None:

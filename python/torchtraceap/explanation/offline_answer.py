@@ -1,8 +1,8 @@
-"""Questions about a trace without a model: what is nearest to their words, with exact numbers.
+"""Questions about a trace without a model: tables first, with exact numbers that are cited.
 
-Words are compared, nothing is understood, and the answer says so. What it finds are entries of the
-knowledge base (whether the trace has such a finding), operators and kernels that the question
-names, and the tool whose description is nearest.
+Words are compared, nothing is understood, and the answer says so. It stands on the operators and
+kernels that the question names, else on the table of its topic (`topics`), else on entries of the
+knowledge base: whether the trace has such a finding.
 
 Note [BM25]: the score of a document D for a query Q is the sum over the words w of Q of
 
@@ -20,39 +20,39 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from torchtraceap.core.formatting import format_count, format_ns, format_share, plain_line
 from torchtraceap.core.knowledge import load_knowledge
-from torchtraceap.explanation.segments import finding_of, rule_says
-from torchtraceap.explanation.tools import Toolbox
+from torchtraceap.core.records import dataclass
+from torchtraceap.core.results import Result
+from torchtraceap.explanation.numbers import Metric
+from torchtraceap.explanation.segments import finding_of
+from torchtraceap.explanation.table_answers import Asked, Filter, Ranking, tell_ranking
+from torchtraceap.explanation.topics import ELSEWHERE, NAMED, OF_NAMES, OF_STEPS, topic_of
 
 if TYPE_CHECKING:
-    from torchtraceap.core.results import Finding
     from torchtraceap.diagnosis.result import Diagnosis
 
-__all__ = ["OFFLINE", "Bm25", "answer_offline", "nearest_entries", "search_words"]
+__all__ = ["Bm25", "OfflineAnswer", "answer_offline", "nearest_entries", "search_words"]
 
-OFFLINE = (
-    "No language model was asked: this is what the words of the question lead to in the knowledge "
-    "base, the tools and the names of the trace; nothing has understood the question."
+NOTHING = (
+    "No word of the question leads to a table of the trace or to a finding. Ask of idle time, "
+    "kernels, operators, modules, memory, copies, steps, ranks, collectives, launches, "
+    "synchronization, precision, tokens, what a fix saves, or name an operator or a kernel."
 )
-NOTHING = "No word of the question leads to anything that is known of this trace."
 MOST_QUESTION = MOST_ANSWER = 2_000
 LEAST_ENTRY_SCORE = 2.0
 """Least BM25 score: about one word that few of the entries have."""
-LEAST_TOOL_SCORE = 1.0
-"""Least BM25 score of tools, whose texts are fewer and shorter."""
 _MOST_FOUND = 3
 _FEWEST_LETTERS = 4
-_ALONE = ("summary", "diagnosis", "ops", "kernels", "step")
-"""Tools that say something without arguments."""
 K1 = 1.2
 B = 0.75
 HALF = 0.5
 """Least part of the best score: texts below it share words by chance."""
+_TECHNICAL_NAME = re.compile(r"\w::?\w|\w_|_\w")
 _WORD = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 _PLACEHOLDER = re.compile(r"\[\[|\]\]|\{[^}]*\}")
 _COMMON = frozenset(
@@ -133,72 +133,93 @@ def _entries() -> tuple[list[str], Bm25]:
     return types, Bm25(texts)
 
 
-def answer_offline(diagnosis: Diagnosis, question: str) -> str:
-    """Answer a question with what is nearest to its words; no model is asked.
+@dataclass(frozen=True, slots=True)
+class OfflineAnswer(Result):
+    """What tables, findings and the knowledge base say to a question."""
+
+    text: str
+    """Plain text of at most `MOST_ANSWER` characters."""
+    citations: tuple[Metric, ...]
+    """The numbers of the text, in their order; advice may hold others."""
+
+
+def answer_offline(diagnosis: Diagnosis, question: str) -> OfflineAnswer:
+    """Answer a question from the tables of a trace; no model is asked.
+
+    What the question names (an operator, a kernel) is looked up. Else its words choose a topic and
+    so a table (`topics`), else entries of the knowledge base that are near. The last sentence says
+    which commands show the same.
 
     Args:
         diagnosis: The trace's diagnosis.
         question: The question.
-
-    Returns:
-        Plain text of at most `MOST_ANSWER` characters. Its first sentence says what it is not.
     """
-    box = Toolbox(diagnosis.trace, diagnosis=diagnosis)
-    names, left = _names_in(box, question[:MOST_QUESTION])
-    found: list[str] = []
-    for name in nearest_entries([left], _MOST_FOUND, least=LEAST_ENTRY_SCORE):
-        finding = finding_of(diagnosis, name)
+    asked = Asked(diagnosis, question[:MOST_QUESTION])
+    needed = next((needs for words, needs in ELSEWHERE if asked.asks(words)), None)
+    topic = None if needed else topic_of(asked)
+    if asked.names_unknown_rank:
+        asked.say("The trace has no such rank of several: this is of all that it has.")
+    if topic is not None and asked.step is not None and topic.name not in OF_STEPS:
+        asked.say("This is of the whole trace: only `steps` tells steps apart.")
+    said = len(asked.lines)
+    if needed is not None:
+        asked.say(f"The trace does not tell this. {needed}")
+    elif _tell_names(asked, plain_words=topic is not None and topic.name in OF_NAMES):
+        topic = None
+    elif topic is None:
+        _tell_entries(asked)
+        if len(asked.lines) == said:
+            _tell_names(asked, plain_words=True)
+    elif isinstance(topic.tell, Ranking):
+        tell_ranking(asked, topic.tell)
+    else:
+        topic.tell(asked)
+    if topic is not None:
+        asked.say_findings(topic.types)
+    if len(asked.lines) == said:
+        asked.say(NOTHING)
+    end = ""
+    if asked.commands:
+        shown = ", ".join(f"`torchtraceap {command}`" for command in asked.commands)
+        end = f"\nFrom {shown}, chosen by the words of the question; no language model was asked."
+    text = "\n".join(asked.lines)
+    if len(text) > MOST_ANSWER - len(end):
+        text = text[: MOST_ANSWER - len(end) - 1] + "…"
+    return OfflineAnswer(text + end, tuple(asked.citations))
+
+
+def _tell_entries(asked: Asked) -> None:
+    """Answer with the entries of the knowledge base that are nearest to the question."""
+    for name in nearest_entries([asked.text], _MOST_FOUND, least=LEAST_ENTRY_SCORE):
+        asked.stand_on("diagnose PATH")
+        finding = finding_of(asked.diagnosis, name)
         if finding is not None:
-            found += _describe_finding(finding)
+            asked.say_finding(finding)
         else:
-            absent = rule_says(diagnosis, name) == "absent"
-            said = "was looked for and not found" if absent else "could not be checked"
-            found.append(f"- {load_knowledge()[name].title} ({name}): {said} in this trace.")
-    found += names
-    tools = [tool for tool in box.tools if tool.name in _ALONE]
-    index = Bm25(search_words(f"{tool.name} {tool.description}") for tool in tools)
-    scores = index.scores(search_words(left))
-    best = max(range(len(tools)), key=scores.__getitem__)
-    answer = box.call(tools[best].name, {}) if scores[best] >= LEAST_TOOL_SCORE else None
-    if answer is not None and not answer.is_error:
-        name, lines = tools[best].name, list(_lines(answer.value))
-        found.append(f"- The tool {name} says: {lines[0]}" if lines else f"- {name}: nothing")
-        found += (f"  {line}" for line in lines[1:])
-    text = "\n".join([OFFLINE, *(found or [NOTHING])])
-    return text if len(text) <= MOST_ANSWER else text[: MOST_ANSWER - 1] + "…"
+            asked.say_verdict(name)
 
 
-def _describe_finding(finding: Finding) -> list[str]:
-    cost = f"{format_ns(finding.cost_ns)}, {format_share(finding.cost_share)}"
-    lines = [f"- {finding.title} ({finding.type}): it costs {cost} of the profiled time."]
-    saving = finding.saving
-    if saving is None or not saving.believed_ns:
-        return [*lines, f"  {finding.fix}"]
-    of = "a step" if saving.per_step else "the profiled time"
-    how = "saves" if saving.simulated else "saves at most"
-    gain = format_ns(saving.believed_ns)
-    return [*lines, f"  A fix {how} {gain} of {of}. {finding.fix}"]
+def _tell_names(asked: Asked, *, plain_words: bool) -> bool:
+    """Answer with the rows of operators and kernels that the question names; False if it names
+    none.
 
-
-def _names_in(box: Toolbox, question: str) -> tuple[list[str], str]:
-    """Return rows of operators and kernels that the question names, and the question without
-    names."""
-    words = {word: word.strip(".,:;?!()'\"`") for word in question.split()}
-    lines, said = [], set[str]()
-    for tool, key in (("ops", "name"), ("kernels", "canonical")):
-        found = 0
-        for name in dict.fromkeys(filter(None, box.table(tool, by=key, rank=None).to_list(key))):
-            meant = {word for word, plain in words.items() if _may_mean(plain, name)}
-            said |= meant
-            if not meant or found >= _MOST_FOUND:
-                continue
-            answer = box.call(tool, {"by": key, "contains": name[:200], "limit": 50})
-            rows = answer.value.get("table", {}).get("rows", ())
-            row = next((row for row in rows if row[key] == plain_line(name)), None)
-            if row is not None:
-                found += 1
-                lines.append(f"- {tool}: {_describe_row(row)}")
-    return lines, " ".join(word for word in words if word not in said)
+    Args:
+        asked: The question.
+        plain_words: Words of English that are names too count, such as "mean".
+    """
+    words = [word.strip(".,:;?!()'\"`") for word in asked.question.split()]
+    if not plain_words:
+        words = [word for word in words if _TECHNICAL_NAME.search(word)]
+    found = False
+    for ranking, column in NAMED:
+        table = asked.box.table(ranking.table, rank=asked.rank, **ranking.options)
+        names = dict.fromkeys(filter(None, table.to_list(column)))
+        meant = [name for name in names if any(_may_mean(word, name) for word in words)]
+        if meant:
+            only = Filter(column, "|".join(rf"\A{re.escape(name)}\Z" for name in meant))
+            tell_ranking(asked, replace(ranking, only=only))
+            found = True
+    return found
 
 
 def _may_mean(word: str, name: str) -> bool:
@@ -210,32 +231,5 @@ def _may_mean(word: str, name: str) -> bool:
     if wanted in (whole, *whole.split("::")):
         return True
     inner = any(c.isupper() for c in word[1:]) and any(c.islower() for c in word)
-    is_technical = inner or any(c in ":_" or c.isdigit() for c in word)
-    return is_technical and any(map(str.isalpha, word)) and wanted in whole
-
-
-def _lines(value: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the quantities of an object in one line, then the first rows of its lists."""
-    line = _describe_row(value)
-    if line:
-        yield line
-    for key, inner in value.items():
-        if not isinstance(inner, Mapping) or "text" in inner:
-            continue
-        head = "" if key == "table" else f"{key.replace('_', ' ')}: "
-        if "rows" in inner:
-            yield from (f"{head}{_describe_row(row)}" for row in inner["rows"][:_MOST_FOUND])
-        else:
-            yield from (f"{head}{line}" for line in _lines(inner))
-
-
-def _describe_row(row: Mapping[str, Any]) -> str:
-    """Return the first name of a row, then what each of its quantities and counts is."""
-    names = [str(row[key]) for key in ("name", "canonical", "title", "cause") if key in row]
-    said = []
-    for key, value in row.items():
-        if isinstance(value, int) and not isinstance(value, bool):
-            said.append(f"{key.replace('_', ' ')} {format_count(value)}")
-        elif isinstance(value, Mapping) and value.get("text"):
-            said.append(f"{key.replace('_', ' ')} {value['text']}")
-    return ": ".join(filter(None, [*names[:1], ", ".join(said)]))
+    is_technical = inner or _TECHNICAL_NAME.search(word) or any(map(str.isdigit, word))
+    return bool(is_technical) and any(map(str.isalpha, word)) and wanted in whole
