@@ -136,6 +136,7 @@ __all__: list[str] = [
     "matched_by_names",
     "packed_values",
     "path_cause_names",
+    "path_causes",
     "phase_names",
     "plain_graph",
     "prepare_heap",
@@ -3013,6 +3014,16 @@ def packed_values(
 def path_cause_names() -> list[str]:
     """
     Names of CriticalPath.cause.
+    """
+
+def path_causes(
+    rank: tuple[EventTable, EventTree, typing.SupportsInt | typing.SupportsIndex],
+    range: tuple[
+        typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+    ],
+) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]:
+    """
+    Causes of the path of one rank (table, tree, offset_ns), as in CriticalPath.cause, uint8 [n], and where each ends, int64 [n]; each begins where the one before it ends, the first one with the range.
     """
 
 def phase_names() -> list[str]:

@@ -148,6 +148,11 @@ std::vector<StringId> StringPool::absorb(StringPool&& other) {
   return ids;
 }
 
+std::pair<std::vector<std::string_view>, TextArena> StringPool::take_texts() && {
+  slots_ = {};
+  return {std::move(strings_), std::move(texts_)};
+}
+
 StringId StringPool::find(std::string_view text) const {
   const std::uint64_t h = hash_bytes(text.data(), text.size());
   const auto tag = static_cast<std::uint32_t>(h >> 32);

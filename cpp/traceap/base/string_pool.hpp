@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "traceap/base/ids.hpp"
@@ -36,8 +37,8 @@ class StringPool {
   /// Adds all strings of another pool, whose text is taken over and not copied; the id here of
   /// each.
   std::vector<StringId> absorb(StringPool&& other);
-  /// The texts, which outlive the pool so.
-  TextArena take_texts() && { return std::move(texts_); }
+  /// All strings by id, and what holds their text.
+  std::pair<std::vector<std::string_view>, TextArena> take_texts() &&;
   std::string_view operator[](StringId id) const { return strings_[id]; }
   std::size_t size() const { return strings_.size(); }
   /// Bytes of all strings together.

@@ -22,6 +22,17 @@ std::shared_ptr<CriticalPath> critical_path(const std::vector<RankArgument>& ran
       find_critical_path(graph, parts, {range.first, range.second}));
 }
 
+py::typing::Tuple<py::array_t<std::uint8_t>, Int64Array> path_causes(
+    const RankArgument& rank, const std::pair<std::int64_t, std::int64_t>& range) {
+  if (range.second < range.first) throw OptionError("range: the end lies before the start");
+  const std::vector<GraphRank> parts = graph_ranks({rank});
+  PathCauses found = [&] {
+    const Unlocked unlocked;
+    return find_path_causes(build_dependency_graph(parts), parts, {range.first, range.second});
+  }();
+  return py::make_tuple(adopt(std::move(found.cause)), adopt(std::move(found.end_ns)));
+}
+
 std::shared_ptr<HtaPath> hta_critical_path(const TablePtr& table, std::string annotation,
                                            std::pair<std::uint32_t, std::uint32_t> instances,
                                            bool launch_edges, bool keep_last_step,
@@ -120,6 +131,10 @@ void bind_critical_path(py::module_& module) {
              py::arg("meetings") = py::none(),
              "The chain of events that decided when the range (start_ns, end_ns) ended. `ranks`: "
              "(table, tree, offset_ns) of each; `meetings`: where they meet.");
+  module.def("path_causes", path_causes, py::arg("rank"), py::arg("range"),
+             "Causes of the path of one rank (table, tree, offset_ns), as in CriticalPath.cause, "
+             "uint8 [n], and where each ends, int64 [n]; each begins where the one before it ends, "
+             "the first one with the range.");
   module.def(
       "path_cause_names", [] { return names_of<PathCause>(kPathCauseCount, path_cause_name); },
       "Names of CriticalPath.cause.");

@@ -10,7 +10,9 @@ namespace traceap {
 
 namespace {
 
-bool is_packed(char slot) { return slot == kSlotInteger || slot == kSlotNumber; }
+bool is_packed(char slot) {
+  return slot == kSlotInteger || slot == kSlotNumber || slot == kSlotArgs;
+}
 
 void append_integer(std::string& out, std::int64_t value) {
   char text[24];
@@ -24,12 +26,12 @@ std::string_view read_packed_text(const std::uint8_t*& p) {
   return {text, size};
 }
 
-void append_packed(std::string& out, char slot, const std::uint8_t*& p) {
-  if (slot == kSlotInteger) {
-    append_integer(out, read_varint(p));
-  } else {
-    out += read_packed_text(p);
-  }
+/// The template of a row's arguments; their packed values follow.
+std::string_view read_packed_args(const std::uint8_t*& p) {
+  const auto size = static_cast<std::size_t>(read_varint(p));
+  const auto* text = reinterpret_cast<const char*>(p);
+  p += size;
+  return {text, size};
 }
 
 void append_column(std::string& out, const EventTable& t, Row row, char slot) {
@@ -67,8 +69,12 @@ void append_filled(std::string& out, const EventTable& t, Row row, std::string_v
   for (const char c : text) {
     if (!is_slot(c)) {
       out.push_back(c);
-    } else if (is_packed(c)) {
-      append_packed(out, c, p);
+    } else if (c == kSlotInteger) {
+      append_integer(out, read_varint(p));
+    } else if (c == kSlotNumber) {
+      out += read_packed_text(p);
+    } else if (c == kSlotArgs) {
+      append_filled(out, t, row, read_packed_args(p), p);
     } else {
       append_column(out, t, row, c);
     }
@@ -79,13 +85,16 @@ const std::uint8_t* packed_begin(const EventTable& t, Row row) {
   return t.args.values.data() + t.args.values_offset[row];
 }
 
-void skip_packed(const std::uint8_t*& p, std::string_view kinds) {
-  for (const char kind : kinds) {
-    if (kind == kSlotInteger) {
+/// Goes behind the packed values that fill a text, or the kinds of its slots alone.
+void skip_packed(const std::uint8_t*& p, std::string_view text) {
+  for (const char c : text) {
+    if (c == kSlotInteger) {
       while (*p++ >= 0x80) {
       }
-    } else {
+    } else if (c == kSlotNumber) {
       read_packed_text(p);
+    } else if (c == kSlotArgs) {
+      skip_packed(p, read_packed_args(p));
     }
   }
 }
@@ -106,6 +115,11 @@ struct Span {
 bool key_equals(std::string_view raw, std::string_view key) {
   if (raw.find('\\') == std::string_view::npos) return raw == key;
   return unescape_json(raw) == key;
+}
+
+/// Most texts do not even mention a key (unless an escape hides it): no need to parse them.
+bool may_mention(std::string_view text, std::string_view key) {
+  return text.find(key) != std::string_view::npos || text.find('\\') != std::string_view::npos;
 }
 
 /// The value of `key` in the object that opens at `pos` of a valid text; the last one wins.
@@ -160,9 +174,31 @@ std::string args_json(const EventTable& table, Row row) {
   return out;
 }
 
+WholeTemplate whole_template(const EventTable& table, Row row) {
+  WholeTemplate whole{std::string(table.args.templates[table.args.template_id[row]]), {}};
+  const std::uint8_t* p = packed_begin(table, row);
+  const auto take = [&](std::string_view text) {
+    const std::uint8_t* const begin = p;
+    skip_packed(p, text);
+    whole.packed.append(begin, p);
+  };
+  const std::size_t slot = whole.text.find(static_cast<char>(kSlotArgs));
+  if (slot == std::string::npos) {
+    take(whole.text);
+    return whole;
+  }
+  take(std::string_view(whole.text).substr(0, slot));
+  const std::string_view args = read_packed_args(p);
+  take(args);
+  take(std::string_view(whole.text).substr(slot + 1));
+  whole.text.replace(slot, 1, args);
+  return whole;
+}
+
 namespace {
 
 constexpr std::uint32_t kUnknown = 0, kAbsent = 1, kFirstPlace = 2;
+constexpr char kArgsSlot = kSlotArgs;
 
 }  // namespace
 
@@ -178,12 +214,13 @@ const ArgReader::Place* ArgReader::place(Row row) const {
 
 std::uint32_t ArgReader::find_place(StringId template_id) const {
   const std::string_view text = table_->args.templates[template_id];
-  // Most templates do not even mention the key (unless an escape hides it): no need to parse them.
-  if (text.find(key_) == std::string_view::npos && text.find('\\') == std::string_view::npos) {
-    return kAbsent;
-  }
+  const bool packs_args = text.find(static_cast<char>(kSlotArgs)) != std::string_view::npos;
+  if (!packs_args && !may_mention(text, key_)) return kAbsent;
   const Span args = find_member(text, 0, "args");
-  const Span value = args.found ? find_member(text, args.begin, key_) : Span{};
+  Span value;
+  const bool is_args = args.found && text.substr(args.begin, args.end - args.begin) ==
+                                         std::string_view(&kArgsSlot, 1);
+  if (args.found) value = is_args ? args : find_member(text, args.begin, key_);
   if (!value.found) return kAbsent;
   const std::string_view found = text.substr(value.begin, value.end - value.begin);
   const bool has_columns =
@@ -191,19 +228,34 @@ std::uint32_t ArgReader::find_place(StringId template_id) const {
   places_.push_back({static_cast<std::uint32_t>(value.begin),
                      static_cast<std::uint32_t>(found.size()),
                      kinds_.intern(packed_kinds(text.substr(0, value.begin))),
-                     kinds_.intern(packed_kinds(found)), has_columns});
+                     kinds_.intern(packed_kinds(found)), has_columns, is_args});
   return static_cast<std::uint32_t>(places_.size() - 1) + kFirstPlace;
 }
 
-std::string_view ArgReader::value_of(const Place& place, Row row) const {
-  return table_->args.templates[table_->args.template_id[row]].substr(place.begin, place.size);
+std::optional<ArgReader::Value> ArgReader::value(Row row) const {
+  const Place* at = place(row);
+  if (at == nullptr) return std::nullopt;
+  const std::uint8_t* p = packed_begin(*table_, row);
+  skip_packed(p, kinds_[at->skip]);
+  if (!at->is_args) {
+    const StringId id = table_->args.template_id[row];
+    return Value{table_->args.templates[id].substr(at->begin, at->size), p};
+  }
+  const std::string_view args = read_packed_args(p);
+  const Span found = may_mention(args, key_) ? find_member(args, 0, key_) : Span{};
+  if (!found.found) return std::nullopt;
+  skip_packed(p, args.substr(0, found.begin));
+  return Value{args.substr(found.begin, found.end - found.begin), p};
 }
 
-bool ArgReader::has(Row row) const { return place(row) != nullptr; }
+bool ArgReader::has(Row row) const {
+  const Place* at = place(row);
+  return at != nullptr && (!at->is_args || value(row).has_value());
+}
 
 std::optional<std::string_view> ArgReader::packed(Row row) const {
   const Place* at = place(row);
-  if (at == nullptr || at->has_columns) return std::nullopt;
+  if (at == nullptr || at->has_columns || at->is_args) return std::nullopt;
   const std::string_view fill = kinds_[at->fill];
   if (fill.empty()) return std::string_view();
   const std::uint8_t* begin = packed_begin(*table_, row);
@@ -215,25 +267,20 @@ std::optional<std::string_view> ArgReader::packed(Row row) const {
 }
 
 std::optional<std::string> ArgReader::json(Row row) const {
-  const Place* at = place(row);
-  if (at == nullptr) return std::nullopt;
-  const std::uint8_t* p = packed_begin(*table_, row);
-  skip_packed(p, kinds_[at->skip]);
+  std::optional<Value> found = value(row);
+  if (!found) return std::nullopt;
   std::string out;
-  append_filled(out, *table_, row, value_of(*at, row), p);
+  append_filled(out, *table_, row, found->text, found->packed);
   return out;
 }
 
 std::optional<std::int64_t> ArgReader::integer(Row row) const {
-  const Place* at = place(row);
-  if (at == nullptr) return std::nullopt;
-  if (at->size == 1) {
-    switch (value_of(*at, row)[0]) {
-      case kSlotInteger: {
-        const std::uint8_t* p = packed_begin(*table_, row);
-        skip_packed(p, kinds_[at->skip]);
-        return read_varint(p);
-      }
+  std::optional<Value> found = value(row);
+  if (!found) return std::nullopt;
+  if (found->text.size() == 1) {
+    switch (found->text[0]) {
+      case kSlotInteger:
+        return read_varint(found->packed);
       case kSlotCorrelation:
         return table_->correlation[row];
       case kSlotExternalId:
@@ -246,17 +293,17 @@ std::optional<std::int64_t> ArgReader::integer(Row row) const {
         break;
     }
   }
-  const std::optional<std::string> value = text(row);
-  if (const auto exact = parse_int64(trim_space(*value))) return exact;
+  const std::optional<std::string> whole = text(row);
+  if (const auto exact = parse_int64(trim_space(*whole))) return exact;
   const std::optional<double> real = number(row);
   if (!real || std::abs(*real) > 9e15 || *real != std::floor(*real)) return std::nullopt;
   return static_cast<std::int64_t>(*real);
 }
 
 std::optional<double> ArgReader::number(Row row) const {
-  const std::optional<std::string> value = text(row);
-  if (!value) return std::nullopt;
-  const std::string_view digits = trim_space(*value);
+  const std::optional<std::string> whole = text(row);
+  if (!whole) return std::nullopt;
+  const std::string_view digits = trim_space(*whole);
   double real = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), real);
   if (error != std::errc() || end != digits.data() + digits.size() || !std::isfinite(real)) {
@@ -266,9 +313,9 @@ std::optional<double> ArgReader::number(Row row) const {
 }
 
 std::optional<std::string> ArgReader::text(Row row) const {
-  std::optional<std::string> value = json(row);
-  if (!value || value->empty() || value->front() != '"') return value;
-  return unescape_json(std::string_view(*value).substr(1, value->size() - 2));
+  std::optional<std::string> whole = json(row);
+  if (!whole || whole->empty() || whole->front() != '"') return whole;
+  return unescape_json(std::string_view(*whole).substr(1, whole->size() - 2));
 }
 
 }  // namespace traceap

@@ -61,11 +61,15 @@ struct Track {
 /// An event's text with the values of columns and all integers of `args` taken out.
 /// Note [Event templates]: the profiler writes few distinct shapes of events, so the text that is
 /// left repeats; it is interned, and an event costs one id plus its packed integers. The text of
-/// an event can be rebuilt from template, columns and integers: nothing is lost.
+/// an event can be rebuilt from template, columns and integers: nothing is lost. Where templates
+/// don't repeat, because every event has arguments of its own, the part of the template that is
+/// `args` is packed with the event's integers, so that what is interned repeats again.
 struct ArgStore {
-  NarrowColumn<StringId, kNoString> template_id;  ///< per row
-  std::vector<std::uint32_t> values_offset;       ///< per row: where its integers begin in `values`
-  std::vector<std::uint8_t> values;  ///< zig-zag LEB128 integers, or length + number text
+  static constexpr std::uint64_t kNoOffset = ~std::uint64_t{0};
+
+  NarrowColumn<StringId, kNoString> template_id;         ///< per row
+  NarrowColumn<std::uint64_t, kNoOffset> values_offset;  ///< per row: where it begins in `values`
+  std::vector<std::uint8_t> values;  ///< what Placeholder says of the packed ones
   StringPool templates;
 };
 
@@ -81,8 +85,10 @@ enum Placeholder : char {
   kSlotExternalId = 0x0f,
   kSlotDevice = 0x10,
   kSlotStream = 0x11,
-  kSlotInteger = 0x12,  ///< next zig-zag LEB128 integer of the row
-  kSlotNumber = 0x13,   ///< next length-prefixed number text of the row
+  // Packed in ArgStore::values, in the order of a row's text.
+  kSlotInteger = 0x12,  ///< zig-zag LEB128 integer
+  kSlotNumber = 0x13,   ///< one byte of length, then the text of a number
+  kSlotArgs = 0x14,     ///< the template of `args`: length as an integer, text, its packed values
 };
 
 struct DeviceProperties {
@@ -142,6 +148,13 @@ std::string event_json(const EventTable& table, Row row);
 /// JSON text of its `args` object ("{}" if it has none).
 std::string args_json(const EventTable& table, Row row);
 
+/// A row's template with nothing left out, and the packed values of its slots: equal for equal
+/// events, however each of them is stored.
+struct WholeTemplate {
+  std::string text, packed;
+};
+WholeTemplate whole_template(const EventTable& table, Row row);
+
 /// The packed values of whole rows; which a template has is found once. Not thread-safe.
 class PackedValues {
  public:
@@ -154,7 +167,8 @@ class PackedValues {
   mutable StringPool kinds_;  ///< few: a trace may have as many templates as events
 };
 
-/// Reads one key of `args` for many rows: the key's place is found once per template.
+/// Reads one key of `args` for many rows: the key's place is found once per template, or in each
+/// row whose arguments are packed with it.
 /// The hot keys device, stream, correlation and External id are found too. Not thread-safe.
 class ArgReader {
  public:
@@ -171,21 +185,29 @@ class ArgReader {
   /// Does the row have the key at all? O(1) after the first row of a template.
   bool has(Row row) const;
   /// What a value is made of besides its template: rows of one template with equal packed bytes
-  /// have equal values. nullopt where columns are part of it too, or the row lacks the key.
+  /// have equal values. nullopt where columns or the row's own text are part of it too, or the row
+  /// lacks the key.
   std::optional<std::string_view> packed(Row row) const;
 
  private:
-  /// Where a template has the value. Small: a trace may have as many templates as events.
+  /// Where a template has the value, or, if it is kSlotArgs, the object to look into. Small: a
+  /// trace may have as many templates as events.
   struct Place {
     std::uint32_t begin, size;  ///< of the value's text within the template
     StringId skip;              ///< kinds of the packed values before it, in kinds_
     StringId fill;              ///< kinds of the packed values in it
     bool has_columns;           ///< a slot in it stands for a column
+    bool is_args;               ///< it is the slot of the arguments
   };
-  /// nullptr where the row lacks the key. Valid until the next call.
+  /// A value's text with slots, and where the packed values that fill them begin.
+  struct Value {
+    std::string_view text;
+    const std::uint8_t* packed;
+  };
+  /// nullptr where the template lacks the key. Valid until the next call.
   const Place* place(Row row) const;
   std::uint32_t find_place(StringId template_id) const;
-  std::string_view value_of(const Place& place, Row row) const;
+  std::optional<Value> value(Row row) const;
 
   const EventTable* table_;
   std::string key_;

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "traceap/base/error.hpp"
 #include "traceap/base/interrupt.hpp"
@@ -22,66 +23,79 @@ struct IdMaps {
   std::vector<TrackId> tracks;
 };
 
+Track track_of(std::string_view key) {
+  const std::size_t digits = key.find(':');
+  const auto size = static_cast<std::size_t>(*parse_int64(key.substr(0, digits)));
+  Track track;
+  track.pid = key.substr(digits + 1, size);
+  track.tid = key.substr(digits + 1 + size);
+  return track;
+}
+
+/// Puts tracks[order[i]] at i, in place: there may be as many tracks as events.
+void put_in_order(std::vector<Track>& tracks, std::vector<TrackId> order) {
+  for (TrackId start = 0; start < order.size(); ++start) {
+    const Track first = tracks[start];
+    TrackId place = start;
+    for (; order[place] != start; place = std::exchange(order[place], place)) {
+      tracks[place] = tracks[order[place]];
+    }
+    tracks[place] = first;
+    order[place] = place;
+  }
+}
+
 /// Numbers tracks by name, so that the order of events in the file does not show.
-void sort_tracks(std::vector<Track>& tracks, std::vector<IdMaps>& maps) {
+void take_tracks(StringPool pool, EventTable& table, std::vector<IdMaps>& maps) {
+  std::vector<Track>& tracks = table.tracks;
+  table.track_texts = std::make_shared<TrackTexts>();
+  {
+    auto [keys, texts] = std::move(pool).take_texts();
+    table.track_texts->texts = std::move(texts);
+    tracks.reserve(keys.size());
+    for (const std::string_view key : keys) tracks.push_back(track_of(key));
+  }
   std::vector<TrackId> order(tracks.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](TrackId a, TrackId b) {
     return tracks[a].pid != tracks[b].pid ? tracks[a].pid < tracks[b].pid
                                           : tracks[a].tid < tracks[b].tid;
   });
-  std::vector<TrackId> number(tracks.size());
-  std::vector<Track> sorted(tracks.size());
-  for (TrackId place = 0; place < order.size(); ++place) {
-    number[order[place]] = place;
-    sorted[place] = tracks[order[place]];
-  }
-  tracks.swap(sorted);
+  std::vector<TrackId> number(order.size());
+  for (TrackId place = 0; place < order.size(); ++place) number[order[place]] = place;
+  put_in_order(tracks, std::move(order));
   for (IdMaps& map : maps) {
     for (TrackId& id : map.tracks) id = number[id];
   }
 }
 
-/// Tracks are told apart by what is meant, not by how it was escaped: the pid's length, the pid and
-/// the tid.
-std::string track_name(std::string_view key) {
-  const std::size_t cut = key.find(kTrackSeparator);
-  const std::string pid = unescape_json(key.substr(0, cut));
-  return std::to_string(pid.size()) + ':' + pid + unescape_json(key.substr(cut + 1));
-}
-
-Track track_of(std::string_view name) {
-  const std::size_t digits = name.find(':');
-  const auto size = static_cast<std::size_t>(*parse_int64(name.substr(0, digits)));
-  Track track;
-  track.pid = name.substr(digits + 1, size);
-  track.tid = name.substr(digits + 1 + size);
-  return track;
+/// Ids here of names, which a parser leaves as they are written.
+std::vector<StringId> take_names(StringPool from, StringPool& strings) {
+  const auto is_escaped = [&](StringId id) {
+    return from[id].find('\\') != std::string_view::npos;
+  };
+  StringId escaped = 0;
+  while (escaped < from.size() && !is_escaped(escaped)) ++escaped;
+  if (escaped == from.size()) return strings.absorb(std::move(from));
+  std::vector<StringId> ids;
+  for (StringId id = 0; id < from.size(); ++id) {
+    ids.push_back(strings.intern(is_escaped(id) ? unescape_json(from[id]) : from[id]));
+  }
+  return ids;
 }
 
 /// Takes the pools over, one after the other: their texts are never there twice.
-std::vector<IdMaps> merge_pools(const std::vector<ParserPools*>& pools, EventTable& table) {
+std::vector<IdMaps> merge_pools(std::vector<ParserPools> pools, EventTable& table) {
   std::vector<IdMaps> maps(pools.size());
   StringPool tracks;
   for (std::size_t p = 0; p < pools.size(); ++p) {
     poll_interrupt_now();
-    ParserPools from = std::move(*pools[p]);
-    *pools[p] = ParserPools();
+    ParserPools from = std::exchange(pools[p], ParserPools());
     maps[p].templates = table.args.templates.absorb(std::move(from.templates));
-    for (StringId id = 0; id < from.names.size(); ++id) {
-      const std::string_view raw = from.names[id];
-      const bool escaped = raw.find('\\') != std::string_view::npos;
-      maps[p].names.push_back(table.strings.intern(escaped ? unescape_json(raw) : raw));
-    }
-    for (StringId id = 0; id < from.tracks.size(); ++id) {
-      maps[p].tracks.push_back(tracks.intern(track_name(from.tracks[id])));
-    }
+    maps[p].names = take_names(std::move(from.names), table.strings);
+    maps[p].tracks = tracks.absorb(std::move(from.tracks));
   }
-  table.tracks.reserve(tracks.size());
-  for (TrackId id = 0; id < tracks.size(); ++id) table.tracks.push_back(track_of(tracks[id]));
-  table.track_texts = std::make_shared<TrackTexts>();
-  table.track_texts->texts = std::move(tracks).take_texts();
-  sort_tracks(table.tracks, maps);
+  take_tracks(std::move(tracks), table, maps);
   return maps;
 }
 
@@ -246,11 +260,21 @@ class ContentOrder {
   /// Without layout first, which an event that was mended with its neighbours has lost.
   bool by_text(Row a, Row b) const {
     const StringId x = t_.args.template_id[a], y = t_.args.template_id[b];
-    if (x == y) return packed(a) < packed(b);
     const std::string_view text_x = t_.args.templates[x], text_y = t_.args.templates[y];
+    if (packs_args(text_x) || packs_args(text_y)) {
+      const WholeTemplate whole_x = whole_template(t_, a), whole_y = whole_template(t_, b);
+      return is_less(whole_x.text, whole_x.packed, whole_y.text, whole_y.packed);
+    }
+    return x == y ? packed(a) < packed(b) : is_less(text_x, packed(a), text_y, packed(b));
+  }
+  static bool packs_args(std::string_view text) {
+    return text.find(static_cast<char>(kSlotArgs)) != std::string_view::npos;
+  }
+  static bool is_less(std::string_view text_x, std::string_view packed_x, std::string_view text_y,
+                      std::string_view packed_y) {
     const int order = compare_plain(text_x, text_y);
     if (order != 0) return order < 0;
-    const int of_values = packed(a).compare(packed(b));
+    const int of_values = packed_x.compare(packed_y);
     return of_values != 0 ? of_values < 0 : text_x < text_y;
   }
   /// Packed values of a row; rows still stand in file order here.
@@ -396,21 +420,19 @@ void Assembler::add(const ChunkEvents& events, std::size_t parser) {
 
 void Assembler::append_values(const ChunkEvents& events) {
   ArgStore& args = table_.args;
-  if (args.values.size() + events.values.size() > std::numeric_limits<std::uint32_t>::max()) {
-    throw Error(table_.path + ": more than 4 GiB of packed arguments in one file");
+  std::vector<std::uint64_t> begins;
+  begins.reserve(events.size());
+  begins.push_back(args.values.size());
+  for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+    begins.push_back(args.values.size() + events.values_end[i]);
   }
-  const auto base = static_cast<std::uint32_t>(args.values.size());
-  std::uint32_t begin = base;
-  for (const std::uint32_t end : events.values_end) {
-    args.values_offset.push_back(begin);
-    begin = base + end;
-  }
+  append(args.values_offset, begins);
   append(args.values, events.values);
 }
 
-void Assembler::renumber_all(const std::vector<ParserPools*>& pools) {
+void Assembler::renumber_all(std::vector<ParserPools> pools) {
   EventTable& t = table_;
-  const std::vector<IdMaps> maps = merge_pools(pools, t);
+  const std::vector<IdMaps> maps = merge_pools(std::move(pools), t);
   Row begin = 0;
   for (const auto& [end, parser] : ranges_) {
     poll_interrupt_now();
@@ -422,9 +444,9 @@ void Assembler::renumber_all(const std::vector<ParserPools*>& pools) {
   }
 }
 
-void Assembler::finish(const std::vector<ParserPools*>& pools, TopMembers metadata) {
+void Assembler::finish(std::vector<ParserPools> pools, TopMembers metadata) {
   EventTable& t = table_;
-  renumber_all(pools);
+  renumber_all(std::move(pools));
   classify(t);
   {
     const TimeKeys key(t);

@@ -19,8 +19,8 @@ class Assembler {
   void add(const ChunkEvents& events, std::size_t parser);
   bool empty() const { return table_.size() == 0; }
   /// Ids of the parsers' pools to the table's, then order, links of B and E, and metadata.
-  /// O(n) for any sensible range of times. The pools are empty afterwards.
-  void finish(const std::vector<ParserPools*>& pools, TopMembers metadata);
+  /// O(n) for any sensible range of times.
+  void finish(std::vector<ParserPools> pools, TopMembers metadata);
 
  private:
   struct Range {
@@ -28,7 +28,7 @@ class Assembler {
     std::size_t parser;
   };
   void append_values(const ChunkEvents& events);
-  void renumber_all(const std::vector<ParserPools*>& pools);
+  void renumber_all(std::vector<ParserPools> pools);
 
   EventTable& table_;
   std::vector<Range> ranges_;

@@ -12,6 +12,7 @@ namespace traceap {
 
 class ChunkParser::Impl {
  public:
+  explicit Impl(std::size_t free_templates) : rows(free_templates) {}
   ChunkResult parse(const ChunkTask& task);
   RowBuilder rows;
 
@@ -246,7 +247,8 @@ ChunkResult ChunkParser::Impl::parse(const ChunkTask& task) {
   return std::move(result_);
 }
 
-ChunkParser::ChunkParser() : impl_(std::make_unique<Impl>()) {}
+ChunkParser::ChunkParser(std::size_t free_templates)
+    : impl_(std::make_unique<Impl>(free_templates)) {}
 ChunkParser::~ChunkParser() = default;
 ChunkResult ChunkParser::parse(const ChunkTask& task) { return impl_->parse(task); }
 ParserPools& ChunkParser::pools() { return impl_->rows.pools; }

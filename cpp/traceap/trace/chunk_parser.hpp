@@ -42,7 +42,8 @@ struct ChunkTask {
 /// One per thread. Not thread-safe.
 class ChunkParser {
  public:
-  ChunkParser();
+  /// `free_templates`: see ReadOptions.
+  explicit ChunkParser(std::size_t free_templates);
   ~ChunkParser();
   ChunkResult parse(const ChunkTask& task);
   ParserPools& pools();

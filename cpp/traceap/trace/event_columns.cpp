@@ -12,6 +12,7 @@
 #include "traceap/table/json_text.hpp"
 #include "traceap/trace/assemble.hpp"
 #include "traceap/trace/chunk_parser.hpp"
+#include "traceap/trace/read.hpp"
 
 namespace traceap {
 namespace {
@@ -45,12 +46,6 @@ std::string escaped(std::string_view text) {
   std::string quoted;
   append_json_string(quoted, text);
   return quoted.substr(1, quoted.size() - 2);
-}
-
-std::string track_key(std::string_view pid, std::string_view tid) {
-  std::string key = escaped(pid);
-  key.push_back(kTrackSeparator);
-  return key += escaped(tid);
 }
 
 // ------------------------------------------------------------------------------ from columns
@@ -236,11 +231,11 @@ void check_columns(const EventColumns& columns) {
 }
 
 EventTable assembled(EventTable table, const std::vector<const ChunkEvents*>& chunks,
-                     const std::vector<ParserPools*>& pools,
+                     std::vector<ParserPools> pools,
                      std::vector<std::pair<std::string, std::string>> metadata) {
   Assembler assembler(table);
   for (std::size_t i = 0; i < chunks.size(); ++i) assembler.add(*chunks[i], i);
-  assembler.finish(pools, std::move(metadata));
+  assembler.finish(std::move(pools), std::move(metadata));
   table.total_objects = table.size();
   return table;
 }
@@ -378,7 +373,9 @@ EventTable build_table(const EventColumns& columns) {
   }
   EventTable table;
   table.path = columns.path;
-  return assembled(std::move(table), {&events}, {&pools}, columns.metadata);
+  std::vector<ParserPools> taken;
+  taken.push_back(std::move(pools));
+  return assembled(std::move(table), {&events}, std::move(taken), columns.metadata);
 }
 
 EventTable edit_table(const EventTable& table, const RowEdits& edits,
@@ -394,11 +391,14 @@ EventTable edit_table(const EventTable& table, const RowEdits& edits,
     poll_interrupt();
     if (edits.kept[row] != 0) copier.copy(row);
   }
-  ChunkParser parser;
+  ChunkParser parser(ReadOptions().free_templates);
   const ChunkEvents more = parse_events(parser, more_events);
   EventTable edited;
   edited.path = table.path;
-  return assembled(std::move(edited), {&events, &more}, {&pools, &parser.pools()}, table.metadata);
+  std::vector<ParserPools> taken;
+  taken.push_back(std::move(pools));
+  taken.push_back(std::move(parser.pools()));
+  return assembled(std::move(edited), {&events, &more}, std::move(taken), table.metadata);
 }
 
 }  // namespace traceap

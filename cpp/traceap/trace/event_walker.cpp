@@ -60,8 +60,14 @@ void EventWalker::point_at(std::string_view text, const StructuralIndex& index) 
 void EventWalker::begin_event(const char* start) {
   fields_ = Fields{};
   packed_.clear();
+  args_ = {};
   template_size_ = 0;
   copied_ = event_begin_ = start;
+}
+
+/// Where a token that was not copied yet will stand in the template.
+inline std::size_t EventWalker::in_template(std::uint32_t token) const {
+  return template_size_ + static_cast<std::size_t>(text_ + idx_[token] - copied_);
 }
 
 /// Replaces `value` in the template by a slot.
@@ -275,8 +281,10 @@ Walk EventWalker::walk(std::uint32_t& token) {
     if (c == '{' && name == "args") {
       mark(kSeenArgs);
       token = value;
+      args_ = {in_template(value), 0, packed_.size()};
       const Walk walk = walk_args(token);
       if (walk != Walk::kEvent) return walk;
+      args_.end = in_template(token - 1) + 1;
     } else {
       member(name, value);
       token = skip(value);

@@ -66,6 +66,12 @@ class EventWalker {
   /// The event's text with slots.
   std::string_view template_text();
   const std::vector<std::uint8_t>& packed() const { return packed_; }
+  /// Where the object `args` lies in template_text(): empty where there is none.
+  struct ArgsPlace {
+    std::size_t begin = 0, end = 0;
+    std::size_t packed = 0;  ///< of packed(): what stands before it
+  };
+  const ArgsPlace& args_place() const { return args_; }
 
  private:
   std::string_view scalar(std::uint32_t token) const;
@@ -77,6 +83,7 @@ class EventWalker {
   void argument(std::string_view key, std::uint32_t value);
 
   void begin_event(const char* start);
+  std::size_t in_template(std::uint32_t token) const;
   void slot(std::string_view value, char kind);
   void take_integer(std::string_view text, std::int64_t value);
   void take_number(std::string_view text);
@@ -99,6 +106,7 @@ class EventWalker {
   std::unique_ptr<char[]> template_;
   std::size_t template_capacity_ = 0, template_size_ = 0;
   std::vector<std::uint8_t> packed_;
+  ArgsPlace args_;
 };
 
 }  // namespace traceap

@@ -5,18 +5,23 @@
 
 namespace traceap {
 
-ParserThreads::ParserThreads(unsigned threads) {
-  for (unsigned i = 0; i <= threads; ++i) parsers_.push_back(std::make_unique<ChunkParser>());
+ParserThreads::ParserThreads(unsigned threads, std::size_t free_templates) {
+  for (unsigned i = 0; i <= threads; ++i) {
+    parsers_.push_back(std::make_unique<ChunkParser>(free_templates));
+  }
   for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this, i] { work(i); });
 }
 
-ParserThreads::~ParserThreads() {
+ParserThreads::~ParserThreads() { stop(); }
+
+void ParserThreads::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void ParserThreads::submit(const std::shared_ptr<ParseJob>& job) {
@@ -49,9 +54,11 @@ void ParserThreads::withdraw(const std::shared_ptr<ParseJob>& job) {
 
 void ParserThreads::run_here(ParseJob& job) { run(job, parsers_.size() - 1); }
 
-std::vector<ParserPools*> ParserThreads::pools() {
-  std::vector<ParserPools*> all;
-  for (const auto& parser : parsers_) all.push_back(&parser->pools());
+std::vector<ParserPools> ParserThreads::take_pools() {
+  stop();
+  std::vector<ParserPools> all;
+  for (const auto& parser : parsers_) all.push_back(std::move(parser->pools()));
+  parsers_.clear();
   return all;
 }
 

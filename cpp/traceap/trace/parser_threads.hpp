@@ -31,8 +31,8 @@ class ParseJob {
 
 class ParserThreads {
  public:
-  /// With no threads a job runs when it is waited for.
-  explicit ParserThreads(unsigned threads);
+  /// With no threads a job runs when it is waited for. `free_templates`: see ReadOptions.
+  ParserThreads(unsigned threads, std::size_t free_templates);
   ~ParserThreads();
   ParserThreads(const ParserThreads&) = delete;
   ParserThreads& operator=(const ParserThreads&) = delete;
@@ -45,10 +45,12 @@ class ParserThreads {
   /// Runs a job that no thread has on the caller's own parser, also one that has run before.
   void run_here(ParseJob& job);
   std::size_t thread_count() const { return threads_.size(); }
-  /// Pools by ParseJob::parser.
-  std::vector<ParserPools*> pools();
+  /// Ends the threads, frees what the parsers hold but their pools, and returns these by
+  /// ParseJob::parser. Nothing may be submitted or run afterwards.
+  std::vector<ParserPools> take_pools();
 
  private:
+  void stop();
   void run(ParseJob& job, std::size_t parser);
   void work(std::size_t parser);
 

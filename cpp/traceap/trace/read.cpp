@@ -54,7 +54,7 @@ class Reader {
         options_(options),
         total_bytes_(total_bytes),
         chunk_bytes_(std::max<std::size_t>(options.chunk_bytes, 1)),
-        parsers_(thread_count(options.threads)),
+        parsers_(thread_count(options.threads), options.free_templates),
         ahead_bytes_(most_ahead()) {
     table_.path = name;
   }
@@ -345,7 +345,8 @@ class Reader {
                            std::to_string(table_.total_objects) +
                            " objects of which none is an event" + damage_text());
     }
-    assembler_.finish(parsers_.pools(), members_.take());
+    unread_ = {};
+    assembler_.finish(parsers_.take_pools(), members_.take());
     table_.text_bytes = fetched_;
     Diagnostics read;
     reasons_.write_to(read);

@@ -16,6 +16,9 @@ struct ReadOptions {
   /// Decompressed text handed to a parser at once: small enough to stay in its cache.
   std::size_t chunk_bytes = std::size_t{1} << 20;
   std::size_t max_event_bytes = std::size_t{16} << 20;  ///< a longer event is skipped and counted
+  /// Templates that each thread interns even if hardly any of them comes again.
+  /// See Note [Event templates].
+  std::size_t free_templates = 1024;
   /// Called now and then with (compressed bytes read, compressed bytes in all).
   std::function<void(std::uint64_t, std::uint64_t)> progress;
 };

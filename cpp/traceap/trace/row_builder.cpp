@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 
 #include "traceap/table/json_text.hpp"
 
@@ -82,12 +83,34 @@ void append_times(const Fields& f, bool repaired, ChunkEvents& e) {
 
 }  // namespace
 
+namespace {
+
+/// track_key in a buffer that is there.
+void put_track_key(std::string& key, std::string_view pid, std::string_view tid) {
+  char digits[24];
+  key.assign(digits, std::to_chars(digits, digits + sizeof digits, pid.size()).ptr);
+  key += ':';
+  key += pid;
+  key += tid;
+}
+
+}  // namespace
+
+std::string track_key(std::string_view pid, std::string_view tid) {
+  std::string key;
+  put_track_key(key, pid, tid);
+  return key;
+}
+
 bool RowBuilder::add(EventWalker& walker, std::uint64_t offset, ChunkEvents& e,
                      ReasonCounts& reasons) {
   const Fields& f = walker.fields();
   const bool whole_text = !fits_columns(f);
+  const std::string_view text = whole_text ? walker.event_text() : walker.template_text();
+  const EventWalker::ArgsPlace args = walker.args_place();
+  const bool packs_args = !whole_text && args.end > 0 && is_one_too_many(text);
   const ParserPools::Template shape =
-      intern_template(whole_text ? walker.event_text() : walker.template_text());
+      packs_args ? intern_around(text, args) : intern_template(text);
   if (shape.id == kNoString) return false;
   if (!is_kept(f, offset, reasons)) return true;
   std::uint32_t in_names = 0;
@@ -104,10 +127,35 @@ bool RowBuilder::add(EventWalker& walker, std::uint64_t offset, ChunkEvents& e,
   e.external_id.push_back(f.external_id);
   e.template_id.push_back(shape.id);
   if (!whole_text) {
-    e.values.insert(e.values.end(), walker.packed().begin(), walker.packed().end());
+    const auto begin = walker.packed().begin(), end = walker.packed().end();
+    const auto middle = packs_args ? begin + static_cast<std::ptrdiff_t>(args.packed) : end;
+    e.values.insert(e.values.end(), begin, middle);
+    if (packs_args) {
+      append_varint(e.values, static_cast<std::int64_t>(args.end - args.begin));
+      e.values.insert(e.values.end(), text.begin() + static_cast<std::ptrdiff_t>(args.begin),
+                      text.begin() + static_cast<std::ptrdiff_t>(args.end));
+    }
+    e.values.insert(e.values.end(), middle, end);
   }
   e.values_end.push_back(static_cast<std::uint32_t>(e.values.size()));
   return true;
+}
+
+/// Whether a template is new, while most of those before have not come again: then its arguments
+/// are better packed with the event. See Note [Event templates].
+bool RowBuilder::is_one_too_many(std::string_view text) {
+  constexpr std::uint64_t kEventsPerTemplate = 8;
+  ++events_;
+  if (pools.templates.size() < free_templates_ + events_ / kEventsPerTemplate) return false;
+  return pools.templates.find(text) == kNoString && is_valid_json(text, Slots::kAllowed);
+}
+
+ParserPools::Template RowBuilder::intern_around(std::string_view text,
+                                                const EventWalker::ArgsPlace& args) {
+  around_.assign(text.substr(0, args.begin));
+  around_.push_back(kSlotArgs);
+  around_ += text.substr(args.end);
+  return {pools.templates.intern(around_), 0};
 }
 
 ParserPools::Template RowBuilder::intern_template(std::string_view text) {
@@ -140,14 +188,16 @@ StringId RowBuilder::intern_name(std::string_view text, std::uint32_t& bad_escap
 
 TrackId RowBuilder::intern_track(const Fields& f) {
   if (last_track_ != kNoTrack && f.pid == last_pid_ && f.tid == last_tid_) return last_track_;
-  track_key_.assign(f.pid);
-  track_key_.push_back(kTrackSeparator);
-  track_key_ += f.tid;
-  last_track_ = pools.tracks.intern(track_key_);
-  const std::string_view stored = pools.tracks[last_track_];
-  last_pid_ = stored.substr(0, f.pid.size());
-  last_tid_ = stored.substr(f.pid.size() + 1);
-  return last_track_;
+  last_pid_ = f.pid;
+  last_tid_ = f.tid;
+  const bool is_escaped =
+      f.pid.find('\\') != std::string_view::npos || f.tid.find('\\') != std::string_view::npos;
+  if (is_escaped) {
+    put_track_key(around_, unescape_json(f.pid), unescape_json(f.tid));
+  } else {
+    put_track_key(around_, f.pid, f.tid);
+  }
+  return last_track_ = pools.tracks.intern(around_);
 }
 
 }  // namespace traceap

@@ -14,13 +14,14 @@
 
 namespace traceap {
 
-/// Between pid and tid in ParserPools::tracks; cannot occur in JSON text.
-inline constexpr char kTrackSeparator = '\x1f';
+/// The name of a track in ParserPools::tracks: the pid's length, the pid and the tid, so that
+/// tracks are told apart by what is meant, not by how it was escaped.
+std::string track_key(std::string_view pid, std::string_view tid);
 
 /// What one parser has seen, over all its chunks. Strings are JSON text as written.
 struct ParserPools {
   StringPool names;      ///< names and categories, without quotes, escapes as written
-  StringPool tracks;     ///< pid + kTrackSeparator + tid
+  StringPool tracks;     ///< track_key
   StringPool templates;  ///< templates as valid JSON
   StringPool broken;     ///< those met that are no valid JSON as they stand
   struct Template {
@@ -47,6 +48,9 @@ struct ChunkEvents {
 
 class RowBuilder {
  public:
+  /// `free_templates`: see ReadOptions.
+  explicit RowBuilder(std::size_t free_templates) : free_templates_(free_templates) {}
+
   ParserPools pools;
 
   /// Adds the event that `walker` stands on, or counts why it is none. False if its text is not
@@ -55,11 +59,15 @@ class RowBuilder {
 
  private:
   ParserPools::Template intern_template(std::string_view text);
+  bool is_one_too_many(std::string_view text);
+  ParserPools::Template intern_around(std::string_view text, const EventWalker::ArgsPlace& args);
   StringId intern_name(std::string_view text, std::uint32_t& bad_escapes);
   TrackId intern_track(const Fields& fields);
 
-  std::string track_key_;
-  std::string_view last_pid_, last_tid_;
+  std::size_t free_templates_;
+  std::uint64_t events_ = 0;
+  std::string around_;
+  std::string last_pid_, last_tid_;
   TrackId last_track_ = kNoTrack;
 };
 

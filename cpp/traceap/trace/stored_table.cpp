@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <future>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <type_traits>
@@ -55,10 +54,8 @@ std::vector<std::uint32_t> codes_of(const StoredIntegers& column, std::size_t si
 }
 
 /// Where texts begin, and behind the last of them the end of the data.
-std::vector<std::uint32_t> offsets_of(const StoredTexts& texts, const std::string& what) {
-  require(texts.data.size() <= std::numeric_limits<std::uint32_t>::max(),
-          what + ": more than 4 GiB");
-  std::vector<std::uint32_t> offsets{0};
+std::vector<std::uint64_t> offsets_of(const StoredTexts& texts, const std::string& what) {
+  std::vector<std::uint64_t> offsets{0};
   offsets.reserve(size_of(texts.sizes) + 1);
   std::uint64_t end = 0;
   std::visit(
@@ -67,7 +64,7 @@ std::vector<std::uint32_t> offsets_of(const StoredTexts& texts, const std::strin
           end += static_cast<std::uint64_t>(size);
           require(static_cast<std::uint64_t>(size) <= texts.data.size() && end <= texts.data.size(),
                   what + ": sizes within the data were expected");
-          offsets.push_back(static_cast<std::uint32_t>(end));
+          offsets.push_back(end);
         }
       },
       texts.sizes);
@@ -75,7 +72,7 @@ std::vector<std::uint32_t> offsets_of(const StoredTexts& texts, const std::strin
 }
 
 std::vector<std::string_view> texts_of(const StoredTexts& texts, const std::string& what) {
-  const std::vector<std::uint32_t> offsets = offsets_of(texts, what);
+  const std::vector<std::uint64_t> offsets = offsets_of(texts, what);
   const auto* data = reinterpret_cast<const char*>(texts.data.data());
   std::vector<std::string_view> found;
   for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
@@ -122,49 +119,65 @@ void check_tracks(const StoredTable& s) {
   }
 }
 
+constexpr std::size_t kLongestVarint = 10;  ///< bytes of a packed integer
+
 /// What a template asks of its rows.
 struct TemplateNeeds {
   std::string kinds;  ///< packed values, in order
   bool only_integers = true, pid = false, tid = false;
 };
 
-TemplateNeeds needs_of(std::string_view text) {
+/// Of an event's template, or (without a place for another one) of its packed arguments.
+TemplateNeeds needs_of(std::string_view text, bool may_pack_args = true) {
   require(text.starts_with('{') && is_valid_json(text, Slots::kAllowed),
           "template: a JSON object with placeholders was expected");
   TemplateNeeds needs;
   for (const char c : text) {
     if (c >= 0x20 || c < 0 || is_json_space(c)) continue;
-    const bool known =
-        (c >= kSlotTs && c <= kSlotTid) || (c >= kSlotCorrelation && c <= kSlotNumber);
-    require(known, "template: an unknown placeholder");
+    const bool known = (c >= kSlotTs && c <= kSlotTid) || (c >= kSlotCorrelation && c <= kSlotArgs);
+    require(known && (c != kSlotArgs || may_pack_args), "template: an unknown placeholder");
+    if (c == kSlotArgs) may_pack_args = false;
     needs.pid |= c == kSlotPid;
     needs.tid |= c == kSlotTid;
-    if (c == kSlotInteger || c == kSlotNumber) needs.kinds.push_back(c);
-    if (c == kSlotNumber) needs.only_integers = false;
+    if (c >= kSlotInteger) needs.kinds.push_back(c);
+    if (c > kSlotInteger) needs.only_integers = false;
   }
   return needs;
 }
 
-/// Do these bytes hold the values, and nothing else? Whoever reads them later trusts it.
-bool holds_values(std::string_view bytes, const TemplateNeeds& needs) {
-  if (needs.only_integers) {
-    std::size_t ends = 0;
-    for (const char c : bytes) ends += c >= 0 ? 1 : 0;
-    return ends == needs.kinds.size() && (bytes.empty() || bytes.back() >= 0);
-  }
-  std::size_t at = 0;
+/// Goes over the values that stand first in `bytes`; false where they are not there.
+bool take_values(std::string_view& bytes, const TemplateNeeds& needs, std::uint8_t has) {
+  if ((needs.pid && (has & 1) == 0) || (needs.tid && (has & 2) == 0)) return false;
+  const auto take = [&](std::size_t size) {
+    const std::string_view taken = bytes.substr(0, size);
+    bytes.remove_prefix(taken.size());
+    return taken;
+  };
   for (const char kind : needs.kinds) {
-    if (kind == kSlotInteger) {
-      while (at < bytes.size() && bytes[at] < 0) ++at;
-      if (at++ >= bytes.size()) return false;
+    if (kind == kSlotNumber) {
+      const std::size_t size = bytes.empty() ? 0 : static_cast<std::uint8_t>(take(1)[0]);
+      if (size > bytes.size() || !is_json_number(take(size))) return false;
       continue;
     }
-    if (at >= bytes.size()) return false;
-    const std::size_t size = static_cast<std::uint8_t>(bytes[at++]);
-    if (size > bytes.size() - at || !is_json_number(bytes.substr(at, size))) return false;
-    at += size;
+    const auto* p = reinterpret_cast<const std::uint8_t*>(bytes.data());
+    std::size_t last = 0;
+    while (last < bytes.size() && bytes[last] < 0) ++last;
+    if (last >= std::min(bytes.size(), kLongestVarint)) return false;
+    take(last + 1);
+    if (kind == kSlotInteger) continue;
+    const auto size = static_cast<std::uint64_t>(read_varint(p));
+    if (size > bytes.size() || !take_values(bytes, needs_of(take(size), false), has)) return false;
   }
-  return at == bytes.size();
+  return true;
+}
+
+/// Do these bytes hold the values, and nothing else? Whoever reads them later trusts it.
+bool holds_values(std::string_view bytes, const TemplateNeeds& needs, std::uint8_t has) {
+  if (!needs.only_integers) return take_values(bytes, needs, has) && bytes.empty();
+  if ((needs.pid && (has & 1) == 0) || (needs.tid && (has & 2) == 0)) return false;
+  std::size_t ends = 0;  // one that is too long reads as several, within the bytes
+  for (const char c : bytes) ends += c >= 0 ? 1 : 0;
+  return ends == needs.kinds.size() && (bytes.empty() || bytes.back() >= 0);
 }
 
 void check_values(const EventTable& t, const std::vector<std::string_view>& templates,
@@ -179,13 +192,9 @@ void check_values(const EventTable& t, const std::vector<std::string_view>& temp
   const auto* data = reinterpret_cast<const char*>(t.args.values.data());
   for (Row r = 0; r < t.size(); ++r) {
     poll_interrupt();
-    const TemplateNeeds& wanted = needs[template_of[r]];
-    const std::uint8_t has = numbered[t.track[r]];
     const std::size_t begin = t.args.values_offset[r];
     const std::size_t end = r + 1 < t.size() ? t.args.values_offset[r + 1] : t.args.values.size();
-    const bool fits = (!wanted.pid || (has & 1) != 0) && (!wanted.tid || (has & 2) != 0) &&
-                      holds_values({data + begin, end - begin}, wanted);
-    if (!fits) {
+    if (!holds_values({data + begin, end - begin}, needs[template_of[r]], numbered[t.track[r]])) {
       throw SchemaError("values: row " + std::to_string(r) + ": not what its template asks for");
     }
   }
@@ -233,6 +242,13 @@ void restore_starts(const StoredTable& s, EventTable& t) {
         }
       },
       s.starts.values);
+}
+
+void restore_values(const StoredTexts& values, ArgStore& args) {
+  const std::vector<std::uint64_t> offsets = offsets_of(values, "values");
+  args.values.assign(values.data.begin(),
+                     values.data.begin() + static_cast<std::ptrdiff_t>(offsets.back()));
+  args.values_offset.append({offsets.begin(), offsets.end() - 1});
 }
 
 void restore_ids(const StoredIds& ids, NarrowColumn<std::int64_t, kNoId>& column) {
@@ -289,9 +305,7 @@ EventTable restore_table(const StoredTable& s, unsigned threads) {
   check_times(t);
   restore_tracks(s, t);
   t.track = codes_of(s.track, t.tracks.size(), "track");
-  t.args.values_offset = offsets_of(s.values, "values");
-  t.args.values.assign(s.values.data.begin(), s.values.data.begin() + t.args.values_offset.back());
-  t.args.values_offset.pop_back();
+  restore_values(s.values, t.args);
   const std::vector<std::string_view> templates = texts_of(s.templates, "template");
   std::vector<std::uint32_t> template_of = codes_of(s.template_id, templates.size(), "template");
   // Where there is one thread only, they are checked when the rest is done.

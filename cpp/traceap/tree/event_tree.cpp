@@ -24,7 +24,9 @@ RareKey::RareKey(const EventTable& table, std::string_view key)
   const StringPool& templates = table.args.templates;
   bool any = false;
   for (StringId id = 0; id < templates.size(); ++id) {
-    mentions_[id] = templates[id].find(key) != std::string_view::npos;
+    const std::string_view text = templates[id];
+    mentions_[id] = text.find(key) != std::string_view::npos ||
+                    text.find(static_cast<char>(kSlotArgs)) != std::string_view::npos;
     any |= mentions_[id];
   }
   if (any) reader_.emplace(table, key);

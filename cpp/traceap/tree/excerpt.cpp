@@ -106,7 +106,7 @@ void copy_args(const EventTable& from, const RowMap& map, ArgStore& to) {
   const PackedValues packed(from);
   for (const Row row : map.rows()) {
     const std::span<const std::uint8_t> values = packed[row];
-    to.values_offset.push_back(static_cast<std::uint32_t>(to.values.size()));
+    to.values_offset.push_back(to.values.size());
     to.values.insert(to.values.end(), values.begin(), values.end());
   }
 }

@@ -272,16 +272,19 @@ def restore(about: dict[str, Any], place: str, threads: int, **columns: Any) -> 
     Raises:
         SchemaError: They can't be those of a table.
     """
-    return _core.restore_table(
-        **columns,
-        tracks=[(str(pid), str(tid)) for pid, tid in about["tracks"]],
-        metadata=[(str(key), str(value)) for key, value in about["metadata"]],
-        diagnostics=[tuple(entry) for entry in about["diagnostics"]],
-        total_objects=about["total_objects"],
-        text_bytes=about["text_bytes"],
-        path=place,
-        threads=threads,
-    )
+    try:
+        return _core.restore_table(
+            **columns,
+            tracks=[(str(pid), str(tid)) for pid, tid in about["tracks"]],
+            metadata=[(str(key), str(value)) for key, value in about["metadata"]],
+            diagnostics=[tuple(entry) for entry in about["diagnostics"]],
+            total_objects=about["total_objects"],
+            text_bytes=about["text_bytes"],
+            path=place,
+            threads=threads,
+        )
+    except TypeError:  # its words are the core's signature
+        raise SchemaError("a column, or what belongs to it, is of another type") from None
 
 
 def _core_columns(pa: Any, rows: Any) -> dict[str, Any]:

@@ -13,9 +13,23 @@ namespace {
 constexpr std::int64_t kUs = 1000;
 using Lines = std::vector<std::string>;
 
+/// Of the path, with its causes alone held against it.
 CriticalPath path_of(const Analysed& a, Interval range) {
   const std::vector<GraphRank> ranks{{&a.table, &a.tree, 0}};
-  return find_critical_path(build_dependency_graph(ranks), ranks, range);
+  const DependencyGraph graph = build_dependency_graph(ranks);
+  CriticalPath path = find_critical_path(graph, ranks, range);
+  PathCauses expected;
+  for (const PathSegment& s : path.segments) {
+    if (!expected.cause.empty() && expected.cause.back() == s.cause)
+      expected.end_ns.pop_back();
+    else
+      expected.cause.push_back(s.cause);
+    expected.end_ns.push_back(s.end_ns);
+  }
+  const PathCauses causes = find_path_causes(graph, ranks, range);
+  REQUIRE(causes.cause == expected.cause);
+  REQUIRE(causes.end_ns == expected.end_ns);
+  return path;
 }
 
 /// "cause start-end name" in us.

@@ -79,6 +79,9 @@ void check_path(std::span<const GraphRank> ranks, const Meetings& meetings, Inte
     reached_ns = segment.end_ns;
   }
   check(path.segments.empty() || reached_ns == range.end_ns, "segments reach the end");
+  const PathCauses causes = find_path_causes(graph, ranks, range);
+  check(causes.cause.size() == causes.end_ns.size(), "each cause has an end");
+  check(causes.end_ns.empty() || causes.end_ns.back() == range.end_ns, "causes reach the end");
 }
 
 GraphDelta delta_of(const ExecutionGraph& graph, Choices& choices) {

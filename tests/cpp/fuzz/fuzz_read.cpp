@@ -1,5 +1,5 @@
 // Any bytes either are refused with ParseError or give a table that
-//   1. does not depend on where the text is cut into chunks,
+//   1. does not depend on where the text is cut into chunks, nor on what is interned of it,
 //   2. survives being written and read again, can be split where it says that ranks were merged,
 //   and
 //   3. is the same from the text packed by gzip or zstd; where the packed bytes are damaged, what
@@ -25,6 +25,7 @@ std::optional<EventTable> load(std::string_view text, std::size_t chunk_bytes) {
   options.threads = 1;
   options.chunk_bytes = chunk_bytes;
   options.max_event_bytes = 1 << 16;
+  if (chunk_bytes != kOneChunk) options.free_templates = chunk_bytes % 3;
   try {
     return read_trace_bytes(text, "fuzz", options);
   } catch (const ParseError&) {

@@ -5,6 +5,8 @@ using namespace traceap;
 
 namespace {
 
+constexpr std::size_t kFreeTemplates = 16;
+
 /// `count` events of one name, as they stand between the brackets of traceEvents.
 std::string events(int count) {
   std::string text;
@@ -25,9 +27,8 @@ std::shared_ptr<ParseJob> job_of(std::string text) {
 TEST_CASE("every job comes back with its own result and its text unchanged", "[trace]") {
   for (const unsigned threads : {0U, 1U, 4U}) {
     CAPTURE(threads);
-    ParserThreads parsers(threads);
+    ParserThreads parsers(threads, kFreeTemplates);
     CHECK(parsers.thread_count() == threads);
-    CHECK(parsers.pools().size() == threads + 1);
     std::vector<std::shared_ptr<ParseJob>> jobs;
     for (int i = 0; i < 50; ++i) jobs.push_back(job_of(events(i)));
     for (const auto& job : jobs) parsers.submit(job);
@@ -39,11 +40,12 @@ TEST_CASE("every job comes back with its own result and its text unchanged", "[t
       CHECK(job.text == events(i));
       CHECK(job.parser <= threads);
     }
+    CHECK(parsers.take_pools().size() == threads + 1);
   }
 }
 
 TEST_CASE("a parser reads no byte behind the padded text", "[trace]") {
-  ParserThreads parsers(0);
+  ParserThreads parsers(0, kFreeTemplates);
   ParseJob job;
   job.text = events(3) + R"({"ph":"X","name":"cut)";
   job.text.shrink_to_fit();  // no capacity is left behind the text
@@ -56,7 +58,7 @@ TEST_CASE("a parser reads no byte behind the padded text", "[trace]") {
 TEST_CASE("a job that is taken back can be changed at once", "[trace]") {
   for (const unsigned threads : {1U, 3U}) {
     CAPTURE(threads);
-    ParserThreads parsers(threads);
+    ParserThreads parsers(threads, kFreeTemplates);
     for (int round = 0; round < 300; ++round) {
       const auto first = job_of(events(20)), second = job_of(events(20));
       parsers.submit(first);
@@ -72,7 +74,7 @@ TEST_CASE("a job that is taken back can be changed at once", "[trace]") {
 }
 
 TEST_CASE("without threads a job that is taken back was never parsed", "[trace]") {
-  ParserThreads parsers(0);
+  ParserThreads parsers(0, kFreeTemplates);
   const auto job = job_of(events(20));
   parsers.submit(job);
   parsers.withdraw(job);
@@ -83,7 +85,7 @@ TEST_CASE("without threads a job that is taken back was never parsed", "[trace]"
 TEST_CASE("threads end with jobs that nobody waited for", "[trace]") {
   std::vector<std::shared_ptr<ParseJob>> jobs;
   {
-    ParserThreads parsers(2);
+    ParserThreads parsers(2, kFreeTemplates);
     for (int i = 0; i < 20; ++i) parsers.submit(jobs.emplace_back(job_of(events(50))));
   }
   for (const auto& job : jobs) CHECK(job->text == events(50));

@@ -15,8 +15,10 @@ const std::string kSecond =
 
 std::string object(const std::string& events) { return "{\"traceEvents\":[" + events + "]}"; }
 
-EventTable load(const std::string& text, std::size_t chunk_bytes = 1 << 20, unsigned threads = 1) {
+EventTable load(const std::string& text, std::size_t chunk_bytes = 1 << 20, unsigned threads = 1,
+                std::size_t free_templates = ReadOptions().free_templates) {
   ReadOptions options;
+  options.free_templates = free_templates;
   options.threads = threads;
   options.chunk_bytes = chunk_bytes;
   return read_trace_bytes(text, "test", options);
@@ -67,6 +69,82 @@ TEST_CASE("every argument can be read back", "[trace]") {
   CHECK(args_json(t, 1) ==
         R"({"device":0,"stream":7,"correlation":9,"External id":3,"grid":[1,1,1],"f":0.4})");
   CHECK(event_json(t, 0) == kFirst);
+}
+
+namespace {
+
+/// Events whose arguments are alike in nothing: of every kind that a template can hold.
+std::string unlike_events(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    const std::string n = std::to_string(i);
+    text += R"({"ph":"X","id":)" + n +
+            R"(,"cat":"kernel","name":"k","pid":1,"tid":2,"args":{"key)" + n + R"(":)" + n +
+            R"(,"device":1,"stream":)" + std::to_string(i % 5) + R"(,"correlation":)" +
+            std::to_string(3 * i) + R"(,"External id":)" + n + R"(,"text":"of )" + n + R"(","n":)" +
+            std::to_string(-i) + R"(,"f":)" + n + R"(.25,"list":[)" + n +
+            R"(,{"a":"\u00e9"}]},"ts":)" + std::to_string(i / 4) + R"(,"dur":1,"more":)" + n + "},";
+  }
+  text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("arguments that never repeat are packed with their events", "[trace]") {
+  const std::string text = unlike_events(300);
+  const EventTable interned = load(object(text)), packed = load(object(text), 1 << 20, 1, 2);
+  CHECK(interned.args.templates.size() == 300);
+  CHECK(packed.args.templates.size() < 60);
+  CHECK(fingerprint(packed) == fingerprint(interned));
+  CHECK(packed.args.values.size() < text.size());
+  for (const char* key : {"key7", "key299", "device", "stream", "correlation", "External id",
+                          "text", "n", "f", "list", "more", "a", ""}) {
+    CAPTURE(key);
+    const ArgReader one(packed, key), other(interned, key);
+    for (Row r = 0; r < packed.size(); ++r) {
+      REQUIRE(one.has(r) == other.has(r));
+      REQUIRE(one.integer(r) == other.integer(r));
+      REQUIRE(one.number(r) == other.number(r));
+      REQUIRE(one.text(r) == other.text(r));
+      REQUIRE(one.json(r) == other.json(r));
+      REQUIRE(args_json(packed, r) == args_json(interned, r));
+    }
+  }
+}
+
+TEST_CASE("events that differ in packed arguments alone have one order", "[trace]") {
+  std::vector<std::string> events;
+  for (int i = 0; i < 60; ++i) {
+    events.push_back(R"({"ph":"X","name":"k","pid":1,"tid":2,"ts":1,"dur":1,"args":{"k)" +
+                     std::to_string(i * 7 % 60) + R"(":)" + std::to_string(i % 3) + "}}");
+  }
+  const auto loaded = [&](std::size_t free_templates) {
+    std::string text;
+    for (const std::string& event : events) text += (text.empty() ? "" : ",") + event;
+    return fingerprint(load(object(text), 1 << 20, 1, free_templates));
+  };
+  const std::string expected = loaded(1000);
+  for (const std::size_t free_templates : {0U, 5U, 30U}) CHECK(loaded(free_templates) == expected);
+  std::reverse(events.begin(), events.end());
+  for (const std::size_t free_templates : {0U, 5U, 30U}) CHECK(loaded(free_templates) == expected);
+}
+
+TEST_CASE("templates that repeat are interned, however many there are", "[trace]") {
+  std::string text;
+  for (int round = 0; round < 40; ++round) text += unlike_events(50) + ",";
+  text.pop_back();
+  // The first of each is packed, until so many events were read that the pool may grow.
+  CHECK(load(object(text), 1 << 20, 1, 2).args.templates.size() == 51);
+}
+
+TEST_CASE("a bad escape in packed arguments is mended", "[trace]") {
+  std::string text = unlike_events(40);
+  text += R"(,{"ph":"X","name":"k","pid":1,"tid":2,"ts":99,"dur":1,"args":{"path":"C:\dir"}})";
+  const EventTable t = load(object(text), 1 << 20, 1, 2);
+  CHECK(ArgReader(t, "path").text(40) == "C:\\dir");
+  CHECK(t.diagnostics.entries().size() == 1);
+  CHECK(fingerprint(t) == fingerprint(load(object(text))));
 }
 
 TEST_CASE("equal strings and integers make one track", "[trace]") {

@@ -246,6 +246,52 @@ def test_made_up_columns_are_refused(tmp_path: Path) -> None:
     _same(table, read_columns(target))
 
 
+def test_packed_arguments_are_checked(tmp_path: Path) -> None:
+    """Where no event's arguments are like another's, their text is among the values."""
+    table, target = _stored(_trace(tmp_path), tmp_path)
+    whole = target.read_bytes()
+
+    def read(template: bytes, values: bytes) -> _core.EventTable:
+        target.write_bytes(whole)
+        count = len(table)
+        _rewritten(target, template=pa.array([template] * count), values=pa.array([values] * count))
+        return read_columns(target)
+
+    packed, text = b'{"a": 1, "args": \x14, "b": \x12}', b'{"c": [\x12, \x13]}'
+    good = bytes([2 * len(text)]) + text + b"\x06\x031e5" + b"\x09"
+    assert json.loads(read(packed, good).event_json(3)) == {"a": 1, "args": {"c": [3, 1e5]}, "b": -5}
+    assert json.loads(read(packed, good).args_json(3)) == {"c": [3, 1e5]}
+    bad = [
+        good[:-1], good + b"\x01", good[:1], b"", bytes([2 * len(good)]) + good[1:],
+        bytes([2 * len(text) - 1]) + good[1:], good.replace(b"1e5", b"1e+"),
+        good.replace(b"\x12", b"\x14"), good.replace(b"{", b"["), good.replace(b"\x13", b"\x01"),
+    ]  # fmt: skip
+    cases = [(packed, values) for values in bad]
+    cases += [(b'{"args": \x14, "b": \x14}', good + good)]
+    # A number's length would be taken from the rest of an integer that is too long.
+    cases += [(b'{"a": \x12, "b": \x13}', b"\x81" * 19 + b"\x01" + b"\x011")]
+    for template, values in cases:
+        with pytest.raises(ParseError, match=r"events\.parquet"):
+            read(template, values)
+
+
+@EVERY
+def test_arguments_that_never_repeat_come_back(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 1, "ts": i, "dur": 1,
+         "args": {"correlation": i, f"key {i}": [i, 0.5 * i], "text": f"of {i}"}}
+        for i in range(3000)
+    ]  # fmt: skip
+    path.write_text(json.dumps(events))
+    table = _core.read_trace(path, threads=1)
+    assert len(_core.template_texts(table)) < 2000
+    write, read = FORMS[form]
+    write(table, tmp_path / "stored")
+    _same(table, read(tmp_path / "stored"))
+    assert json.loads(table.args_json(2999)) == events[2999]["args"]
+
+
 def test_made_up_packed_columns_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

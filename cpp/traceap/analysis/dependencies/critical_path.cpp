@@ -114,36 +114,42 @@ class RankCauses {
   std::vector<std::uint8_t> inherited_;  ///< by row: cause of the innermost row that decides
 };
 
+/// Takes the pieces of a path, from the last to the first.
+class PathPieces {
+ public:
+  virtual ~PathPieces() = default;
+  virtual void add(const PathSegment& piece) = 0;
+};
+
 class PathWalker {
  public:
-  PathWalker(const DependencyGraph& graph, std::span<const GraphRank> ranks, Interval range)
-      : graph_(graph), ranks_(ranks) {
-    path_.range = range;
-    path_.points = graph.size();
-    path_.edges = graph.edges();
+  PathWalker(const DependencyGraph& graph, std::span<const GraphRank> ranks, Interval range,
+             PathPieces& pieces)
+      : graph_(graph), ranks_(ranks), range_(range), pieces_(pieces) {
     for (const GraphRank& rank : ranks) causes_.emplace_back(rank);
   }
 
-  CriticalPath walk() {
-    if (path_.range.end_ns <= path_.range.start_ns) return std::move(path_);
-    path_.anchor = find_anchor();
-    Point at = path_.anchor;
-    if (at == kNoPoint || graph_.time_ns[at] <= path_.range.start_ns) {
-      add_unknown(path_.range.start_ns, path_.range.end_ns, kNoPoint);
-      return finish();
+  /// Returns the point from which it walks back.
+  Point walk() {
+    if (range_.end_ns <= range_.start_ns) return kNoPoint;
+    const Point anchor = find_anchor();
+    Point at = anchor;
+    if (at == kNoPoint || graph_.time_ns[at] <= range_.start_ns) {
+      add_unknown(range_.start_ns, range_.end_ns, kNoPoint);
+      return anchor;
     }
-    add_unknown(graph_.time_ns[at], path_.range.end_ns, at);
+    add_unknown(graph_.time_ns[at], range_.end_ns, at);
     // A path visits a point once; the limit holds even if edges ran in a circle.
     for (Point steps = 0; steps < graph_.size(); ++steps) {
       poll_interrupt();
-      if (graph_.time_ns[at] <= path_.range.start_ns) break;
+      if (graph_.time_ns[at] <= range_.start_ns) break;
       const Step step = binding_step(at);
       if (step.edge == kNoEdge) break;
       add_step(at, step);
       at = graph_.source[step.edge];
     }
-    add_unknown(path_.range.start_ns, graph_.time_ns[at], at);
-    return finish();
+    add_unknown(range_.start_ns, graph_.time_ns[at], at);
+    return anchor;
   }
 
  private:
@@ -200,8 +206,8 @@ class PathWalker {
          .end_ns = time.end_ns,
          .rank = lane.rank,
          .row = owner,
-         .lane_kind = lane.kind,
          .lane_index = lane.index,
+         .lane_kind = lane.kind,
          .cause = cause_of(lane.rank, kind, owner, time.length_ns()),
          .kind = kind,
          .evidence = graph_.evidence[step.edge],
@@ -258,30 +264,44 @@ class PathWalker {
          .end_ns = end_ns,
          .rank = lane.rank,
          .row = kNoRow,
-         .lane_kind = lane.kind,
          .lane_index = lane.index,
+         .lane_kind = lane.kind,
          .cause = PathCause::kUnknown,
          .kind = DependencyKind::kProgramOrder,
          .evidence = Evidence::kAssumed,
          .margin_ns = kNoId});
   }
 
-  /// Pieces come from the last to the first.
   void add(PathSegment segment) {
-    segment.start_ns = std::max(segment.start_ns, path_.range.start_ns);
-    segment.end_ns = std::min(segment.end_ns, path_.range.end_ns);
-    if (segment.end_ns <= segment.start_ns) return;
-    path_.total_ns[static_cast<std::size_t>(segment.cause)] += segment.end_ns - segment.start_ns;
-    if (segment.evidence == Evidence::kAssumed || segment.cause == PathCause::kUnknown) {
-      path_.assumed_ns += segment.end_ns - segment.start_ns;
+    segment.start_ns = std::max(segment.start_ns, range_.start_ns);
+    segment.end_ns = std::min(segment.end_ns, range_.end_ns);
+    if (segment.end_ns > segment.start_ns) pieces_.add(segment);
+  }
+
+  const DependencyGraph& graph_;
+  std::span<const GraphRank> ranks_;
+  const Interval range_;
+  PathPieces& pieces_;
+  std::vector<RankCauses> causes_;
+};
+
+class Segments final : public PathPieces {
+ public:
+  explicit Segments(CriticalPath& path) : path_(path) {}
+  void add(const PathSegment& piece) override {
+    const std::int64_t length_ns = piece.end_ns - piece.start_ns;
+    path_.total_ns[static_cast<std::size_t>(piece.cause)] += length_ns;
+    if (piece.evidence == Evidence::kAssumed || piece.cause == PathCause::kUnknown) {
+      path_.assumed_ns += length_ns;
     }
-    if (!path_.segments.empty() && continues(path_.segments.back(), segment)) {
-      path_.segments.back().start_ns = segment.start_ns;
+    if (!path_.segments.empty() && continues(path_.segments.back(), piece)) {
+      path_.segments.back().start_ns = piece.start_ns;
     } else {
-      path_.segments.push_back(segment);
+      path_.segments.push_back(piece);
     }
   }
 
+ private:
   /// Stretches of one row between children of no length, and the like.
   static bool continues(const PathSegment& later, const PathSegment& earlier) {
     return later.row == earlier.row && later.rank == earlier.rank &&
@@ -291,15 +311,20 @@ class PathWalker {
            earlier.margin_ns == kNoId;
   }
 
-  CriticalPath finish() {
-    std::reverse(path_.segments.begin(), path_.segments.end());
-    return std::move(path_);
+  CriticalPath& path_;
+};
+
+class Causes final : public PathPieces {
+ public:
+  explicit Causes(PathCauses& causes) : causes_(causes) {}
+  void add(const PathSegment& piece) override {
+    if (!causes_.cause.empty() && causes_.cause.back() == piece.cause) return;
+    causes_.cause.push_back(piece.cause);
+    causes_.end_ns.push_back(piece.end_ns);
   }
 
-  const DependencyGraph& graph_;
-  std::span<const GraphRank> ranks_;
-  std::vector<RankCauses> causes_;
-  CriticalPath path_;
+ private:
+  PathCauses& causes_;
 };
 
 }  // namespace
@@ -315,7 +340,25 @@ std::string_view path_cause_name(PathCause cause) {
 
 CriticalPath find_critical_path(const DependencyGraph& graph, std::span<const GraphRank> ranks,
                                 Interval range) {
-  return PathWalker(graph, ranks, range).walk();
+  CriticalPath path;
+  path.range = range;
+  path.points = graph.size();
+  path.edges = graph.edges();
+  path.segments.reserve(path.points + 2);  // the most there can be; what is left is not touched
+  Segments segments(path);
+  path.anchor = PathWalker(graph, ranks, range, segments).walk();
+  std::reverse(path.segments.begin(), path.segments.end());
+  return path;
+}
+
+PathCauses find_path_causes(const DependencyGraph& graph, std::span<const GraphRank> ranks,
+                            Interval range) {
+  PathCauses found;
+  Causes causes(found);
+  PathWalker(graph, ranks, range, causes).walk();
+  std::reverse(found.cause.begin(), found.cause.end());
+  std::reverse(found.end_ns.begin(), found.end_ns.end());
+  return found;
 }
 
 }  // namespace traceap

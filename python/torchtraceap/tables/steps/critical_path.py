@@ -107,27 +107,31 @@ def build_critical_path(
 class OwnPath:
     """The critical path of one rank by itself: what a diagnosis of a long run keeps of it."""
 
+    start_ns: int
+    """Start of the path."""
     cause: Array
-    """Place in `_core.path_cause_names()` of each segment, int64 `[n]`."""
-    bounds_ns: Array
-    """Start and end of each segment, in order of time, int64 `[n, 2]`."""
+    """Place in `_core.path_cause_names()` of each piece, in order of time, uint8 `[n]`."""
+    end_ns: Array
+    """End of each piece, which is where the next one begins, int64 `[n]`."""
 
     def by_cause(self) -> dict[str, Array]:
-        """Return the bounds of the segments of each cause, int64 `[m, 2]`, by first occurrence."""
-        codes, first = np.unique(self.cause, return_index=True)
+        """Return the bounds of the pieces of each cause, int64 `[m, 2]`, by first occurrence."""
         names = _core.path_cause_names()
-        return {
-            names[code]: self.bounds_ns[self.cause == code]
-            for code in codes[np.argsort(first)].tolist()
-        }
+        codes, first = np.unique(self.cause, return_index=True)
+        bounds = {}
+        for code in codes[np.argsort(first)].tolist():
+            chosen = np.flatnonzero(self.cause == code)
+            before_ns = np.where(chosen > 0, self.end_ns[chosen - 1], self.start_ns)
+            bounds[names[code]] = np.stack((before_ns, self.end_ns[chosen]), axis=1)
+        return bounds
 
 
 def own_path(rank: RankTrace) -> OwnPath:
     """Return the path of a rank over its profiled time, without other ranks; cached."""
 
     def find() -> OwnPath:
-        core = _find_path(Ranks([rank]), None).core
-        return OwnPath(core.cause.copy(), np.stack((core.start_ns, core.end_ns), axis=1))
+        profiled = rank.tree.profiled
+        return OwnPath(profiled[0], *_core.path_causes((rank.table, rank.tree, 0), profiled))
 
     return rank.cached("path of the rank alone", find)
 
