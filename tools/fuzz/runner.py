@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _CPP = ROOT / "tests/cpp/fuzz"
 _PYTHON = ROOT / "tests/python/fuzz"
 _MAX_INPUT_BYTES = 2048
-_LIMITS = (f"-max_len={_MAX_INPUT_BYTES}", "-timeout=10", "-rss_limit_mb=2048")
+_LIMITS = ("-timeout=10", "-rss_limit_mb=2048")
 # Both would take most of the time where a run covers thousands of edges: a search for leaks after
 # each run, and frequencies of all that inputs reach. Leaks are looked for when the program ends.
 _FAST = ("-detect_leaks=0", "-entropic=0")
@@ -45,6 +45,7 @@ class Target:
     """Of the runs of a count."""
     seeds: Path
     in_python: bool = False
+    max_bytes: int = _MAX_INPUT_BYTES
 
     def command(self, build: Path) -> list[str]:
         if self.in_python:
@@ -53,9 +54,10 @@ class Target:
 
 
 TARGETS = (
-    Target("fuzz_read", 1500, 0.7, _CPP / "corpus"),
+    Target("fuzz_read", 1500, 0.65, _CPP / "corpus"),
     Target("fuzz_analysis", 8000, 0.25, _CPP / "corpus"),
     Target("fuzz_documents", 300, 0.05, _PYTHON / "corpus", in_python=True),
+    Target("fuzz_recordings", 500, 0.05, _PYTHON / "recordings", in_python=True, max_bytes=4096),
 )
 
 
@@ -123,7 +125,8 @@ class Fuzzer:
         found = f"-artifact_prefix={self._found}/{self.target.name}-"
         environment = {"ASAN_OPTIONS": _ASAN, **os.environ}
         with log.open("wb") as out:
-            command = [*self._command, *_LIMITS, *_FAST, found, *options, *folders]
+            limits = (f"-max_len={self.target.max_bytes}", *_LIMITS)
+            command = [*self._command, *limits, *_FAST, found, *options, *folders]
             try:
                 done = subprocess.run(command, stdout=out, stderr=out, env=environment, check=False)
             except OSError as error:

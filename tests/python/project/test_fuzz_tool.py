@@ -11,6 +11,9 @@ from random import Random
 
 import pytest
 
+import torchtraceap as ttap
+from torchtraceap.errors import ParseError
+
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "tools" / "fuzz"))
 sys.path.append(str(ROOT / "tests" / "python" / "fuzz"))
@@ -90,6 +93,22 @@ def test_a_finding_ends_a_count_and_stays_in_it(tmp_path: Path) -> None:
 def test_the_shares_of_a_count_are_all_of_it() -> None:
     assert sum(target.share for target in TARGETS) == pytest.approx(1)
     assert all(any(target.seeds.iterdir()) for target in TARGETS)
+
+
+def test_seeds_of_recordings_are_read_or_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from made_files import made_file
+
+    path = tmp_path / "recording"
+    refused = set()
+    for seed in (ROOT / "tests/python/fuzz/recordings").iterdir():
+        path.write_bytes(made_file(seed.read_bytes()))
+        try:
+            assert ttap.load(path).ranks[0].table
+        except ParseError as error:
+            assert "\n" not in str(error)
+            refused.add(seed.name)
+    assert refused == {"packed_other_types.json"}
 
 
 def test_mutated_documents_share_nothing() -> None:
