@@ -30,7 +30,6 @@ from torchtraceap.core.columns import (
     unique_texts,
 )
 from torchtraceap.core.rendering import Renderable
-from torchtraceap.core.writing import replacing_stream
 from torchtraceap.errors import MissingColumnError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -253,6 +252,8 @@ class ColumnTable(Renderable):
         quoting = csv_quoting(chain(names, *texts))
         import gzip  # only here: start-up counts
 
+        from torchtraceap.core.writing import replacing_stream
+
         with ExitStack() as opened:
             file: Any = opened.enter_context(replacing_stream(path))
             if os.fspath(path).endswith(".gz"):
@@ -282,6 +283,8 @@ class ColumnTable(Renderable):
             raise MissingDependencyError(
                 "Parquet needs pyarrow: pip install 'torchtraceap[arrow]'"
             ) from None
+        from torchtraceap.core.writing import replacing_stream
+
         rows = pa.table(self)
         with replacing_stream(path) as stream:
             parquet.write_table(rows, stream)

@@ -21,7 +21,6 @@ from torchtraceap.core.results import (
     Timeline,
     Windows,
 )
-from torchtraceap.core.writing import check_target, write_text
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.steps.iterations import is_served
 from torchtraceap.trace.ranks import Ranks
@@ -204,6 +203,8 @@ class Diagnosis(Result):
             OptionError: `path` is one of the files that were read.
             OutputError: It can't be written.
         """
+        from torchtraceap.core.writing import check_target, write_text
+
         inputs = [file.path for file in self.summary.files]
         if path is not None:
             check_target(path, inputs)

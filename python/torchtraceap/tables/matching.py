@@ -13,7 +13,6 @@ from torchtraceap.core.aliases import Array
 from torchtraceap.core.formatting import format_ns
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.sums import distinct
-from torchtraceap.core.writing import check_target, replacing
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.serving.annotations import with_messages
 from torchtraceap.tables.serving.capture import find_captures
@@ -260,6 +259,8 @@ def merge_ranks(trace: Ranks, path: str | os.PathLike[str]) -> MatchedCollective
         OptionError: Another ending, or the path is that of a file that was read.
         OutputError: The file can't be written.
     """
+    from torchtraceap.core.writing import check_target, replacing
+
     target = Path(path)
     if not target.name.lower().endswith((".json", ".json.gz")):
         raise OptionError(f"{target}: the name must end in .json or .json.gz")

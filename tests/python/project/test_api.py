@@ -285,6 +285,24 @@ def test_start_up_loads_neither_numpy_nor_the_core(code: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [(["--version"], 16), (["--help"], 18), (["summary"], 46), (["diagnose"], 103)],
+)
+def test_a_command_loads_no_more_modules(arguments: list[str], most: int, bundled: Path) -> None:
+    """Modules are counted and not time, which depends on the machine. More than these needs a
+    reason: each takes part of a start-up."""
+    given = arguments if arguments[0].startswith("-") else [*arguments, str(bundled)]
+    code = (
+        "import sys; from torchtraceap.cli import main; "
+        f"main({given!r}); print(*(name for name in sys.modules if 'torchtraceap' in name))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert len(loaded) <= most, loaded
+
+
 TOP = Path(ttap.__file__).parent
 LATE = [TOP / "__init__.py"] + [
     path for path in TOP.rglob("__init__.py") if "lazy_exports(" in path.read_text("utf-8")

@@ -12,7 +12,6 @@ import numpy as np
 from torchtraceap.core.aliases import Array, PathLike
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.stored import check_file, parse_json
-from torchtraceap.core.writing import replacing_stream
 from torchtraceap.errors import MissingDependencyError, SchemaError
 
 __all__ = ["Weights", "read_weights", "shipped", "write_weights"]
@@ -107,6 +106,8 @@ def _widened(array: Array) -> Array:
 def write_weights(path: PathLike, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
     """Write a file of weights; the same arrays give the same bytes."""
     from safetensors.numpy import save
+
+    from torchtraceap.core.writing import replacing_stream
 
     whole = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     data = save(whole, {_ABOUT: json.dumps(about, sort_keys=True)})
