@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torchtraceap.core.formatting import short_repr
 from torchtraceap.core.records import dataclass
 from torchtraceap.core.stored import check_fields, read_json
 from torchtraceap.core.writing import naming, write_paths, write_text
@@ -135,9 +136,12 @@ class Store:
                 continue
             check_fields(entry, {"tables": dict, "runs": list}, str(path))
             for names in entry["tables"].values():
-                for name in names:
+                for name in names if isinstance(names, list) else [names]:
                     if not (isinstance(name, str) and _DATA.fullmatch(name)):
-                        raise SchemaError(f"{path}: {name!r} is no file of a corpus")
+                        raise SchemaError(f"{path}: {short_repr(name)} is no file of a corpus")
+            for known in entry["runs"]:
+                if not _is_run(known):
+                    raise SchemaError(f"{path}: {short_repr(known)} is no run of a corpus")
             found.append(Batch(path.stem, entry["tables"], entry["runs"]))
         return found
 
@@ -307,6 +311,21 @@ class Store:
             f"{path.relative_to(self.folder)}: no manifest names it" for path in self._unnamed()
         ]
         return wrong
+
+
+def _is_run(known: Any) -> bool:
+    match known:
+        case {"run": str(), "key": str(), "failed": bool(), "files": [*files]}:
+            return all(_is_file(file) for file in files)
+    return False
+
+
+def _is_file(file: Any) -> bool:
+    """Is it path, size, time of change, a hash and what the head says, as a builder noted it?"""
+    match file:
+        case [str(), int(), int(), _, _]:
+            return True
+    return False
 
 
 def _day_of(rows: Rows) -> str:

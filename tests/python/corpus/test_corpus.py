@@ -440,6 +440,23 @@ def test_a_manifest_names_files_of_the_corpus_alone(made: Path, tmp_path: Path, 
         Store(str(folder)).batches()
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"tables": {"runs": 5}}, {"tables": {"runs": "x"}}, {"runs": [5]}, {"runs": [{"run": "a"}]},
+     {"runs": [{"run": [], "key": "k", "failed": False, "files": []}]},
+     {"runs": [{"run": "a", "key": "k", "failed": False, "files": [["path"]]}]}],
+)  # fmt: skip
+def test_a_manifest_of_anything_else_is_refused(
+    made: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(made, folder)
+    path = next(path for path in (folder / "manifest").glob("0*.json"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(SchemaError, match=path.name):
+        Store(str(folder)).batches()
+
+
 def test_damage_is_found(made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(made, folder)

@@ -24,6 +24,8 @@ with atheris.instrument_imports(
         "torchtraceap.contracts.file",
         "torchtraceap.contracts.limits",
         "torchtraceap.explanation.completions",
+        "torchtraceap.core.pickled",
+        "torchtraceap.tables.serving.annotations",
     ]
 ):
     from torchtraceap.contracts.file import read_contracts
@@ -41,8 +43,11 @@ from json_mutator import cross, mutate
 
 import torchtraceap as ttap
 from torchtraceap.core.table import ColumnTable
+from torchtraceap.corpus import store as corpus
 from torchtraceap.datasets.reader import DataSet, labeled_runs
+from torchtraceap.diagnosis.scoring.weight_files import read_weights
 from torchtraceap.errors import TraceError
+from torchtraceap.explanation.cache import _reply_of
 from torchtraceap.lab.bench.comparison.suites import read_suite
 from torchtraceap.lab.bench.coverage import read_coverage
 from torchtraceap.lab.bench.processes.programs import read_steps
@@ -50,9 +55,11 @@ from torchtraceap.lab.bench.rounds import Journal
 from torchtraceap.lab.bench.runs import config
 from torchtraceap.lab.bench.runs.run_store import Store
 from torchtraceap.lab.collection.manifest import read_manifest
+from torchtraceap.lab.evaluation.methods import read_scores
 from torchtraceap.lab.prediction.parallel.placement import read_plan
 from torchtraceap.lab.sharding.tables import read_tables
 from torchtraceap.record.history import read_lines
+from torchtraceap.tables.serving import annotations, capture
 
 FOLDER = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
 FILE = FOLDER / "document.json"
@@ -93,13 +100,22 @@ def check_timeline(table: ColumnTable) -> None:
     check(times == sorted(set(times)), "times rise")
 
 
+def check_corpus() -> None:
+    stored = corpus.Store(str(CORPUS))
+    stored.living(stored.batches())
+
+
 LABELS, DATA_SET, RUNS = FOLDER / "labels", FOLDER / "set", FOLDER / "store"
-for place in (LABELS, DATA_SET, RUNS / "runs"):
+CORPUS, CAPTURE = FOLDER / "corpus", FOLDER / "capture"
+for place in (LABELS, DATA_SET, RUNS / "runs", CORPUS / "manifest", CAPTURE):
     place.mkdir(parents=True)
 LINKED = {
     LABELS / "labels.jsonl": lambda: labeled_runs(LABELS),
     DATA_SET / "dataset.json": lambda: DataSet(DATA_SET).labels(),
     RUNS / "runs" / f"{'0' * 64}.json": lambda: Store(RUNS).runs(),
+    CORPUS / "manifest" / "corpus.json": lambda: corpus.Store(str(CORPUS)).settings(),
+    CORPUS / "manifest" / "20261129-00000000.json": check_corpus,
+    CAPTURE / capture._DETAILS: lambda: capture._read_details(CAPTURE),
 }
 """Files that are read under a name of their own, with what reads them."""
 FILE.touch()
@@ -109,6 +125,7 @@ READERS = (
     stored.read_json, stored.read_toml, lambda path: list(stored.read_json_lines(path)),
     read_contracts, read_lines, read_coverage, read_steps, read_suite, read_manifest, read_tables,
     config.read_plan, lambda path: read_plan(str(path)), lambda path: Journal(path, {}),
+    read_weights, read_scores, annotations._read_fields, annotations._read_stacks,
 )  # fmt: skip
 
 
@@ -121,6 +138,7 @@ def check_stored(data: bytes) -> None:
         check(stored.parse_json(json.dumps(found), "again") == found, "what is read is JSON")
     with contextlib.suppress(CompletionError):
         read_completion([data], Completion())
+    _reply_of(data)
     Dialect.from_json(data.decode("utf-8", "replace"))
 
 

@@ -35,7 +35,7 @@ from torchtraceap.lab.evaluation.learned_baselines import (
     SelfTrainedTrees,
     SupervisedTrees,
 )
-from torchtraceap.lab.evaluation.methods import StoredScores, read_scores
+from torchtraceap.lab.evaluation.methods import SCORES, StoredScores, read_scores
 from torchtraceap.lab.evaluation.metrics import Scored, window_auc
 
 LEARNED = {
@@ -160,5 +160,10 @@ def test_scores_of_a_document(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(SchemaError, match="expected an object"):
         read_scores(path)
+    for odd in ({"path": ""}, {"path": 5}, {"types": 3}):
+        trace = {"path": "a.json", "scores": [0.5], "types": {}, **odd}
+        path.write_text(json.dumps({"schema": SCORES, "scorer": "s", "traces": [trace]}))
+        with pytest.raises(SchemaError, match="no document of scores"):
+            read_scores(path)
     with pytest.raises(MissingFileError):
         read_scores(tmp_path / "absent.json")

@@ -390,6 +390,25 @@ def test_pickles_of_other_things_are_refused(
     assert not (tmp_path / "called").exists()
 
 
+def test_lists_of_a_pickle_are_taken_flat_and_once(tmp_path: Path) -> None:
+    """A few bytes may describe a list without end, or one that is as long as memory if written."""
+    endless: list[Any] = []
+    endless.append(endless)
+    doubling: list[Any] = [1]
+    for _ in range(60):
+        doubling = [doubling, doubling]
+    served = Served(dense=2, node_ids=True)
+    odd = {"In split size": doubling, "dtype": endless, "Process Group Ranks": [0] * 10**5}
+    noted = {
+        key: [*marks, {**odd, "Collective name": "allreduce"}]
+        for key, marks in served.annotations().items()
+    }
+    (tmp_path / "annotations.pkl").write_bytes(pickle.dumps(noted))
+    trace = load(served, tmp_path)
+    assert {row[0] for row in known_of(trace)} == {"allreduce"}
+    assert trace.collectives().num_rows > 0
+
+
 @pytest.mark.parametrize("text", ['{"1": 2}', '{"1": ["a", 3]}', '{"1": "a"', '{"1x": "a"}'])
 def test_damaged_stacks_are_left_out(text: str, tmp_path: Path) -> None:
     (tmp_path / "kernel_py_stacks.json").write_text('{"1": "a", ' + text[1:])

@@ -208,6 +208,6 @@ def read_scores(path: PathLike) -> StoredScores:
                 method.found[name, len(scores)] = scores, types
     except TraceError:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         raise SchemaError(f"{path}: no document of scores ({error!r})") from None
     return method

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeGuard
@@ -42,6 +42,8 @@ __all__ = [
 
 _MOST_BYTES = 64 << 20
 _MOST_STACKS_BYTES = 256 << 20
+_MOST_TEXT = 1 << 16
+"""The longest text of a field that becomes an argument of each event of its node."""
 _PICKLES = (".pkl", ".pickle")
 _RANK = re.compile(r"rank_?(\d{1,9})")
 _STACKS = re.compile(rb'\s*\{\s*(?:"\d{1,20}"\s*:|\}\s*$)')
@@ -288,30 +290,47 @@ def _read_fields(path: Path) -> dict[int, _Fields]:
     if not isinstance(value, dict):
         raise SchemaError(f"{source}: expected annotations by node id, not {type(value).__name__}")
     found: dict[int, _Fields] = {}
+    # A pickle may refer to one list from many places, and to itself: each is read once, and flat.
+    told: dict[int, _Fields] = {}
+    lists: dict[int, str | None] = {}
     for key, marks in value.items():
         if not isinstance(key, int) or not isinstance(marks, list | tuple):
             raise SchemaError(f"{source}: expected lists of annotations by node id")
-        fields = found.setdefault(key, {})
-        for mark in marks:
-            given = mark if isinstance(mark, dict) else {"annotation": mark}
-            texts = {field: given.get(field) for field in _FIELDS}
-            fields |= {field: text for field, text in texts.items() if text and _is_text(text)}
-            values = {field: _plain(given.get(field)) for field in _MESSAGE}
-            fields |= {field: value for field, value in values.items() if value is not None}
+        if id(marks) not in told:
+            told[id(marks)] = _fields_of(marks, lists)
+        found[key] = told[id(marks)]
     return found
+
+
+def _fields_of(marks: Sequence[object], lists: dict[int, str | None]) -> _Fields:
+    fields: _Fields = {}
+    for mark in marks:
+        given = mark if isinstance(mark, dict) else {"annotation": mark}
+        texts = {field: given.get(field) for field in _FIELDS}
+        fields |= {field: text for field, text in texts.items() if text and _is_text(text)}
+        values = {field: _plain(given.get(field), lists) for field in _MESSAGE}
+        fields |= {field: value for field, value in values.items() if value is not None}
+    return fields
 
 
 def _is_text(value: object) -> TypeGuard[str]:
     return isinstance(value, str)
 
 
-def _plain(value: object) -> str | int | None:
-    """Return a text, an integer of 64 bits, or a list of such as text; None for anything else."""
+def _plain(value: object, lists: dict[int, str | None]) -> str | int | None:
+    """Return a text, an integer of 64 bits, or a list of those as text; None for anything else."""
     if isinstance(value, list | tuple):
-        parts = [_plain(each) for each in value]
-        return None if None in parts else json.dumps(parts)
+        if id(value) not in lists:
+            parts = [_scalar(each) for each in value]
+            text = json.dumps(parts)
+            lists[id(value)] = None if None in parts or len(text) > _MOST_TEXT else text
+        return lists[id(value)]
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str | int | None:
     if isinstance(value, str):
-        return value or None
+        return value if 0 < len(value) <= _MOST_TEXT else None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return value
     return None
