@@ -2777,9 +2777,13 @@ def excerpt(
     tree: EventTree,
     windows: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     left_out: typing.Annotated[numpy.typing.ArrayLike, numpy.int64] | None = None,
+    profiled: tuple[
+        typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex
+    ]
+    | None = None,
 ) -> tuple[EventTable, EventTree]:
     """
-    The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU events launched there, as a table and tree of their own; `left_out` is neither busy nor idle.
+    The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU events launched there, as a table and tree of their own; `left_out` is neither busy nor idle, `profiled` (start, end) the profiled time, by default that of the steps.
     """
 
 def execution_graph(

@@ -1,7 +1,9 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "traceap/bindings/arg_columns.hpp"
 #include "traceap/bindings/columns.hpp"
@@ -277,16 +279,20 @@ IntervalSet read_intervals(const IntervalsIn& array) {
   return intervals;
 }
 
+using BoundsIn = std::optional<std::pair<std::int64_t, std::int64_t>>;
+
 ExcerptOut excerpt(const TablePtr& table, const BoundTree& tree, const IntervalsIn& windows,
-                   const std::optional<IntervalsIn>& left_out) {
+                   const std::optional<IntervalsIn>& left_out, const BoundsIn& profiled) {
   const EventTree& whole = tree_of(table, tree);
   const IntervalSet inside = make_union(read_intervals(windows));
   const IntervalSet outside = left_out ? make_union(read_intervals(*left_out)) : IntervalSet{};
+  std::optional<Interval> bounds;
+  if (profiled) bounds = Interval{profiled->first, profiled->second};
   TablePtr part;
   std::shared_ptr<BoundTree> links;
   {
     const Unlocked unlocked;
-    Excerpt taken = take_excerpt(*table, whole, inside, outside);
+    Excerpt taken = take_excerpt(*table, whole, inside, outside, bounds);
     part = std::make_shared<EventTable>(std::move(taken.table));
     links = std::make_shared<BoundTree>(BoundTree{part, std::move(taken.tree)});
   }
@@ -312,10 +318,10 @@ void bind_tree(py::module_& module) {
              "that began to record last; None where the rank is read alone.");
   module.def(
       "excerpt", excerpt, py::arg("table"), py::arg("tree"), py::arg("windows"),
-      py::arg("left_out") = py::none(),
+      py::arg("left_out") = py::none(), py::arg("profiled") = py::none(),
       "The rows that lie inside stretches of time (int64 `[n, 2]`, host clock), with the GPU "
-      "events "
-      "launched there, as a table and tree of their own; `left_out` is neither busy nor idle.");
+      "events launched there, as a table and tree of their own; `left_out` is neither busy nor "
+      "idle, `profiled` (start, end) the profiled time, by default that of the steps.");
 }
 
 }  // namespace traceap::bindings

@@ -202,17 +202,44 @@ void pick_steps(const EventTree& from, const RowMap& map, const IntervalSet& win
   }
 }
 
-EventTree pick_tree(const EventTree& from, const RowMap& map, const IntervalSet& windows,
-                    const IntervalSet& left_out) {
+/// What can't be trusted, with the notes of what lies in the profiled time or anywhere.
+void pick_recording(const Recording& from, const IntervalSet& left_out, Interval profiled,
+                    Recording& to) {
+  for (const RecordingNote& note : from.notes) {
+    const bool inside = !note.time || (note.time->start_ns < profiled.end_ns &&
+                                       profiled.start_ns < note.time->end_ns);
+    if (inside) to.notes.push_back(note);
+  }
+  to.missing = from.missing;
+  to.not_judged = set_union(from.not_judged, left_out);
+}
+
+/// What ran as the whole shows it, by rows that are kept: those that showed it or others of their
+/// names.
+Workload pick_workload(const EventTable& table, const EventTree& from, const RowMap& map) {
+  const auto alike = [&](Row row) {
+    if (row == kNoRow || map[row] != kNoRow) return map[row];
+    const auto kept = map.rows();
+    const auto found = std::find_if(
+        kept.begin(), kept.end(), [&](Row other) { return table.name[other] == table.name[row]; });
+    return found == kept.end() ? kNoRow : map[*found];
+  };
+  Workload workload = from.workload;
+  for (Row* row : {&workload.framework_row, &workload.role_row}) *row = alike(*row);
+  for (Row& row : workload.parallelism) row = alike(row);
+  return workload;
+}
+
+EventTree pick_tree(const EventTable& table, const EventTree& from, const RowMap& map,
+                    const IntervalSet& windows, const IntervalSet& left_out,
+                    std::optional<Interval> profiled) {
   EventTree to;
   pick_nesting(from, map, to);
   pick_launches(from, map, to);
   pick_steps(from, map, windows, to);
-  to.workload = from.workload;
-  for (Row* row : {&to.workload.framework_row, &to.workload.role_row}) *row = map[*row];
-  for (Row& row : to.workload.parallelism) row = map[row];
-  to.recording.missing = from.recording.missing;
-  to.recording.not_judged = set_union(from.recording.not_judged, left_out);
+  if (profiled) to.profiled = *profiled;
+  to.workload = pick_workload(table, from, map);
+  pick_recording(from.recording, left_out, to.profiled, to.recording);
   to.api = map.pick(from.api);
   to.copy_direction = map.pick(from.copy_direction);
   to.host_memory = map.pick(from.host_memory);
@@ -235,9 +262,9 @@ EventTree pick_tree(const EventTree& from, const RowMap& map, const IntervalSet&
 }  // namespace
 
 Excerpt take_excerpt(const EventTable& table, const EventTree& tree, const IntervalSet& windows,
-                     const IntervalSet& left_out) {
+                     const IntervalSet& left_out, std::optional<Interval> profiled) {
   const RowMap map(table, tree, windows);
-  return {pick_table(table, map), pick_tree(tree, map, windows, left_out)};
+  return {pick_table(table, map), pick_tree(table, tree, map, windows, left_out, profiled)};
 }
 
 }  // namespace traceap

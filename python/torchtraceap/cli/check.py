@@ -15,7 +15,7 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_paths,
-    add_threads,
+    add_reading,
     arguments,
     option,
     terminal_width,
@@ -42,7 +42,7 @@ def _check(options: Options) -> int:
 
     file = read_contracts(options.contract)
     contract = file.contract(options.name)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     result = check(trace, contract, price=not (options.no_price or options.update))
     for path, text_of in (
         (options.junit, junit_text),
@@ -125,7 +125,7 @@ COMMANDS: dict[str, Command] = {
             ),
             option("--reason", metavar="TEXT", help="why they move; the file keeps it"),
             add_json,
-            add_threads,
+            add_reading,
         ),
         _check,
         examples=(

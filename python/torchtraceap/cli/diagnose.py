@@ -4,7 +4,7 @@ its windows holds lost time."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchtraceap.cli.catalog import summary_of
@@ -29,8 +29,8 @@ from torchtraceap.cli.parser import (
     add_json,
     add_no_color,
     add_paths,
+    add_reading,
     add_spreadsheet,
-    add_threads,
     add_windows,
     arguments,
     option,
@@ -58,7 +58,7 @@ def _diagnose(options: Options) -> int:
     wanted = _parse_fail_on(options.fail_on, options.gate)
     if options.html:
         check_output(options.html, options.paths)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
     present = [finding.type for finding in diagnosis.findings]
     hits = present if "present" in wanted else [name for name in present if name in wanted]
@@ -109,7 +109,7 @@ def _report(options: Options) -> int:
         raise UsageError("--detect-recompute goes with --tracelens-csv or --tracelens-xlsx")
     for path in filter(None, (options.html, options.tracelens_xlsx)):
         check_output(path, options.paths)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     if options.html:
         write_html(trace.diagnose(windows=options.windows), options.html)
     if inference:
@@ -154,7 +154,7 @@ def _score(options: Options) -> int:
     from torchtraceap.diagnosis.scoring import label_of, load_scorer
 
     scorer = load_scorer(options.scorer, device=options.device)
-    answers = _answers(options.paths, scorer, options.windows, options.threads)
+    answers = _answers(scorer, options)
     failed = False
     if options.json:
         # One document, written trace by trace.
@@ -177,25 +177,24 @@ def _score(options: Options) -> int:
     return UNUSABLE if failed else FINE
 
 
-def _answers(
-    paths: Sequence[str], scorer: Scorer, count: int, threads: int
-) -> Iterator[dict[str, Any]]:
+def _answers(scorer: Scorer, options: Options) -> Iterator[dict[str, Any]]:
     """Yield the answer for each path; a trace is freed before the next one is read.
 
     A scorer of batches gets the inputs of as many traces together as are worth a batch.
     """
     from torchtraceap.diagnosis.scoring import BatchScorer
 
+    paths, count = options.paths, options.windows
     if not isinstance(scorer, BatchScorer):
         for path in paths:
             yield _answer(
-                path, _result_or_error(lambda at: scorer.score(load([at], threads), count), path)
+                path, _result_or_error(lambda at: scorer.score(load([at], options), count), path)
             )
         return
     batch: list[tuple[str, Any]] = []
     rows = 0
     for path in paths:
-        read = _result_or_error(lambda at: scorer.inputs(load([at], threads), count), path)
+        read = _result_or_error(lambda at: scorer.inputs(load([at], options), count), path)
         batch.append((path, read))
         rows += 0 if isinstance(read, Exception) else len(read)
         if rows >= scorer.rows_at_once:
@@ -281,7 +280,7 @@ COMMANDS = {
                 "for any finding (what --gate does), 'unknown' for one of the eight main checks "
                 "that could not be made; implies --gate",
             ),
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _diagnose,
@@ -327,7 +326,7 @@ COMMANDS = {
                 "(needs with_stack=True)",
             ),
             add_windows,
-            add_threads,
+            add_reading,
         ),
         _report,
         (
@@ -346,7 +345,7 @@ COMMANDS = {
             _add_device,
             add_windows,
             add_json,
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _score,

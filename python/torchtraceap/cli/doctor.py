@@ -56,7 +56,7 @@ def _doctor(options: Options) -> int:
     if options.bundle:
         from torchtraceap.core.writing import write_text
 
-        trace = load([options.trace], 0) if options.trace else None
+        trace = load([options.trace]) if options.trace else None
         document |= {"trace": _trace_part(trace) if trace else None}
         inputs = [part.path for part in trace.ranks] if trace else []
         write_text(options.bundle, json.dumps(document, indent=1), inputs=inputs)

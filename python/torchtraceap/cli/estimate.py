@@ -162,7 +162,7 @@ def _estimate(options: Options) -> int:
         from torchtraceap.cli.input import load
         from torchtraceap.ops.durations import calibrate
 
-        plain, calibration = found, calibrate(load([options.calibrate], 0))
+        plain, calibration = found, calibrate(load([options.calibrate]))
         found = _ask(question, options, calibration=calibration)
         if found == plain:
             known = ", ".join(calibration.classes) or "none"

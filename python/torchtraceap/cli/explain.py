@@ -22,7 +22,7 @@ from torchtraceap.cli.parser import (
     UsageError,
     add_json,
     add_paths,
-    add_threads,
+    add_reading,
     add_windows,
     arguments,
     option,
@@ -94,7 +94,7 @@ def _explain(options: Options) -> int:
         raise UsageError("--question needs a text")
     from torchtraceap.explanation.explain import dry_run, explain
 
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     diagnosis = trace.diagnose(windows=options.windows, scorer=options.scorer)
     redacted = options.llm_names == "redacted"
     if options.dry_run and settings is not None:
@@ -154,7 +154,7 @@ def _mcp(options: Options) -> int:
     gc.enable()  # a process that lasts
 
     def read(paths: Sequence[str]) -> Trace:
-        return load(paths, options.threads)
+        return load(paths, options)
 
     commands = [name for name in CODE_COMMANDS if options.allow_code and name in COMMAND_NAMES]
     tools = McpTools(
@@ -180,7 +180,7 @@ COMMANDS: dict[str, Command] = {
             add_json,
             add_windows,
             add_scorer,
-            add_threads,
+            add_reading,
         ),
         _explain,
         (
@@ -213,7 +213,7 @@ COMMANDS: dict[str, Command] = {
                 help="offer predict and plan, which import and run Python files of --root that a "
                 "client names: only where you would run them yourself",
             ),
-            add_threads,
+            add_reading,
         ),
         _mcp,
         (

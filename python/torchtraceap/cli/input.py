@@ -21,9 +21,13 @@ PROGRESS_BYTES = 50_000_000
 COMPRESSED_WEIGHT = 6
 
 
-def load(paths: Sequence[str], threads: int, phase: str | None = None) -> Trace:
-    """Load a trace, or the iterations of one phase of it."""
-    trace = _load(paths, threads)
+def load(
+    paths: Sequence[str], options: argparse.Namespace | None = None, phase: str | None = None
+) -> Trace:
+    """Load a trace, or the iterations of one phase of it, as options say (`parser.add_reading`)."""
+    trace = _load(paths, options.threads if options else 0)
+    if options and options.steps is not None:
+        trace = trace.in_steps(options.steps)
     return trace if phase is None else trace.in_phase(phase)
 
 

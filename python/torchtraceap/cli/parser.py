@@ -227,7 +227,13 @@ def add_phase(parser: Parser) -> None:
     )
 
 
-def add_threads(parser: Parser) -> None:
+def add_reading(parser: Parser) -> None:
+    """Add what every command takes that reads traces (`input.load`)."""
+    parser.add_argument(
+        "--steps",
+        metavar="STEPS",
+        help="only these steps: places such as 4, 3:6 or 0,3:6 (0 is the first), or names [all]",
+    )
     parser.add_argument(
         "--threads", type=count, default=0, metavar="N", help="parsing threads [every core]"
     )

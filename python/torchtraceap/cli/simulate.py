@@ -20,7 +20,7 @@ from torchtraceap.cli.parser import (
     add_no_color,
     add_paths,
     add_rank,
-    add_threads,
+    add_reading,
     add_windows,
     arguments,
     count,
@@ -53,7 +53,7 @@ def _simulate(options: Options) -> int:
             make_edit(name)
         except OptionError as error:
             unusable.append(str(error))
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     if options.trace:
         from torchtraceap.simulation.edited_trace import check_trace_target
 
@@ -112,7 +112,7 @@ def _explain_idle(options: Options) -> int:
     if options.at is not None and options.window is not None:
         raise UsageError("explain-idle takes --at or --window, not both")
     check_table_output(options, options.paths)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     start_ns, end_ns = trace.rank(options.rank).tree.profiled
     length_ns = end_ns - start_ns
     if options.at is not None:
@@ -171,7 +171,7 @@ COMMANDS = {
                 "the predicted time]",
             ),
             add_json,
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _simulate,
@@ -200,7 +200,7 @@ COMMANDS = {
             lambda parser: add_windows(parser, "of how many windows"),
             add_table_output,
             add_rank,
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _explain_idle,

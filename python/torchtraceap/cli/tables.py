@@ -24,8 +24,8 @@ from torchtraceap.cli.parser import (
     add_paths,
     add_phase,
     add_rank,
+    add_reading,
     add_spreadsheet,
-    add_threads,
     arguments,
     count,
     microseconds,
@@ -108,7 +108,7 @@ def describe_table(name: str) -> Callable[[Parser], None]:
         if spec.per_rank:
             add_rank(parser)
         add_phase(parser)
-        add_threads(parser)
+        add_reading(parser)
         add_no_color(parser)
 
     return describe
@@ -131,7 +131,7 @@ def _table_command(name: str) -> Command:
 
     def run(options: Options) -> int:
         check_table_output(options, options.paths)
-        trace = load(options.paths, options.threads, options.phase)
+        trace = load(options.paths, options, options.phase)
         return give_table(make_table(trace, name, options), options)
 
     path = "runs/" if name in ("collectives", "ranks") else "trace.json.gz"
@@ -237,7 +237,7 @@ def _diff(options: Options) -> int:
 
     phases = options.phase or (None, None)
     before, after = (
-        load([path], options.threads, phase) for path, phase in zip(inputs, phases, strict=True)
+        load([path], options, phase) for path, phase in zip(inputs, phases, strict=True)
     )
     with progress_stage("comparing the traces"):
         table = build_diff(before, after, by=options.by)
@@ -317,7 +317,7 @@ COMMANDS = {
                 help="write the comparison of TraceLens, of two files, under its names",
             ),
             add_table_output,
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _diff,

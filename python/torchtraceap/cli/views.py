@@ -21,7 +21,7 @@ from torchtraceap.cli.parser import (
     add_paths,
     add_phase,
     add_rank,
-    add_threads,
+    add_reading,
     arguments,
     count,
     option,
@@ -40,7 +40,7 @@ _SOURCE = option("source", metavar="PATH", type=trace_path, help=PATH_HELP)
 
 
 def _summary(options: Options) -> int:
-    trace = load(options.paths, options.threads, options.phase)
+    trace = load(options.paths, options, options.phase)
     result = trace.summary(linked_only=options.linked_only)
     if options.json:
         print_text(result.to_json())
@@ -53,7 +53,7 @@ def _summary(options: Options) -> int:
 
 def _serving(options: Options) -> int:
     check_table_output(options, options.paths)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     by, files = options.by, options.csv or options.parquet
     chosen: dict[str, Any] = {
         "rank": options.rank, "phase": options.phase, "steady": options.steady,
@@ -82,7 +82,7 @@ def _describe_serving(parser: Parser) -> None:
 
 def _tree(options: Options) -> int:
     check_table_output(options, options.paths)
-    trace = load(options.paths, options.threads, options.phase)
+    trace = load(options.paths, options, options.phase)
     files = options.json or options.csv or options.parquet
     if files or options.all_columns or options.columns or options.sort:
         return give_table(make_table(trace, "tree", options), options)
@@ -103,7 +103,7 @@ def _convert(options: Options) -> int:
     if not lower.endswith((".json", ".json.gz", ".arrow", ".parquet")):
         raise UsageError(f"{target}: the name must end in .json, .json.gz, .arrow or .parquet")
     check_output(target, [source])
-    trace = load([source], options.threads)
+    trace = load([source], options)
     if len(trace.ranks) > 1:
         raise UsageError(f"{source}: holds {len(trace.ranks)} ranks, convert takes one")
     table = trace.ranks[0].table
@@ -129,7 +129,7 @@ def _merge(options: Options) -> int:
     from torchtraceap.tables.matching import merge_ranks
 
     check_output(options.target, options.paths)
-    trace = load(options.paths, options.threads)
+    trace = load(options.paths, options)
     with progress_stage("writing the merged trace"):
         merge_ranks(trace, options.target)
     note(f"wrote {options.target}")
@@ -140,7 +140,7 @@ def _annotate(options: Options) -> int:
     from torchtraceap.report.annotate import annotate
 
     check_output(options.target, [options.source])
-    trace = load([options.source], options.threads)
+    trace = load([options.source], options)
     with progress_stage("writing the annotated trace"):
         annotate(trace, options.target, rank=options.rank)
     note(f"wrote {options.target}, to be opened in Perfetto")
@@ -165,7 +165,7 @@ def _sql(options: Options) -> int:
     from torchtraceap.tables.sql import run_sql
 
     check_table_output(options, [options.source])
-    trace = load([options.source], options.threads, options.phase)
+    trace = load([options.source], options, options.phase)
     with progress_stage("running the query"):
         table = run_sql(trace, options.query, seconds=options.seconds)
     return give_table(table, options)
@@ -180,7 +180,7 @@ def _replay(options: Options) -> int:
     check_table_output(options, [options.source])
     if options.script:
         check_output(options.script, [options.source])
-    trace = load([options.source], options.threads)
+    trace = load([options.source], options)
     if row is None and op is None:
         if options.run or options.script:
             raise UsageError("--run and --script need --row or --op")
@@ -213,7 +213,7 @@ COMMANDS = {
                 "--linked-only", action="store_true", help="leave out GPU events without a launch"
             ),
             add_phase,
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _summary,
@@ -266,7 +266,7 @@ COMMANDS = {
                 "source", metavar="IN", type=trace_path, help="a trace file; - is standard input"
             ),
             option("target", metavar="OUT", help="ends in .json, .json.gz, .arrow or .parquet"),
-            add_threads,
+            add_reading,
         ),
         _convert,
         ("convert damaged.json.gz whole.json.gz", "convert trace.json.gz trace.arrow"),
@@ -276,7 +276,7 @@ COMMANDS = {
         arguments(
             add_paths,
             option("target", metavar="OUT", help="ends in .json or .json.gz"),
-            add_threads,
+            add_reading,
         ),
         _merge,
         ("merge runs/ merged.json.gz",),
@@ -287,14 +287,14 @@ COMMANDS = {
             _SOURCE,
             option("target", metavar="OUT", help="ends in .json, .json.gz or .pftrace"),
             add_rank,
-            add_threads,
+            add_reading,
         ),
         _annotate,
         ("annotate trace.json.gz annotated.json.gz", "annotate runs/ annotated.pftrace --rank 2"),
     ),
     "sql": Command(
         summary_of("sql"),
-        arguments(_SOURCE, _add_query, add_table_output, add_phase, add_threads, add_no_color),
+        arguments(_SOURCE, _add_query, add_table_output, add_phase, add_reading, add_no_color),
         _sql,
         ("sql trace.json.gz 'select name, count from ops order by count desc limit 5'",),
     ),
@@ -309,7 +309,7 @@ COMMANDS = {
             option("--device", default="cpu", metavar="NAME", help="where to run it [cpu]"),
             add_rank,
             add_table_output,
-            add_threads,
+            add_reading,
             add_no_color,
         ),
         _replay,

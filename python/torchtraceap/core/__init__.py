@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from torchtraceap.core.formatting import pluralize as pluralize
     from torchtraceap.core.formatting import replace_controls as replace_controls
     from torchtraceap.core.intervals import covered_ns as covered_ns
+    from torchtraceap.core.intervals import difference as difference
     from torchtraceap.core.intervals import overlaps as overlaps
     from torchtraceap.core.intervals import union as union
     from torchtraceap.core.knowledge import load_knowledge as load_knowledge
@@ -135,7 +136,7 @@ else:
                 "pluralize",
                 "replace_controls",
             ),
-            ".intervals": ("covered_ns", "overlaps", "union"),
+            ".intervals": ("covered_ns", "difference", "overlaps", "union"),
             ".knowledge": ("load_knowledge",),
             ".progress": ("progress_stage",),
             ".records": ("dataclass",),

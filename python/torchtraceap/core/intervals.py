@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EMPTY", "covered_before", "covered_ns", "overlaps", "union"]
+__all__ = ["EMPTY", "covered_before", "covered_ns", "difference", "overlaps", "union"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -39,6 +39,15 @@ def overlaps(intervals: Int64Array) -> Int64Array:
     reach = np.maximum.accumulate(intervals[:, 1])
     shared = np.minimum(reach[:-1], intervals[1:, 1])
     return union([np.stack((intervals[1:, 0], shared), axis=1)])
+
+
+def difference(whole: Int64Array, holes: Int64Array) -> Int64Array:
+    """Return the part of a set that is not in another; both sorted and disjoint. O(n log n)."""
+    if not len(holes) or not len(whole):
+        return whole
+    begins = np.concatenate((whole[:1, 0], holes[:, 1]))
+    ends = np.concatenate((holes[:, 0], whole[-1:, 1]))
+    return overlaps(np.concatenate((whole, np.stack((begins, ends), axis=1))))
 
 
 def covered_before(intervals: Int64Array, times_ns: Int64Array) -> Int64Array:

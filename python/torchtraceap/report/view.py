@@ -341,7 +341,8 @@ def _main_loss(diagnosis: Diagnosis) -> str | None:
 
 def _is_complete(diagnosis: Diagnosis) -> bool:
     """Return whether nothing is known to be missing from the recording."""
-    return all(note.code == "several_processes" for note in diagnosis.summary.quality.notes)
+    notes = diagnosis.summary.quality.notes
+    return all(note.code in ("some_steps", "several_processes") for note in notes)
 
 
 def _is_healthy(diagnosis: Diagnosis) -> bool:

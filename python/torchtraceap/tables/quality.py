@@ -33,7 +33,7 @@ __all__ = [
     "why_not_comparable",
 ]
 
-_OF_LOADING = ("several_processes", "several_jobs")
+_OF_LOADING = ("some_steps", "several_processes", "several_jobs")
 """Codes of what choosing and reading files can tell of the quality."""
 _LEAST_RECORDED = 0.98
 """The share of the profiled time: with less, times of two recordings are not those of the same

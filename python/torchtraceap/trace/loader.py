@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from torchtraceap import _core
-from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.aliases import PathLike, Steps
 from torchtraceap.core.results import Diagnostic, TraceFile
 from torchtraceap.core.threads import core_count, map_on_threads
 from torchtraceap.errors import OptionError, ParseError
@@ -31,6 +31,7 @@ def load(
     threads: int | None = None,
     progress: Progress | None = None,
     cache: Caching = None,
+    steps: Steps | None = None,
 ) -> Trace:
     """Read a trace: a file, a folder with a file per rank, or a list of files.
 
@@ -45,6 +46,8 @@ def load(
         progress: Called now and then with (compressed bytes read, in all).
         cache: Whether files are kept in columns for the next time (docs/formats.md), or the folder
             for it; by default what the environment variable `TORCHTRACEAP_CACHE` says, else not.
+        steps: Only these steps, as `Trace.in_steps` takes them: what follows takes the time and
+            memory of the part. By default all that was recorded.
 
     Returns:
         One `Trace`, whose ranks come from `distributedInfo`, else from the file names, else from
@@ -55,7 +58,7 @@ def load(
         MissingFileError: A path does not exist.
         ParseError: A file without a single event, or a folder without any trace.
         SeveralRunsError: Files that are not of one run.
-        OptionError: A negative number of threads, or something that is no path.
+        OptionError: A negative number of threads, something that is no path, or no such step.
     """
     if threads is not None and threads < 0:
         raise OptionError(f"threads must not be negative, not {threads}")
@@ -86,7 +89,8 @@ def load(
         RankTrace(table, number) for (_, _, table), number in zip(tables, numbers, strict=True)
     ]
     ranks.sort(key=lambda rank: -1 if rank.rank is None else rank.rank)
-    return Trace(ranks, [*skipped, *diagnostics])
+    trace = Trace(ranks, [*skipped, *diagnostics])
+    return trace if steps is None else trace.in_steps(steps)
 
 
 _Read = tuple[Path, int | None, _core.EventTable]

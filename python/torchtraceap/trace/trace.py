@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from torchtraceap.core.aliases import PathLike
+from torchtraceap.core.aliases import PathLike, Steps
 from torchtraceap.core.results import Summary, Windows
 from torchtraceap.core.table import ColumnTable
 from torchtraceap.trace.ranks import Ranks, parse_recorded
@@ -436,6 +436,22 @@ class Trace(Ranks):
         from torchtraceap.tables.serving.iterations import ranks_in_phase
 
         return Trace(ranks_in_phase(self.ranks, phase), self._load_diagnostics)
+
+    def in_steps(self, steps: Steps) -> Trace:
+        """Return some steps as a trace of its own, for any view: what lies in their ranges on the
+        host, and the GPU work launched there, with the time that their iterations take.
+
+        Args:
+            steps: By place (0 is the first, -1 the last), by name such as "ProfilerStep#5", as a
+                slice of places, a list of these, or a string such as "3:6" or "0,3:6".
+
+        Raises:
+            OptionError: There is no such step, or a rank lacks it.
+        """
+        from torchtraceap.tables.steps.some_steps import ranks_in_steps
+
+        ranks, notes = ranks_in_steps(self.ranks, steps)
+        return Trace(ranks, [*self.diagnostics, *notes])
 
     def collectives(self) -> ColumnTable:
         """Collectives matched across the ranks: bytes, transfer, wait of each rank, bandwidth."""

@@ -125,3 +125,36 @@ TEST_CASE("an empty stretch is an empty trace", "[tree]") {
   CHECK(part.tree.gpu_rows.empty());
   CHECK(part.tree.host_offsets.back() == 0);
 }
+
+TEST_CASE("an excerpt may be profiled until its work has ended", "[tree]") {
+  const Built whole = four_steps();
+  const Step& step = whole.tree.steps[1];
+  const Interval profiled{step.start_ns, step.end_ns + 50'000};
+  const Excerpt part =
+      take_excerpt(whole.table, whole.tree, {{step.start_ns, step.end_ns}}, {}, profiled);
+  CHECK(part.tree.profiled == profiled);
+  CHECK(step_names(part.tree) == std::vector<std::string>{"ProfilerStep#1"});
+}
+
+TEST_CASE("an excerpt has the notes on its time and on no time", "[tree]") {
+  Built whole = four_steps();
+  const auto& steps = whole.tree.steps;
+  const Interval second{steps[1].start_ns, steps[1].end_ns};
+  whole.tree.recording.notes = {
+      {RecordingFault::kLaunchesWithoutGpuWork, 1, second, "in the second step"},
+      {RecordingFault::kImpossibleDuration, 1, std::nullopt, "at no time"},
+  };
+  CHECK(steps_of(whole, 1, 1).tree.recording.notes.size() == 2);
+  CHECK(steps_of(whole, 2, 3).tree.recording.notes.size() == 1);
+}
+
+TEST_CASE("what shows a workload may be any event of its name", "[tree]") {
+  Built whole = four_steps();
+  const Row first = whole.row("aten::linear");
+  whole.tree.workload.role_row = first;
+  whole.tree.workload.framework_row = whole.row("gemm_0");
+  const Excerpt part = steps_of(whole, 1, 1);
+  REQUIRE(part.tree.workload.role_row != kNoRow);
+  CHECK(part.table.name_of(part.tree.workload.role_row) == "aten::linear");
+  CHECK(part.tree.workload.framework_row == kNoRow);
+}

@@ -26,7 +26,8 @@ EVERY = each_command(COMMANDS)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 TRACE = ROOT / "examples/traces/resnet50_num_workers_0.json.gz"
 EVERYWHERE = {"--help", "--json", "--csv", "--spreadsheet", "--parquet", "--limit", "--all-columns",
-              "--columns", "--sort", "--phase", "--rank", "--threads", "--no-color"}  # fmt: skip
+              "--columns", "--sort", "--phase", "--rank", "--steps", "--threads",
+              "--no-color"}  # fmt: skip
 
 
 def read(name: str) -> str:

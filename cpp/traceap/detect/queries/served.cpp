@@ -29,7 +29,7 @@ IterationPhase phase_of(Role role) {
 bool serves_tokens(const EventTable& table, const Workload& workload) {
   const bool told = workload.role == Role::kPrefill || workload.role == Role::kDecode ||
                     workload.role == Role::kMixed;
-  return told || (workload.role == Role::kInference &&
+  return told || (workload.role == Role::kInference && workload.role_row != kNoRow &&
                   !table.name_of(workload.role_row).starts_with("aten::"));
 }
 

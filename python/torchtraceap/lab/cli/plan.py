@@ -197,7 +197,7 @@ def _plan(options: Options) -> int:
             strategies=options.strategy,
             sort=options.sort,
             dtype=options.dtype,
-            calibrate=[load([path], 0) for path in options.calibrate],
+            calibrate=[load([path]) for path in options.calibrate],
             micro_batches=options.micro_batch,
             recompute=options.recompute.split(","),
             flash_attention=not options.no_flash_attention,

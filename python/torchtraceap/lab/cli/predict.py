@@ -120,7 +120,7 @@ def _predictions(options: Options) -> list[Prediction]:
     """Predict a step for each device and strategy."""
     from torchtraceap.lab.prediction import Loading, predict
 
-    traces = [load([path], 0) for path in options.calibrate]
+    traces = [load([path]) for path in options.calibrate]
     loading = None
     if (options.upload, options.load_ms, options.load_workers) != (None, None, None):
         load_ns = 1e6 * (options.load_ms or 0.0)

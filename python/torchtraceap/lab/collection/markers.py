@@ -18,7 +18,7 @@ import numpy as np
 
 from torchtraceap import _core
 from torchtraceap._core import ApiClass, CopyDirection, EventKind, GpuClass
-from torchtraceap.core import API_KINDS, Array, overlaps, union
+from torchtraceap.core import API_KINDS, Array, difference, overlaps, union
 from torchtraceap.errors import OptionError, SchemaError
 
 __all__ = ["COSTS", "clip", "cost_intervals", "is_marker", "marked_intervals"]
@@ -67,7 +67,7 @@ def cost_intervals(rule: str, table: _core.EventTable, tree: _core.EventTree) ->
     end = max(step.end_ns for step in tree.steps)
     if len(busy):
         end = max(end, int(busy[-1, 1]))
-    idle = _difference(np.array([[start, end]], dtype=np.int64), busy)
+    idle = difference(np.array([[start, end]], dtype=np.int64), busy)
     scene = _Scene(table, tree, marked_intervals(table), gpu, launched, idle)
     if not len(gpu) and rule != "breaks":
         return scene.marked
@@ -149,7 +149,7 @@ def _copies(scene: _Scene) -> Array:
     waits = np.isin(scene.table.kind, API_KINDS) & (scene.tree.api != ApiClass.NONE)
     calls = union([_spans(scene.table, np.flatnonzero(waits))])
     waiting = _intersection(_intersection(scene.marked, calls), scene.idle)
-    exposed = _difference(union([copies]), compute)
+    exposed = difference(union([copies]), compute)
     return union([exposed, scene.idle_from(copies[:, 1]), waiting])
 
 
@@ -201,7 +201,7 @@ def _exchanges(scene: _Scene) -> Array:
     """Return collectives launched there, where nothing computes."""
     computing = scene.tree.gpu_class[scene.gpu] == GpuClass.COMPUTE
     compute = union([_spans(scene.table, scene.gpu[computing])])
-    return _difference(union([_spans(scene.table, scene.gpu[scene.collectives()])]), compute)
+    return difference(union([_spans(scene.table, scene.gpu[scene.collectives()])]), compute)
 
 
 @_rule("runs_of_exchanges")
@@ -244,13 +244,3 @@ def _is_inside(times_ns: Array, intervals: Array) -> Array:
 def _intersection(left: Array, right: Array) -> Array:
     """Return the intersection of two sets: neither overlaps itself."""
     return overlaps(np.concatenate([left, right]))
-
-
-def _difference(whole: Array, holes: Array) -> Array:
-    """Return the part of a set that is not in another."""
-    if not len(holes) or not len(whole):
-        return whole
-    first, last = int(whole[0, 0]), int(whole[-1, 1])
-    begins = np.concatenate(([first], holes[:, 1]))
-    ends = np.concatenate((holes[:, 0], [last]))
-    return _intersection(whole, np.stack([begins, ends], axis=1))

@@ -23,7 +23,12 @@ from torchtraceap.core.records import dataclass
 from torchtraceap.core.results import PHASES
 from torchtraceap.errors import OptionError
 from torchtraceap.tables.serving.nodes import launch_order
-from torchtraceap.tables.steps.iterations import Iterations, iterations_of
+from torchtraceap.tables.steps.iterations import (
+    Iterations,
+    counted_steps,
+    iterations_of,
+    step_spans,
+)
 from torchtraceap.trace.ranks import RankTrace
 
 __all__ = [
@@ -31,6 +36,8 @@ __all__ = [
     "ServedIterations",
     "batch_of",
     "busy_intervals",
+    "cut_rank",
+    "gpu_spans",
     "idle_within",
     "ranks_in_phase",
     "served_iterations",
@@ -131,6 +138,11 @@ def _build(part: RankTrace) -> ServedIterations:
     )
 
 
+def _host_spans(served: ServedIterations) -> Array:
+    """Return start and end of each iteration on the host, int64 `[iterations, 2]`."""
+    return np.stack([served.start_ns, served.end_ns], axis=1)
+
+
 def _launched_in(part: RankTrace, spans: Array) -> Array:
     """Return the range, of int64 `[ranges, 2]` on the host, in which each of `tree.gpu_rows` was
     launched, else -1."""
@@ -174,44 +186,73 @@ def _rank_in_phase(part: RankTrace, phase: str) -> RankTrace:
         counts = Counter(each or "unknown" for each in served.phase)
         found = ", ".join(f"{count} {name}" for name, count in counts.most_common())
         raise OptionError(f"{part.path}: no iteration is of phase {phase!r} (iterations: {found})")
-    windows = np.stack([served.start_ns, served.end_ns], axis=1)[chosen]
+    windows = _host_spans(served)[chosen]
     launched = np.zeros(len(served.of_event), dtype=bool)
     known = served.of_event >= 0
     launched[known] = chosen[served.of_event[known]]
+    judged = union([served.work_ns[chosen], gpu_spans(part)[launched]])
+    return cut_rank(part, windows, judged, iterations=chosen)
+
+
+def gpu_spans(part: RankTrace) -> Array:
+    """Return start and end of each of `tree.gpu_rows`, int64 `[n, 2]`."""
     rows = part.tree.gpu_rows
-    events = np.stack([part.table.ts_ns[rows], part.table.ts_ns[rows] + part.table.dur_ns[rows]], 1)
-    kept = union([served.work_ns[chosen], events[launched]])
-    begin_ns, end_ns = part.tree.profiled
-    edges = np.concatenate([[kept.min(initial=begin_ns)], kept.ravel(), [kept.max(initial=end_ns)]])
-    between = edges.reshape(-1, 2) if len(kept) else None
-    table, tree = _core.excerpt(part.table, part.tree, windows, between)
+    start_ns = part.table.ts_ns[rows]
+    return np.stack([start_ns, start_ns + part.table.dur_ns[rows]], axis=1)
+
+
+def cut_rank(
+    part: RankTrace,
+    windows: Array,
+    judged: Array,
+    *,
+    profiled: tuple[int, int] | None = None,
+    lengths_ns: Array | None = None,
+    iterations: Array | None = None,
+) -> RankTrace:
+    """Return a rank of what lies in ranges on the host and the GPU work launched there.
+
+    Args:
+        part: The whole rank.
+        windows: The ranges, int64 `[n, 2]`, host clock.
+        judged: Beyond it, time is neither busy nor idle: int64 `[n, 2]`, GPU clock.
+        profiled: The profiled time, start and end; by default that of its steps.
+        lengths_ns: What each of its steps takes; by default as in the whole.
+        iterations: bool, those of `served_iterations` that lie in the ranges; None: of no interest.
+    """
+    begin_ns, end_ns = profiled or part.tree.profiled
+    edges = [judged.min(initial=begin_ns), *judged.ravel(), judged.max(initial=end_ns)]
+    between = np.array(edges, dtype=np.int64).reshape(-1, 2) if len(judged) else None
+    table, tree = _core.excerpt(part.table, part.tree, windows, between, profiled)
     cut = RankTrace(table, part.rank, tree)
     cut.last_rank_began_ns = part.last_rank_began_ns
-    kept_iterations = replace(
-        served,
-        start_ns=served.start_ns[chosen],
-        end_ns=served.end_ns[chosen],
-        marks=tuple(compress(served.marks, chosen)),
-        phase=tuple(compress(served.phase, chosen)),
-        of_event=_launched_in(cut, windows),
-        gpu_start_ns=served.gpu_start_ns[chosen],
-        gpu_end_ns=served.gpu_end_ns[chosen],
-        work_ns=served.work_ns[chosen],
-    )
-    cut.cached("served_iterations", lambda: kept_iterations)
+    if iterations is not None:
+        served = served_iterations(part)
+        kept_iterations = replace(
+            served,
+            start_ns=served.start_ns[iterations],
+            end_ns=served.end_ns[iterations],
+            marks=tuple(compress(served.marks, iterations)),
+            phase=tuple(compress(served.phase, iterations)),
+            of_event=_launched_in(cut, _host_spans(served)[iterations]),
+            gpu_start_ns=served.gpu_start_ns[iterations],
+            gpu_end_ns=served.gpu_end_ns[iterations],
+            work_ns=served.work_ns[iterations],
+        )
+        cut.cached("served_iterations", lambda: kept_iterations)
     whole = iterations_of(part)
     steps = np.isin(
         [step.start_ns for step in part.tree.steps], [step.start_ns for step in tree.steps]
     )
-    cut.cached(
-        "iterations",
-        lambda: Iterations(
-            whole.length_ns[steps],
-            whole.end_ns[steps],
-            whole.host_ns[steps],
-            whole.counted[steps],
-        ),
+    cut.cached("step_spans", lambda: step_spans(part)[steps])
+    counted = whole.counted[steps]
+    kept = Iterations(
+        whole.length_ns[steps] if lengths_ns is None else lengths_ns,
+        whole.end_ns[steps],
+        whole.host_ns[steps],
+        counted if counted.any() else counted_steps(cut),
     )
+    cut.cached("iterations", lambda: kept)
     return cut
 
 
