@@ -21,8 +21,8 @@ import numpy as np
 
 import torchtraceap as ttap
 from torchtraceap import _core
+from torchtraceap.lab.prediction.estimate import expected_maximum
 from torchtraceap.lab.prediction.lowering.recorded_host import recorded_calls
-from torchtraceap.lab.prediction.predictor import expected_maximum
 from torchtraceap.trace.ranks import RankTrace
 
 TRACES = (

@@ -135,6 +135,29 @@ def test_a_loader_that_keeps_up_costs_next_to_nothing() -> None:
     assert not {"worker_starvation", "single_process_data_loading"} & rules(kept)
 
 
+def test_idle_workers_change_nothing() -> None:
+    """Whatever they are and make in time, for a step that the GPU decides."""
+    alone = predicted(Loading("pinned"))
+    step_ns, rng = alone.unprofiled.predicted_ns, np.random.default_rng(3)
+    for share, workers in zip(
+        rng.uniform(0.0, 0.9, 4), (1, 4, *rng.integers(2, 64, 2).tolist()), strict=True
+    ):
+        idle = predicted(Loading("pinned", share * step_ns * workers, int(workers)))
+        for name in ("step", "unprofiled", "gpu", "bound_by"):
+            assert getattr(idle, name) == getattr(alone, name), (share, workers, name)
+
+
+def test_workers_of_a_host_bound_step_cost_what_taking_a_batch_does() -> None:
+    def small(loading: Loading) -> ttap.Prediction:
+        return ttap.predict(training, device="H100-SXM", batch=8, loading=loading)
+
+    alone, few, many = (small(Loading("pinned", 0.0, count)) for count in (0, 2, 16))
+    assert alone.bound_by == few.bound_by == "host"
+    assert few.step == many.step and few.unprofiled == many.unprofiled
+    taken = few.host_ns - alone.host_ns
+    assert few.step.predicted_ns - alone.step.predicted_ns == pytest.approx(taken, abs=2)
+
+
 def test_of_a_recorded_step_the_inputs_are_not_known(tmp_path: Any) -> None:
     (path,) = predicted(None).write_trace(tmp_path / "recorded.json.gz")
     with pytest.raises(OptionError, match="not known"):

@@ -51,8 +51,8 @@ def test_a_prediction_has_the_document_that_it_promises(trained: ttap.Prediction
     assert document["schema"] == "torchtraceap.prediction/1"
     assert list(document)[1:] == [
         "source", "device", "dtype", "world_size", "strategy", "calibrated_by", "versions", "step",
-        "unprofiled", "gpu", "host_ns", "bound_by", "memory_bytes", "memory_fit", "ops", "sequence",
-        "unknown", "notes",
+        "unprofiled", "gpu", "communication", "host_ns", "bound_by", "memory_bytes", "memory_fit",
+        "ops", "sequence", "unknown", "notes",
     ]  # fmt: skip
     step, gpu = document["step"], document["gpu"]
     assert 0 < step["low_ns"] <= step["predicted_ns"] <= step["high_ns"]
@@ -274,6 +274,63 @@ def test_layers_of_a_tensor_parallel_model_wait_for_each_other() -> None:
     gpu = made.gpu
     assert gpu.communication_ns > 0
     assert gpu.exposed_communication_ns == gpu.communication_ns
+
+
+@pytest.fixture(scope="module")
+def shared() -> dict[str, ttap.Prediction]:
+    """Steps of 8 ranks by what decides them."""
+    small = {"width": 256, "layers": 24, "batch": 8}
+    large = {"width": 2048, "layers": 12, "batch": 16_384}
+    return {
+        name: ttap.predict(
+            lambda sizes=sizes: training(**sizes), device=GPU, world_size=8, strategy="ddp"
+        )
+        for name, sizes in {"host": small, "gpu": large}.items()
+    }
+
+
+def test_communication_is_transfers_and_waits(shared: dict[str, ttap.Prediction]) -> None:
+    for name, found in shared.items():
+        gpu, parts = found.gpu, found.communication
+        assert parts.transfer_ns + parts.wait_ns == gpu.communication_ns
+        assert parts.exposed_transfer_ns + parts.exposed_wait_ns == gpu.exposed_communication_ns
+        assert 0 <= parts.exposed_transfer_ns <= parts.transfer_ns
+        assert 0 <= parts.exposed_wait_ns <= parts.wait_ns
+        (sent,) = {sum(op.gpu_ns for op in found.ops if op.name == "record_param_comms")}
+        assert parts.transfer_ns == pytest.approx(sent, rel=0.02)
+        assert found.bound_by == name
+        assert json.loads(found.to_json())["communication"] == parts.to_dict()
+
+
+def test_what_a_host_holds_back_is_no_communication(shared: dict[str, ttap.Prediction]) -> None:
+    found = shared["host"]
+    parts = found.communication
+    assert parts.wait_ns > 3 * parts.transfer_ns
+    assert parts.wait_ns > found.gpu.compute_ns  # the longest part of its GPU time
+    types = {each.type for each in found.diagnose().findings}
+    assert "cpu_bound" in types
+    assert not types & {"nccl_compute_not_overlapped", "nccl_blocks_main_stream"}
+    # a usual rank's kernels wait for the slowest, whose own do not
+    usual, slowest = (each.timeline() for each in (found.trace, found.trace_of_slowest()))
+    assert slowest.communication_ns == pytest.approx(3 * parts.transfer_ns, rel=0.02)
+    assert usual.communication_ns == pytest.approx(3 * found.gpu.communication_ns, rel=0.02)
+
+
+def test_one_rank_waits_for_nobody(trained: ttap.Prediction) -> None:
+    assert not any(trained.communication.to_dict().values())
+    slowest, usual = (each.ranks[0].table for each in (trained.trace_of_slowest(), trained.trace))
+    assert (slowest.ts_ns == usual.ts_ns).all()
+
+
+def test_stages_that_wait_for_each_other_are_not_bound_by_their_hosts() -> None:
+    """Of four stages and four micro-batches each stage waits for three sevenths of a step."""
+    found = ttap.predict(
+        lambda: training(4096, 8, 65_536), device=GPU, world_size=4,
+        strategy="pp=4,microbatches=4",
+    )  # fmt: skip
+    assert found.communication.exposed_wait_ns > 0.25 * found.step.predicted_ns
+    assert found.communication.exposed_wait_ns > 10 * found.communication.transfer_ns
+    assert found.bound_by == "gpu"
 
 
 def products(width: int = 4096) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from test_prediction_timeline import HOST, call, collective, launching
 
+from torchtraceap.lab.prediction.estimate import add_slowest_ranks, expected_maximum
 from torchtraceap.lab.prediction.lowering.step import HostTime, LoweredCall, LoweredStep
-from torchtraceap.lab.prediction.predictor import add_slowest_ranks, expected_maximum
 from torchtraceap.lab.prediction.timeline import schedule_steps
 
 

@@ -22,8 +22,8 @@ from torchtraceap.lab.prediction.parallel.strategy import (
     TENSOR,
     parse_strategy,
 )
-from torchtraceap.lab.prediction.predictor import predict_captured
-from torchtraceap.lab.prediction.result import Prediction, StepMemory, memory_need
+from torchtraceap.lab.prediction.predictor import StepEstimate, estimate_captured
+from torchtraceap.lab.prediction.result import StepMemory, memory_need
 from torchtraceap.lab.prediction.sources import CapturedStep
 from torchtraceap.ops import Device, UnknownDurationError, work_of_call
 
@@ -34,6 +34,9 @@ __all__ = ["plan_captured"]
 
 _STRATEGIES = ("ddp", "fsdp2")
 """Strategies of several GPUs if none are given."""
+
+_REFUSALS = (OptionError, TraceError, UnknownDurationError)
+"""Errors that a table of options tells where it has no option."""
 
 Capturer = Callable[[int, str | None, int | None, Device], CapturedStep]
 """Captures a step for so many ranks, a strategy, a batch (None: its own) and a device."""
@@ -62,35 +65,38 @@ def plan_captured(
         for way in ((None,) if count == 1 else strategies or _STRATEGIES)
     ]
     options: list[PlanOption] = []
-    too_large: list[tuple[Prediction, _Shape]] = []
+    too_large: list[_Cell] = []
     refused: list[RefusedOption] = []
     source = "workload"
     growth = _Growth(capture, batch, devices[0])
     for count, way in cells:
-        on_each: dict[str, CapturedStep] = {}
-        for device in devices:
-            # Only the placement of embedding tables makes a capture depend on the device.
-            key = device.name if way is not None and EMBEDDING in way else ""
+        # Only the placement of embedding tables makes a capture depend on the device.
+        is_placed = way is not None and EMBEDDING in way
+        for chips in [[each] for each in devices] if is_placed else [devices]:
             try:
-                if key not in on_each:
-                    on_each[key] = capture(count, way, batch, device)
-                captured = on_each[key]
-                source = captured.source
-                found = predict_captured(
-                    captured, device, dtype=dtype, strategy=way, steps=2, calibrate=calibrate,
-                    recorded=recorded if captured.profile is not None else None,
-                )  # fmt: skip
-            except (OptionError, TraceError, UnknownDurationError) as error:
-                refused.append(RefusedOption(device.name, count, way or "", str(error)))
+                captured = capture(count, way, batch, chips[0])
+                shape = _Shape.of(captured, way, count)
+            except _REFUSALS as error:
+                said = count, way or "", str(error)
+                refused += [RefusedOption(chip.name, *said) for chip in chips]
                 continue
-            shape = _Shape.of(captured, way, count)
-            fit = found.memory_fit
-            if fit is not None and not fit.fits:
-                too_large.append((found, shape))
-                continue
-            largest = growth.largest(found, shape)
-            options.append(_option(found, device, job, shape, captured, largest))
-    large = [_too_large(*each, growth, options) for each in too_large]
+            source, ranks = captured.source, len(captured.kind_of_rank)
+            for device in chips:
+                try:
+                    found = estimate_captured(
+                        captured, device, dtype=dtype, calibrate=calibrate,
+                        recorded=recorded if captured.profile is not None else None,
+                    )  # fmt: skip
+                except _REFUSALS as error:
+                    refused.append(RefusedOption(device.name, count, way or "", str(error)))
+                    continue
+                cell = _Cell(device, ranks, way, shape, found)
+                fit = found.memory_fit
+                if fit is not None and not fit.fits:
+                    too_large.append(cell)
+                else:
+                    options.append(_option(cell, job, captured, growth.largest(cell)))
+    large = [_too_large(cell, growth.largest(cell), options) for cell in too_large]
     return source, options, large, refused
 
 
@@ -127,6 +133,18 @@ class _Shape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A step on a device, by a number of GPUs and a strategy."""
+
+    device: Device
+    ranks: int
+    way: str | None
+    """The strategy; None if none is given."""
+    shape: _Shape
+    found: StepEstimate
+
+
 _FAR = 32
 """Times its own batch at which the memory of a step is looked at as well."""
 
@@ -144,13 +162,13 @@ class _Growth:
         self._lines: list[tuple[float, float]] | None = None
         """Intercept (bytes beyond the captured need) and slope (bytes per sample) of each line."""
 
-    def largest(self, found: Prediction, shape: _Shape) -> int | None:
+    def largest(self, cell: _Cell) -> int | None:
         """Return the largest batch of a rank that fits; None if that is not known."""
-        fit = found.memory_fit
-        if fit is None or not shape.grows_with_batch:
+        fit = cell.found.memory_fit
+        if fit is None or not cell.shape.grows_with_batch:
             return None
         if self._lines is None:
-            self._lines = list(self._captured_lines(shape.rank_batch))
+            self._lines = list(self._captured_lines(cell.shape.rank_batch))
         room = [floor((fit.free - least) / each) for least, each in self._lines if each > 0]
         return max(0, min(room)) if room else None
 
@@ -174,29 +192,22 @@ class _Growth:
         return None if fit is None else fit.needed
 
 
-def _option(
-    found: Prediction,
-    device: Device,
-    job: Job,
-    shape: _Shape,
-    captured: CapturedStep,
-    largest: int | None,
-) -> PlanOption:
-    unknown = [op.name for op in found.unknown]
+def _option(cell: _Cell, job: Job, captured: CapturedStep, largest: int | None) -> PlanOption:
+    found, shape = cell.found, cell.shape
     return job.option(
-        device,
-        found.world_size,
-        found.strategy or ("ddp" if found.world_size > 1 else "one process"),
+        cell.device,
+        cell.ranks,
+        cell.way or ("ddp" if cell.ranks > 1 else "one process"),
         batch=shape.rank_batch * shape.replicas,
         micro_batch=shape.rank_batch,
         largest_micro_batch=largest,
-        step=found.unprofiled,
+        step=found.step,
         sample_tokens=shape.sample_tokens,
-        utilization=_utilization(captured, device, found.unprofiled.predicted_ns),
+        utilization=_utilization(captured, cell.device, found.step.predicted_ns),
         memory=None if found.memory_bytes is None else _need(found.memory_bytes),
         memory_fit=found.memory_fit,
         bound_by=found.bound_by,
-        unmeasured=tuple(f"no model knows {name}" for name in unknown[:3]),
+        unmeasured=tuple(f"no model knows {name}" for name in found.unknown[:3]),
     )
 
 
@@ -204,31 +215,17 @@ def _need(memory: StepMemory) -> MemoryNeed:
     return MemoryNeed(memory.parameters, memory.gradients, memory.optimizer, memory.activations)
 
 
-def _too_large(
-    found: Prediction,
-    shape: _Shape,
-    growth: _Growth,
-    options: Sequence[PlanOption],
-) -> TooLarge:
+def _too_large(cell: _Cell, largest: int | None, options: Sequence[PlanOption]) -> TooLarge:
     """Return a step that does not fit, with the ways to make it fit that are known."""
-    need, fit = found.memory_bytes, found.memory_fit
+    need, fit = cell.found.memory_bytes, cell.found.memory_fit
     assert need is not None and fit is not None
-    largest = growth.largest(found, shape)
+    name, ranks = cell.device.name, cell.ranks
     ways = [f"a batch of {largest} on each GPU"] if largest else []
-    ways += [
-        each.strategy
-        for each in options
-        if (each.device, each.gpus) == (found.device, found.world_size)
-    ]
+    ways += [each.strategy for each in options if (each.device, each.gpus) == (name, ranks)]
     return TooLarge(
-        found.device,
-        found.world_size,
-        found.strategy or "one process",
-        shape.rank_batch,
-        _need(need),
-        fit,
+        name, ranks, cell.way or "one process", cell.shape.rank_batch, _need(need), fit,
         tuple(ways),
-    )
+    )  # fmt: skip
 
 
 def _utilization(captured: CapturedStep, device: Device, step_ns: int) -> float | None:

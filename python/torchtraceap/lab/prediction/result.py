@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,15 @@ if TYPE_CHECKING:
     from torchtraceap.diagnosis import Diagnosis
     from torchtraceap.trace import Trace
 
-__all__ = ["OpShare", "Prediction", "StepMemory", "UnknownOp", "known_memory", "memory_need"]
+__all__ = [
+    "Communication",
+    "OpShare",
+    "Prediction",
+    "StepMemory",
+    "UnknownOp",
+    "known_memory",
+    "memory_need",
+]
 
 
 SCHEMA = "torchtraceap.prediction/1"
@@ -72,6 +80,20 @@ class UnknownOp(Result):
     """Assumed time of all its calls, ns."""
 
 
+@dataclass(frozen=True, slots=True)
+class Communication(Result):
+    """How long collectives run on the GPU of a rank, in two parts, ns."""
+
+    transfer_ns: int
+    """Collectives transfer, all ranks having come."""
+    wait_ns: int
+    """Collectives run and none transfers: the GPU waits for other ranks."""
+    exposed_transfer_ns: int
+    """The part of it in which nothing is computed."""
+    exposed_wait_ns: int
+    """The part of it in which nothing is computed."""
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction(Result):
     """A predicted step of a model on a GPU where it did not run."""
@@ -91,6 +113,8 @@ class Prediction(Result):
     """The same of a step that nobody records."""
     gpu: Timeline
     """GPU time of a step by the definitions of `summary`, the mean over ranks and steps."""
+    communication: Communication
+    """What `communication_ns` and `exposed_communication_ns` of `gpu` consist of."""
     host_ns: int
     """Host time of a step if it never waits, ns."""
     bound_by: str
@@ -105,15 +129,19 @@ class Prediction(Result):
     notes: tuple[str, ...]
     trace: Trace = field(compare=False)
     """The predicted steps as a profiler would have recorded them, one rank of each kind."""
+    trace_of_slowest: Callable[[], Trace] = field(compare=False)
+    """Makes the same trace of the slowest rank of each kind, which waits for no other of it."""
 
     def to_dict(self) -> Json:
         """Return the document of `torchtraceap predict --json`."""
-        found = {key: value for key, value in Result.to_dict(self).items() if key != "trace"}
+        found = Result.to_dict(self)
+        del found["trace"], found["trace_of_slowest"]
         return {"schema": SCHEMA, **found, "versions": dict(self.versions)}
 
     def diagnose(self) -> Diagnosis:
-        """Diagnose the predicted trace."""
-        return self.trace.diagnose()
+        """Diagnose the predicted trace of the slowest ranks, in which waits for them are no
+        communication."""
+        return self.trace_of_slowest().diagnose()
 
     def table(self) -> ColumnTable:
         """Return the launching operators, longest first."""

@@ -30,9 +30,14 @@ BOUND_LABELS = {
     "communication": "communication",
     "data": "batches: loading and copies",
 }
-_SIGNS = "█▒▚░"
-_PARTS = ("compute", "communication", "memcpy", "unknown")
-_LABELS = (*map(format_part, _PARTS[:-1]), "idle")
+_SIGNS = "█▒▓▚░"
+_PARTS = {
+    "compute": format_part("compute"),
+    "communication": "exposed transfers",
+    "communication_wait": "waits for ranks",
+    "memcpy": format_part("memcpy"),
+    "unknown": "idle",
+}
 
 
 def prediction_tables(found: Prediction) -> list[TextTable]:
@@ -81,14 +86,13 @@ def _step_table(found: Prediction) -> TextTable:
         ("GPU busy", format_ns(gpu.busy_ns), _share(gpu.busy_ns, found)),
         ("host", format_ns(found.host_ns), "if it never waits"),
     ]
+    met = found.communication
     if gpu.communication_ns:
-        rows.append(
-            (
-                "communication",
-                format_ns(gpu.communication_ns),
-                f"{format_ns(gpu.exposed_communication_ns)} without computation to hide it",
-            )
-        )
+        exposed = format_ns(met.exposed_transfer_ns), format_ns(met.exposed_wait_ns)
+        rows += [
+            ("transfers", format_ns(met.transfer_ns), f"{exposed[0]} without computation to hide"),
+            ("waits for ranks", format_ns(met.wait_ns), f"{exposed[1]} without computation"),
+        ]
     whole = max(step.predicted_ns, 1)
     parts = [
         (sign, word, ns) for sign, (_, word, ns) in zip(_SIGNS, step_shares(found), strict=True)
@@ -103,10 +107,10 @@ def _step_table(found: Prediction) -> TextTable:
 
 def step_shares(found: Prediction) -> list[tuple[str, str, int]]:
     """Return the parts of the step as color on a page, label and ns."""
-    gpu = found.gpu
-    exposed = gpu.exposed_communication_ns, gpu.exposed_memcpy_ns
+    gpu, met = found.gpu, found.communication
+    exposed = met.exposed_transfer_ns, met.exposed_wait_ns, gpu.exposed_memcpy_ns
     times = max(gpu.busy_ns - sum(exposed), 0), *exposed, gpu.idle_ns
-    return list(zip(_PARTS, _LABELS, times, strict=True))
+    return [(color, label, ns) for (color, label), ns in zip(_PARTS.items(), times, strict=True)]
 
 
 def comparison_table(found: Sequence[Prediction]) -> TextTable:

@@ -67,6 +67,8 @@ class RankTimes:
     wait_end: Array
     """End of the host's wait for a launch's work; else as `launch_end`."""
     work_begin: Array
+    transfer_begin: Array
+    """Begin of each work; of a collective, of its transfer, for which all ranks have come."""
     work_end: Array
     fetch_begin: Array | None = None
     """Begin of the fetch of a batch, int64 `[steps]`; None without one."""
@@ -126,10 +128,16 @@ class StepSchedule:
         for rank, own in zip(ranks, lengths, strict=True):
             for edges, lags in rank.lags(own, host_factor):
                 change.set_lags(built.edges(edges), lags)
-        for edges, transfer in self._meetings.transfers(lengths):
+        alone = [own.copy() for own in lengths]
+        for edges, parts, transfer in self._meetings.transfers(lengths):
             change.set_lags(built.edges(edges), np.full(len(edges), transfer))
+            for kind, work in parts:
+                alone[kind][work] = max(alone[kind][work], transfer)
         times = _core.replay(built.graph, change)
-        return tuple(rank.times(times[built.points(rank.all)], host_factor) for rank in ranks)
+        return tuple(
+            rank.times(times[built.points(rank.all)], own, host_factor)
+            for rank, own in zip(ranks, alone, strict=True)
+        )
 
 
 def schedule_steps(
@@ -323,8 +331,14 @@ class _RankLanes:
             begun, held = begin[own[:-_QUEUE]], host_end[launch[own[_QUEUE:]]]
             builder.add_edges(begun, held, RETURN_NS, kind="queue_limit")
 
-    def times(self, replayed: Array, host_factor: float) -> RankTimes:
-        """Return the times of the rank from those of `all`."""
+    def times(self, replayed: Array, gpu_ns: Array, host_factor: float) -> RankTimes:
+        """Return the times of the rank from those of `all`.
+
+        Args:
+            replayed: Times of the points of `all`, int64 `[n]`, ns.
+            gpu_ns: Time of each work without waits for other ranks, int64 `[works]`, ns.
+            host_factor: See `StepSchedule.replay`.
+        """
         places = np.split(replayed, np.cumsum(self._sizes)[:-1])
         begin, end, work_begin, work_end = (part.reshape(self._count, -1) for part in places)
         pieces, factor = self._pieces, host_factor * self._slowdown[0]
@@ -342,6 +356,7 @@ class _RankLanes:
             launch_end=end[:, pieces.launch_of],
             wait_end=end[:, waited],
             work_begin=work_begin,
+            transfer_begin=np.maximum(work_begin, work_end - gpu_ns),
             work_end=work_end,
             fetch_begin=begin[:, _FETCH] if self._has_fetch else None,
             fetch_end=end[:, _FETCH] if self._has_fetch else None,
@@ -477,7 +492,10 @@ class _Meetings:
             builder.add_edges([point] * len(end), end, 0, kind="rendezvous")
             self._transfers.append((edges, list(zip(ranks, works, strict=True))))
 
-    def transfers(self, gpu_ns: Sequence[Array]) -> Iterator[tuple[Array, int]]:
-        """Yield the edges of each transfer and its time, ns: that of the slowest part."""
+    def transfers(
+        self, gpu_ns: Sequence[Array]
+    ) -> Iterator[tuple[Array, list[tuple[int, int]], int]]:
+        """Yield the edges of each transfer, the kinds and works of its parts, and its time, ns:
+        that of the slowest part."""
         for edges, parts in self._transfers:
-            yield edges, max(int(gpu_ns[kind][work]) for kind, work in parts)
+            yield edges, parts, max(int(gpu_ns[kind][work]) for kind, work in parts)
