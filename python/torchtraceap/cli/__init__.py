@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchtraceap.cli.input import load as load
     from torchtraceap.cli.output import check_output as check_output
     from torchtraceap.cli.output import note as note
+    from torchtraceap.cli.output import print_commands as print_commands
     from torchtraceap.cli.output import print_tables as print_tables
     from torchtraceap.cli.output import print_text as print_text
     from torchtraceap.cli.parser import FINDINGS as FINDINGS
@@ -55,7 +56,7 @@ else:
             ".catalog": ("COMMANDS", "Entry"),
             ".explain": ("add_model", "model_of"),
             ".input": ("load",),
-            ".output": ("check_output", "note", "print_tables", "print_text"),
+            ".output": ("check_output", "note", "print_commands", "print_tables", "print_text"),
             ".parser": (
                 "Command",
                 "FINDINGS",

@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from torchtraceap.contracts.file import read_contracts as read_contracts
     from torchtraceap.contracts.limits import Contract as Contract
     from torchtraceap.contracts.limits import Limit as Limit
+    from torchtraceap.contracts.measures import MEASURES as MEASURES
     from torchtraceap.contracts.measures import counts as counts
     from torchtraceap.contracts.measures import measure as measure
+    from torchtraceap.contracts.output import annotation_lines as annotation_lines
+    from torchtraceap.contracts.output import junit_of as junit_of
+    from torchtraceap.contracts.output import markdown_of as markdown_of
+    from torchtraceap.contracts.output import sarif_of as sarif_of
     from torchtraceap.contracts.result import CheckResult as CheckResult
     from torchtraceap.contracts.result import KeyResult as KeyResult
 else:
@@ -28,7 +33,8 @@ else:
             ".checker": ("check",),
             ".file": ("ContractFile", "read_contracts"),
             ".limits": ("Contract", "Limit"),
-            ".measures": ("counts", "measure"),
+            ".measures": ("MEASURES", "counts", "measure"),
+            ".output": ("annotation_lines", "junit_of", "markdown_of", "sarif_of"),
             ".result": ("CheckResult", "KeyResult"),
         },
     )

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from torchtraceap.core.dtypes import DType as DType
     from torchtraceap.core.dtypes import dtype_of_code as dtype_of_code
     from torchtraceap.core.dtypes import parse_dtype as parse_dtype
+    from torchtraceap.core.formatting import escape_markdown as escape_markdown
     from torchtraceap.core.formatting import format_bytes as format_bytes
     from torchtraceap.core.formatting import format_count as format_count
     from torchtraceap.core.formatting import format_ns as format_ns
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from torchtraceap.core.formatting import format_percent as format_percent
     from torchtraceap.core.formatting import format_share as format_share
     from torchtraceap.core.formatting import one_line as one_line
+    from torchtraceap.core.formatting import plain_line as plain_line
     from torchtraceap.core.formatting import pluralize as pluralize
     from torchtraceap.core.formatting import replace_controls as replace_controls
     from torchtraceap.core.intervals import covered_ns as covered_ns
@@ -126,6 +128,7 @@ else:
                 "parse_dtype",
             ),
             ".formatting": (
+                "escape_markdown",
                 "format_bytes",
                 "format_count",
                 "format_ns",
@@ -133,6 +136,7 @@ else:
                 "format_percent",
                 "format_share",
                 "one_line",
+                "plain_line",
                 "pluralize",
                 "replace_controls",
             ),

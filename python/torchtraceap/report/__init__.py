@@ -8,6 +8,7 @@ from torchtraceap.core import lazy_exports
 from torchtraceap.core.rendering import add_renderer, lazy_renderer
 
 if TYPE_CHECKING:
+    from torchtraceap.report.diff_page import write_diff_page as write_diff_page
     from torchtraceap.report.document import compressed_json as compressed_json
     from torchtraceap.report.document import render_document as render_document
     from torchtraceap.report.document import table_data as table_data
@@ -21,6 +22,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_exports(
         __name__,
         {
+            ".diff_page": ("write_diff_page",),
             ".document": ("compressed_json", "render_document", "table_data"),
             ".result_tables": ("MAX_ROWS", "MAX_TEXT", "tables_of"),
             ".tables": ("TextTable", "table_for_reading"),

@@ -3,7 +3,8 @@
 Note [Protocol]: who measures a program starts it with environment variables, and the loop answers
 in files.
 
-- `TORCHTRACEAP_STEPS=FILE`: the times of all steps go there, as `torchtraceap.steps/1`.
+- `TORCHTRACEAP_STEPS=FILE`: the times of all steps go there, as `torchtraceap.steps/1`, with the
+  processor time and, where they are counted, the retired instructions of each.
 - `TORCHTRACEAP_FREE=1`: one wait for the GPU before the first step behind the warm-up and one
   behind the last, instead of one behind each.
 - `TORCHTRACEAP_TRACE=FILE`: some steps behind the warm-up are recorded there. Such a run is not
@@ -68,12 +69,41 @@ class _Times:
 
     def __init__(self) -> None:
         self.step_ns: list[int] = []
+        self.cpu_ns: list[int] = []
+        self.instructions: list[int] = []
+        self.no_instructions = ""
         self.warmup = 0
         self.first_step_ns: int | None = None
         self.traced = False
 
 
 _times = _Times()
+
+
+class _Work:
+    """What this process spends on a step besides time: processor time of all threads, and
+    instructions where they are counted. Not read while a step is timed."""
+
+    def __init__(self) -> None:
+        from torchtraceap.lab.bench.processes.instructions import EventCounter
+
+        self._counter = EventCounter()
+        _times.no_instructions = self._counter.why_not
+        self.begin()
+
+    def begin(self) -> None:
+        self._instructions = self._counter.read()
+        self._cpu_ns = time.process_time_ns()
+
+    def end(self) -> None:
+        """Note what was spent since the last `begin`."""
+        now_ns, counted = time.process_time_ns(), self._counter.read()
+        _times.cpu_ns.append(now_ns - self._cpu_ns)
+        if counted is not None and self._instructions is not None:
+            _times.instructions.append(counted - self._instructions)
+
+    def close(self) -> None:
+        self._counter.close()
 
 
 def measured(iterable: Iterable[Item], warmup: int = 3) -> Iterator[Item]:
@@ -110,10 +140,12 @@ def _timed_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator
     if not steps:
         _times.warmup = max(0, warmup)
     _wait_for_gpu()
+    work = _Work()
     last_ns = time.perf_counter_ns()
     try:
         if referee is not None:
             referee.recv(1)  # returns at once if there is no referee anymore
+            work.begin()
             last_ns = time.perf_counter_ns()
         for item in iterable:
             try:
@@ -124,15 +156,19 @@ def _timed_items(iterable: Iterable[Item], warmup: int, target: str) -> Iterator
                     _wait_for_gpu()
                 now_ns = time.perf_counter_ns()
                 steps.append(now_ns - last_ns)
-                last_ns = now_ns
+                work.end()
+                work.begin()
+                last_ns = time.perf_counter_ns()
                 if len(steps) == 1:
                     _times.first_step_ns = now_ns
             if referee is not None:
                 with contextlib.suppress(OSError):  # the referee has gone
                     referee.sendall(DONE)
                 referee.recv(1)
+                work.begin()
                 last_ns = time.perf_counter_ns()
     finally:
+        work.close()
         if referee is not None:
             referee.close()
         if free and len(steps) > before:
@@ -177,6 +213,9 @@ def _write_steps(target: str, free: bool) -> None:
     document: dict[str, Any] = {
         "schema": STEPS_SCHEMA,
         "step_ns": _times.step_ns,
+        "step_cpu_ns": _times.cpu_ns,
+        "step_instructions": _times.instructions,
+        "no_instructions": _times.no_instructions,
         "warmup": _times.warmup,
         "mode": "free" if free else "fenced",
         "peak_rss_bytes": peak_rss_bytes(),

@@ -170,6 +170,18 @@ class Repository:
             raise OptionError(what)
         return self._read_revisions([found])[0]
 
+    def fork_of(self, base: Revision, head: Revision) -> Revision:
+        """Return the commit from which two branches went apart.
+
+        Raises:
+            OptionError: They have none in common, or the clone lacks it.
+        """
+        what = (
+            f"{base.short} and {head.short} have no commit in common; a shallow clone lacks it "
+            "(fetch-depth: 0 clones all)"
+        )
+        return self.commit(self._git("merge-base", base.id, head.id, what=what).split("\n")[0])
+
     def range(self, text: str, *, first_parent: bool = True) -> list[Revision]:
         """Return the commits of `A..B`, A first and B last; B may be left out, which is HEAD.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -24,16 +23,10 @@ import numpy as np
 
 from torchtraceap.core import Array, PathLike, read_json_lines, write_text
 from torchtraceap.errors import OptionError
-from torchtraceap.lab.bench.comparison.sides import ProgramSide
-from torchtraceap.lab.bench.processes.programs import (
-    ProgramError,
-    check_success,
-    run_fresh,
-    shorten_command,
-)
+from torchtraceap.lab.bench.comparison.sides import ProgramSide, revision_side
+from torchtraceap.lab.bench.processes.programs import ProgramError
 from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
 from torchtraceap.lab.bench.revisions import (
-    REPOSITORY_VARIABLES,
     Places,
     Revision,
     TimedOutError,
@@ -312,29 +305,20 @@ class RevisionRuns:
         if revision.id in self._sides:
             return self._sides[revision.id]
         place = self._places.ready(revision)
-        # A program in a checkout must not use another repository.
-        env: dict[str, str | None] = {**dict.fromkeys(REPOSITORY_VARIABLES), **place.env}
-        if place.folder is not None and self._pythonpath:
-            before = [str(place.folder / folder) for folder in self._pythonpath]
-            after = os.environ.get("PYTHONPATH")
-            env["PYTHONPATH"] = os.pathsep.join([*before, *([after] if after else [])])
-        if self._setup:
-            what = f"{revision.short}: {shorten_command(self._setup)}"
-            try:
-                done = run_fresh(place.words(self._setup), cwd=place.folder, env=env)
-                check_success(done, what)
-            except (ProgramError, OptionError) as error:
-                self._places.drop(revision)
-                raise UnusableRevisionError(str(error)) from error
-        self._sides[revision.id] = ProgramSide(
-            revision.short,
-            place.words(self._program),
-            cwd=place.folder,
-            env=env,
-            timeout_s=self._timeout_s,
-            identity=revision.id,
-        )
-        return self._sides[revision.id]
+        try:
+            side = revision_side(
+                place,
+                revision,
+                self._program,
+                setup=self._setup,
+                pythonpath=self._pythonpath,
+                timeout_s=self._timeout_s,
+            )
+        except (ProgramError, OptionError) as error:
+            self._places.drop(revision)
+            raise UnusableRevisionError(str(error)) from error
+        self._sides[revision.id] = side
+        return side
 
 
 def counted_in(trace: PathLike, key: str) -> int:

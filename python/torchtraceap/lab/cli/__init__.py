@@ -29,6 +29,10 @@ ENTRIES = {
         "workloads and programs measured: suite, verdicts, causes, history",
         "torchtraceap.lab.cli.bench",
     ),
+    "ci": Entry(
+        "whether a pull request makes a program slower: counts first, then time, one comment",
+        "torchtraceap.lab.cli.ci",
+    ),
     "collect": Entry(
         "labeled traces of real runs: workloads with a fault, and their twins without",
         "torchtraceap.lab.cli.data_sets",

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,18 @@ from torchtraceap.lab.bench.statistics.sequential import (
     whole_p,
 )
 
-__all__ = ["Comparison", "CountChange", "Evidence", "Sequential", "build_evidence", "compare"]
+if TYPE_CHECKING:
+    from torchtraceap.trace import Trace
+
+__all__ = [
+    "Comparison",
+    "CountChange",
+    "Evidence",
+    "Sequential",
+    "build_evidence",
+    "compare",
+    "count_changes",
+]
 
 _BUSY = 1.0
 """Other load, as a share of the machine's processors, from which it is reported."""
@@ -167,17 +178,46 @@ def fraction_from_log(log_ratio: float) -> float | None:
 
 
 class Sequential:
-    """A running comparison: pairs are run from look to look until it is decided."""
+    """A running comparison: pairs are run from look to look until it is decided.
 
-    def __init__(self, pairs: Pairs, plan: Plan) -> None:
+    Note [Three measures, one verdict]: what users wait for is time, so the clock has the say as
+    soon as it says anything. Where it can't tell, processor time and retired instructions may, as
+    less disturbs them: slower or faster, if the best guess of the clock points the same way by half
+    the minimal effect at least. Alone they say nothing, as more work may be hidden behind waits and
+    fewer instructions may take longer. Each measure spends its own part of alpha, so the caller
+    divides alpha by their number.
+
+    Note [Out of time]: where time is over, the next look takes the pairs that there are. How many
+    these are does not depend on which side is the faster one, so the look keeps its level.
+    """
+
+    def __init__(self, pairs: Pairs, plan: Plan, work: Sequence[str] = ()) -> None:
+        """Begin; `work` names measures besides the clock that may decide."""
         self.pairs = pairs
         self.plan = plan
         self.looks: list[Look] = []
+        self._work = tuple(work)
+        self.work_looks: dict[str, Look] = {}
+        """The last look at each other measure that all pairs have."""
 
     @property
     def may_go_on(self) -> bool:
         """True if there is another look."""
-        return len(self.looks) < len(self.plan.looks)
+        return len(self.looks) < len(self.plan.looks) and not self.pairs.is_over
+
+    @property
+    def decided_by(self) -> tuple[str, str]:
+        """The verdict so far and the measure that says so; see Note [Three measures, one
+        verdict]."""
+        clock = self.looks[-1]
+        if clock.verdict == "undecided" and abs(clock.best) >= self.plan.least_share * (
+            self.plan.bound
+        ):
+            direction = "slower" if clock.best > 0 else "faster"
+            for name, look in self.work_looks.items():
+                if look.verdict == direction:
+                    return direction, name
+        return clock.verdict, "time"
 
     @property
     def p(self) -> float:
@@ -193,13 +233,16 @@ class Sequential:
         number = len(self.looks)
         values = self.pairs.until(self.plan.looks[number])
         self.looks.append(look_at(values, self.plan, number))
+        for name in self._work:
+            if (ratios := self.pairs.work(name)) is not None:
+                self.work_looks[name] = look_at(ratios[: len(values)], self.plan, number)
         return self.looks[-1]
 
     def decide(self) -> Look:
         """Take looks until the comparison is decided or the last look was taken."""
         while True:
             look = self.look()
-            if look.verdict != "undecided" or not self.may_go_on:
+            if self.decided_by[0] != "undecided" or not self.may_go_on:
                 return look
 
 
@@ -337,6 +380,26 @@ def apply_rules(before: Sequence[Array], after: Sequence[Array]) -> dict[str, di
     return said
 
 
+def count_changes(before: Trace, after: Trace) -> tuple[tuple[CountChange, ...], str]:
+    """Return the exact counts of two recordings, and whether "step" (the worst one) or "trace" is
+    what they count.
+
+    Raises:
+        TraceError: A recording lacks records, and what is lost is no change.
+    """
+    from torchtraceap.contracts import counts
+    from torchtraceap.tables import quality_of_both
+
+    _, why_not = quality_of_both(before, after)
+    if why_not:
+        raise TraceError(why_not)
+    # Recordings may hold different numbers of steps: if both have steps, one of them counts.
+    by_step = all(part.tree.steps for trace in (before, after) for part in trace.ranks)
+    a, b = (counts(trace, per_step=by_step) for trace in (before, after))
+    found = tuple(CountChange(key, a.get(key), b.get(key)) for key in {**a, **b})
+    return found, "step" if by_step else "trace"
+
+
 def record_evidence(side_a: Side, side_b: Side, look: Look) -> Evidence:
     """Record both sides and return `build_evidence` their traces."""
     with progress_stage("recording A"):
@@ -353,23 +416,14 @@ def build_evidence(before: Path | None, after: Path | None, look: Look) -> Evide
     if before is None or after is None:
         sides = " and ".join(missing)
         return Evidence(notes=(f"no trace of side {sides}: no counts and no causes",))
-    from torchtraceap.contracts import counts
     from torchtraceap.lab.bench.causes import causes
-    from torchtraceap.tables import quality_of_both
     from torchtraceap.trace import load
 
     try:
         traces = load(before), load(after)
-        _, why_not = quality_of_both(*traces)
-        if why_not:  # lost records are no change
-            return Evidence(notes=(f"no counts and no causes: {why_not}",))
-        # Recordings may hold different numbers of steps: if both have steps, one of them counts.
-        by_step = all(part.tree.steps for trace in traces for part in trace.ranks)
-        a, b = (counts(trace, per_step=by_step) for trace in traces)
-        counted = tuple(CountChange(key, a.get(key), b.get(key)) for key in {**a, **b})
+        counted, counted_by = count_changes(*traces)
     except TraceError as error:  # the verdict stands without it
         return Evidence(notes=(f"no counts and no causes: {error}",))
-    counted_by = "step" if by_step else "trace"
     is_changed = look.verdict in ("slower", "faster")
     try:
         explained = causes(*traces, change=math.expm1(look.best) if is_changed else None)

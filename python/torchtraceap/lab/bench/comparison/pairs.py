@@ -9,10 +9,12 @@ as it is: the next comparison of the same takes a new folder, so old times never
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, field
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -38,6 +40,7 @@ from torchtraceap.lab.bench.comparison.sides import (
     sides_can_take_turns,
     steps_of_last_run,
     take_turns,
+    work_ratios,
 )
 from torchtraceap.lab.bench.processes.cleaner import working_folder
 from torchtraceap.lab.bench.processes.programs import ProgramError
@@ -67,6 +70,8 @@ class Pair:
     """Log ratio after / before: of the medians, or the median over steps that took turns."""
     exchanges: int = 0
     """Number of steps that took turns; 0 if one run followed the other."""
+    work: Mapping[str, float] = field(default_factory=dict)
+    """Log ratios of processor time ("cpu") and retired "instructions", where both are known."""
 
 
 class Pairs:
@@ -81,11 +86,13 @@ class Pairs:
         seed: int,
         kept: Path | None = None,
         name: str = "",
+        deadline_s: float = math.inf,
     ) -> None:
         """Prepare up to `most` pairs in orders that `seed` draws.
 
         `kept` is a file of JSON lines with the pairs so far; a comparison that was interrupted goes
-        on from it. Progress shows `name`.
+        on from it. Progress shows `name`. No pair begins that would, by the longest so far, end
+        behind `deadline_s` of the monotonic clock.
 
         Raises:
             OptionError: The file is none of such pairs.
@@ -98,29 +105,44 @@ class Pairs:
         self._most = most
         self._name = f"{name}: " if name else ""
         self._warm = False
+        self._deadline_s, self._longest_s = deadline_s, 0.0
         self.pairs: list[Pair] = _read(kept, self._a_first) if kept and kept.exists() else []
         self.resumed = len(self.pairs)
         """Pairs that were there already."""
 
     def until(self, count: int) -> Array:
-        """Return the log ratios after / before of so many pairs, after running the missing ones.
+        """Return the log ratios after / before of so many pairs, or of all for which there was
+        time, after running the missing ones.
 
         Raises:
             ProgramError: A run failed twice.
         """
         if len(self.pairs) < count and not self._warm:
+            began_s = time.monotonic()
             with progress_stage(f"{self._name}warming up"):
                 self._run(True)  # not counted: files and pages are not cached yet
-            self._warm = True
+            self._warm, self._longest_s = True, time.monotonic() - began_s
             self._in_turns = sides_can_take_turns(self._side_a, self._side_b)
-        while len(self.pairs) < count:
-            number = len(self.pairs)
+        while len(self.pairs) < count and not (self.pairs and self.is_over):
+            number, began_s = len(self.pairs), time.monotonic()
             with progress_stage(f"{self._name}pair {number + 1} of at most {self._most}"):
                 self.pairs.append(self._run(bool(self._a_first[number])))
+            self._longest_s = max(self._longest_s, time.monotonic() - began_s)
             if self._kept is not None:
                 lines = (json.dumps(asdict(pair), separators=(",", ":")) for pair in self.pairs)
                 write_text(self._kept, "\n".join(lines) + "\n")
         return np.array([pair.log_ratio for pair in self.pairs[:count]])
+
+    @property
+    def is_over(self) -> bool:
+        """True if there is no time for another pair."""
+        return time.monotonic() + self._longest_s > self._deadline_s
+
+    def work(self, name: str) -> Array | None:
+        """Return the log ratios of another measure of all pairs so far; None if one lacks it."""
+        if not self.pairs or any(name not in pair.work for pair in self.pairs):
+            return None
+        return np.array([pair.work[name] for pair in self.pairs])
 
     def _run(self, a_first: bool) -> Pair:
         order, load = "AB" if a_first else "BA", round(os.getloadavg()[0], 2)
@@ -135,6 +157,7 @@ class Pairs:
             assert a.last is not None and b.last is not None
             before_ns, before = a.last.median_ns, a.last.step_ns
             after_ns, after = b.last.median_ns, b.last.step_ns
+            work = work_ratios(a.last, b.last, exchanges)
         else:
             taken: dict[str, tuple[int, tuple[int, ...]]] = {}
             for label in order:
@@ -143,12 +166,14 @@ class Pairs:
                 taken[label] = median_ns, tuple(steps_of_last_run(side, median_ns).tolist())
             (before_ns, before), (after_ns, after) = taken["A"], taken["B"]
             ratio, exchanges = float(np.log(after_ns / before_ns)), 0
-        return Pair(order, before_ns, after_ns, before, after, load, ratio, exchanges)
+            a_run, b_run = (getattr(side, "last", None) for side in (self._side_a, self._side_b))
+            work = work_ratios(a_run, b_run) if a_run and b_run else {}
+        return Pair(order, before_ns, after_ns, before, after, load, ratio, exchanges, work)
 
 
 _PAIR: dict[str, type] = {
     "order": str, "before_ns": int, "after_ns": int, "before_step_ns": list,
-    "after_step_ns": list, "load": float, "log_ratio": float, "exchanges": int,
+    "after_step_ns": list, "load": float, "log_ratio": float, "exchanges": int, "work": dict,
 }  # fmt: skip
 
 
@@ -156,10 +181,13 @@ def _read(path: Path, a_first: Array) -> list[Pair]:
     try:
         found = []
         for place, row in read_json_lines(path):
+            row.setdefault("work", {})  # files of older versions
             check_fields(row, _PAIR, place)
             steps = ("before_step_ns", "after_step_ns")
             if not all(type(ns) is int for name in steps for ns in row[name]):
                 raise SchemaError(f"{place}: whole nanoseconds of steps are needed")
+            if not all(isinstance(ratio, float) for ratio in row["work"].values()):
+                raise SchemaError(f"{place}: log ratios of work are numbers")
             found.append(Pair(*(kind(row[name]) for name, kind in _PAIR.items())))
     except SchemaError as error:
         raise OptionError(f"{path}: holds no pairs of runs ({error})") from error

@@ -12,6 +12,7 @@ from torchtraceap.report import TextTable
 
 __all__ = [
     "calibration_tables",
+    "cause_lines",
     "comparison_lines",
     "false_alarms_line",
     "percent",
@@ -48,7 +49,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         known = sum(None not in (each.before, each.after) for each in evidence.counts)
         lines.append(f"counts: none of {known} changed")
     if found.verdict != "equivalent":  # the difference of two equivalent recordings is noise
-        lines += _causes(evidence)
+        lines += cause_lines(evidence)
     if found.rules:
         said = (f"{name} {rule['says']} ({percent(rule['change'])})"
                 for name, rule in found.rules.items())  # fmt: skip
@@ -80,7 +81,8 @@ def _count(count: CountChange) -> str:
     return f"{count.key} {count.before} to {count.after}"
 
 
-def _causes(evidence: Evidence) -> Iterator[str]:
+def cause_lines(evidence: Evidence) -> Iterator[str]:
+    """Yield the causes of a difference, with what moved, came and went, as lines."""
     causes = evidence.causes
     if not causes:
         return

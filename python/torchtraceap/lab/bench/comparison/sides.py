@@ -10,6 +10,7 @@ shell.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,12 @@ from torchtraceap.lab.bench.processes.programs import (
     shorten_command,
 )
 from torchtraceap.lab.bench.processes.turns import can_take_turns, run_together
-from torchtraceap.lab.bench.revisions import Checkouts, Repository
+from torchtraceap.lab.bench.revisions import (
+    REPOSITORY_VARIABLES,
+    Place,
+    Repository,
+    Revision,
+)
 
 __all__ = [
     "LOOP",
@@ -42,12 +48,14 @@ __all__ = [
     "ProgramSide",
     "Side",
     "open_sides",
+    "revision_side",
     "run_side",
     "sides_can_take_turns",
     "split_command",
     "steps_of_last_run",
     "take_turns",
     "word_side",
+    "work_ratios",
 ]
 
 WORKLOAD = "workload:"
@@ -160,6 +168,24 @@ def run_side(side: Side, label: str) -> int:
             raise ProgramError(f"{label} failed twice: {error}{told}", error.finished) from error
 
 
+def work_ratios(run_a: ProgramRun, run_b: ProgramRun, exchanges: int = 0) -> dict[str, float]:
+    """Return the log ratios after / before of what steps spent besides time, by name of the
+    measure: of the medians of two runs, or the median over as many steps as took turns."""
+    found = {}
+    for name in run_a.work.keys() & run_b.work.keys():
+        first = max(run_a.warmup, run_b.warmup)
+        before, after = (
+            np.maximum(np.asarray(run.work[name], np.float64), 1) for run in (run_a, run_b)
+        )
+        if exchanges:
+            steps = slice(first, first + exchanges)
+            found[name] = float(np.median(np.log(after[steps] / before[steps])))
+        else:
+            middle = np.median(before[run_a.warmup :]), np.median(after[run_b.warmup :])
+            found[name] = float(np.log(middle[1] / middle[0]))
+    return found
+
+
 def take_turns(side_a: ProgramSide, side_b: ProgramSide, seed: int) -> tuple[float, int]:
     """Run both sides at the same time, step by step in turn (processes/turns.py); `last` of each
     holds its run. Both ran alone before.
@@ -211,11 +237,21 @@ def open_sides(
         ProgramError: The setup failed.
     """
     if program:
-        with Repository().checkouts() as checkouts:
-            yield (
-                _revision_side(checkouts, a, program, setup, timeout_s),
-                _revision_side(checkouts, b, program, setup, timeout_s),
+        repository = Repository()
+        with repository.checkouts() as checkouts:
+            first, second = (
+                revision_side(
+                    checkouts.ready(revision),
+                    revision,
+                    program,
+                    setup=split_command(setup) if setup else None,
+                    timeout_s=timeout_s,
+                    word=word,
+                )
+                for word in (a, b)
+                for revision in [repository.commit(word)]
             )
+            yield first, second
         return
     if program is not None:
         raise OptionError("a program has to stand behind --")
@@ -224,25 +260,45 @@ def open_sides(
     yield word_side(a, timeout_s), word_side(b, timeout_s)
 
 
-def _revision_side(
-    checkouts: Checkouts,
-    word: str,
+def revision_side(
+    place: Place,
+    revision: Revision,
     program: Sequence[str],
-    setup: str | None,
-    timeout_s: float | None,
+    *,
+    setup: Sequence[str] | None = None,
+    pythonpath: Sequence[str] = (),
+    timeout_s: float | None = None,
+    word: str = "",
 ) -> ProgramSide:
-    revision = Repository().commit(word)
-    place = checkouts.ready(revision)
+    """Set a revision up where it was made ready, and return the program that runs there.
+
+    Args:
+        place: Where it was made ready.
+        revision: A commit, or a version of a package.
+        program: The program and its arguments.
+        setup: A command that runs once before it.
+        pythonpath: Folders inside the revision that stand first in PYTHONPATH.
+        timeout_s: Time limit of a run.
+        word: What the user calls the revision.
+
+    Raises:
+        ProgramError: The setup failed.
+    """
+    # A program in a checkout must not use another repository.
+    env: dict[str, str | None] = {**dict.fromkeys(REPOSITORY_VARIABLES), **place.env}
+    if place.folder is not None and pythonpath:
+        before = [str(place.folder / folder) for folder in pythonpath]
+        after = os.environ.get("PYTHONPATH")
+        env["PYTHONPATH"] = os.pathsep.join([*before, *([after] if after else [])])
     if setup:
-        words = split_command(setup)
-        done = run_fresh(place.words(words), cwd=place.folder, env=place.env, timeout_s=None)
-        check_success(done, f"{shorten_command(words)} in {revision.short}")
-    shown = word if word == revision.short else f"{word} ({revision.short})"
+        done = run_fresh(place.words(setup), cwd=place.folder, env=env)
+        check_success(done, f"{revision.short}: {shorten_command(setup)}")
+    shown = revision.short if word in ("", revision.short) else f"{word} ({revision.short})"
     return ProgramSide(
         shown,
         place.words(program),
         cwd=place.folder,
-        env=place.env,
+        env=env,
         timeout_s=timeout_s,
         identity=json.dumps([revision.id, list(program), setup]),
     )

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -122,6 +123,11 @@ class ProgramRun:
     """Processor time of all threads."""
     first_step_after_ns: int | None = None
     """Time from the start of the process to the end of its first step; None if it reports none."""
+    work: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """What all steps spent besides time, warm-up included: "cpu" (ns of all threads) and
+    "instructions"; what is not known is absent."""
+    no_instructions: str = ""
+    """A sentence about why instructions are not known."""
 
     @cached_property
     def median_ns(self) -> int:
@@ -276,13 +282,21 @@ def run_program(
         document = read_steps(target) if target.exists() else None
     wall_ns, peak, cpu_ns = finished.wall_ns, finished.max_rss_bytes, finished.cpu_ns
     if document is None:
-        return ProgramRun((wall_ns,), wall_ns, peak, False, (wall_ns,), cpu_ns=cpu_ns)
+        return ProgramRun(
+            (wall_ns,), wall_ns, peak, False, (wall_ns,), cpu_ns=cpu_ns, work={"cpu": (cpu_ns,)},
+            no_instructions="instructions are counted by steps, and no steps were told",
+        )  # fmt: skip
     steps = tuple(document["step_ns"])
     # A loop that ends within its warm-up still has a last step.
     warmup = min(document["warmup"], len(steps) - 1)
     peak = document.get("peak_rss_bytes") or peak
     first = document.get("first_step_after_ns")
-    return ProgramRun(steps[warmup:], wall_ns, peak, True, steps, warmup, cpu_ns, first)
+    told = {"cpu": document.get("step_cpu_ns"), "instructions": document.get("step_instructions")}
+    return ProgramRun(
+        steps[warmup:], wall_ns, peak, True, steps, warmup, cpu_ns, first,
+        {name: tuple(each) for name, each in told.items() if each and len(each) == len(steps)},
+        document.get("no_instructions") or "",
+    )  # fmt: skip
 
 
 def read_steps(path: Path) -> dict[str, Any]:
@@ -294,10 +308,12 @@ def read_steps(path: Path) -> dict[str, Any]:
     try:
         document = read_json(path)
         steps, warmup = document["step_ns"], document["warmup"]
+        work = [*document.get("step_cpu_ns", ()), *document.get("step_instructions", ())]
         is_fine = (
             document["schema"] == STEPS_SCHEMA
             and bool(steps)
-            and all(type(ns) is int and ns >= 0 for ns in [*steps, warmup])
+            and all(type(ns) is int and ns >= 0 for ns in [*steps, warmup, *work])
+            and isinstance(document.get("no_instructions", ""), str)
         )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ProgramError(f"{path.name}: can't be read as {STEPS_SCHEMA} ({error})") from error

@@ -228,7 +228,7 @@ def whole_p(looks: Sequence[Look], plan: Plan) -> float:
     alpha. It holds at any stopping point by the union bound, so that a suite may correct it
     further."""
     shares = plan.shares
-    least = [look.p / shares[plan.looks.index(look.pairs)] for look in looks]
+    least = [look.p / share for look, share in zip(looks, shares, strict=False)]
     return min(1.0, *least) if least else 1.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,14 @@ __all__ = [
     "add_protocol",
     "add_run_timeout",
     "add_store",
+    "duration",
     "open_store",
     "print_runs",
 ]
 
 SCHEMA = "torchtraceap.bench/1"
 _STDERR_LINES = 5
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def add_store(parser: Parser) -> None:
@@ -75,6 +78,19 @@ def add_run_timeout(parser: Parser) -> None:
     parser.add_argument(
         "--timeout", type=seconds, metavar="S", help="so long one run may take [forever]"
     )
+
+
+def duration(text: str) -> float:
+    """Parse a time above 0, such as 90s, 10m or 1h, as seconds."""
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text[len(number) :]
+    try:
+        value = float(number) * _UNITS[unit]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"a time such as 90s, 10m or 1h is needed, not {text!r}")
+    return value
 
 
 def add_protocol(parser: Parser, helps: Sequence[str]) -> None:

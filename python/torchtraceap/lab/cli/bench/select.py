@@ -3,7 +3,6 @@ run."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from torchtraceap.cli import (
     print_text,
 )
 from torchtraceap.lab.cli import print_document
-from torchtraceap.lab.cli.bench.run import add_protocol, add_store, open_store
+from torchtraceap.lab.cli.bench.run import add_protocol, add_store, duration, open_store
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.coverage import Coverage
@@ -31,7 +30,6 @@ __all__ = ["SELECT_ACTIONS"]
 
 _KINDS = ("functions", "ops", "families")
 _MODES = {"train": ("train",), "eval": ("eval",), "both": ("train", "eval")}
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NAMES_HELP = "workloads [all of the suite]; also FILE.py:FUNCTION"
 _SHOWN = 12
 """Number of uncovered names that are shown without --uncovered."""
@@ -183,21 +181,9 @@ def _print_coverage(found: Coverage, types: dict[str, tuple[str, ...]], options:
 # ------------------------------------------------------------------------- select
 
 
-def _budget(text: str) -> float:
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
-    unit = text[len(number) :]
-    try:
-        value = float(number) * _UNITS[unit]
-    except (ValueError, KeyError):
-        value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"a time such as 90s, 10m or 1h is needed, not {text!r}")
-    return value
-
-
 def _describe_select(parser: Parser) -> None:
     parser.add_argument(
-        "--budget", type=_budget, metavar="TIME",
+        "--budget", type=duration, metavar="TIME",
         help="what `bench run` of the chosen may take: 90s, 10m, 1h [until all is covered]",
     )  # fmt: skip
     _add_common(parser)
