@@ -75,6 +75,9 @@ def custom_crossover(data: bytes, other: bytes, max_size: int, seed: int) -> byt
 
 
 if __name__ == "__main__":
+    # Imports of the first run may take longer than a run is given.
+    for seed in (Path(__file__).parent / "recordings").iterdir():
+        test_one_input(seed.read_bytes())
     atheris.Setup(
         sys.argv,
         test_one_input,
