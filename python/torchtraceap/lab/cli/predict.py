@@ -65,6 +65,10 @@ def _describe_predict(parser: Parser) -> None:
         help="measure this machine's processor, taken for one like that of the GPU's host",
     )  # fmt: skip
     parser.add_argument(
+        "--routing-skew", type=float, default=0.0, metavar="S",
+        help="of a mixture of experts: the n-th is chosen n^-S times as often as the first [0]",
+    )  # fmt: skip
+    parser.add_argument(
         "--upload", choices=("pageable", "pinned"),
         help="the loop around the step counts, and inputs are copied from this memory",
     )  # fmt: skip
@@ -153,6 +157,7 @@ def _predictions(options: Options) -> list[Prediction]:
             loading=loading,
             probed=probed,
             sharding=plan if strategy in with_tables else None,
+            routing_skew=options.routing_skew,
         )
         for device in options.device
         for strategy in strategies

@@ -84,6 +84,7 @@ def predict(
     loading: Loading | None = None,
     probed: RecordedCalls | None = None,
     sharding: Plan | None = None,
+    routing_skew: float = 0.0,
 ) -> Prediction:
     """Predict a step on a GPU, without a GPU and without running the model.
 
@@ -108,6 +109,8 @@ def predict(
             processor is taken for one like that of the GPU's host.
         sharding: Placement of embedding tables for the strategy embedding, see `Plan` of
             parallel/placement.py; the search places the others.
+        routing_skew: Exponent by which the experts of a mixture are chosen unevenly; 0: all alike
+            (Note [Routing] of capture/values.py).
 
     Raises:
         OptionError: Options that make no sense, or no workload.
@@ -120,6 +123,7 @@ def predict(
     captured = captured_step(
         source, inputs, loss=loss, optimizer=optimizer, dtype=dtype, batch=batch,
         world_size=world_size, strategy=strategy, device=chip, sharding=sharding,
+        routing_skew=routing_skew,
     )  # fmt: skip
     return predict_captured(
         captured, chip, dtype=dtype, strategy=strategy, steps=steps,

@@ -52,6 +52,7 @@ def captured_step(
     strategy: str | None = None,
     device: str | Device,
     sharding: Plan | None = None,
+    routing_skew: float = 0.0,
 ) -> CapturedStep:
     """Capture a step from any source that `predict` accepts.
 
@@ -60,6 +61,7 @@ def captured_step(
         CaptureError: No step can be captured of it.
         MissingDependencyError: Torch is needed and not there.
     """
+    from torchtraceap.lab.prediction.capture.values import routing
     from torchtraceap.lab.prediction.parallel import capture_ranks, parse_strategy, place_tables
     from torchtraceap.lab.prediction.parallel.strategy import EMBEDDING
 
@@ -73,12 +75,15 @@ def captured_step(
     if isinstance(source, (str, Path)) and (Path(source).exists() or ":" not in str(source)):
         if inputs is not None or loss is not None or optimizer is not None:
             raise OptionError("inputs, loss and optimizer are of a model; a recorded step has them")
+        if routing_skew:
+            raise OptionError("a recorded step has its routing; a skew is for a workload")
         return _capture_recorded(str(source), dtype, batch, world_size, strategy)
     in_tf32 = str(dtype).lower() in _TF32
     make = prepared_workload(source, inputs, loss, optimizer, None if in_tf32 else dtype, batch)
     try:
-        placement = place_tables(make, world_size, device, sharding) if shares_tables else None
-        found = capture_ranks(make, plan, placement)
+        with routing(routing_skew):
+            placement = place_tables(make, world_size, device, sharding) if shares_tables else None
+            found = capture_ranks(make, plan, placement)
     except TraceError:
         raise
     except Exception as error:  # whatever a user's own program raises

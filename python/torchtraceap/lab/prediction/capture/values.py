@@ -9,6 +9,12 @@ Note [What is assumed]: a program may read a tensor without values. A number is 
 condition true, unless it is read repeatedly in the same place, which is that of a loop. Outputs
 whose size depends on values (nonzero elements, masked ones) have their largest size. Both are kept
 in `assumed`, so that the caller can compute the step instead (`dispatch.py`).
+
+Note [Routing]: which experts of a mixture get which tokens depends on weights after training and on
+real texts, neither of which is there. `topk` over the scores of up to 512 experts, of at least as
+many tokens, therefore chooses as `routing` says: by default every expert gets k / E of the tokens,
+as the losses that balance experts aim at. What is computed of these choices alone (masks, counts,
+orders) has values, so that each expert runs on the tokens that it gets.
 """
 
 from __future__ import annotations
@@ -17,8 +23,10 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -28,7 +36,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
+from torchtraceap.errors import OptionError
 from torchtraceap.lab.prediction.capture.calls import CaptureError
 from torchtraceap.lab.prediction.capture.modes import (
     PlainMode,
@@ -41,10 +51,54 @@ from torchtraceap.lab.prediction.capture.source_lines import format_location, pr
 if TYPE_CHECKING:
     from torchtraceap.lab.prediction.capture.recorder import Recorder
 
-__all__ = ["MOST_ELEMENTS", "ValuesMode"]
+__all__ = ["MOST_ELEMENTS", "ValuesMode", "routing"]
 
 MOST_ELEMENTS = 1 << 16
 """Largest number of elements of a tensor with values."""
+_MOST_CHOICES = 1 << 24
+"""The same of what is computed of choices of experts alone."""
+_MOST_EXPERTS = 512
+_SKEW: ContextVar[float] = ContextVar("routing_skew", default=0.0)
+
+
+@contextmanager
+def routing(skew: float) -> Iterator[None]:
+    """Route tokens to experts with a skew within the context; see Note [Routing].
+
+    Args:
+        skew: Exponent s, at least 0: the n-th expert is chosen n^-s times as often as the first.
+            0: all alike.
+
+    Raises:
+        OptionError: No such number.
+    """
+    if not 0.0 <= skew <= _MOST_SKEW:
+        raise OptionError(f"the skew of routing is from 0 to {_MOST_SKEW:g}, not {skew!r}")
+    token = _SKEW.set(skew)
+    try:
+        yield
+    finally:
+        _SKEW.reset(token)
+
+
+_MOST_SKEW = 8.0
+"""Far beyond where every token chooses the same experts."""
+
+
+def _choices(tokens: int, experts: int, each: int, skew: float) -> torch.Tensor:
+    """Return the experts that tokens choose, all different for a token, int64 `[tokens, each]`."""
+    shares = np.arange(1, experts + 1, dtype=np.float64) ** -skew
+    wanted = np.zeros(experts)
+    left, open_ = float(tokens * each), np.ones(experts, dtype=bool)
+    while left > 0.5 and open_.any():  # an expert gets a token once
+        wanted += np.where(open_, left * shares / shares[open_].sum(), 0.0)
+        left = float(np.maximum(wanted - tokens, 0.0).sum())
+        wanted, open_ = np.minimum(wanted, tokens), wanted < tokens
+    ends = np.floor(np.cumsum(wanted) + 0.5).astype(np.int64)
+    ends[-1] = tokens * each
+    # Runs of an expert are no longer than there are tokens, so that no token gets one twice.
+    found = np.searchsorted(ends, np.arange(tokens * each), side="right")
+    return torch.from_numpy(np.ascontiguousarray(found.reshape(each, tokens).T))
 
 
 class _FakeMode(FakeTensorMode):
@@ -75,6 +129,8 @@ class ValuesMode(PlainMode):
         """Notes for a person on how the step was run, in order."""
         self._computed = computed
         self._blank = False
+        self._chosen = WeakIdKeyDictionary()
+        """Choices of experts and what was computed of them alone."""
         self._asked: dict[tuple[Any, int], int] = {}
         """Number of times a condition was read, by location."""
         self.fake = _FakeMode(allow_non_fake_inputs=True)
@@ -149,6 +205,36 @@ class ValuesMode(PlainMode):
         kwargs = kwargs or {}
         if is_distributed(types):
             return NotImplemented  # comes again, with what this rank has of them
+        if func is torch.ops.aten.topk.default and not self._blank:
+            return self._routed(bind_arguments(func, args, kwargs), self._run(func, args, kwargs))
+        return self._run(func, args, kwargs)
+
+    def _routed(self, given: dict[str, Any], found: Any) -> Any:
+        """Return what `topk` gives, with experts chosen as Note [Routing] says."""
+        scores, (values, chosen) = given["self"], found
+        experts = scores.shape[-1] if scores.dim() else 0
+        is_router = (
+            scores.is_floating_point()
+            and given["dim"] in (-1, scores.dim() - 1)
+            and given["largest"]
+            and 0 < given["k"] < experts <= _MOST_EXPERTS
+            and scores.numel() >= experts**2
+            and chosen.numel() <= _MOST_CHOICES
+        )
+        if not is_router:
+            return found
+        skew = _SKEW.get()
+        with _disable_current_modes():
+            rows = _choices(scores.numel() // experts, experts, given["k"], skew)
+            rows = rows.reshape(tuple(chosen.shape))
+            if not isinstance(scores, FakeTensor):
+                values = scores.gather(-1, rows)
+        self._chosen[rows] = None
+        how = "all experts get as many" if not skew else f"with a skew of {skew:g}"
+        self.note(f"tokens are routed to {given['k']} of {experts} experts: {how}")
+        return values, rows
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
             return reported_device(args[0])
         if self._computed and not self._blank:
@@ -156,11 +242,30 @@ class ValuesMode(PlainMode):
         args = tree_map(self._convertible, args)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         has_values = not (self._blank or any(isinstance(tensor, FakeTensor) for tensor in given))
+        if has_values and self._is_of_choices(func, given, kwargs):
+            return self._of_choices(func, args, kwargs)
         aliases = (argument.alias_info for argument in func._schema.arguments)
         is_in_place = any(alias and alias.is_write for alias in aliases)
         if has_values and (is_in_place or not self._is_large(func, args, kwargs)):
             return func(*args, **kwargs)
         return self._without_values(func, args, kwargs)
+
+    def _is_of_choices(self, func: Any, given: list[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+        if any(tensor in self._chosen for tensor in given):
+            return True
+        # `one_hot` writes choices into zeros.
+        is_count = func is torch.ops.aten.zeros.default and kwargs.get("dtype") is torch.int64
+        return is_count and len(self._chosen) > 0
+
+    def _of_choices(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what is computed of choices of experts, without values if it is too large."""
+        if self._is_large(func, args, kwargs, _MOST_CHOICES):
+            return self._without_values(func, args, kwargs)
+        found = func(*args, **kwargs)
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, torch.Tensor):
+                self._chosen[leaf] = None
+        return found
 
     def _convertible(self, value: Any) -> Any:
         """Return a copy without values for a complex view of real numbers, which can't be
@@ -237,7 +342,13 @@ class ValuesMode(PlainMode):
             )
         return (asked - 1) // _ROUNDS % 2 == 0
 
-    def _is_large(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_large(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        most: int = MOST_ELEMENTS,
+    ) -> bool:
         """Return whether an output has too many elements for values."""
         if func.is_view:
             return False
@@ -247,7 +358,7 @@ class ValuesMode(PlainMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             return False  # as large as what goes in, which is small
         made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
-        return any(tensor.numel() > MOST_ELEMENTS for tensor in made)
+        return any(tensor.numel() > most for tensor in made)
 
 
 _ROUNDS = 64
