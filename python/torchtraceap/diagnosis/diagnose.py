@@ -57,7 +57,7 @@ from torchtraceap.diagnosis.verdict import (
 )
 from torchtraceap.tables.catalog import check_count
 from torchtraceap.tables.circumstances import circumstances_of
-from torchtraceap.tables.detection import PerRank, detect, judge, known
+from torchtraceap.tables.detection import PerRank, detect, known, verdicts_of
 from torchtraceap.tables.quality import is_unrecorded
 from torchtraceap.tables.steps.iterations import counted_work, step_time
 from torchtraceap.tables.summary import build_summary
@@ -89,7 +89,7 @@ def build_diagnosis(trace: Ranks, *, windows: int = 100, scorer: str | None = No
     profiled_ns = clamp(sum(lengths_ns))
     with progress_stage("looking for anti-patterns"):
         by_type = detect(trace)
-    verdicts = {name: judge(parts) for name, parts in by_type.items()}
+    verdicts = verdicts_of(trace)
     present = {name: by_type[name] for name, v in verdicts.items() if v == "present"}
     summary = build_summary(trace)
     step = summary.step
@@ -314,8 +314,8 @@ def _scale_to_step(rank: RankTrace, intervals: Int64Array, step: StepTime | None
     """
     if step is None:
         return 1.0
-    spans = counted_work(rank)
-    own = step_time([rank]) or step
+    spans = rank.cached("counted work", lambda: counted_work(rank))
+    own = rank.cached("step time", lambda: step_time([rank])) or step
     if not len(spans):
         return own.measured_ns / max(1, rank.profiled_ns)
     length_ns = total(intervals[:, 1] - intervals[:, 0])

@@ -262,11 +262,14 @@ def covering_finding(
 
 def _inside_ns_of(trace: Ranks, finding: Finding, part: str) -> int:
     """Return how much of a finding's cost lies in one part of the time, over all ranks, ns."""
-    inside_ns = 0
-    for rank in trace.ranks:
-        here = np.array([number == rank.rank for number in finding.interval_ranks], dtype=bool)
-        inside_ns += _inside_ns(rank, part, finding.intervals[here])
-    return inside_ns
+    places: dict[int | None, list[int]] = {}
+    for place, number in enumerate(finding.interval_ranks):
+        places.setdefault(number, []).append(place)
+    return sum(
+        _inside_ns(rank, part, finding.intervals[places[rank.rank]])
+        for rank in trace.ranks
+        if rank.rank in places
+    )
 
 
 def is_beside(trace: Ranks, finding: Finding, parts: dict[str, int]) -> bool:

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from torchtraceap.core.aliases import Array
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
-__all__ = ["PerRank", "detect", "excluded_types", "judge", "known", "present_findings", "surprisal"]
+__all__ = [
+    "PerRank",
+    "detect",
+    "excluded_types",
+    "judge",
+    "known",
+    "present_findings",
+    "surprisal",
+    "verdicts_of",
+]
 
 
 _LEAST_SHARE = 1e-3
@@ -55,12 +64,21 @@ def _detect(trace: Ranks) -> dict[str, PerRank]:
 
 def present_findings(trace: Ranks) -> dict[str, PerRank]:
     """Return the findings of the types that are present, by type."""
-    return {name: parts for name, parts in detect(trace).items() if judge(parts) == "present"}
+    return {name: detect(trace)[name] for name, v in verdicts_of(trace).items() if v == "present"}
 
 
 def excluded_types(trace: Ranks) -> frozenset[str]:
     """Return the types whose verdict is "absent"."""
-    return frozenset(name for name, parts in detect(trace).items() if judge(parts) == "absent")
+    return frozenset(name for name, v in verdicts_of(trace).items() if v == "absent")
+
+
+def verdicts_of(trace: Ranks) -> dict[str, str]:
+    """Return one verdict for all ranks, by type; computed once."""
+
+    def find() -> dict[str, str]:
+        return {name: judge(parts) for name, parts in detect(trace).items()}
+
+    return trace.cached("verdicts", find)
 
 
 def known(parts: PerRank) -> PerRank:

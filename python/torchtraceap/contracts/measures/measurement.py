@@ -127,11 +127,11 @@ def measure(trace: Ranks, key: str, *, one_step: bool = False) -> Measurement:
     Raises:
         OptionError: There is no such key.
     """
-    from torchtraceap.tables.detection import detect, judge
+    from torchtraceap.tables.detection import verdicts_of
 
     find_measure(key)
     if key == "findings":
-        verdicts = {name: judge(parts) for name, parts in detect(trace).items()}
+        verdicts = verdicts_of(trace)
         present = sorted(name for name, verdict in verdicts.items() if verdict == "present")
         untold = sorted(name for name, verdict in verdicts.items() if verdict == "unknown")
         note = f"not told by this trace: {', '.join(untold)}" if untold else ""

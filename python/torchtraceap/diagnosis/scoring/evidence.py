@@ -82,8 +82,11 @@ def rank_shares(
     """
     chosen = [[present[name]] if name in present else [] for name in types]
     length_ns = np.diff(bounds_ns)
-    every = [*chosen, list(present.values())]
-    return np.stack([_ratio(_cost_ns(of, place, bounds_ns), length_ns) for of in every], axis=1)
+    shares = np.zeros((len(length_ns), len(types) + 1))
+    for column, of in enumerate([*chosen, list(present.values())]):
+        if of:
+            shares[:, column] = _ratio(_cost_ns(of, place, bounds_ns), length_ns)
+    return shares
 
 
 def _cost_ns(chosen: Sequence[PerRank], place: int, bounds_ns: Int64Array) -> Int64Array:

@@ -215,7 +215,8 @@ def _whole_ns(times_ns: npt.ArrayLike, shape: tuple[int, ...]) -> Array:
     times = np.asarray(times_ns)
     if times.dtype.kind == "f":
         times = np.rint(times)
-    return np.broadcast_to(np.maximum(times, 0).astype(np.int64), shape)
+    whole: Array = np.maximum(times, 0).astype(np.int64)
+    return whole if whole.shape == shape else np.full(shape, whole)
 
 
 def _columns(parts: Sequence[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:

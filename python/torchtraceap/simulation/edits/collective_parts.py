@@ -208,6 +208,7 @@ def contend(
     """
     before, after = run.graph.time_ns, run.replay(change.delta())
     low, high, _ = measured_slowdown(run)
+    contention = Change()  # what each rank is asked is of its own edges, and of the other changes
     for view, parts in zip(views(run), parts_of(run), strict=True):
         moves_ns = parts.transfer_with(change)
         rows = view.gpu_class(GpuClass.COMPUTE)
@@ -216,14 +217,15 @@ def contend(
         ratio = _ratio(had, has, (low, high), best=best)
         edges = view.duration_edges(rows[ratio != 1])
         costs = change.costs_of(run.cost_ns, edges) * ratio[ratio != 1]
-        change.set_lags(edges[edges >= 0], costs[edges >= 0])
+        contention.set_lags(edges[edges >= 0], costs[edges >= 0])
         had = share_beside_computation(run, parts)
         if shares is not None:
             had = shares.get(view.index, had)
         has = _moving_beside(parts, moves_ns, after)
         ratio = _ratio(had, has, BESIDE_COMPUTATION, best=best)
         changed = (ratio != 1) & (moves_ns > 0)
-        parts.set_transfer(change, np.where(changed, moves_ns * ratio, np.nan))
+        parts.set_transfer(contention, np.where(changed, moves_ns * ratio, np.nan))
+    change.set_lags(*contention.lags)
 
 
 def share_beside_computation(run: SimulatedRun, parts: RankParts) -> Array:

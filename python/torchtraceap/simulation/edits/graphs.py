@@ -198,36 +198,45 @@ def _other_kernels(view: RankView) -> str:
 
 
 def _capturable_calls(view: RankView) -> Array:
-    """Return calls that launch work that a graph can hold."""
-    gpu = view.gpu_rows
-    to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
-    calls = view.launch_of(gpu)
-    held = distinct(calls[(calls >= 0) & ~to_host])
-    return held[~np.isin(view.tree.api[held], _NO_LAUNCHES)]
+    """Return calls that launch work that a graph can hold; cached."""
+
+    def find() -> Array:
+        gpu = view.gpu_rows
+        to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
+        calls = view.launch_of(gpu)
+        held = distinct(calls[(calls >= 0) & ~to_host])
+        return held[~np.isin(view.tree.api[held], _NO_LAUNCHES)]
+
+    return view.cached("capturable calls", find)
 
 
 def _segments(run: SimulatedRun, view: RankView, *, optimizer: bool) -> list[Array]:
     """Return groups of launch calls, in order of time, between operations that no graph holds."""
-    gpu = view.gpu_rows
-    to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
-    calls = view.launch_of(gpu)
-    held = _capturable_calls(view)
-    times = run.graph.time_ns[view.begin_of[held]]
-    held, times = held[np.argsort(times, kind="stable")], np.sort(times)
-    # Times at which no graph may go on: copies, waits, fetches, begins of steps.
-    copies = distinct(calls[(calls >= 0) & to_host])
-    waits = view.wait_ends[np.isin(view.wait_ends, view.end_of[view.calls])]
-    fetches = view.rows_named(r"DataLoader.*__next__", EventKind.CPU_OP, EventKind.USER_ANNOTATION)
-    points = np.concatenate([waits, view.end_of[copies], view.end_of[fetches]])
-    steps = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
-    ends = np.sort(np.concatenate([run.graph.time_ns[points], steps + view.offset_ns]))
-    place = 2 * np.searchsorted(ends, times, side="right")
+    held, place = view.cached("calls by graph", lambda: _placed_calls(run, view))
     if not optimizer:
         in_optimizer = view.tree.phase[held] == Phase.OPTIMIZER
         place = np.cumsum(np.diff(place + in_optimizer, prepend=-1) != 0)
         held, place = held[~in_optimizer], place[~in_optimizer]
     groups = np.split(held, np.flatnonzero(np.diff(place)) + 1) if len(held) else []
     return [group for group in groups if len(group) >= FEWEST_LAUNCHES]
+
+
+def _placed_calls(run: SimulatedRun, view: RankView) -> tuple[Array, Array]:
+    """Return the calls that graphs can hold, in order of time, and twice how many times lie before
+    each at which no graph may go on: of copies, waits, fetches, begins of steps."""
+    gpu = view.gpu_rows
+    to_host = np.isin(view.tree.copy_direction[gpu], _WITH_THE_HOST)
+    calls = view.launch_of(gpu)
+    held = _capturable_calls(view)
+    times = run.graph.time_ns[view.begin_of[held]]
+    held, times = held[np.argsort(times, kind="stable")], np.sort(times)
+    copies = distinct(calls[(calls >= 0) & to_host])
+    waits = view.wait_ends[np.isin(view.wait_ends, view.end_of[view.calls])]
+    fetches = view.rows_named(r"DataLoader.*__next__", EventKind.CPU_OP, EventKind.USER_ANNOTATION)
+    points = np.concatenate([waits, view.end_of[copies], view.end_of[fetches]])
+    steps = np.array([step.start_ns for step in view.tree.steps], dtype=np.int64)
+    ends = np.sort(np.concatenate([run.graph.time_ns[points], steps + view.offset_ns]))
+    return held, 2 * np.searchsorted(ends, times, side="right")
 
 
 def _capture(
