@@ -132,6 +132,11 @@ test-slow: install-test ## the Python tests that take long, drive a browser or r
 	@mkdir -p out
 	@$(PYTEST) -m '(slow or browser or notebook) and not proof' 2>&1 | tee out/pytest-slow.log
 
+.PHONY: docs
+docs: install-test ## the documentation as a site in build/docs/html, with executed notebooks; warnings are errors
+	@$(PIP) install 'torchtraceap[docs]'
+	@$(BIN)/python tools/build_docs.py
+
 .PHONY: proofs
 proofs: install-test ## tests of accuracy on held-out data outside of the repository, in minutes
 	@echo "==> proofs"
