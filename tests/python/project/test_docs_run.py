@@ -44,7 +44,7 @@ FRAGMENTS = {"formats.md": ("jax.profiler",), "prediction.md": ("...,", "profile
              "comparing.md": ("before.json.gz",)}  # fmt: skip
 # What takes minutes, or waits for a client; other tests do the same with less.
 LONG = ("dataset build ", " train ", " collect ", "--report docs/", " compare ", " calibrate ",
-        " bisect ", "bench history", "bench run ", " mcp ")  # fmt: skip
+        " bisect ", " ci ", "bench history", "bench run ", " mcp ")  # fmt: skip
 WORKLOAD = """
 import torch
 

@@ -14,6 +14,12 @@ part of the change.
 
 Note [Confirmed]: a culprit is compared with its parent once more in fresh runs. If these do not
 show the change, the search is made a second time with new runs, and then given up.
+
+Note [How much]: a comparison that stops as soon as it is decided stops where noise has helped it,
+so its estimate is too large and its few rounds leave a wide interval. Whether the culprit is
+confirmed is decided early; how much it changes is told from as many rounds as the last look takes,
+the first ones included. That number is known before, so the estimate has no such bias. Rounds of
+other revisions are left out of it: small changes of other commits would be taken for the culprit's.
 """
 
 from __future__ import annotations
@@ -250,9 +256,12 @@ class _Search:
                 if found is None:
                     return self._answer("range", range=tuple(line[good + 1 : bad + 1]))
                 good, bad = found - 1, found
-            change, decided, _ = self._pair(f"{attempt} confirm {bad}", line[bad - 1], line[bad])
-            if decided == 1:
-                return self._culprit_answer(bad, change, traces)
+            test, pair = f"{attempt} confirm {bad}", (line[bad - 1], line[bad])
+            _, decided, _ = self._pair(test, *pair)
+            if decided == 1:  # see Note [How much]
+                self._say(f"measuring how much {line[bad].short} changes")
+                logs = self._rounds(test, pair).until(settings.looks[-1])
+                return self._culprit_answer(bad, logs[:, 1] - logs[:, 0], traces)
             self._say(f"{line[bad].short} next to its parent does not show the change")
         self._notes.append(
             "The last commit before the change and the first behind it do not differ in fresh "
