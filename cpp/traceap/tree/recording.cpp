@@ -5,9 +5,11 @@
 // in a row, so the launches of a rank are a sequence in which stretches of losses are looked for:
 // one for a loss, minus one for a launch with its record, and a stretch is where the sum grows
 // most. That finds a whole stream that is missing between the records of another one as well as a
-// cut. A replayed graph counts as much as it usually has kernels. Copies and fills are left aside:
-// one of no length has no record. A loss of some single launches is no stretch, and no verdict
-// hangs on it (of 169 public traces one misses 2 %), unless one launch in twenty is lost.
+// cut. A replayed graph counts as much as it usually has kernels. Copies, with streams of their
+// own, are a second sequence; those among launches that are lost belong to these. Fills are left
+// aside: one of no length has no record. A loss of some single launches is no stretch, and no
+// verdict hangs on it (of 169 public traces one misses 2 %), unless one in twenty is lost, with
+// or without what graphs launch.
 //
 // No launch is lost while a graph is recorded: between the calls that begin and end the capture;
 // in traces that don't have these, before a graph is built, or before replays of as many kernels.
@@ -79,11 +81,14 @@ constexpr std::array<std::string_view, kRecordingFaultCount> kNames{"impossible_
                                                                     "no_load"};
 
 enum class Fate : std::uint8_t { kRecorded, kLost, kImpossible, kNothing };
+/// See Note [Lost records].
+enum class Sequence : std::uint8_t { kNone, kKernels, kCopies };
 
 /// A call that puts work on the GPU; a driver call inside of a runtime call is part of that.
 struct Launching {
   Row row;
   Fate fate = Fate::kLost;
+  Sequence sequence = Sequence::kNone;
   std::int64_t weight = 1;         ///< in kernels
   std::int64_t first_ns = kNever;  ///< start of its first record
   std::int64_t last_ns = -kNever;  ///< end of its last one that computes
@@ -101,6 +106,7 @@ class RecordingJudge {
 
   void judge() {
     collect_calls();
+    order_calls();
     weigh_graphs();
     index_calls();
     note_impossible();
@@ -201,6 +207,25 @@ class RecordingJudge {
     }
   }
 
+  /// A lost copy counts where the launches around it have their records.
+  void order_calls() {
+    bool kernel_lost = false;
+    for (Launching& call : calls_) {
+      if (is_kernel_call(call)) {
+        call.sequence = Sequence::kKernels;
+        kernel_lost = call.fate == Fate::kLost;
+      } else if (is_copy_call(tree_.api[call.row]) && !(kernel_lost && call.fate == Fate::kLost)) {
+        call.sequence = Sequence::kCopies;
+      }
+    }
+    kernel_lost = false;
+    for (auto call = calls_.rbegin(); call != calls_.rend(); ++call) {
+      if (call->sequence == Sequence::kKernels) kernel_lost = call->fate == Fate::kLost;
+      if (call->sequence != Sequence::kCopies || call->fate != Fate::kLost) continue;
+      if (kernel_lost) call->sequence = Sequence::kNone;
+    }
+  }
+
   /// A lost replay weighs what a recorded one does.
   void weigh_graphs() {
     std::vector<std::int64_t> sizes;
@@ -269,15 +294,15 @@ class RecordingJudge {
   // ---- launches without GPU work
 
   struct Stretch {
-    std::size_t first, last;   ///< calls
-    std::int64_t lost = 0;     ///< calls without a record
-    std::int64_t weight = 0;   ///< what they weigh
-    std::int64_t kernels = 0;  ///< of the lost calls, those that launch a kernel alone
-    std::int64_t score = 0;    ///< weight without that of the calls with records between
+    std::size_t first, last;  ///< calls
+    std::int64_t lost = 0;    ///< calls without a record
+    std::int64_t weight = 0;  ///< what they weigh
+    std::int64_t single = 0;  ///< of the lost calls, those that launch no graph
+    std::int64_t score = 0;   ///< weight without that of the calls with records between
   };
 
   /// See Note [Lost records].
-  std::vector<Stretch> find_stretches() const {
+  std::vector<Stretch> find_stretches(Sequence sequence) const {
     std::vector<Stretch> found;
     std::optional<Stretch> best, open;  // up to where the sum was largest; up to here
     const auto close = [&] {
@@ -288,7 +313,7 @@ class RecordingJudge {
     for (std::size_t i = 0; i < calls_.size(); ++i) {
       poll_interrupt();
       const Launching& call = calls_[i];
-      if (!is_kernel_call(call)) continue;
+      if (call.sequence != sequence) continue;
       if (call.fate == Fate::kRecorded && open) {
         open->score -= call.weight;
         if (best->score - open->score > std::max(kLeastBridge, best->score / 2)) close();
@@ -296,7 +321,7 @@ class RecordingJudge {
         if (!open) open = Stretch{.first = i, .last = i};
         open->last = i;
         ++open->lost;
-        open->kernels += tree_.api[call.row] == ApiClass::kKernelLaunch;
+        open->single += tree_.api[call.row] != ApiClass::kGraphLaunch;
         open->weight += call.weight;
         open->score += call.weight;
         if (!best || open->score >= best->score) best = open;
@@ -308,7 +333,7 @@ class RecordingJudge {
 
   /// Is it a loss, and not what a capture or missing links look like?
   bool is_loss(const Stretch& stretch) const {
-    if (stretch.kernels == stretch.lost && is_capture(stretch)) return false;
+    if (stretch.single == stretch.lost && is_capture(stretch)) return false;
     return 2 * orphans_in(time_of(stretch.first, stretch.last)) < stretch.weight;
   }
 
@@ -352,6 +377,20 @@ class RecordingJudge {
     }
     if (end_ns == kNever) end_ns = end_of_recording_ns_;
     return {start_ns, std::max(start_ns, end_ns)};
+  }
+
+  /// A single copy ran between its call and the next copy, beside whatever ran on other streams.
+  Interval time_of_copy(std::size_t call) const {
+    Interval time = time_of(call, call);
+    time.start_ns = to_gpu_clock(table_.ts_ns[calls_[call].row]);
+    for (std::size_t next = call + 1; next < calls_.size() && next <= call + kMostHops; ++next) {
+      if (calls_[next].sequence != Sequence::kCopies) continue;
+      if (calls_[next].fate != Fate::kRecorded) continue;
+      time.end_ns = std::min(time.end_ns, calls_[next].first_ns);
+      break;
+    }
+    time.end_ns = std::max(time.end_ns, time.start_ns);
+    return time;
   }
 
   static bool has(const std::vector<std::uint32_t>& streams, std::uint32_t stream) {
@@ -413,61 +452,76 @@ class RecordingJudge {
     lost_in_step_.assign(tree_.steps.size(), 0);
     launched_in_step_.assign(tree_.steps.size(), 0);
     for (const Launching& call : calls_) {
-      if (!is_kernel_call(call) || call.fate == Fate::kNothing) continue;
+      if (call.sequence == Sequence::kNone || call.fate == Fate::kNothing) continue;
       const std::uint32_t step = tree_.step[call.row];
       if (step != kNoStep) launched_in_step_[step] += call.weight;
     }
-    const std::vector<Stretch> stretches = find_stretches();
-    note_scattered_losses(stretches);
-    for (const Stretch& stretch : stretches) {
-      if (!is_loss(stretch)) continue;
-      for (std::size_t i = stretch.first; i <= stretch.last; ++i) {
-        const std::uint32_t step = tree_.step[calls_[i].row];
-        if (is_kernel_call(calls_[i]) && calls_[i].fate == Fate::kLost && step != kNoStep) {
-          lost_in_step_[step] += calls_[i].weight;
-        }
+    for (const Sequence sequence : {Sequence::kKernels, Sequence::kCopies}) {
+      const std::vector<Stretch> stretches = find_stretches(sequence);
+      note_scattered_losses(sequence, stretches);
+      for (const Stretch& stretch : stretches) {
+        if (is_loss(stretch)) note_stretch(sequence, stretch);
       }
-      const Interval time = time_of(stretch.first, stretch.last);
-      missing_.push_back(time);
-      const auto lost = static_cast<std::uint64_t>(stretch.lost);
-      const bool at_end = is_end(stretch);
-      note(
-          at_end ? RecordingFault::kEndsInsideWork : RecordingFault::kLaunchesWithoutGpuWork, lost,
-          time,
-          plural(lost, "launch call") + (lost == 1 ? " has" : " have") + " no GPU record" +
-              (at_end ? ": the recording ended before their work did."
-                      : ". This stretch is not recorded: the GPU is neither busy nor idle there."));
     }
   }
 
+  void note_stretch(Sequence sequence, const Stretch& stretch) {
+    const bool at_end = is_end(stretch);
+    for (std::size_t i = stretch.first; i <= stretch.last; ++i) {
+      if (calls_[i].sequence == sequence && calls_[i].fate == Fate::kLost) count_in_step(i);
+    }
+    const Interval time = time_of(stretch.first, stretch.last);
+    (sequence == Sequence::kCopies ? missing_copies_ : missing_).push_back(time);
+    const auto lost = static_cast<std::uint64_t>(stretch.lost);
+    note(at_end ? RecordingFault::kEndsInsideWork : RecordingFault::kLaunchesWithoutGpuWork, lost,
+         time,
+         plural(lost, calls_of(sequence)) + (lost == 1 ? " has" : " have") + " no GPU record" +
+             (at_end ? ": the recording ended before their work did."
+                     : ". This stretch is not recorded: the GPU is neither busy nor idle there."));
+  }
+
+  void count_in_step(std::size_t lost) {
+    const std::uint32_t step = tree_.step[calls_[lost].row];
+    if (step != kNoStep) lost_in_step_[step] += calls_[lost].weight;
+  }
+
+  static std::string calls_of(Sequence sequence) {
+    return sequence == Sequence::kCopies ? "copy call" : "launch call";
+  }
+
   /// Records that are lost one here and one there, where they are too many for an accident.
-  void note_scattered_losses(const std::vector<Stretch>& stretches) {
+  void note_scattered_losses(Sequence sequence, const std::vector<Stretch>& stretches) {
     std::vector<std::size_t> lost;
-    std::int64_t lost_weight = 0, all = 0;
+    std::int64_t lost_weight = 0, all = 0, all_single = 0;
     auto stretch = stretches.begin();
     for (std::size_t i = 0; i < calls_.size(); ++i) {
       while (stretch != stretches.end() && stretch->last < i) ++stretch;
-      if (!is_kernel_call(calls_[i]) || calls_[i].fate == Fate::kNothing) continue;
+      if (calls_[i].sequence != sequence || calls_[i].fate == Fate::kNothing) continue;
       all += calls_[i].weight;
+      all_single += tree_.api[calls_[i].row] != ApiClass::kGraphLaunch;
       const bool inside = stretch != stretches.end() && stretch->first <= i;
       if (calls_[i].fate != Fate::kLost || inside) continue;
       lost.push_back(i);
       lost_weight += calls_[i].weight;
     }
-    if (lost_weight < kLeastStretch || lost_weight * kScatteredPart < all) return;
-    if (is_loss({.first = lost.front(), .last = lost.back(), .weight = lost_weight})) {
-      for (const std::size_t i : lost) {
+    if (lost_weight < kLeastStretch) return;
+    const auto calls = static_cast<std::int64_t>(lost.size());
+    if (lost_weight * kScatteredPart < all && calls * kScatteredPart < all_single) return;
+    if (!is_loss({.first = lost.front(), .last = lost.back(), .weight = lost_weight})) return;
+    for (const std::size_t i : lost) {
+      if (sequence == Sequence::kCopies) {
+        missing_copies_.push_back(time_of_copy(i));
+      } else {
         missing_.push_back(time_of(i, i));
-        const std::uint32_t step = tree_.step[calls_[i].row];
-        if (step != kNoStep) lost_in_step_[step] += calls_[i].weight;
       }
-      note(RecordingFault::kLaunchesWithoutGpuWork, lost.size(),
-           Interval{time_of(lost.front(), lost.front()).start_ns,
-                    time_of(lost.back(), lost.back()).end_ns},
-           plural(lost.size(), "launch call") + ", here and there, " +
-               (lost.size() == 1 ? "has" : "have") +
-               " no GPU record. The GPU is neither busy nor idle where their work may have run.");
+      count_in_step(i);
     }
+    note(RecordingFault::kLaunchesWithoutGpuWork, lost.size(),
+         Interval{time_of(lost.front(), lost.front()).start_ns,
+                  time_of(lost.back(), lost.back()).end_ns},
+         plural(lost.size(), calls_of(sequence)) + ", here and there, " +
+             (lost.size() == 1 ? "has" : "have") +
+             " no GPU record. The GPU is neither busy nor idle where their work may have run.");
   }
 
   /// Is it what the GPU still had to do when the recording ended?
@@ -642,7 +696,7 @@ class RecordingJudge {
     Recording& recording = tree_.recording;
     std::stable_sort(recording.notes.begin(), recording.notes.end(),
                      [](const auto& a, const auto& b) { return a.fault < b.fault; });
-    const IntervalSet stretches = make_union(std::move(missing_));
+    const IntervalSet stretches = set_union(make_union(std::move(missing_)), without_work());
     recording.missing = set_union(stretches, make_union(std::move(gaps_)));
     recording.not_judged = set_union(stretches, make_union(std::move(waits_)));
     for (std::size_t i = 0; i < tree_.steps.size(); ++i) {
@@ -652,6 +706,14 @@ class RecordingJudge {
       const bool judged = 2 * covered_ns(recording.not_judged, own) <= own.length_ns();
       recording.step_is_recorded.push_back(!lost && judged);
     }
+  }
+
+  /// Where lost copies may have run, but for recorded work beside them.
+  IntervalSet without_work() {
+    if (missing_copies_.empty()) return {};
+    std::vector<Interval> busy;
+    for (const Row row : tree_.gpu_rows) busy.push_back({table_.ts_ns[row], table_.end_ns(row)});
+    return set_difference(make_union(std::move(missing_copies_)), make_union(std::move(busy)));
   }
 
   const EventTable& table_;
@@ -671,6 +733,7 @@ class RecordingJudge {
   std::vector<std::size_t> copies_before_;      ///< per call: recorded copies up to it
   std::size_t last_recorded_ = 0;
   std::int64_t end_of_recording_ns_ = 0;
+  std::vector<Interval> missing_copies_;
   std::vector<Interval> missing_, gaps_, waits_;  ///< by stretch; by impossible record; edges
   std::vector<std::int64_t> lost_in_step_, launched_in_step_;
 };

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from torchtraceap import _core
 from torchtraceap.core.columns import encode_texts
 from torchtraceap.core.formatting import format_count, format_ns, format_share
 from torchtraceap.core.intervals import covered_ns
@@ -21,6 +22,8 @@ from torchtraceap.core.table import ColumnTable
 from torchtraceap.tables.catalog import TableSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torchtraceap.trace.ranks import Ranks, RankTrace
 
 __all__ = [
@@ -36,8 +39,15 @@ __all__ = [
 _OF_LOADING = ("some_steps", "several_processes", "several_jobs")
 """Codes of what choosing and reading files can tell of the quality."""
 _LEAST_RECORDED = 0.98
-"""The share of the profiled time: with less, times of two recordings are not those of the same
-work. Rules call a cost of the rest of it material."""
+"""The share of the profiled time, and of the launches: with less, times of two recordings are not
+those of the same work. Rules call a cost of the rest of it material."""
+
+_LAUNCHING = (
+    _core.ApiClass.KERNEL_LAUNCH,
+    _core.ApiClass.GRAPH_LAUNCH,
+    _core.ApiClass.COPY,
+    _core.ApiClass.ASYNC_COPY,
+)
 
 _LEAST_JUDGED = 0.02
 """The share of the profiled time with less than which nothing is said of the whole, as in the core
@@ -71,8 +81,20 @@ def _build(trace: Ranks) -> Quality:
         missing_ns += total(covered_ns(rank.tree.missing, np.array([start_ns, end_ns])))
     share = 1.0 - missing_ns / profiled_ns if missing_ns else 1.0
     codes = {note.code for note in notes}
-    comparable = share >= _LEAST_RECORDED and "no_load" not in codes
+    comparable = (
+        min(share, 1.0 - _lost_launches(trace, notes)) >= _LEAST_RECORDED and "no_load" not in codes
+    )
     return Quality(comparable, max(0.0, share), tuple(notes))
+
+
+def _lost_launches(trace: Ranks, notes: Sequence[QualityNote]) -> float:
+    """Return the share of the launches and copies whose work lacks its record, but for those at the
+    end: work that would have run behind the end of the recording is missing at no time of it."""
+    lost = sum(note.count for note in notes if note.code == "launches_without_gpu_work")
+    if not lost:
+        return 0.0
+    launched = sum(int(np.isin(rank.tree.api, _LAUNCHING).sum()) for rank in trace.ranks)
+    return lost / launched
 
 
 def is_unrecorded(trace: Ranks) -> bool:
@@ -92,6 +114,8 @@ def why_not_comparable(trace: Ranks) -> str | None:
     for note in quality.notes:
         if note.code == "no_load":
             return note.message
+    if quality.recorded_share >= _LEAST_RECORDED:
+        return f"GPU work lacks its records: {recording_line(trace)}"
     share = format_share(quality.recorded_share)
     return f"only {share} of the profiled GPU time is recorded: {recording_line(trace)}"
 

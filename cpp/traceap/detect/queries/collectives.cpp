@@ -293,14 +293,27 @@ bool has_host_collective(const EventTable& table) {
   return false;
 }
 
+/// Where GPU events lack their launches though others have theirs: the host's record ends before
+/// the GPU's, and nobody knows the phases there.
+IntervalSet time_without_launches(const Signals& signals) {
+  std::vector<Interval> times;
+  for (const RecordingNote& note : signals.tree.recording.notes) {
+    if (note.fault == RecordingFault::kGpuWorkWithoutLaunch && note.time) {
+      times.push_back(*note.time);
+    }
+  }
+  return make_union(std::move(times));
+}
+
 }  // namespace
 
 std::vector<ExposedPiece> build_exposed_pieces(const Signals& signals) {
   std::vector<ExposedPiece> pieces;
   if (signals.gpu.communication.empty()) return pieces;
   const PieceBuilder builder(signals);
-  const IntervalSet exposed = set_difference(
+  IntervalSet exposed = set_difference(
       set_difference(signals.gpu.communication, signals.gpu.compute), signals.unawaited.sure);
+  if (signals.links_operators()) exposed = set_difference(exposed, time_without_launches(signals));
   for (const Interval& piece : set_clip(exposed, signals.profiled)) {
     pieces.push_back(builder.build(piece));
   }
@@ -314,14 +327,16 @@ std::int64_t most_bytes_in(std::int64_t duration_ns) {
 }
 
 Finding open_without_phases(const Signals& signals, Finding finding) {
-  if (signals.links_operators()) return finding;
-  if (finding.verdict == Verdict::kPresent) {
+  IntervalSet exposed = set_difference(signals.gpu.communication, signals.gpu.compute);
+  if (signals.links_operators()) {
+    exposed = set_intersection(exposed, time_without_launches(signals));
+    if (finding.verdict == Verdict::kPresent || exposed.empty()) return finding;
+  } else if (finding.verdict == Verdict::kPresent) {
     // That communication is exposed is sure; of which type it is, the order of kernels alone tells.
     finding.confidence = std::min(finding.confidence, 0.5);
     finding.missing_signals = {std::string(missing_link(signals))};
     return finding;
   }
-  const IntervalSet exposed = set_difference(signals.gpu.communication, signals.gpu.compute);
   if (!is_material(signals, covered_ns(exposed, signals.profiled))) return finding;
   return abstain({missing_link(signals)});
 }

@@ -100,6 +100,10 @@ IntervalSet with_lost_lead(const Signals& signals, IntervalSet cost, std::vector
   for (const Interval& wait : other_waits(signals, held)) {
     changes.push_back({wait.end_ns, LeadChange::kSynchronised, wait});
   }
+  // How far ahead the host is behind work without a record, nobody knows.
+  for (const Interval& lost : signals.tree.recording.missing) {
+    changes.push_back({lost.start_ns, LeadChange::kSynchronised, lost});
+  }
   std::vector<Interval> waiting;
   for (const IdleInterval& idle : signals.idle.intervals) {
     if (!is_host_at_work(idle.cause) || idle.next_gpu_row == kNoRow) continue;
