@@ -14,7 +14,7 @@
 // No launch is lost while a graph is recorded: between the calls that begin and end the capture;
 // in traces that don't have these, before a graph is built, or before replays of as many kernels.
 // Where as many GPU records without a launch begin as launches lack records, links are missing and
-// not records.
+// not records. Work that was queued when the recording began has smaller ids than all launches.
 //
 // What was launched in a stretch ran somewhere between the end of the work launched before and the
 // start of the work launched behind it. This time is missing: neither busy nor idle. The same holds
@@ -52,8 +52,10 @@ constexpr std::size_t kMostHops = 64;
 constexpr std::int64_t kScatteredPart = 20;
 /// A step that misses more than one launch in so many has no times of its own.
 constexpr std::int64_t kStepPart = 10;
-/// Losses in the last part of the recording, one of so many, are its end and no hole.
+/// Losses in the last part of the recording, one of so many, are its end and no hole, if they are
+/// no more of the work than this.
 constexpr std::int64_t kEndPart = 20;
+constexpr std::int64_t kEndWorkPart = 10;
 /// More records without a launch than one in so many are said, if others have theirs.
 constexpr std::uint64_t kOrphanPart = 5;
 constexpr std::uint64_t kLeastOrphans = 10;
@@ -410,10 +412,19 @@ class RecordingJudge {
   /// What time_of, is_loss and is_end ask of all calls and records.
   void index_calls() {
     end_of_recording_ns_ = to_gpu_clock(tree_.profiled.end_ns);
+    std::int64_t first_id = kNever;
+    for (const Launching& call : calls_) {
+      if (table_.correlation[call.row] > 0) {
+        first_id = std::min(first_id, table_.correlation[call.row]);
+      }
+    }
     for (const Row row : tree_.gpu_rows) {
       poll_interrupt();
       end_of_recording_ns_ = std::max(end_of_recording_ns_, table_.end_ns(row));
-      if (tree_.launch[row] == kNoRow) orphans_.push_back(row);
+      // Ids rise: what has a smaller one than every launch was launched before the recording began.
+      const std::int64_t id = table_.correlation[row];
+      const bool earlier = id > 0 && id < first_id;
+      if (tree_.launch[row] == kNoRow && !earlier) orphans_.push_back(row);
     }
     for (Row row = 0; row < table_.size(); ++row) {
       if (tree_.api[row] == ApiClass::kGraphBuilding) graph_building_.push_back(row);
@@ -453,6 +464,7 @@ class RecordingJudge {
     launched_in_step_.assign(tree_.steps.size(), 0);
     for (const Launching& call : calls_) {
       if (call.sequence == Sequence::kNone || call.fate == Fate::kNothing) continue;
+      launched_ += call.weight;
       const std::uint32_t step = tree_.step[call.row];
       if (step != kNoStep) launched_in_step_[step] += call.weight;
     }
@@ -526,7 +538,7 @@ class RecordingJudge {
 
   /// Is it what the GPU still had to do when the recording ended?
   bool is_end(const Stretch& stretch) const {
-    if (last_recorded_ > stretch.last) return false;
+    if (last_recorded_ > stretch.last || stretch.weight * kEndWorkPart > launched_) return false;
     const std::int64_t before_ns = table_.ts_ns[calls_[stretch.first].row] - calls_first_ns();
     const std::int64_t inside_ns =
         table_.end_ns(calls_[stretch.last].row) - table_.ts_ns[calls_[stretch.first].row];
@@ -732,6 +744,7 @@ class RecordingJudge {
   std::vector<std::size_t> next_other_stream_;  ///< per kernel launch: the next of another stream
   std::vector<std::size_t> copies_before_;      ///< per call: recorded copies up to it
   std::size_t last_recorded_ = 0;
+  std::int64_t launched_ = 0;  ///< in kernels
   std::int64_t end_of_recording_ns_ = 0;
   std::vector<Interval> missing_copies_;
   std::vector<Interval> missing_, gaps_, waits_;  ///< by stretch; by impossible record; edges

@@ -88,8 +88,8 @@ def _build(trace: Ranks) -> Quality:
 
 
 def _lost_launches(trace: Ranks, notes: Sequence[QualityNote]) -> float:
-    """Return the share of the launches and copies whose work lacks its record, but for those at the
-    end: work that would have run behind the end of the recording is missing at no time of it."""
+    """Return the share of the launches and copies whose work lacks its record: what would have run
+    behind the end of the recording is missing at no time of it."""
     lost = sum(note.count for note in notes if note.code == "launches_without_gpu_work")
     if not lost:
         return 0.0

@@ -61,6 +61,22 @@ TEST_CASE("workers that deliver in time, or while the GPU works, are no starvati
   }
 }
 
+TEST_CASE("a slow loader that the GPU waits for once, with work queued behind", "[detect]") {
+  const auto verdict = [](double later_us) {
+    Scene scene;
+    for (int i = 0; i < 3; ++i) {
+      const double start = 1000 + i * 10000.0, idle = i == 0 ? 4000 : 20;
+      scene.step(5 + i, start, 10000);
+      scene.op("aten::mm", start + idle - 20, 15)
+          .kernel("gemm", start + idle - 15, start + idle, 10000 - idle);
+      scene.range(kMultiFetch, start + 30, i == 0 ? 3500 : later_us);
+    }
+    return scene.judge("worker_starvation").verdict;
+  };
+  CHECK(verdict(3000) == Verdict::kPresent);
+  CHECK(verdict(1200) == Verdict::kAbsent);  // the workers start
+}
+
 TEST_CASE("a fetch is late when the GPU idles for 1 ms in it", "[detect]") {
   Scene scene = three_steps(6000);
   scene.range(kMultiFetch, 1000, 999).range(kMultiFetch, 11000, 1000);

@@ -426,6 +426,67 @@ def test_work_of_a_host_far_ahead_that_is_lost_is_not_comparable(tmp_path: Path)
     assert not quality.comparable
 
 
+def test_losses_beside_work_queued_before_the_recording(tmp_path: Path) -> None:
+    def recorded(first_id: int) -> dict[str, int]:
+        """The GPU is busy with 300 kernels without a launch; of 400 launches 200 lack theirs."""
+        recorder = Recorder()
+        for kernel in range(300):
+            recorder.gpu(first_id + kernel, 50.0 * kernel, 49.0)
+        recorder.correlation = 1000
+        for kernel in range(400):
+            correlation = recorder.call("cudaLaunchKernel", 8.0 * kernel, 3)
+            if kernel >= 200:
+                recorder.gpu(correlation, 50.0 * (300 + kernel), 49.0)
+        return codes(recorder.load(tmp_path))
+
+    assert recorded(first_id=500) == {"launches_without_gpu_work": 200}
+    assert "launches_without_gpu_work" not in recorded(first_id=5000)  # links are missing
+
+
+def test_a_first_step_without_others_to_compare_is_not_bound_by_the_host(tmp_path: Path) -> None:
+    def verdict(recorded_steps: int, cut: bool) -> str:
+        recorder = Recorder()
+        for step in range(4):
+            now = 4000.0 * step
+            for kernel in range(30):
+                at = now + 10 + 4 * kernel + (800 if step == 0 and kernel else 0)
+                recorder.host("cpu_op", "aten::mm", at, 3.5)
+                correlation = recorder.call("cudaLaunchKernel", at + 1, 2)
+                recorder.gpu(correlation, now + 20 + 100 * kernel + 900 * (kernel > 0), 99.0)
+            recorder.host("user_annotation", f"ProfilerStep#{step}", now, 3999)
+        if cut:
+            begun_us = recorder.base + 4000 * recorded_steps
+            recorder.events = [
+                e for e in recorder.events if e["cat"] == "kernel" or e["ts"] < begun_us
+            ]
+        return recorder.load(tmp_path).diagnose().verdicts["cpu_bound"]
+
+    assert verdict(4, cut=False) == "absent"
+    assert verdict(1, cut=True) == "unknown"
+
+
+def test_warm_up_is_unknown_where_the_kernels_that_show_it_are_lost(tmp_path: Path) -> None:
+    def verdict(lost: bool) -> str:
+        recorder, now = Recorder(), 0.0
+        for turn in range(3):  # a loop without marks: memory is taken and given back in the first
+            for kernel in range(30):
+                name = f"kernel {kernel}"
+                recorder.host("cpu_op", "aten::mm", now, 9)
+                correlation = recorder.call("cudaLaunchKernel", now + 1, 3)
+                if not (lost and turn > 0):
+                    recorder.gpu(correlation, now + 5, 20.0, name=name)
+                now += 30
+                if turn == 0 and kernel in (5, 10, 15, 20, 25):
+                    call = "cudaFree" if kernel in (10, 20) else "cudaMalloc"
+                    recorder.call(call, now, 900)
+                    now += 910
+        diagnosis = recorder.load(tmp_path).diagnose()
+        return {**diagnosis.verdicts, **diagnosis.further_verdicts}["allocator_thrash"]
+
+    assert verdict(lost=False) == "absent"
+    assert verdict(lost=True) == "unknown"
+
+
 def training(steps: int) -> Recorder:
     """Each step ends in a collective that nothing covers."""
     recorder = Recorder()
@@ -699,6 +760,16 @@ def test_launches_whose_work_ran_after_the_recording(tmp_path: Path) -> None:
     assert codes(trace) == {"ends_inside_work": 30}
     assert trace.summary().quality.comparable
     assert not present(trace)
+
+
+def test_half_of_the_work_is_no_end(tmp_path: Path) -> None:
+    recorder = Recorder()
+    end = recorder.steps(10, 40, 500.0)
+    for kernel in range(400):
+        recorder.call("cudaLaunchKernel", end + 4 * kernel, 2)
+    trace = recorder.load(tmp_path)
+    assert codes(trace) == {"launches_without_gpu_work": 400}
+    assert not trace.summary().quality.comparable
 
 
 def test_a_recording_without_load(tmp_path: Path) -> None:

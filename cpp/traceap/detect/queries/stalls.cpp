@@ -11,6 +11,14 @@
 
 namespace traceap {
 
+bool lacks_records(const Signals& signals) {
+  const auto& notes = signals.tree.recording.notes;
+  return std::any_of(notes.begin(), notes.end(), [](const RecordingNote& note) {
+    return note.fault == RecordingFault::kLaunchesWithoutGpuWork ||
+           note.fault == RecordingFault::kGpuWorkWithoutLaunch;
+  });
+}
+
 Interval stall_window(const Signals& signals, Interval host_call) {
   const Interval call = signals.on_gpu_clock(host_call);
   const Row next = first_row_from(signals.table, signals.tree.gpu_rows, call.end_ns);

@@ -11,6 +11,8 @@
 
 namespace traceap {
 
+/// Is GPU work without its launch, or a launch without its work?
+bool lacks_records(const Signals& signals);
 /// From the start of a call that blocks the host to the first GPU event after its end: the queue
 /// ran dry, and the host had to refill it. GPU idle in there is what the call costs. To the end of
 /// the call only where that event comes more than kRefillReachNs later, since the host did

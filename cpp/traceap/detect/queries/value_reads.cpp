@@ -61,15 +61,6 @@ void add_bare_syncs(const Signals& signals, const std::vector<Row>& reading,
   }
 }
 
-/// Is GPU work without its launch, or a launch without its work?
-bool lacks_records(const Signals& signals) {
-  const auto& notes = signals.tree.recording.notes;
-  return std::any_of(notes.begin(), notes.end(), [](const RecordingNote& note) {
-    return note.fault == RecordingFault::kLaunchesWithoutGpuWork ||
-           note.fault == RecordingFault::kGpuWorkWithoutLaunch;
-  });
-}
-
 }  // namespace
 
 ValueReads find_value_reads(const Signals& signals) {

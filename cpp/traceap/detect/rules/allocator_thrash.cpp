@@ -38,6 +38,15 @@ std::vector<Row> allocator_rows(const Signals& signals) {
   return rows;
 }
 
+/// Are kernels missing, by whose repetition a loop without steps is known?
+bool lacks_kernels(const Signals& signals) {
+  const auto& notes = signals.tree.recording.notes;
+  return lacks_records(signals) ||
+         std::any_of(notes.begin(), notes.end(), [](const RecordingNote& note) {
+           return note.fault == RecordingFault::kImpossibleDuration;
+         });
+}
+
 Calls calls_from(const Signals& signals, const std::vector<Row>& rows, std::int64_t begin_ns) {
   Calls calls;
   for (Row r : rows) {
@@ -108,7 +117,8 @@ Finding detect(const Signals& signals) {
   if (calls.frees > 0) draft.count("frees", calls.frees);
   if (!warm_up.by_steps) draft.confidence = 0.7;  // pools may still grow
   Finding finding = finish_finding(signals, std::move(draft));
-  if (!full_ns && finding.verdict == Verdict::kPresent) {
+  const bool unsure = !full_ns || (!warm_up.by_steps && lacks_kernels(signals));
+  if (unsure && finding.verdict == Verdict::kPresent) {
     // A program that runs once allocates as it goes: growth of the pool, or thrash?
     return abstain({"steps, or a loop that repeats its kernels: where warm-up ends"});
   }

@@ -108,6 +108,14 @@ IntervalSet without_odd_first_step(const Signals& signals, IntervalSet gaps) {
   return set_difference(gaps, std::span<const Interval>(&first, 1));
 }
 
+/// Do too few steps have their records to tell whether the first is odd, and is the cost its own?
+bool hangs_on_first_step(const Signals& signals, const IntervalSet& gaps) {
+  const auto& steps = signals.tree.steps;
+  if (steps.empty() || steps.size() >= kCheckedSteps || !lacks_records(signals)) return false;
+  const Interval first{steps.front().start_ns, steps.front().end_ns};
+  return !is_material(signals, total_length_ns(gaps) - covered_ns(gaps, first));
+}
+
 /// Joins gaps that only work shorter than kBurstKernelNs separates.
 std::vector<Interval> merge_bursts(const IntervalSet& gaps) {
   std::vector<Interval> bursts;
@@ -241,6 +249,9 @@ Finding detect(const Signals& signals) {
   gaps = set_difference(gaps, cold_calls(signals));
   gaps = set_difference(gaps, long_silences(signals));
   gaps = without_odd_first_step(signals, std::move(gaps));
+  if (is_material(signals, total_length_ns(gaps)) && hangs_on_first_step(signals, gaps)) {
+    return abstain({"GPU records of the launches"});
+  }
   draft.cost = merge_bursts(gaps);
   // Without steps the profile may hold more than the loop.
   draft.confidence = signals.tree.steps.empty() ? 0.7 : 0.9;

@@ -46,11 +46,15 @@ std::vector<Fetch> find_fetches(const Signals& signals) {
 }
 
 /// A slow first fetch with prompt ones behind it is the start of the workers, which a profile that
-/// begins with an epoch always shows.
+/// begins with an epoch always shows. Where another one takes the host half as long, and the GPU
+/// still has work meanwhile, the loader is slow.
 bool only_first_is_late(const std::vector<Fetch>& fetches) {
+  const std::int64_t slow_ns =
+      fetches.empty() ? 0 : std::max(kLateNs, fetches.front().interval.length_ns() / 2);
   return fetches.size() >= 3 && fetches.front().idle_ns >= kLateNs &&
-         std::none_of(fetches.begin() + 1, fetches.end(),
-                      [](const Fetch& f) { return f.idle_ns >= kLateNs; });
+         std::none_of(fetches.begin() + 1, fetches.end(), [&](const Fetch& f) {
+           return f.idle_ns >= kLateNs || f.interval.length_ns() >= slow_ns;
+         });
 }
 
 Finding detect(const Signals& signals) {
