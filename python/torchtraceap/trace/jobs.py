@@ -163,7 +163,7 @@ def check_one_run(folder: str, recorded: Sequence[RecordedFile]) -> None:
     if len(runs) < 2 and not copies:
         return
     found = f"{len(recorded)} files of {len(runs)} run{'s' * (len(runs) > 1)} (several_jobs)"
-    found += f", of which {copies} hold what others hold" if copies else ""
+    found += f", of which {copies} hold{'s' * (copies == 1)} what others hold" if copies else ""
     listed = ", ".join(_run_text(run, runs) for run in runs[:MOST_NAMED])
     raise SeveralRunsError(
         f"{folder}: {found}; give one of them: {listed}{_more(len(runs), ' and')}; all together: "
@@ -181,9 +181,10 @@ def _more(count: int, word: str) -> str:
 
 
 def _run_text(run: Run, runs: Sequence[Run]) -> str:
-    """Name a run by its folder if no other one is there, else by its first file."""
+    """Name a run by its folder if nothing else is there, no copy either, else by its first file."""
     first = run.files[0].path
     inside = Counter(each for other in runs for each in {f.path.parent for f in other.files})
+    inside.update(copy.path.parent for other in runs for copy in other.copies)
     if inside[first.parent] == 1 and all(f.path.parent == first.parent for f in run.files):
         return str(first.parent)
     more = f" and {len(run.files) - 1} more" if len(run.files) > 1 else ""

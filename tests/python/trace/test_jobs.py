@@ -190,6 +190,18 @@ def test_copies_belong_to_the_run_that_they_copy(tmp_path: Path, kind: str) -> N
         ttap.load(tmp_path)
 
 
+def test_a_trace_beside_its_compressed_twin_is_named_by_its_file(tmp_path: Path) -> None:
+    """The folder would be refused again."""
+    text = content(0, 1)
+    plain, packed = tmp_path / "trace.json", tmp_path / "trace.json.gz"
+    plain.write_bytes(text)
+    packed.write_bytes(gzip.compress(text))
+    with pytest.raises(SeveralRunsError, match="1 holds what others hold") as refused:
+        ttap.load(tmp_path)
+    assert f"give one of them: {plain};" in str(refused.value)
+    assert len(ttap.load(plain).ranks[0].table) == len(ttap.load(packed).ranks[0].table)
+
+
 def test_a_large_file_is_told_by_its_head(tmp_path: Path) -> None:
     text = content(1, 4, at=7).replace(b"]}", b"," + b'{"ph": "X", "ts": 1},' * 50_000 + b"]}")
     data = gzip.compress(text)
