@@ -55,6 +55,17 @@ SCRIPT_PARTS = (
     "lists",
     "start",
 )
+TIMELINE_KEYS = (
+    (("w", "s"), "zoom in and out, as + and − do"),
+    (("a", "d"), "move to the left and right, as ← and → do"),
+    (("0",), "show everything"),
+    (("f",), "fit the selected event, the range or the place"),
+    (("m",), "mark it, or take the mark away"),
+    (("n", "p"), "go to the next and the previous place"),
+    (("/",), "find events by name"),
+    (("Esc",), "clear what is chosen"),
+)
+"""Keys with what they do, for the dialog that lists them."""
 # Timelines in one page: of more ranks, those with the largest findings are shown.
 MAX_RANKS = 8
 MAX_RANK_ROWS = 512
@@ -82,6 +93,7 @@ def render_html(diagnosis: Diagnosis) -> str:
         sections=sections,
         figures=_figures(view),
         diffs=[_code_diff(entry) for entry in view.findings],
+        timeline_keys=TIMELINE_KEYS,
         strips=[strip(source, number) for number in range(len(view.findings))],
         idle_ns=sum(segment.time_ns for segment in view.idle),
         ranks=len(source.shown),

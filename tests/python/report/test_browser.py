@@ -236,6 +236,94 @@ def test_wheel_drag_and_keys_move_the_view(browser: Any, demo: tuple[ttap.Diagno
     visit.close()
 
 
+def test_keys_work_after_a_click_anywhere(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    page = visit.page
+    whole = visit.view()
+    page.click("#findings-title")  # far from the timeline
+    for key, narrower in (("w", True), ("s", False), ("+", True), ("-", False)):
+        before = visit.view()
+        page.keyboard.press(key)
+        after = visit.view()
+        assert (after[1] - after[0] < before[1] - before[0]) is narrower
+    page.keyboard.press("w")
+    middle = visit.view()
+    page.keyboard.press("d")
+    assert visit.view()[0] > middle[0]
+    page.keyboard.press("a")
+    assert visit.view() == pytest.approx(middle, abs=2)
+    page.keyboard.press("0")
+    assert visit.view() == whole
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "search"
+    page.keyboard.type("aw")  # a field takes what is typed
+    assert page.input_value("#search") == "aw"
+    assert visit.view() == whole
+    visit.close()
+
+
+def test_the_keys_are_listed(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
+    visit = Visit(browser, demo[1])
+    page = visit.page
+    page.click("#findings-title")
+    page.keyboard.press("?")
+    page.wait_for_selector("#keys[open]")
+    whole = visit.view()
+    page.keyboard.press("w")  # the dialog is in front
+    assert visit.view() == whole
+    page.click("#close-keys")
+    page.wait_for_selector("#keys:not([open])", state="attached")
+    page.click("#show-keys")
+    page.wait_for_selector("#keys[open]")
+    assert page.locator("#keys kbd").count() >= 10
+    visit.close()
+
+
+def test_an_event_is_fitted_and_marked_by_key(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    visit = Visit(browser, demo[1])
+    page = visit.page
+    page.locator(".chip").first.click()
+    near = visit.view()
+    page.keyboard.press("0")
+    whole = visit.view()
+    page.keyboard.press("f")
+    assert visit.view() == near != whole
+    page.keyboard.press("m")
+    marks = "() => document.getElementById('timeline-canvas').dataset.marks"
+    page.wait_for_function(f"({marks})() === '1'")
+    page.keyboard.press("m")
+    page.wait_for_function(f"({marks})() === '0'")
+    visit.close()
+
+
+def test_the_figures_of_a_range_follow_the_view(
+    browser: Any, demo: tuple[ttap.Diagnosis, Path]
+) -> None:
+    visit = Visit(browser, demo[1])
+    page = visit.page
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    box = page.locator("#timeline-canvas").bounding_box()
+    x, y = box["x"] + 500, box["y"] + 10  # on the ruler
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 300, y, steps=4)
+    page.mouse.up()
+    page.wait_for_function(
+        "() => document.querySelector('#selection').innerText.includes('Range of')"
+    )
+    said = page.inner_text("#selection")
+    page.keyboard.press("w")
+    page.wait_for_function(
+        "said => document.querySelector('#selection').innerText !== said", arg=said
+    )
+    start, end = visit.view()
+    shown = page.inner_text("#selection .event-name").removeprefix("Range of ")
+    assert shown == format_ns(end - start).replace(" ", "\u00a0") or shown == format_ns(end - start)
+    visit.close()
+
+
 def test_hovering_an_event_names_it(browser: Any, demo: tuple[ttap.Diagnosis, Path]) -> None:
     visit = Visit(browser, demo[1])
     page = visit.page

@@ -14,6 +14,7 @@ const showRank = async (number) => {
   state.bounds = { from: 0, to: rank.length };
   state.hover = state.selected = state.focus = null;
   state.open.clear();
+  state.marks = [];
   setFocus(null);
   select(null);
   byId("timeline-note").textContent = report.ranks[number].notes.join(" ");

@@ -63,6 +63,7 @@ const showTooltip = (hit, x, y) => {
 
 const select = (hit) => {
   state.selected = hit;
+  state.range = false;
   const panel = byId("selection");
   panel.hidden = !hit;
   if (hit) fillDescription(panel, hit);
@@ -94,6 +95,7 @@ const statisticsOf = (from, to) => {
 };
 
 const showStatistics = (from, to) => {
+  state.range = true;
   const { count, busy, largest } = statisticsOf(from, to), panel = byId("selection");
   const lines = [
     ["GPU busy", `${formatTime(busy)}, ${formatPercent(busy / (to - from))}`],
@@ -103,6 +105,14 @@ const showStatistics = (from, to) => {
   state.selected = null;
   panel.hidden = false;
   fillLines(panel, { name: `Range of ${formatTime(to - from)}`, lines });
+};
+
+// The figures of a range follow the view once it rests.
+let rangeWaits = 0;
+const followView = () => {
+  if (!state.range) return;
+  clearTimeout(rangeWaits);
+  rangeWaits = setTimeout(() => { if (state.range) showStatistics(state.view.from, state.view.to); }, 120);
 };
 
 const pointers = new Map();
@@ -219,18 +229,63 @@ canvas.addEventListener("wheel", (event) => {
   zoomBy(factor, timeAt(positionOf(event).x));
 }, { passive: false });
 
-canvas.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+// Keys work wherever the last click was, but in fields that take text and where a part of the page
+// has taken the key. Keys that scroll a page or a table move the timeline only when it has the focus.
+document.addEventListener("keydown", (event) => {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || !state.rank) return;
+  const { target } = event, dialog = byId("keys");
+  if (target.closest("input, select, textarea, [contenteditable]") || dialog && dialog.open) return;
   const actions = {
-    ArrowLeft: () => panBy(-0.2), ArrowRight: () => panBy(0.2), a: () => panBy(-0.2), d: () => panBy(0.2),
-    "+": () => zoomBy(0.6), "=": () => zoomBy(0.6), w: () => zoomBy(0.6),
-    "-": () => zoomBy(1 / 0.6), s: () => zoomBy(1 / 0.6),
-    Home: showAll, 0: showAll, n: () => stepFocus(1), p: () => stepFocus(-1), Escape: clearAll,
+    a: () => panBy(-0.2), d: () => panBy(0.2), "+": () => zoomBy(0.6), "=": () => zoomBy(0.6), w: () => zoomBy(0.6),
+    "-": () => zoomBy(1 / 0.6), s: () => zoomBy(1 / 0.6), 0: showAll, f: fitSelection, m: toggleMark,
+    n: () => stepFocus(1), p: () => stepFocus(-1), Escape: clearAll,
+    "/": () => byId("search").focus(), "?": () => dialog && dialog.showModal(),
   };
-  const action = actions[event.key];
+  const scrolling = { ArrowLeft: () => panBy(-0.2), ArrowRight: () => panBy(0.2), Home: showAll };
+  const free = target === canvas || target === document.body && event.key !== "Home";
+  const action = actions[event.key] || free && scrolling[event.key];
   if (!action) return;
   event.preventDefault();
   action();
 });
 
 const clearAll = () => { setFocus(null); select(null); showTooltip(null); };
+
+// The event that is selected, else the range, else the current place: as times, null for none.
+const chosenSpan = () => {
+  const { selected, range, focus } = state;
+  if (selected) {
+    const from = selected.lane.start[selected.i];
+    return { from, to: from + selected.lane.dur[selected.i] };
+  }
+  return range ? { ...state.view } : focus && focus.places[focus.index];
+};
+const fitSelection = () => {
+  const span = chosenSpan();
+  if (span) zoomTo(span.from, span.to);
+};
+const toggleMark = () => {
+  const span = chosenSpan();
+  if (!span) return;
+  const same = (mark) => mark.from === span.from && mark.to === span.to;
+  state.marks = state.marks.some(same) ? state.marks.filter((mark) => !same(mark)) : [...state.marks, span];
+  requestDraw();
+};
+
+// Marks stay until they are taken away, in each view: edges, and the time between them on the ruler.
+const drawMarks = () => {
+  for (const { from, to } of state.marks) {
+    const left = clamp(xOf(from), state.gutter, state.width), right = clamp(xOf(to), state.gutter, state.width);
+    if (right <= state.gutter || left >= state.width) continue;
+    ink.fillStyle = palette.focus;
+    ink.fillRect(left, 0, Math.max(1, right - left), 3);
+    for (const [x, at] of [[left, from], [right, to]]) {
+      if (Math.abs(xOf(at) - x) < 1) ink.fillRect(Math.round(x), 0, 1, state.height);
+    }
+    const label = formatTime(to - from);
+    if (right - left > widthOf(label) + 8) {
+      ink.fillStyle = palette.ink;
+      ink.fillText(label, left + 4, RULER - 8);
+    }
+  }
+};

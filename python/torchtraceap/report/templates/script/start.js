@@ -22,6 +22,8 @@ const wire = () => {
   onClick("focus-previous", () => stepFocus(-1));
   onClick("focus-next", () => stepFocus(1));
   onClick("focus-clear", clearAll);
+  onClick("show-keys", () => byId("keys").showModal());
+  onClick("close-keys", () => byId("keys").close());
   for (const node of document.querySelectorAll("[data-markdown]")) {
     node.addEventListener("click", () => copyText(node, asMarkdown(report.findings[Number(node.dataset.markdown)])));
   }

@@ -15,7 +15,7 @@ const ink = canvas.getContext("2d");
 const state = {
   rank: null, origin: 0, view: { from: 0, to: 1 }, bounds: { from: 0, to: 1 },
   width: 0, height: 0, gutter: 0, placed: [], unfolded: false, open: new Set(),
-  hover: null, selected: null, focus: null, target: null, animation: 0,
+  hover: null, selected: null, range: false, marks: [], focus: null, target: null, animation: 0,
 };
 
 const spanOf = (view) => view.to - view.from;
@@ -138,15 +138,18 @@ const draw = () => {
   drawLaunchLink();
   drawOutline(state.selected, 2);
   drawOutline(state.hover, 1);
+  drawMarks();
   drawSweep();
   drawGutter();
   drawOverview();
   canvas.dataset.viewFrom = String(Math.round(state.view.from - state.origin));
   canvas.dataset.viewTo = String(Math.round(state.view.to - state.origin));
+  canvas.dataset.marks = String(state.marks.length);
   byId("view-range").textContent =
     `${formatPlace(state.view.from)} to ${formatPlace(state.view.to)}` +
     ` · ${formatTime(spanOf(state.view))} shown`;
   noteView();
+  followView();
 };
 // A time on the page's clock with as many digits as tell the ends of the view apart.
 const formatPlace = (time) => tickLabel(Math.round(time - state.origin), spanOf(state.view) / 1000);
