@@ -64,6 +64,9 @@ MOST_ITERATION_ERROR = 0.05
 MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE, MOST_HELD_OUT_BASELINE = 0.10, 3.0, 2.0
 """Share, times the noise of the steps, times what their mean is off: where half of the steps are
 beyond all three, the other steps' costs don't explain a step."""
+MOST_BASELINES = 3.0
+"""Times what the mean of the other steps is off, from `MOST_HELD_OUT_ERROR` on: beyond it no noise
+of the steps excuses a replay."""
 MOST_WAITING = 0.5
 """Share of a step of one rank of many that follows the time of its collectives."""
 _SCALE = 0.05
@@ -375,13 +378,16 @@ def _doubt(run: SimulatedRun, trust: Trust, measured: float) -> str:
         )
     held = trust.held_out
     if held is not None:
+        off = (
+            "replayed with what the other steps cost, half of the steps are "
+            f"{format_share(held.median_error)} off and more, "
+        )
         by_chance = max(MOST_HELD_OUT_ERROR, MOST_HELD_OUT_NOISE * held.noise)
         if held.median_error > max(by_chance, MOST_HELD_OUT_BASELINE * held.baseline_error):
-            return (
-                "replayed with what the other steps cost, half of the steps are "
-                f"{format_share(held.median_error)} off and more, far beyond what they vary "
-                f"({format_share(held.noise)})"
-            )
+            return f"{off}far beyond what they vary ({format_share(held.noise)})"
+        if held.median_error > max(MOST_HELD_OUT_ERROR, MOST_BASELINES * held.baseline_error):
+            mean = format_share(held.baseline_error)
+            return f"{off}more than {MOST_BASELINES:g} times what their mean is off ({mean})"
     alone, waiting = absent_ranks(run), trust.sensitivity.collective_share
     if alone is not None and waiting > MOST_WAITING:
         return (

@@ -13,12 +13,13 @@ from rank_samples import Job, describe
 
 import torchtraceap as ttap
 from torchtraceap.core.codes import EventKind
+from torchtraceap.core.results import HeldOut
 from torchtraceap.errors import OptionError
 from torchtraceap.simulation.edits.base import Change, EditedGraph, make_edit
 from torchtraceap.simulation.edits.view import views
 from torchtraceap.simulation.run import SimulatedRun
 from torchtraceap.simulation.simulate import EditOutcome, Simulation, simulate
-from torchtraceap.simulation.trust import _doubt, noise_of
+from torchtraceap.simulation.trust import _doubt, noise_of, trust_of
 
 WriteTrace = Callable[..., Path]
 Program = Callable[[FlawedProgram], None]
@@ -43,6 +44,27 @@ def simulated(write_trace: WriteTrace, body: Program, *edits: str) -> Simulation
         with program.step(number + 5):
             body(program)
     return simulate(ttap.load(write_trace(program.document())), edits)
+
+
+# ------------------------------------------------------------------------------ trust
+
+
+@pytest.mark.parametrize(
+    ("off", "baseline", "noise", "reason"),
+    [
+        (0.29, 0.10, 1.0, ""),
+        (0.31, 0.10, 1.0, "more than 3 times what their mean is off (10"),
+        (0.09, 0.01, 1.0, ""),  # too little to matter
+        (0.11, 0.02, 0.01, "far beyond what they vary"),
+    ],
+)
+def test_no_noise_excuses_what_is_far_off(
+    write_trace: WriteTrace, off: float, baseline: float, noise: float, reason: str
+) -> None:
+    run = simulated(write_trace, lambda p: p.launch("gemm", 200)).run
+    held = HeldOut(error=off, median_error=off, baseline_error=baseline, noise=noise, steps=5)
+    found = _doubt(run, replace(trust_of(run), held_out=held), 1e6)
+    assert reason in found and bool(reason) == bool(found)
 
 
 # ------------------------------------------------------------------------------ collectives
