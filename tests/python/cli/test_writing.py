@@ -79,6 +79,7 @@ MODULES = {
 IN_PARTS = {
     "mcp --root",
     "report --tracelens-inference",
+    "ci --out",
     "collect OUT",
     "dataset OUT",
     "evaluate --report",
