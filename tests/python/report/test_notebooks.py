@@ -53,7 +53,7 @@ SAYS = {
         "holds: False",
         "verdict: ",
     ),
-    "explanations": ("finding.cost", "holds", "num_workers=4", "No language model", "nothing sent"),
+    "explanations": ("finding.cost", "holds", "num_workers=4", "no language model", "nothing sent"),
     "dataset_curation": (
         "planted: allocator_thrash",
         "53) features",
