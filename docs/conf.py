@@ -1,4 +1,4 @@
-"""What Sphinx is told of the site; `tools/build_docs.py` lays out the pages and calls it."""
+"""Configuration of the site for Sphinx, which `tools/build_docs.py` calls."""
 
 from __future__ import annotations
 

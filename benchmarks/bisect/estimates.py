@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much a culprit changes, on drawn histories: how often the interval holds the truth.
+"""Measure on drawn histories how often the interval of a culprit's change holds the truth.
 
 Times are drawn: noise from run to run, drift (autoregressive, 0.9), one run in twenty slow by 5 %
 on average, each commit 0.1 % off its neighbors. For comparison the estimate at the look at which

@@ -41,7 +41,7 @@ _CALLS = ("cuda_runtime", "cuda_driver", "runtime")
 _LEAST_LOST = 20
 """Fewer lost launches need no note."""
 _MOST_GROWTH = 0.02
-"""Of the profiled time, by which a cost may grow."""
+"""The share of the profiled time by which a cost may grow."""
 
 
 def complete(document: Json) -> list[Json]:
@@ -210,7 +210,7 @@ KINDS: dict[str, Damage] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What was said of one damaged trace."""
+    """The verdict on one damaged trace."""
 
     trace: str
     kind: str

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `torchtraceap ci` says of time: false alarms and power, drawn and by replay of kept runs.
+"""Measure false alarms and power of `torchtraceap ci` on drawn times and on kept runs.
 
 Drawn are the machines of `machines.py` and a loud one, whose pairs run one side after the other;
 the clock alone, and with retired instructions whose runs differ by 0.2 %, as where they are

@@ -135,7 +135,7 @@ def _entries() -> tuple[list[str], Bm25]:
 
 @dataclass(frozen=True, slots=True)
 class OfflineAnswer(Result):
-    """What tables, findings and the knowledge base say to a question."""
+    """The answer to a question from tables, findings and the knowledge base."""
 
     text: str
     """Plain text of at most `MOST_ANSWER` characters."""

@@ -58,7 +58,7 @@ class Measure:
 
     column: str
     most: str
-    """What the first row has, such as "the most time in total"."""
+    """The merit of the first row, such as "the most time in total"."""
     least: str = ""
     words: str = ""
     """Pattern of words that ask for it; the first measure needs none."""
@@ -83,7 +83,7 @@ class Ranking:
     table: str
     """The name of its command."""
     rows: str
-    """What the rows are, in the plural."""
+    """The name of the rows, in the plural."""
     name: str
     """The column that names a row."""
     measures: Sequence[Measure]
@@ -95,7 +95,7 @@ class Ranking:
     """The column that counts the events of a row, and what they are."""
     only: Filter | None = None
     without: str = ""
-    """What is said where no row is left; the notes of the table follow."""
+    """The answer where no row is left; the notes of the table follow."""
 
 
 class Asked:

@@ -1,4 +1,4 @@
-"""What a question can be about: words that lead to a topic, and the tables that answer it.
+"""The topics of questions: words that lead to a topic, and the tables that answer it.
 
 Note [Choice]: each word of a topic that a question holds adds its weight, in any form and once.
 The topic with the most has the question, of equals the first; it needs `LEAST` or more, which one

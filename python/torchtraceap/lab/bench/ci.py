@@ -80,7 +80,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is compared, and what would be too much."""
+    """The commits to compare, how to run them, and what fails."""
 
     base: Revision
     head: Revision
@@ -152,10 +152,16 @@ class ChangeVerdict(Result):
         """What time and work say together; None if they were not measured."""
         return self.comparison.verdict if self.comparison is not None else None
 
+    @property
+    def last_looks(self) -> dict[str, Look]:
+        """The last look at each measure, the clock ("time") first; empty if none was taken."""
+        if self.comparison is None:
+            return {}
+        return {"time": self.comparison.looks[-1], **(self.work or {})}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document `torchtraceap.ci/1`."""
         asked, found = self.question, self.comparison
-        looks = {} if found is None else {"time": found.looks[-1], **(self.work or {})}
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -180,7 +186,7 @@ class ChangeVerdict(Result):
                     "high": fraction_from_log(look.high),
                     "p": look.p,
                 }
-                for name, look in looks.items()
+                for name, look in self.last_looks.items()
             },
             "no_instructions": self.no_instructions or None,
             "comparison": None if found is None else found.to_dict(),

@@ -107,10 +107,7 @@ def ci_markdown(found: ChangeVerdict) -> str:
 
 def _measures(found: ChangeVerdict) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield name, change with its ends, and verdict of each measure."""
-    if found.comparison is None:
-        return
-    looks = {"time": found.comparison.looks[-1], **(found.work or {})}
-    for name, look in looks.items():
+    for name, look in found.last_looks.items():
         ends = (percent(fraction_from_log(value)) for value in (look.best, look.low, look.high))
         best, low, high = ends
         yield name, best, low, high, look.verdict

@@ -21,7 +21,12 @@ from torchtraceap.cli import (
     print_text,
 )
 from torchtraceap.lab.cli import ENTRIES
-from torchtraceap.lab.cli.bench.run import add_effect, add_run_timeout, duration
+from torchtraceap.lab.cli.bench.run import (
+    add_checkout_options,
+    add_effect,
+    add_run_timeout,
+    duration,
+)
 
 if TYPE_CHECKING:
     from torchtraceap.lab.bench.ci import ChangeVerdict
@@ -44,14 +49,7 @@ def _describe(parser: Parser) -> None:
         "--repo", default=".", metavar="FOLDER",
         help="in the repository; the program runs there [.]",
     )  # fmt: skip
-    parser.add_argument(
-        "--setup", metavar="COMMAND",
-        help="run once in each checkout before the program, such as a build; without a shell",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pythonpath", action="append", default=[], metavar="FOLDER",
-        help="of each checkout, put first in PYTHONPATH; several times",
-    )  # fmt: skip
+    add_checkout_options(parser)
     parser.add_argument(
         "--contract", metavar="YAML", help="limits that a recording of the head has to hold"
     )

@@ -28,6 +28,7 @@ from torchtraceap.lab.cli import print_document
 from torchtraceap.lab.cli.bench.run import (
     SCHEMA,
     add_alpha,
+    add_checkout_options,
     add_effect,
     add_run_timeout,
     add_store,
@@ -233,14 +234,7 @@ def _describe_bisect(parser: Parser) -> None:
         "--with-dependencies", action="store_true",
         help="install what each version needs too [what is installed here serves all]",
     )  # fmt: skip
-    parser.add_argument(
-        "--setup", metavar="COMMAND", help="run once in each revision before the program, such as "
-        "a build; without a shell",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pythonpath", action="append", default=[], metavar="FOLDER",
-        help="of each commit, put first in PYTHONPATH; several times",
-    )  # fmt: skip
+    add_checkout_options(parser)
     parser.add_argument(
         "--improvement", action="store_true", help="look for what made it faster, or smaller"
     )

@@ -80,6 +80,18 @@ def add_run_timeout(parser: Parser) -> None:
     )
 
 
+def add_checkout_options(parser: Parser) -> None:
+    """Add the options for what a checkout of each commit needs before the program runs."""
+    parser.add_argument(
+        "--setup", metavar="COMMAND",
+        help="run once in each checkout before the program, such as a build; without a shell",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pythonpath", action="append", default=[], metavar="FOLDER",
+        help="of each checkout, put first in PYTHONPATH; several times",
+    )  # fmt: skip
+
+
 def duration(text: str) -> float:
     """Parse a time above 0, such as 90s, 10m or 1h, as seconds."""
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz")
